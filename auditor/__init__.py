@@ -12,7 +12,7 @@ _API = {
     "Audit": "records",
     "apply": "document.live",
     "imitated": "capture.imitation",
-    "load": "document.again",
+    "load": "document.read",
     "load_plan": "document.read",
     "snippet": "snippets",
 }

@@ -14,11 +14,11 @@ from .criteria.criterion import FLOOR
 from .criteria.defaults import by_itself, held_by_default, proposed
 from .criteria.measure import Criteria
 from .devices import libraries, name_of
-from .document.contents import shared_modules, tied_parameters
+from .document.codec import under_several_names
 from .document.places import portable
 from .execution.depth import UnderPlan
 from .graphs import Planned
-from .isolation.members import named_modules, size_of, structure_of
+from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.outputs import NamedTensors
 from .isolation.process import Flags
 from .measure.calibrate import Calibration, larger_effect, worse
@@ -30,6 +30,7 @@ from .paths import enclosing
 from .plan.verified import fresh_told
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Environment, Evaluation, Finding, NodeReport, Plan, Proposal, Subject, Weight
+from .records.audit import Provenance
 from .records.training import Training
 from .report.words import op, plan_title, scope
 from .rulebook.values import written
@@ -60,15 +61,16 @@ def assembled(
     plans, twins = planned.plans, captured.twins
     found["findings"] = tuple(replace(f, node=twins.get(f.node, f.node)) for f in found["findings"])
     return Audit(
-        subject=subject.given or subject,  # no copy on a GPU lives on in it
+        subject=Provenance.of(subject),
+        live=subject.given or subject,  # no copy on a GPU lives on in it
         parameters=size_of(subject.model),
         structure=structure_of(subject.model),
         inputs=_inputs(subject),
         graph_inputs=tuple(p.name for p in captured.placeholders if p.kind == "input" and p.name not in twins),
         graph_outputs=captured.first.outputs,
         classes=_classes(bench),
-        tied_parameters=tied_parameters(subject.model),
-        shared_modules=shared_modules(subject.model),
+        tied_parameters=under_several_names(named_parameters(subject.model)),
+        shared_modules=under_several_names(named_modules(subject.model)),
         environment=_environment(options, bench.flags, seconds),
         formats=options.formats,
         max_error=bench.budget,
@@ -80,6 +82,7 @@ def assembled(
         nodes=_reports(bench, measured, judged, followed),
         plan_errors={name: error for name, error in followed.errors.items() if name not in twins},
         warnings=(
+            *subject.warnings,
             *captured.warnings,
             *planned.said,
             *storing(subject, captured, measured.ranges, options.formats),

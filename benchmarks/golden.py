@@ -13,12 +13,13 @@ import argparse
 import contextlib
 import gzip
 import json
+import math
 import multiprocessing
 import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def audited(name: str) -> Row:
         "peak": peak / 1024,
         "recommended": audit.recommended,
         "plans": {plan.name: _plan(plan) for plan in audit.plans.values()},
-        "operations": _operations(json.loads(json.dumps(audit.to_measurements()))),
+        "operations": _operations(audit),
         "findings": sorted({finding.rule for finding in audit.findings}),
     }
 
@@ -155,15 +156,19 @@ def _plan(plan: Any) -> Row:
     }
 
 
-def _operations(measured: Mapping[str, Any]) -> list[list[Any]]:
+def _operations(audit: Any) -> list[list[Any]]:
     """[owner, kind, how many before it are like it, {format: [verdict, contribution]}] of every operation."""
     seen: dict[tuple[str, str], int] = {}
     found = []
-    for node in measured["nodes"]:
-        kind = node["op"].split(".")[1] if "." in node["op"] else node["op"]
-        key = (node["owner"], "batch_norm" if "batch_norm" in kind else kind)
-        by_format = {fmt: node[fmt] for fmt in ("fp16", "bf16") if node.get(fmt)}
-        judged = {fmt: [one["verdict"], one["contribution"]] for fmt, one in by_format.items()}
+    for report in audit.nodes:
+        node = report.node
+        kind = node.op.split(".")[1] if "." in node.op else node.op
+        key = (node.owner, "batch_norm" if "batch_norm" in kind else kind)
+        effects = {fmt: moved.isolated for fmt, moved in report.contributions.items()}
+        judged = {
+            fmt: [one.verdict, effects[fmt] if math.isfinite(effects.get(fmt, math.inf)) else None]
+            for fmt, one in report.verdicts.items()
+        }
         found.append([*key, seen.setdefault(key, 0), judged])
         seen[key] += 1
     return found

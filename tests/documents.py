@@ -1,91 +1,81 @@
-"""Random records of everything that plan.json holds, and documents with one thing changed."""
+"""Plans as whole plan.json documents, random records of everything that the files hold, and documents with one thing changed."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from auditor.document.parts import inner, nullable
-from auditor.records import Magnitudes
-from auditor.records.written import ByFormat, Written
+from auditor.document.codec import to_plan
+from auditor.records.written import Written
+from tests.unit.report.factory import make_audit
 
 Place = tuple[str | int, ...]
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
-FORMATS = ("fp16", "bf16", "e6m9")
 UNBOUNDED = Written("")
 
 
-MAGNITUDES = st.builds(
-    Magnitudes,
-    max_abs=st.floats(0, 1e38),
-    min_abs=st.floats(0, 1e38),
-    zeros=st.integers(0, 99),
-    exponents=st.dictionaries(st.integers(-127, 127), st.integers(1, 99), max_size=2),
-    nonfinite=st.integers(0, 99),
-    norm=st.floats(0, 1e38),
-    rounding=st.dictionaries(st.sampled_from(FORMATS), st.floats(0, 1), max_size=2),
-)
+def document(plans: Mapping[str, Mapping[str, Any]], recommended: str | None = None, **changes: Any) -> dict[str, Any]:
+    """A whole plan.json with these plans, of which strategy, format and scopes are enough; changes: of other keys."""
+    found: dict[str, Any] = json.loads(json.dumps(to_plan(make_audit(4))))
+    named = {name: {"name": name, **plan} for name, plan in plans.items()}
+    return {**found, "structure": "", "plans": named, "recommended": recommended, **changes}
 
 
 @functools.cache
 def records(record: type) -> st.SearchStrategy[Any]:
     """Records of this type, drawn within the bounds that the fields state; what the file does not hold has its default."""
-    if record is Magnitudes:
-        return MAGNITUDES
     hints = get_type_hints(record, include_extras=True)
-    needed = [field for field in fields(record) if get_origin(hints[field.name]) is Annotated or _required(field)]
-    return st.builds(record, **{field.name: _drawn(hints[field.name]) for field in needed})
+    needed = [field for field in fields(record) if written(hints[field.name]) is not None or _required(field)]
+    return st.builds(record, **{field.name: _of(hints[field.name], UNBOUNDED) for field in needed})
+
+
+def written(hint: Any) -> Written | None:
+    """What a field says of itself."""
+    marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    return next((mark for mark in marks if isinstance(mark, Written)), None)
 
 
 def _required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _drawn(hint: Any) -> st.SearchStrategy[Any]:
-    if get_origin(hint) is Annotated:
-        marks = {type(mark): mark for mark in hint.__metadata__}
-        if ByFormat in marks:
-            value = get_args(get_args(hint)[0])[1]
-            return st.fixed_dictionaries({name: _of(value, marks.get(Written, UNBOUNDED)) for name in FORMATS[:2]})
-        return _of(get_args(hint)[0], marks.get(Written, UNBOUNDED))
-    return _of(hint, UNBOUNDED)
+def _of(type_: Any, mark: Written) -> st.SearchStrategy[Any]:
+    if get_origin(type_) is Annotated:
+        return _of(get_args(type_)[0], written(type_) or mark)
+    if get_origin(type_) in (Union, UnionType):
+        return st.one_of([_of(option, mark) for option in get_args(type_)])
+    return _bare(type_, mark)
 
 
-def _of(type_: Any, written: Written) -> st.SearchStrategy[Any]:
-    bare = inner(type_)
-    drawn = _bare(bare, written)
-    return st.none() | drawn if nullable(type_) else drawn
-
-
-def _bare(type_: Any, written: Written) -> st.SearchStrategy[Any]:
+def _bare(type_: Any, mark: Written) -> st.SearchStrategy[Any]:
     origin, arguments = get_origin(type_), get_args(type_)
     if is_dataclass(type_):
         return records(type_)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return st.tuples(*(_of(argument, written) for argument in arguments))
+        return st.tuples(*(_of(argument, mark) for argument in arguments))
     if origin is tuple:
-        least_many = written.schema.get("minItems", 0)
-        return st.lists(_of(arguments[0], written), min_size=least_many, max_size=least_many + 2).map(tuple)
+        return st.lists(_of(arguments[0], mark), max_size=2).map(tuple)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        value = _of(arguments[1], written)
-        always = st.fixed_dictionaries(dict.fromkeys(written.schema.get("required", ()), value))
-        more = st.dictionaries(_of(arguments[0], UNBOUNDED), value, max_size=2)
-        return st.builds(lambda first, second: {**first, **second}, always, more)
-    least, most = written.least, written.most
+        keys = {int: st.integers(-150, 150), float: st.floats(1e-6, 1e6).map(lambda x: float(f"{x:.7g}")), str: TEXT}
+        return st.dictionaries(keys[arguments[0]], _of(arguments[1], mark), max_size=2)
+    least, most = mark.least, mark.most
     if type_ is float:
-        limits = {"min_value": least, "max_value": most}
-        return st.floats(**limits, allow_nan=False, allow_infinity=not written.finite and None in (least, most))
+        return st.floats(least, most, allow_nan=False, allow_infinity=None in (least, most))
     if type_ is int:
         return st.integers(-(2**40) if least is None else int(least), 2**40)
     if type_ is str:
-        return st.sampled_from(written.choices) if written.choices else TEXT
+        return st.sampled_from(mark.choices) if mark.choices else TEXT
     if type_ is bool:
         return st.booleans()
+    if type_ is NoneType:
+        return st.none()
     assert type_ is Any, f"nothing is drawn for {type_}"
     return st.none() | st.integers() | TEXT
 
@@ -101,14 +91,14 @@ def places(value: Any, at: Place = ()) -> Iterator[Place]:
 def without(document: Any, place: Place) -> Any:
     """A copy that lacks one place."""
     changed = copy.deepcopy(document)
-    del _holder(changed, place)[place[-1]]
+    del at(changed, place[:-1])[place[-1]]
     return changed
 
 
 def replaced(document: Any, place: Place, value: Any) -> Any:
     """A copy with another value in one place."""
     changed = copy.deepcopy(document)
-    _holder(changed, place)[place[-1]] = value
+    at(changed, place[:-1])[place[-1]] = value
     return changed
 
 
@@ -117,7 +107,3 @@ def at(document: Any, place: Place) -> Any:
     for key in place:
         document = document[key]
     return document
-
-
-def _holder(document: Any, place: Place) -> Any:
-    return at(document, place[:-1])

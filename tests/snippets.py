@@ -11,32 +11,24 @@ import pytest
 from torch import nn
 
 from auditor.artefact.emit import emit
-from auditor.document.contents import shared_modules, tied_parameters
+from auditor.document.codec import under_several_names
+from auditor.isolation.members import named_modules, named_parameters
 from auditor.records import Plan, ScopeChoice
+from tests import documents
 
 Scopes = dict[str, dict[str, str]]
 
 
 def document(plans: dict[str, Scopes], recommended: str | None, model: nn.Module | None = None) -> dict[str, Any]:
     """What plan.json holds, as far as a snippet reads it; all plans verified. Names are `strategy_format`."""
-    groups = {"tied_parameters": tied_parameters, "shared_modules": shared_modules} if model is not None else {}
-    found = {key: [list(names) for names in of(model)] for key, of in groups.items()}
-    return {
-        "format_version": 1,
-        "subject": {"name": "toy", "parameters": 1, **found},
-        "budget": {"max_error": 0.01},
-        "recommended": recommended,
-        "plans": {
-            name: {
-                "strategy": name.partition("_")[0],
-                "format": name.partition("_")[2],
-                "scopes": scopes,
-                "measured_error": 0.004,
-                "verified": True,
-            }
-            for name, scopes in plans.items()
-        },
+    named = {"tied_parameters": named_parameters, "shared_modules": named_modules} if model is not None else {}
+    groups = {key: list(map(list, under_several_names(of(model)))) for key, of in named.items()}
+    of = {"measured_error": 0.004, "verified": True}
+    made = {
+        name: {"strategy": name.partition("_")[0], "format": name.partition("_")[2], "scopes": scopes, **of}
+        for name, scopes in plans.items()
     }
+    return documents.document(made, recommended, **groups)
 
 
 def pasted(

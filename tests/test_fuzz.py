@@ -56,7 +56,7 @@ def fuzzed(examples: int) -> settings:
 def document() -> dict:
     """A plan that fits the model above."""
     plan = json.loads(json.dumps(make_audit(30).to_json()))
-    plan["subject"]["parameters"] = 26
+    plan["parameters"] = 26
     for item in plan["plans"].values():
         item["scopes"] = {"": {"precision": item["format"]}, "0": {"precision": "fp32", "because": ["NRM001"]}}
     return plan

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 import auditor
 from auditor.artefact.strategies import strategy_of
 from auditor.cli.program import main
+from auditor.document.codec import to_plan
 from auditor.document.compare import fresh
-from auditor.document.compared import record
-from auditor.document.steady import watched
-from auditor.document.write import to_plan
+from auditor.document.read import audit_of
 from auditor.records import Audit, Finding, NodeReport
 from auditor.records.measure import MEASURED
 from auditor.report.findings import Cause, causes
@@ -158,10 +157,10 @@ def test_repairs_elsewhere_bring_no_new_finding_of_the_measurement(bad: Audit) -
     mended = {"eps": REPAIRED["eps"], "masked": REPAIRED["masked"]}
     crossing = _between(_moved(bad), _moved(in_bf16(0.01, **mended)))
     before, after = in_bf16(crossing), in_bf16(crossing, **mended)
-    known = record(to_plan(before), "before")
+    known = audit_of(to_plan(before), "before")
     crossed = {_identity(f) for f in after.findings} - {_identity(f) for f in before.findings}
     assert {rule for rule, _, _ in crossed} & MEASURED  # at this budget the repair takes some operation over it
-    assert fresh(known, after.findings, watched(after), known.settings["budget"]) == ()
+    assert fresh(known, after) == ()
 
 
 def _moved(audit: Audit) -> dict[tuple[str, str], float]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor import Audit
-from auditor.document.write import texts
+from auditor.document.codec import texts
 from auditor.report.findings import causes
 
 BLOCKS = 31

@@ -23,7 +23,6 @@ from . import publish, streams
 from .endings import watched
 
 if TYPE_CHECKING:
-    from ..document.compared import Record
     from ..processes import Listener
     from ..records import Finding, Subject
     from ..records.audit import Audit
@@ -53,14 +52,14 @@ def _audited(asked: Command, target: str, progress: Listener) -> int:
         return _ran(settings.having(listener=progress), target, progress, known, began, held)
 
 
-def _begun(asked: Command, target: str, held: ExitStack) -> tuple[Command, Record | None]:
+def _begun(asked: Command, target: str, held: ExitStack) -> tuple[Command, Audit | None]:
     """Read what was asked for, import what it takes, and start the process that verifies, which imports that too while the
     user's code is loaded. From here on this process holds what it may."""
-    from ..document.compared import read
+    from ..document.read import load
     from ..offload import limited
     from ..verify.lifetime import standby
 
-    known = read(asked.baseline) if asked.baseline else None  # before anything that takes its time
+    known = load(asked.baseline) if asked.baseline else None  # before anything that takes its time
     if asked.out:
         publish.check(asked.out, asked.model_explorer)
     settings = resolved(asked)
@@ -87,9 +86,7 @@ def _automatic(settings: Command, target: str) -> int | None:
     return None
 
 
-def _ran(
-    settings: Command, target: str, progress: Listener, known: Record | None, began: float, held: ExitStack
-) -> int:
+def _ran(settings: Command, target: str, progress: Listener, known: Audit | None, began: float, held: ExitStack) -> int:
     """Load the model, audit it, write the files, and once nothing else is held say what was asked for."""
     from ..flow import run
     from ..loading import cautions
@@ -135,7 +132,7 @@ def _subject(settings: Command, target: str) -> Subject:
     return loaded(target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
 
 
-def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path], known: Record | None) -> int:
+def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
     """Say what was asked for; the exit code: 1 for findings at or above the level, and where the user's own score leaves
     no plan to recommend."""
     from ..plan.recommend import outcome
@@ -165,14 +162,13 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
     return int(any(LEVELS.index(finding.severity) <= LEVELS.index(settings.fail_on) for finding in fresh))
 
 
-def _fresh(audit: Audit, known: Record | None) -> tuple[Finding, ...]:
+def _fresh(audit: Audit, known: Audit | None) -> tuple[Finding, ...]:
     """The findings that the baseline does not hold; all of them where there is none."""
     if known is None:
         return audit.findings
     from ..document.compare import fresh
-    from ..document.steady import watched
 
-    return fresh(known, audit.findings, watched(audit), f"{audit.max_error} {audit.metric}")
+    return fresh(known, audit)
 
 
 def _append_summary(text: str) -> None:

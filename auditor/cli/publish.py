@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .. import folder
 from ..document.places import shown
-from ..document.replaced import programs_in
+from ..document.read import programs_in
 from ..records.audit import FILES
 
 if TYPE_CHECKING:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import difflib
 import json
 import sys
 import warnings
-from collections.abc import Mapping
 from contextlib import redirect_stdout
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import folder
 from ..asked import LEVELS, Command, on_the_line, rules_of
@@ -21,6 +18,7 @@ from . import publish, streams
 from .endings import PROGRAM, watched
 
 if TYPE_CHECKING:
+    from ..document.compare import Comparison
     from ..processes import Listener
 
 PATCHED = "patched_model.py"
@@ -68,12 +66,12 @@ def apply(args: argparse.Namespace) -> int:
 
 
 def _applied(args: argparse.Namespace, settings: Command, progress: Listener) -> int:
-    from ..document.stored import check_artefact, patched_source, read_plans
+    from ..document.live import check_artefact, patched_source, read_plans
     from ..loading import load
     from ..report.words import count
 
     progress("apply", args.target, 0, 0)
-    document, plans, chosen = read_plans(args.plan_file, args.plan)
+    audit, plans, chosen = read_plans(args.plan_file, args.plan)
     if settings.out:
         folder.check_directory(settings.out, (PATCHED,))
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
@@ -84,7 +82,7 @@ def _applied(args: argparse.Namespace, settings: Command, progress: Listener) ->
         directory = settings.out or publish.default_directory(subject.name, origin)
         folder.check_directory(directory, (PATCHED,))
         progress.writes_into(directory)
-        text = patched_source(subject, document, plans, chosen, directory)
+        text = patched_source(subject, audit, plans, chosen, directory)
         check_artefact(subject, plans, chosen, settings.seed)
     (file,) = folder.write(directory, {PATCHED: text})
     islands = sum(choice.precision == "fp32" for choice in plans[chosen].scopes.values())
@@ -112,44 +110,48 @@ def snippet(args: argparse.Namespace) -> int:
 
 def explain_layer(args: argparse.Namespace) -> int:
     """Print why a module or operation does not run low. Raises: PlanError; AuditorError(slug="no-such-layer")."""
-    from ..document.read import loaded, read_document
+    from ..document.read import load
     from ..report.layer import explain_layer as in_words
 
-    document = read_document(loaded(args.plan_file), str(args.plan_file))
-    streams.say(in_words(document.plans, document.recommended, _owners(args.plan_file, document), args.name))
+    audit = load(args.plan_file)
+    owners = {report.node.name: report.node.owner for report in audit.nodes}
+    streams.say(in_words(audit.plans, audit.recommended, owners, args.name))
     return 0
-
-
-def _owners(given: Path, document: object) -> Mapping[str, str]:
-    """{operation: its module}, from measurements.json where that lies beside the plan."""
-    from ..document.parts import MEASUREMENTS
-    from ..document.read import loaded, read_measurements
-
-    beside = (given if given.is_dir() else given.parent) / MEASUREMENTS
-    if not beside.is_file():
-        return {}
-    return {node.name: node.owner for node in read_measurements(loaded(beside), str(beside), document).nodes}
 
 
 def diff(args: argparse.Namespace) -> int:
     """Print what changed. Raises: PlanError where either file cannot be read, AuditorError(slug="bad-output")."""
     from ..document.compare import compare
-    from ..document.compared import read
+    from ..document.read import load
 
-    found = compare(read(args.before), read(args.after))
+    found = compare(load(args.before), load(args.after))
+    files = str(args.before), str(args.after)
     if args.html:
         from ..report.diff import render
 
         folder.check_file(args.html)
-        folder.write(args.html.parent, {args.html.name: render(found)})
+        folder.write(args.html.parent, {args.html.name: render(found, files)})
     if args.format == "json":
-        streams.say(json.dumps({**dataclasses.asdict(found), "kept": found.kept}, indent=1) + "\n")
+        streams.say(json.dumps(_as_data(found, files), indent=1) + "\n")
     else:
         from ..report.blocks import looks, to_terminal
         from ..report.diff import overview
 
-        streams.say(to_terminal(overview(found), looks()))
+        streams.say(to_terminal(overview(found, files), looks()))
         streams.say(f"Report   {args.html}\n" if args.html else "")
     if args.fail_on == "never":
         return 0
     return int(any(LEVELS.index(finding.severity) <= LEVELS.index(args.fail_on) for finding in found.new))
+
+
+def _as_data(found: Comparison, files: tuple[str, str]) -> dict[str, Any]:
+    from pydantic import TypeAdapter
+
+    from ..document.compare import Comparison
+
+    data = TypeAdapter(Comparison).dump_python(found, mode="json", exclude={"before", "after"})
+    before, after = (
+        {"file": file, "name": side.subject.name, "recommended": side.recommended}
+        for file, side in zip(files, (found.before, found.after), strict=True)
+    )
+    return {"before": before, "after": after, **data, "kept": found.kept}

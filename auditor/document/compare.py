@@ -1,42 +1,29 @@
-"""Two audits side by side: which findings are new, which are gone, and what became of the plans."""
+"""Two audits side by side: which findings are new, which are gone, and what became of plans and verdicts."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
+from ..records import Audit, Finding, Node, NodeReport, Plan
 from ..records.measure import MEASURED
-from .compared import LEVELS, Figures, Judged, Known, Record
-from .steady import Contributions, unmoved
 
+LEVELS = ("info", "warning", "error")
+BAND = 2.0
+"""How many times larger a contribution has to be than it was for what the measurement says of it to be new."""
 
-class Identified(Protocol):
-    """As much of a finding as tells whether it is known."""
-
-    @property
-    def rule(self) -> str: ...
-    @property
-    def owner(self) -> str: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def severity(self) -> str: ...
-    @property
-    def formats(self) -> tuple[str, ...]: ...
-    @property
-    def agrees(self) -> bool | None: ...
-
-
-F = TypeVar("F", bound=Identified)
+Contributions = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""{format: {module: {operation: the largest contribution}}}."""
 
 
 @dataclass(frozen=True)
 class VerdictChange:
     """One operation whose verdict in one format is another now; None where it was, or is, not there."""
 
-    node: Judged
+    node: Node
     format: str
     before: str | None
     after: str | None
@@ -46,11 +33,11 @@ class VerdictChange:
 class Comparison:
     """What changed from one audit to the next. caveats: settings that differ, as (what, before, after)."""
 
-    before: Record
-    after: Record
-    new: tuple[Known, ...]
-    gone: tuple[Known, ...]
-    plans: tuple[tuple[str, Figures | None, Figures | None], ...]
+    before: Audit
+    after: Audit
+    new: tuple[Finding, ...]
+    gone: tuple[Finding, ...]
+    plans: tuple[tuple[str, Plan | None, Plan | None], ...]
     verdicts: tuple[VerdictChange, ...]
     caveats: tuple[tuple[str, str, str], ...]
 
@@ -60,47 +47,103 @@ class Comparison:
         return len(self.after.findings) - len(self.new)
 
 
-def compare(before: Record, after: Record) -> Comparison:
+def compare(before: Audit, after: Audit) -> Comparison:
     """Everything that differs, in the order of the second audit, then of the first."""
+    was, now = settings(before), settings(after)
     return Comparison(
         before,
         after,
-        new=fresh(before, after.findings, after.contributions, after.settings["budget"]),
-        gone=_left_over(after.findings, before.findings, _identity),
+        new=fresh(before, after),
+        gone=_left_over(after.findings, before.findings),
         plans=tuple((n, before.plans.get(n), after.plans.get(n)) for n in {**after.plans, **before.plans}),
         verdicts=_verdict_changes(before.nodes, after.nodes),
-        caveats=tuple(
-            (what, before.settings[what], value)
-            for what, value in after.settings.items()
-            if before.settings[what] != value
-        ),
+        caveats=tuple((what, was[what], value) for what, value in now.items() if was[what] != value),
     )
 
 
-def fresh(before: Record, found: Sequence[F], contributions: Contributions, budget: str) -> tuple[F, ...]:
+def settings(audit: Audit) -> dict[str, str]:
+    """What has to be equal for numbers to be comparable."""
+    subject, environment = audit.subject, audit.environment
+    return {
+        "parameters": str(audit.parameters),
+        "inputs": ", ".join(audit.inputs),
+        "source of the inputs": subject.inputs_source,
+        "source of the weights": subject.weights_source,
+        "budget": "; ".join([f"{audit.max_error} {audit.metric}", *audit.criteria]),
+        "execution": f"{environment.device}, {environment.execution}",
+        "torch": environment.torch,
+        "auditor": environment.auditor,
+    }
+
+
+def figures(plan: Plan | None) -> tuple[Any, ...] | None:
+    """What two plans are compared by."""
+    if plan is None:
+        return None
+    errors = plan.predicted_error, plan.measured_error
+    return plan.format, *errors, plan.predicted_speedup, plan.verified, plan.islands, plan.exceptions
+
+
+def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
     """The findings of an audit that an earlier one does not hold, or holds as less severe.
 
-    One that is there for another plan's sake, or a number that is not `steady.BAND` times what it was, is not new; an
-    error is. contributions, budget: the audit's own; those of another budget are not comparable.
+    One that is there for another plan's sake, or a number that is not BAND times what it was, is not new; an error is.
+    Contributions under another budget are not comparable.
     """
-    same = before.settings["budget"] == budget
-    steady = unmoved(before.contributions, contributions) if same else _moved
-    left: dict[tuple[str, ...], list[Known]] = defaultdict(list)
+    steady = _unmoved(contributions_of(before), contributions_of(audit))
+    if settings(before)["budget"] != settings(audit)["budget"]:
+        steady = _never
+    left: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
     for old in before.findings:
         left[_identity(old)].append(old)
-    new: list[F] = []
-    for finding in sorted(found, key=lambda f: -_level(f)):
+    new = set()
+    for place, finding in sorted(enumerate(audit.findings), key=lambda pair: -_level(pair[1])):
         held = left[_identity(finding)]
         known = max((old for old in held if _covers(old, finding, steady)), key=_level, default=None)
         if known is not None:
             held.remove(known)
         elif finding.rule not in MEASURED or not steady(finding):
-            new.append(finding)
-    order = {id(item): i for i, item in enumerate(found)}
-    return tuple(sorted(new, key=lambda f: order[id(f)]))
+            new.add(place)
+    return tuple(audit.findings[place] for place in sorted(new))
 
 
-def _covers(old: Known, finding: Identified, steady: Callable[[Identified], bool]) -> bool:
+def contributions_of(audit: Audit) -> Contributions:
+    """The largest contribution of each operation of each module, to three digits, of those that are sensitive, or would be
+    if they were BAND times what they are."""
+    if audit.contributions:
+        return audit.contributions
+    from ..measure.rerun import SENSITIVE_SHARE
+
+    least = SENSITIVE_SHARE * audit.max_error / BAND
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for report in audit.nodes:
+        for fmt, moved in report.contributions.items():
+            if not moved.isolated < least:
+                of = found.setdefault(fmt, {}).setdefault(report.node.owner, {})
+                size = moved.isolated if math.isfinite(moved.isolated) else math.inf
+                of[report.node.op] = float(f"{max(size, of.get(report.node.op, 0.0)):.3g}")
+    return found
+
+
+def _unmoved(before: Contributions, after: Contributions) -> Callable[[Finding], bool]:
+    """Whether the contributions that a finding rests on are at most BAND times what they were."""
+
+    def holds(finding: Finding) -> bool:
+        pairs = [(_at(before, fmt, finding), _at(after, fmt, finding)) for fmt in finding.formats]
+        return any(now for _, now in pairs) and all(now <= BAND * was for was, now in pairs)
+
+    return holds
+
+
+def _never(finding: Finding) -> bool:
+    return False
+
+
+def _at(found: Contributions, fmt: str, finding: Finding) -> float:
+    return found.get(fmt, {}).get(finding.owner, {}).get(finding.op, 0.0)
+
+
+def _covers(old: Finding, finding: Finding, steady: Callable[[Finding], bool]) -> bool:
     """Whether a finding is the old one still: as severe at most, or more so without the model having changed there."""
     if _level(old) >= _level(finding):
         return True
@@ -108,49 +151,46 @@ def _covers(old: Known, finding: Identified, steady: Callable[[Identified], bool
     return finding.severity != "error" and (borne_out or steady(finding))
 
 
-def _moved(finding: Identified) -> bool:
-    return False
-
-
-def _level(finding: Identified) -> int:
+def _level(finding: Finding) -> int:
     return LEVELS.index(finding.severity)
 
 
-def _identity(finding: Identified) -> tuple[str, ...]:
+def _identity(finding: Finding) -> tuple[str, ...]:
+    """Lines move, and numbers vary."""
     return finding.rule, finding.owner, finding.op
 
 
-def _left_over(taken: Iterable[Known], of: Iterable[Known], key: Callable[[Known], Any]) -> tuple[Known, ...]:
-    counts = Counter(map(key, taken))
+def _left_over(taken: Iterable[Finding], of: Iterable[Finding]) -> tuple[Finding, ...]:
+    counts = Counter(map(_identity, taken))
     left = []
     for finding in of:
-        counts[key(finding)] -= 1
-        if counts[key(finding)] < 0:
+        counts[_identity(finding)] -= 1
+        if counts[_identity(finding)] < 0:
             left.append(finding)
     return tuple(left)
 
 
-def _verdict_changes(before: Sequence[Judged], after: Sequence[Judged]) -> tuple[VerdictChange, ...]:
+def _verdict_changes(before: Sequence[NodeReport], after: Sequence[NodeReport]) -> tuple[VerdictChange, ...]:
     old, new = _numbered(before), _numbered(after)
     changes = []
     for key in {**new, **old}:
         was, now = old.get(key), new.get(key)
-        node = now or was
-        assert node is not None
-        sides = [side.verdicts if side else {} for side in (was, now)]
+        report = now or was
+        assert report is not None
+        sides = [{f: v.verdict for f, v in side.verdicts.items()} if side else {} for side in (was, now)]
         for fmt in {**sides[0], **sides[1]}:
             verdicts = tuple(side.get(fmt) for side in sides)
             if verdicts[0] != verdicts[1]:
-                changes.append(VerdictChange(node, fmt, *verdicts))
+                changes.append(VerdictChange(report.node, fmt, *verdicts))
     return tuple(changes)
 
 
-def _numbered(nodes: Sequence[Judged]) -> dict[tuple[str, str, int], Judged]:
+def _numbered(reports: Sequence[NodeReport]) -> dict[tuple[str, str, int], NodeReport]:
     """Operations by module, kind and count within it: names of graph nodes shift when one is added before them."""
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
-    for node in nodes:
-        kind = (node.owner, node.op)
-        found[(*kind, seen[kind])] = node
+    for report in reports:
+        kind = (report.node.owner, report.node.op)
+        found[(*kind, seen[kind])] = report
         seen[kind] += 1
     return found

@@ -1,8 +1,10 @@
-"""Applying a plan, in whichever form it comes, to a model in hand."""
+"""A plan from an audit or its files applied to a model in hand, or written as a `patched_model.py` for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,53 +13,101 @@ from torch import nn
 
 from ..artefact.applying import apply_plan
 from ..artefact.base import plan_table
+from ..artefact.emit import emit
 from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
+from ..isolation import isolated
 from ..isolation.members import size_of, structure_of, unwrapped
 from ..numerics.formats import label, runs
-from ..records import Plan
-from .read import loaded, read_document, read_plan
+from ..plan.workbench import raising
+from ..records import Audit, Plan, Subject
+from ..verify import NotHandedOver, Verifier
+from .read import applicable, loaded, plan_of
 
 
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
     """Make `model` follow a plan, in place, and return it.
 
-    plan: an Audit, its `plans`, a dict as in plan.json, or a path to one. name: which of its plans; the recommended one
-    if left out. The class, signature, state_dict keys and hooks of the model stay; `cast` plans change weight dtypes.
-    Raises: PlanError where the plan does not fit the model.
+    plan: an Audit, its `plans` or one of them, a dict as in plan.json, or a path to one. name: which of its plans; the
+    recommended one if left out. The class, signature, state_dict keys and hooks of the model stay; `cast` plans change
+    weight dtypes. Raises: PlanError where the plan does not fit the model.
     """
     if not isinstance(model, nn.Module):
         raise PlanError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
-    chosen = select(plan, name)
-    _check_model(model, chosen)
-    try:
-        return apply_plan(model, chosen)
-    except ValueError as error:
-        raise PlanError(f"{error}.", slug="plan-mismatch") from error
+    audit, chosen = select(plan, name)
+    return _applied(model, audit, chosen)
 
 
-def select(plan: Any, name: str | None) -> dict[str, Any]:
-    """One plan as a dict with `strategy`, `format` and `scopes`, from any of the forms that `apply` takes.
+def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
+    """One plan, from any of the forms that `apply` takes, and the audit that it is of, where that is known.
 
     Raises: PlanError, also for a plan in a format that torch does not compute in, or that is a program of its own.
     """
-    return _runnable(_selected(plan, name))
+    if isinstance(plan, (str, PathLike)):
+        plan = applicable(loaded(Path(plan)), str(plan))
+    elif isinstance(plan, Mapping) and "plans" in plan:
+        plan = applicable(plan, "the plan")
+    elif isinstance(plan, Mapping) and "scopes" in plan:
+        plan = plan_of(plan, "the plan")
+    if isinstance(plan, Plan):
+        return None, _runnable(plan)
+    if isinstance(plan, Audit):
+        return plan, _runnable(_named(plan.plans, name or plan.recommended))
+    if isinstance(plan, Mapping) and plan and all(isinstance(each, Plan) for each in plan.values()):
+        return None, _runnable(_named(plan, name))
+    raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to one.", slug="bad-plan")
 
 
-def pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    """The plan of this name, as `select` gives it. Raises: PlanError, where there is none or torch cannot run it."""
-    return _runnable(_pick(plans, name))
+def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], str]:
+    """What plan.json says, those of its plans that can be run, and the name of the one to use: `name`, or the recommended one.
+
+    What was measured and verified is left behind: it was another model that was measured, as far as anyone can tell.
+    Raises: PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan" | "no-arithmetic" | "plan-is-program").
+    """
+    audit, chosen = select(file, name)
+    assert audit is not None
+    plans = {
+        key: replace(plan, measured_error=None, verified=False, verification=None)
+        for key, plan in audit.plans.items()
+        if runs(plan.format) and plan.strategy not in GRAPHS
+    }
+    return audit, plans, chosen.name
 
 
-def _runnable(plan: dict[str, Any]) -> dict[str, Any]:
-    if plan["strategy"] in GRAPHS:
-        file = (plan.get("program") or {}).get("file") or f"{plan['strategy']}_{plan['format']}.pt2"
+def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, directory: Path) -> str:
+    """The text of `patched_model.py` for `subject`, to be saved in `directory`.
+
+    Raises: PlanError(slug="plan-mismatch") where any of the plans does not fit the model.
+    """
+    for plan in plans.values():
+        with isolated(subject.model):  # what one plan rounds, the next may want in FP32
+            _applied(subject.model, audit, _runnable(plan))
+    parameters = size_of(subject.model)
+    return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model))
+
+
+def check_artefact(subject: Subject, plans: Mapping[str, Plan], chosen: str, seed: int) -> None:
+    """Run the patched model once, in a fresh process. Raises: LoadError(slug="not-rebuilt"); PlanError(slug="plan-mismatch")."""
+    if subject.origin is None:
+        return
+    with Verifier.begun(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
+        file = folder / "patched_model.py"
+        emitted = {**plans, **raising(subject)}
+        file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, folder), encoding="utf-8")
+        failure = verifier.answers(file, [chosen])[chosen]
+        if isinstance(failure, str):
+            raise PlanError(f"under {chosen} the model does not run: {failure}", slug="plan-mismatch")
+
+
+def _runnable(plan: Plan) -> Plan:
+    if plan.strategy in GRAPHS:
+        file = plan.program.file if plan.program else f"{plan.strategy}_{plan.format}.pt2"
         raise PlanError(
-            f"a plan of strategy {plan['strategy']} changes no module, it is a program of its own: "
+            f"a plan of strategy {plan.strategy} changes no module, it is a program of its own: "
             f"torch.export.load({file!r}).module() is called as the model is. Audit another model to have one for it.",
             slug="plan-is-program",
         )
-    used = [plan["format"], *(scope["precision"] for scope in plan["scopes"].values())]
+    used = [plan.format, *(choice.precision for choice in plan.scopes.values())]
     lacking = next((fmt for fmt in used if not runs(fmt)), None)
     if lacking is not None:
         raise PlanError(
@@ -67,69 +117,39 @@ def _runnable(plan: dict[str, Any]) -> dict[str, Any]:
     return plan
 
 
-def _selected(plan: Any, name: str | None) -> dict[str, Any]:
-    if isinstance(plan, (str, PathLike)):
-        return _of_document(loaded(Path(plan)), str(plan), name)
-    if hasattr(plan, "plans"):
-        return {**_expected(plan), **_pick(plan.plans, name or plan.recommended)}
-    if isinstance(plan, Plan):
-        return plan_table(plan)
-    if isinstance(plan, Mapping) and "plans" in plan:
-        return _of_document(plan, "the plan", name)
-    if isinstance(plan, Mapping) and "scopes" in plan:
-        read_plan(plan, "the plan")
-        return dict(plan)
-    if isinstance(plan, Mapping) and plan:
-        return _pick(plan, name)
-    raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to one.", slug="bad-plan")
-
-
-def _of_document(document: Any, where: str, name: str | None) -> dict[str, Any]:
-    subject = read_document(document, where).subject
-    return {**_expected(subject), **_pick(document["plans"], name or document.get("recommended"))}
-
-
-def _expected(audited: Any) -> dict[str, Any]:
-    """What an Audit, or the subject of a plan.json, says of the model that its plans are for."""
-    return {key: value for key in ("parameters", "structure") if (value := getattr(audited, key, None))}
-
-
-def _pick(plans: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    if not isinstance(name, str) or name not in plans:
-        raise _not_there(plans, name)
-    found = plans[name]
-    if isinstance(found, Plan):
-        return plan_table(found)
-    read_plan(found, f"the plan {name!r}")
-    return dict(found)
-
-
-def _not_there(plans: Mapping[str, Any], name: str | None) -> PlanError:
-    """Names the plans that can be run, since a user chooses among those."""
+def _named(plans: Mapping[str, Plan], name: str | None) -> Plan:
+    """The plan of this name. Raises: PlanError, which names the plans that can be run, since a user chooses among those."""
+    if isinstance(name, str) and name in plans:
+        return plans[name]
     wanted = f"{name!r} is not among the plans" if name else "no plan is recommended"
-    formats = {
-        key: plan.format if isinstance(plan, Plan) else read_plan(plan, key).format for key, plan in plans.items()
-    }
-    if running := sorted(key for key, fmt in formats.items() if runs(fmt)):
-        return PlanError(f"{wanted}; choose one of {', '.join(running)}.", slug="no-such-plan")
-    lacking = " and ".join(dict.fromkeys(map(label, formats.values())))
-    return PlanError(
+    if running := sorted(key for key, plan in plans.items() if runs(plan.format)):
+        raise PlanError(f"{wanted}; choose one of {', '.join(running)}.", slug="no-such-plan")
+    lacking = " and ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
+    raise PlanError(
         f"{wanted}, and none can be run: torch has no arithmetic in {lacking}. Audit a format that it computes in.",
         slug="no-arithmetic",
     )
 
 
-def _check_model(model: nn.Module, plan: Mapping[str, Any]) -> None:
-    expected, structure = plan.get("parameters"), plan.get("structure")
+def _applied(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
     try:
         found = size_of(model)
     except ValueError as error:
         raise PlanError(str(error), slug="lazy-weights") from error
-    if structure == structure_of(model) if structure else expected in (None, found):
+    if audit is not None:
+        _check_model(model, found, audit)
+    try:
+        return apply_plan(model, plan_table(plan))
+    except ValueError as error:
+        raise PlanError(f"{error}.", slug="plan-mismatch") from error
+
+
+def _check_model(model: nn.Module, size: int, audit: Audit) -> None:
+    if audit.structure == structure_of(model) if audit.structure else audit.parameters == size:
         return
-    if expected not in (None, found):
+    if audit.parameters != size:
         raise PlanError(
-            f"the plan was made for a model of {expected} parameters, this one has {found}: audit it again.",
+            f"the plan was made for a model of {audit.parameters} parameters, this one has {size}: audit it again.",
             slug="plan-mismatch",
         )
     raise PlanError(

@@ -3,39 +3,61 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from ..artefact import strategies
 from ..errors import PlanError
 from ..folder import path_of
 from ..numerics.formats import FORMATS, NAME
-from ..records import FORMAT_VERSION, Plan
-from .contents import Document, Measurements, PlanFile, digest
-from .parts import MEASUREMENTS, PLAN, WHOLE
+from ..records.audit import FORMAT_VERSION, Audit
+from ..records.plan import Plan
+from .codec import MEASUREMENTS, PLAN, adapter, digest, merged
 
 Place = Sequence[str | int]
 """Keys and indices from the top of a document on."""
 
 AGAIN = "Audit the model again to write a new one, or undo what was changed in it"
+ALONE = (
+    "This audit was read from its plan.json alone: operations, weights and regions are in measurements.json, which is not "
+    "beside it, or was written with another plan.json."
+)
+PROGRAMS = (".pt2", ".onnx")
 SHOULD_BE = {
     "string_type": "text",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "float_type": "a number",
+    "float_parsing": "a number",
     "bool_type": "true or false",
-    "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "an object",
-    "model_type": "an object",
-    "literal_error": "{expected}",
-    "string_pattern_mismatch": "a whole number",
-    "too_short": "a list of {min_length}",
+    "dataclass_type": "an object",
     "too_long": "a list of {max_length}",
 }
 """{pydantic's name of an error: what should have been there}, filled in from what pydantic says of it."""
+
+
+def load(directory: str | PathLike[str]) -> Audit:
+    """The audit that was saved into a directory, or whose plan.json this is.
+
+    Absent are the model, its inputs, and what only a run can use of an operation; numbers have the digits of the files.
+    Without the measurements.json that was written with it there are no operations, and a warning says so.
+    Raises: PlanError(slug="missing-plan" | "bad-plan").
+    """
+    file = _plan_in(path_of(directory, "the directory of an audit"))
+    document = loaded(file)
+    beside = _measured_beside(file, document)
+    if beside is not None:
+        return audit_of(merged(document, beside), str(file))
+    alone = audit_of(document, str(file))
+    return replace(alone, warnings=(*alone.warnings, ALONE))
 
 
 def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
@@ -45,20 +67,15 @@ def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
     """
     file = path_of(path, "a plan.json or its directory")
     document = loaded(file)
-    read_document(document, str(file))
+    audit_of(document, str(file))
     return dict(document)
-
-
-def plan_in(path: Path) -> Path:
-    """The plan.json that is meant: the file itself, or the one in a directory."""
-    return path / PLAN if path.is_dir() else path
 
 
 def loaded(path: Path) -> Any:
     """What a plan.json holds, or the one in a directory. Raises: PlanError(slug="missing-plan" | "bad-plan")."""
-    file = plan_in(path)
+    file = _plan_in(path)
     try:
-        return json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda name: None)
+        return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         reason = error.strerror or str(error)
         raise PlanError(
@@ -69,78 +86,81 @@ def loaded(path: Path) -> Any:
         raise PlanError(f"{file} is not a plan: {error}. {AGAIN}.", slug="bad-plan") from error
 
 
-def measured_beside(path: Path, document: Any) -> Any:
-    """What the measurements.json beside a plan.json holds, if both were written together; None else.
+def audit_of(document: Any, where: str) -> Audit:
+    """The audit in what plan.json holds, or both files. where: what it is, for the message.
 
-    path: as `loaded` takes it. document: what that plan.json holds.
+    Raises: PlanError(slug="bad-plan"), with the path of what is wrong.
     """
-    file = plan_in(path).parent / MEASUREMENTS
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda name: None)
-        return found if isinstance(found, Mapping) and found.get("plan") == digest(document) else None
-    except (OSError, ValueError, RecursionError):
-        return None
+    version = document.get("format_version") if isinstance(document, Mapping) else FORMAT_VERSION
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise _wrong(where, ("format_version",), str(FORMAT_VERSION), version)
+    found: Audit = _read(Audit, document, where)
+    for name, plan in found.plans.items():
+        if "" not in plan.scopes:
+            place = json_path(("plans", name, "scopes", ""))
+            raise PlanError(f"{where}: `{place}` is missing. {AGAIN}.", slug="bad-plan")
+        if plan.name != name:
+            raise _wrong(where, ("plans", name, "name"), json.dumps(name), plan.name)
+    if found.recommended not in (None, *found.plans):
+        raise _wrong(where, ("recommended",), f"one of {', '.join(found.plans)}", found.recommended)
+    return found
 
 
-def read_document(document: Any, where: str) -> Any:
-    """A document that plans are applied from, by attributes; what it lacks has the record's default, or is None.
+def applicable(document: Any, where: str) -> Audit:
+    """The same, with plans that this auditor can follow, but for formats that another program registered.
 
-    where: what it is, for the message. Raises: PlanError(slug="bad-plan"), with the path of what is wrong.
+    Raises: PlanError(slug="bad-plan").
     """
-    found = _document(document, where, "plan")
+    found = audit_of(document, where)
+    if not found.plans:
+        raise _wrong(where, ("plans",), "an object with a plan", {})
     for name, plan in found.plans.items():
         _check_names(plan, where, ("plans", name))
     return found
 
 
-def read_audit(document: Any, where: str) -> Any:
-    """A document that two audits are compared by, as `read_document` gives it; formats may be unknown here.
-
-    Raises: PlanError(slug="bad-plan"), with the path of what is wrong or missing.
-    """
-    return _document(document, where, "audit")
-
-
-def read_measurements(document: Any, where: str, plans: Any = None) -> Any:
-    """What is in measurements.json, by attributes. plans: the document whose plans say which formats there are.
-
-    Raises: PlanError(slug="bad-plan"), with the path of what is wrong.
-    """
-    _check_version(document, where)
-    return _read(Measurements, document, where, "audit", MEASUREMENTS, plans)
-
-
-def read_plan(plan: Any, where: str) -> Any:
-    """One plan of a document, as `read_document` gives it. Raises: PlanError(slug="bad-plan")."""
-    found = _read(Plan, plan, where, "plan")
+def plan_of(plan: Mapping[str, Any], where: str) -> Plan:
+    """One plan, of which strategy, format and scopes are enough. Raises: PlanError(slug="bad-plan")."""
+    found: Plan = _read(Plan, {"name": "", **plan}, where)
     _check_names(found, where, ())
     return found
 
 
-def read_all(document: Any, where: str) -> Any:
-    """What both files hold, in one document. Raises: PlanError(slug="bad-plan"), with the path of what is wrong."""
-    return _read(Document, document, where, "audit", WHOLE)
+def programs_in(directory: Path) -> tuple[str, ...]:
+    """Files beside the plan.json in a directory that it names as its programs; none where it cannot be read."""
+    try:
+        plans = audit_of(loaded(directory), "").plans.values()
+    except PlanError:
+        return ()
+    programs = [plan.program for plan in plans if plan.program]
+    named = [file.file for program in programs for file in (program, program.onnx) if file]
+    return tuple(name for name in named if Path(name).name == name and name.endswith(PROGRAMS))
 
 
-def _document(document: Any, where: str, reader: str) -> Any:
-    _check_version(document, where)
-    found = _read(PlanFile, document, where, reader)
-    if not found.plans and reader == "plan":
-        raise _wrong(where, ("plans",), "an object with a plan", {})
-    return found
+def json_path(place: Place) -> str:
+    """A place in a document as JSONPath has it: `$.plans.cast_fp16.scopes["blocks.0"].precision`."""
+    steps = (
+        f"[{step}]" if isinstance(step, int) else f".{step}" if step.isidentifier() else f"[{json.dumps(step)}]"
+        for step in place
+        if step != "[key]"
+    )
+    return "$" + "".join(steps)
 
 
-def _check_version(document: Any, where: str) -> None:
-    version = document.get("format_version") if isinstance(document, Mapping) else FORMAT_VERSION
-    if version != FORMAT_VERSION or isinstance(version, bool):
-        raise _wrong(where, ("format_version",), str(FORMAT_VERSION), version)
+def _plan_in(path: Path) -> Path:
+    return path / PLAN if path.is_dir() else path
 
 
-def _check_names(plan: Any, where: str, place: Place) -> None:
-    """Strategies and formats are those of this auditor. Raises: PlanError(slug="bad-plan").
+def _measured_beside(file: Path, document: Any) -> Any:
+    """What the measurements.json beside a plan.json holds, if both were written together; None else."""
+    try:
+        found = json.loads((file.parent / MEASUREMENTS).read_text(encoding="utf-8"))
+        return found if isinstance(found, Mapping) and found.get("plan") == digest(document) else None
+    except (OSError, ValueError, RecursionError):
+        return None
 
-    A format that another program registered is no reason to refuse the other plans of a file.
-    """
+
+def _check_names(plan: Plan, where: str, place: Place) -> None:
     checks = [((*place, "strategy"), plan.strategy, strategies.known())]
     if plan.format in FORMATS or not NAME.fullmatch(plan.format):
         low = tuple(name for name, row in FORMATS.items() if row.low)
@@ -152,72 +172,31 @@ def _check_names(plan: Any, where: str, place: Place) -> None:
             raise _wrong(where, at, "one of " + ", ".join(known), name)
 
 
-def _read(record: type, found: Any, where: str, reader: str, file: str = PLAN, plans: Any = None) -> Any:
-    from pydantic import ValidationError
-
-    from .models import model_of
-
+def _read(record: type, document: Any, where: str) -> Any:
     try:
-        plain = _finite(found)
-        return model_of(record, reader, file).model_validate(plain, context=_formats(plans or plain))
-    except RecursionError as error:
-        raise PlanError(f"{where} is not a plan: it is nested too deep. {AGAIN}.", slug="bad-plan") from error
+        return adapter(record).validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
         raise _explained(error.errors(include_url=False), where) from error
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for what is not finite: Python's JSON also has NaN and Infinity."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _formats(document: Any) -> frozenset[str]:
-    """Formats that the plans of a document are in, as far as it can be read."""
-    plans = document.get("plans") if isinstance(document, dict) else None
-    named = [plan.get("format") for plan in plans.values() if isinstance(plan, dict)] if isinstance(plans, dict) else []
-    return frozenset(name for name in named if isinstance(name, str))
-
-
-def _wrong(where: str, place: Place, expected: str, found: Any, others: int = 0) -> PlanError:
-    """One line: where, what should be there, what is, and what to do."""
-    return PlanError(
-        f"{where}: `{json_path(place)}` should be {expected}, is {_shown(found)}{_more(others)}. {AGAIN}.",
-        slug="bad-plan",
-    )
-
-
-def _more(others: int) -> str:
-    return f" ({others} more like it)" if others else ""
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PlanError(f"{where} is not a plan: {error}. {AGAIN}.", slug="bad-plan") from error
 
 
 def _explained(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
     """The first of what pydantic found."""
-    first = errors[0]
-    if first["type"] != "missing":
-        return _wrong(where, first["loc"], _expected(first), first["input"], len(errors) - 1)
+    first, more = errors[0], f" ({len(errors) - 1} more like it)" if len(errors) > 1 else ""
+    if first["type"] == "json_invalid":
+        return PlanError(f"{where} is not a plan: {first['ctx']['error']}. {AGAIN}.", slug="bad-plan")
+    if first["type"] == "missing":
+        return PlanError(f"{where}: `{json_path(first['loc'])}` is missing{more}. {AGAIN}.", slug="bad-plan")
+    should = SHOULD_BE.get(first["type"], first["msg"].removeprefix("Input should be "))
+    return _wrong(where, first["loc"], should.format(**first.get("ctx", {})), first["input"], more)
+
+
+def _wrong(where: str, place: Place, expected: str, found: Any, more: str = "") -> PlanError:
+    """One line: where, what should be there, what is, and what to do."""
     return PlanError(
-        f"{where}: `{json_path(first['loc'])}` is missing{_more(len(errors) - 1)}. {AGAIN}.", slug="bad-plan"
+        f"{where}: `{json_path(place)}` should be {expected}, is {_shown(found)}{more}. {AGAIN}.", slug="bad-plan"
     )
-
-
-def _expected(error: Mapping[str, Any]) -> str:
-    if error["type"] in SHOULD_BE:
-        return SHOULD_BE[error["type"]].format(**error.get("ctx", {}))
-    return str(error["msg"]).removeprefix("Input should be ")
-
-
-def json_path(place: Place) -> str:
-    """A place in a document as JSONPath has it: `$.plans.cast_fp16.scopes["blocks.0"].precision`."""
-    steps = (
-        f"[{step}]" if isinstance(step, int) else f".{step}" if step.isidentifier() else f"[{json.dumps(step)}]"
-        for step in place
-        if step != "[key]"
-    )
-    return "$" + "".join(steps)
 
 
 def _shown(value: Any) -> str:

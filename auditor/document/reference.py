@@ -1,90 +1,124 @@
-"""The JSON schemas of the files, and the tables of their fields in docs/plan-json.md, made from what the records say."""
+"""`python -m auditor.document.reference DIR` writes what is generated of the documents in DIR: JSON schemas, and tables."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import sys
+from pathlib import Path
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from ..records import FORMAT_VERSION
-from .contents import Measurements, PlanFile
-from .models import WRITER, model_of
-from .parts import MEASUREMENTS, PLAN, Part, part_of, records_in
+from ..records.audit import FORMAT_VERSION
+from ..records.written import NOT_FINITE
+from .codec import MEASUREMENTS, PLAN, adapter
 
 _TABLE = re.compile(r"(?P<start><!-- fields: (?P<name>[^\n]+?) -->\n).*?(?P<end><!-- end of fields -->)", re.DOTALL)
+_TOP = {"format_version": {"const": FORMAT_VERSION, "type": "integer", "description": str(FORMAT_VERSION)}}
+_BESIDE = {
+    "plan": {
+        "type": "string",
+        "description": "SHA-256 of the plan.json that was written with it, as JSON with sorted keys and without spaces, without "
+        "`environment.seconds` and `environment.held`",
+    }
+}
 
 
-FILES: Mapping[str, type] = {PLAN: PlanFile, MEASUREMENTS: Measurements}
-"""What stands at the top of each file."""
-
-
-class _Untitled(GenerateJsonSchema):
-    """Keys speak for themselves."""
+class _Schema(GenerateJsonSchema):
+    """Keys speak for themselves; a text may stand for a number."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
+    def float_schema(self, schema: Any) -> Any:
+        return {"anyOf": [super().float_schema(schema), {"enum": [*NOT_FINITE]}]}
+
+
+def objects() -> dict[str, Any]:
+    """{record: its JSON schema}, the Audit first."""
+    top = adapter().json_schema(schema_generator=_Schema)
+    found = {"Audit": top, **top.pop("$defs")}
+    for part in found.values():
+        part["properties"] = {key: value for key, value in part["properties"].items() if "description" in value}
+    return found
+
 
 def json_schema(file: str = PLAN) -> str:
     """docs/plan.schema.json, or docs/measurements.schema.json: what this version writes."""
-    found = _bare(model_of(FILES[file], WRITER, file).model_json_schema(schema_generator=_Untitled))
-    head = {
-        "$schema": GenerateJsonSchema.schema_dialect,
-        "title": f"{file}, format_version {FORMAT_VERSION}",
-        "type": found.pop("type"),
-    }
-    definitions = found.pop("$defs")
-    return json.dumps({**head, **found, "$defs": definitions}, indent=2) + "\n"
-
-
-def _bare(part: Any) -> Any:
-    """Without titles, which repeat names of classes, and defaults, which a file does not have."""
-    if isinstance(part, list):
-        return [_bare(item) for item in part]
-    if not isinstance(part, dict):
-        return part
-    kept = {key: value for key, value in part.items() if key not in ("title", "default") or isinstance(value, dict)}
-    return {key: _bare(value) for key, value in kept.items()}
+    found = objects()
+    split = {name for name, part in found.items() if any(map(_measured, part["properties"].values()))}
+    for name, part in found.items():
+        kept = {key: value for key, value in part["properties"].items() if _kept(value, name in split, split, file)}
+        part["properties"] = {key: _bare(value) for key, value in kept.items()}
+    top = found.pop("Audit")["properties"]
+    properties = {**_TOP, **(_BESIDE if file == MEASUREMENTS else {}), **top}
+    head = {"$schema": _Schema.schema_dialect, "title": f"{file}, format_version {FORMAT_VERSION}"}
+    reached = _reached(properties, found)
+    return (
+        json.dumps(
+            {**head, **_object(properties), "$defs": {name: reached[name] for name in sorted(reached)}}, indent=2
+        )
+        + "\n"
+    )
 
 
 def with_tables(page: str) -> str:
-    """The page, every table between `<!-- fields: NAME -->` and `<!-- end of fields -->` written afresh.
+    """The page, every table between `<!-- fields: RECORD -->` and `<!-- end of fields -->` written afresh.
 
-    NAME is that of a record, or `NAME by format`. Raises: KeyError for one that plan.json does not hold; ValueError where
-    the page lacks one.
+    Raises: KeyError for a record that the files do not hold; ValueError where the page lacks one.
     """
-    parts = {part.name: part for part in all_parts()}
-    missing = parts.keys() - {match["name"] for match in _TABLE.finditer(page)}
+    found = objects()
+    missing = found.keys() - {match["name"] for match in _TABLE.finditer(page)}
     if missing:
         raise ValueError(f"the page lacks the fields of {', '.join(sorted(missing))}")
-    return _TABLE.sub(lambda match: match["start"] + table(parts[match["name"]]) + match["end"], page)
+    return _TABLE.sub(lambda match: match["start"] + _table(found[match["name"]]) + match["end"], page)
 
 
-def table(part: Part) -> str:
+def _table(part: Any) -> str:
     """One row for each key of an object, as Markdown."""
-    rows = [f"| `{entry.key}` | {entry.written.meaning} |" for entry in part.entries]
-    if part.by_format is not None:
-        rows.append("| `fp16`, `bf16`, ... | what was found in the format of that name |")
+    rows = [
+        f"| `{key}`{' (measurements.json)' if _measured(value) else ''} | {value['description']} |"
+        for key, value in part["properties"].items()
+    ]
     return "\n".join(("", "| field | meaning |", "|---|---|", *rows, "", ""))
 
 
-def all_parts(file: str = "") -> tuple[Part, ...]:
-    """Every kind of object in a file, from the top on; in both where none is named.
+def _measured(value: Any) -> bool:
+    return bool(value.get("measured"))
 
-    Raises: ValueError where two kinds have one name.
-    """
-    waiting: list[Part] = [part_of(record, name) for name, record in FILES.items() if file in ("", name)]
-    found: dict[str, Part] = {}
-    while waiting:
-        part = waiting.pop(0)
-        if part.name in found:
-            if [e.key for e in part.entries] != [e.key for e in found[part.name].entries]:
-                raise ValueError(f"two kinds of objects are called {part.name}")
-            continue
-        found[part.name] = part
-        waiting += [part.by_format] if part.by_format is not None else []
-        waiting += [part_of(record, entry.file) for entry in part.entries for record in records_in(entry.type)]
-    return tuple(found.values())
+
+def _kept(value: Any, in_split: bool, split: set[str], file: str) -> bool:
+    """Whether a file holds a field; of objects that are in both each has its share."""
+    if file == PLAN:
+        return not _measured(value)
+    return not in_split or _measured(value) or any(f'"#/$defs/{name}"' in json.dumps(value) for name in split)
+
+
+def _bare(value: Any) -> Any:
+    """Without defaults, which a file does not have."""
+    return {key: item for key, item in value.items() if key not in ("default", "measured")}
+
+
+def _object(properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+def _reached(properties: Any, objects: Any) -> dict[str, Any]:
+    """The objects that these properties hold, and what those do."""
+    names = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(properties))) & objects.keys()
+    others = {name: part for name, part in objects.items() if name not in names}
+    found = {name: _object(objects[name]["properties"]) for name in names}
+    return {**found, **{k: v for name in names for k, v in _reached(objects[name]["properties"], others).items()}}
+
+
+def main(directory: Path) -> None:
+    """Rewrite plan.schema.json and measurements.schema.json, and the tables of plan-json.md in place."""
+    page = directory / "plan-json.md"
+    page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for file in (PLAN, MEASUREMENTS):
+        (directory / file.replace(".json", ".schema.json")).write_text(json_schema(file), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

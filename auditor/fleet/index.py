@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ..document.compared import Record, read
+from ..document.compare import settings
+from ..document.read import load
 from ..errors import AuditorError
+from ..records import Audit
 from ..report.diff import error, speedup
 from ..report.templates import environment
 from ..report.words import count
@@ -89,7 +91,7 @@ def _row(target: Target, outcome: Outcome | None, directory: Path, baseline: Pat
         link=f"{quote(target.name)}/{REPORT}",
         plan=after.recommended,
         error=error(plan) if plan else "",
-        budget=after.settings["budget"],
+        budget=settings(after)["budget"],
         speedup=speedup(plan) if plan else "",
         findings=findings,
         seconds=outcome.seconds,
@@ -97,8 +99,8 @@ def _row(target: Target, outcome: Outcome | None, directory: Path, baseline: Pat
     )
 
 
-def _record(directory: Path) -> Record | None:
+def _record(directory: Path) -> Audit | None:
     try:
-        return read(directory)
+        return load(directory)
     except AuditorError:
         return None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from ..document.compare import Comparison, compare
-from ..document.compared import Record
-from ..document.steady import BAND
+from ..document.compare import BAND, Comparison, compare
+from ..records import Audit
 from ..report.words import count, ratio
 
 SLOWER = 0.97
 """Share of a predicted speed-up below which a plan counts as slower."""
 
 
-def worse(before: Record, after: Record) -> list[str]:
+def worse(before: Audit, after: Audit) -> list[str]:
     """What got worse, a line each; none where nothing did."""
     found = compare(before, after)
     lines = [*_recommendation(found), *_figures(found)]

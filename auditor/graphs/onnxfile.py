@@ -51,7 +51,7 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
     if ends not in ("fp32", "low"):
         raise AuditorError(f"inputs and outputs of an ONNX model are fp32 or low, not {ends}", slug="bad-option")
     plans = {name: plan for name, plan in audit.plans.items() if plan.program and plan.program.file in audit.programs}
-    if not plans or not audit.subject.present:
+    if not plans or audit.live is None:
         raise AuditorError(
             "ONNX models are made of plans of strategy graph while the audit has its model: ask for strategies graph.",
             slug="no-program",
@@ -101,8 +101,9 @@ def _cause(error: BaseException) -> BaseException:
 
 def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
     """The error of each model and, under its name with AS_IT_IS, as a GPU rounds, or why it has none."""
+    assert audit.live is not None
     held = any(plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values())
-    batches = audit.subject.held_out if held else audit.subject.batches
+    batches = audit.live.held_out if held else audit.live.batches
     tried = dict(written)
     for name, content in written.items():
         try:
@@ -120,7 +121,7 @@ def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) 
                 answers = verifier.answers(folder, list(tried))
         except NotHandedOver as error:
             return dict.fromkeys(tried, f"its inputs cannot be handed to another process: {first_line(error)}")
-    expected = [[x.cpu() for x in answer(audit.subject.model, batch, seed=audit.environment.seed)] for batch in batches]
+    expected = [[x.cpu() for x in answer(audit.live.model, batch, seed=audit.environment.seed)] for batch in batches]
     return {name: _error(expected, found) for name, found in answers.items()}
 
 

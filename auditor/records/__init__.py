@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .audit import FORMAT_VERSION, Audit, Dtypes, Environment, NodeReport, Proposal
+from .audit import FORMAT_VERSION, Audit, Dtypes, Environment, NodeReport, Proposal, Provenance
 from .graph import (
     AutocastRegion,
     Batch,
@@ -68,6 +68,7 @@ __all__ = [
     "Program",
     "Progress",
     "Proposal",
+    "Provenance",
     "Reason",
     "RulesOnly",
     "ScopeChoice",

@@ -14,7 +14,7 @@ from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes
 from .plan import Plan
 from .run import Baseline, Evaluation, Timing, Today
 from .training import Training
-from .written import ByFormat, Inlined, Written
+from .written import Unwritten, Written
 
 FORMAT_VERSION = 1
 """Version of the files; raised when a field changes its meaning or goes. In the first, plan.json held everything."""
@@ -24,9 +24,6 @@ Groups = tuple[tuple[str, ...], ...]
 
 FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "findings.sarif")
 """What an audit is written to."""
-
-PLAN_NAME = "^[a-z0-9]+_[a-z0-9_]+$"
-"""What names of plans look like: a strategy and a format."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,32 @@ class Dtypes:
 
 
 @dataclass(frozen=True)
+class Provenance:
+    """What was audited, and where it came from."""
+
+    name: Annotated[str, Written("of the model: the target's, or its class")]
+    target: Annotated[str, Written("TARGET, as it was given or as seen from the working directory")]
+    file: Annotated[str | None, Written("the file it was found in, from its repository; `null` where there is none")]
+    inputs_source: Annotated[str, Written("where the inputs came from")]
+    weights_source: Annotated[str, Written("where the weights came from")]
+    synthetic_inputs: Annotated[bool, Written("whether the inputs are nobody's")] = False
+    random_weights: Annotated[bool, Written("whether the weights are nobody's")] = False
+
+    @classmethod
+    def of(cls, subject: Subject) -> Provenance:
+        """What a subject says of itself."""
+        return cls(
+            name=subject.name,
+            target=subject.target,
+            file=subject.origin.path if subject.origin else None,
+            inputs_source=subject.inputs_source,
+            weights_source=subject.weights_source,
+            synthetic_inputs=subject.synthetic_inputs,
+            random_weights=subject.random_weights,
+        )
+
+
+@dataclass(frozen=True)
 class Environment:
     """Where the numbers come from."""
 
@@ -67,8 +90,7 @@ class Environment:
     torch: Annotated[str, Written("version of PyTorch")]
     device: Annotated[str, Written("`cpu`, or the GPU's name")]
     execution: Annotated[
-        str,
-        Written("`native`: a GPU ran the formats; `emulated`: a CPU imitated one", choices=("native", "emulated")),
+        str, Written("`native`: a GPU ran the formats; `emulated`: a CPU imitated one", choices=("native", "emulated"))
     ]
     seed: Annotated[int, Written("of every random choice")]
     seconds: Annotated[
@@ -82,18 +104,14 @@ class Environment:
         Mapping[str, Any],
         Written(
             "how the caller had set torch to compute, by its names below `torch.backends`, and environment variables that "
-            "overrule it; the audit's own FP32 is IEEE whatever they say",
+            "overrule it; the audit's own FP32 is IEEE whatever they say"
         ),
     ] = field(default_factory=dict)
-    memory: Annotated[
-        tuple[str, ...],
-        Written("what was done to hold no more than `--memory`", sparse=True),
-    ] = ()
+    memory: Annotated[tuple[str, ...], Written("what was done to hold no more than `--memory`")] = ()
     held: Annotated[
         str | None,
         Written(
-            "what `--memory` came to in the process that measured: how much was written to mapped files, and the most that was resident",
-            left_out=True,
+            "what `--memory` came to in the process that measured: how much was written to mapped files, and the most that was resident"
         ),
     ] = None
 
@@ -102,34 +120,28 @@ class Environment:
 class NodeReport:
     """Everything known about one node, formats keyed by name. exposed: strategies by format."""
 
-    node: Annotated[Node, Inlined()]
+    node: Annotated[Node, Written("the operation")]
     findings: Annotated[tuple[str, ...], Written("codes of the rules that fired on it")]
-    verdicts: Annotated[Mapping[str, Verdict], ByFormat()]
+    verdicts: Annotated[Mapping[str, Verdict], Written("by format: what is said of it, and why")]
     exposed: Annotated[
         Mapping[str, tuple[str, ...]],
-        ByFormat(),
-        Written("strategies that would run it low if nothing was done about it"),
+        Written("by format: strategies that would run it low if nothing was done about it"),
     ]
-    errors: Annotated[Mapping[str, NodeError], ByFormat(left_out=True)]
-    contributions: Annotated[Mapping[str, Contribution], ByFormat()]
+    errors: Annotated[Mapping[str, NodeError], Written("by format: what it does to the operation itself")]
+    contributions: Annotated[Mapping[str, Contribution], Written("by format: how far it moves the outputs")]
     flops: Annotated[
         int,
         Written("multiply-adds counted as two; 0 for operations that are not matrix products or convolutions", least=0),
     ]
-    range: Annotated[
-        Magnitudes | None,
-        Written("magnitudes of its FP32 result; `null` where that is not floating", form="Range"),
-    ]
+    range: Annotated[Magnitudes | None, Written("magnitudes of its FP32 result; `null` where that is not floating")]
     written: Annotated[
-        bool,
-        Written("whether its largest magnitude is a number that the author wrote, such as a mask's -1e9"),
+        bool, Written("whether its largest magnitude is a number that the author wrote, such as a mask's -1e9")
     ] = False
     planned: Annotated[
         Dtypes | None,
         Written(
             "dtypes seen in a run under the recommended plan; `null` where there is none, or it could not be followed "
-            "operation by operation",
-            key="under_plan",
+            "operation by operation"
         ),
     ] = None
 
@@ -138,69 +150,69 @@ class NodeReport:
 class Audit:
     """Everything an audit found; what every reporter reads, and `plan.json` and `measurements.json` store.
 
-    structure: see `isolation.members.structure_of`. programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
+    structure: see `isolation.members.structure_of`. live: the model and its batches, None where the audit was loaded from
+    its files. contributions: as far as the files hold them alone. programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
     output in a run of the graph under the recommended plan.
     """
 
-    subject: Subject
-    parameters: int
-    structure: str = ""
-    inputs: tuple[str, ...]
-    tied_parameters: Groups = ()
-    shared_modules: Groups = ()
-    formats: Annotated[tuple[str, ...], Written("number formats that were audited", measured=True)]
-    max_error: float
-    metric: str
-    criteria: tuple[str, ...] = ()
-    proposals: Annotated[
-        tuple[Proposal, ...],
+    subject: Annotated[Provenance, Written("the model and its inputs")]
+    live: Unwritten[Subject | None] = None
+    parameters: Annotated[
+        int,
         Written(
-            "criteria that nobody set: what discrete outputs are held to by default, and what else is proposed",
-            sparse=True,
+            "how many numbers the model's parameters hold, shared ones once; `apply` refuses another count", least=0
+        ),
+    ]
+    structure: Annotated[
+        str, Written("digest of the modules' classes and the parameters' shapes; `apply` refuses another")
+    ] = ""
+    inputs: Annotated[tuple[str, ...], Written("dtype and shape of each tensor of the first batch")]
+    tied_parameters: Annotated[Groups, Written("groups of names in the state dict that are one parameter")] = ()
+    shared_modules: Annotated[Groups, Written("groups of paths that are one module")] = ()
+    formats: Annotated[tuple[str, ...], Written("number formats that were audited")]
+    max_error: Annotated[float, Written("the error that a plan may have", least=0, exact=True)]
+    metric: Annotated[str, Written("what errors are measured in")]
+    criteria: Annotated[
+        tuple[str, ...],
+        Written(
+            "criteria that were set, and the budget of the outputs that none speaks of; `max_error` is 1 then, and errors are "
+            "the largest share of what they allow"
         ),
     ] = ()
-    capture_method: str
-    environment: Annotated[Environment, Written("what ran the audit", needed="audit")]
+    proposals: Annotated[
+        tuple[Proposal, ...],
+        Written("criteria that nobody set: what discrete outputs are held to by default, and what else is proposed"),
+    ] = ()
+    capture_method: Annotated[
+        str,
+        Written(
+            "one run was recorded. `run`: nothing in it depends on values; `path`: Python or a shape did, and other inputs "
+            "may take other paths",
+            choices=("run", "path"),
+        ),
+    ]
+    environment: Annotated[Environment, Written("what ran the audit")]
     recommended: Annotated[
         str | None,
-        Written(
-            "name of the plan to use; `null`: no plan holds the budget and gains anything by what is low",
-            schema={"pattern": PLAN_NAME},
-        ),
+        Written("name of the plan to use; `null`: no plan holds the budget and gains anything by what is low"),
     ]
-    use: Annotated[
-        str,
-        Written("what the recommended plan is for", choices=("inference", "training")),
-    ] = "inference"
+    use: Annotated[str, Written("what the recommended plan is for", choices=("inference", "training"))] = "inference"
     recommendation: Annotated[str, Written("why, in one sentence")]
-    plans: Annotated[
-        Mapping[str, Plan],
-        Written(
-            "one per strategy and format, under names such as `autocast_bf16`",
-            needed="plan",
-            schema={"propertyNames": {"pattern": PLAN_NAME}},
-        ),
-    ]
-    baselines: Annotated[
-        Mapping[str, Baseline],
-        Written("what happens without a plan, under the same names", schema={"propertyNames": {"pattern": PLAN_NAME}}),
-    ]
+    plans: Annotated[Mapping[str, Plan], Written("one per strategy and format, under names such as `autocast_bf16`")]
+    baselines: Annotated[Mapping[str, Baseline], Written("what happens without a plan, under the same names")]
     fp32_today: Annotated[
         Today | None,
         Written(
-            "the model in FP32 under the caller's own flags, such as TF32; only where that differs from FP32 in IEEE "
-            "arithmetic",
-            left_out=True,
+            "the model in FP32 under the caller's own flags, such as TF32; `null` where that does not differ from FP32 in IEEE "
+            "arithmetic"
         ),
     ] = None
-    timing: Annotated[
-        Timing | None,
-        Written("what time and memory were measured on; only where they were", left_out=True),
-    ] = None
+    timing: Annotated[Timing | None, Written("what time and memory were measured on; `null` where they were not")] = (
+        None
+    )
     nodes: Annotated[
-        tuple[NodeReport, ...],
-        Written("every operation of the captured graph, in the order it runs", measured=True),
-    ]
+        tuple[NodeReport, ...], Written("every operation of the captured graph, in the order it runs", measured=True)
+    ] = ()
     classes: Annotated[
         Mapping[str, str],
         Written(
@@ -218,10 +230,7 @@ class Audit:
     ] = ()
     graph_outputs: Annotated[
         tuple[str, ...],
-        Written(
-            "the model's outputs: what gives each returned tensor, by name in the captured graph",
-            measured=True,
-        ),
+        Written("the model's outputs: what gives each returned tensor, by name in the captured graph", measured=True),
     ] = ()
     weights: Annotated[tuple[Weight, ...], Written("magnitudes of every parameter and buffer", measured=True)] = ()
     regions: Annotated[
@@ -232,17 +241,22 @@ class Audit:
         Written("by format: predictions held against runs, where some come near the budget", measured=True),
     ] = ()
     noise: Annotated[Noise | None, Written("how far FP32 is from itself when it is run again", measured=True)] = None
-    findings: Annotated[tuple[Finding, ...], Written("every rule that fired, each place by itself", measured=True)]
-    warnings: tuple[str, ...]
-    training: Annotated[
-        Training | None, Written("what a training step meets; only in mode `training`", left_out=True)
-    ] = None
+    findings: Annotated[tuple[Finding, ...], Written("every rule that fired, each place by itself")]
+    contributions: Annotated[
+        Mapping[str, Mapping[str, Mapping[str, float]]],
+        Written(
+            "what the next audit compares with: by format, module and operation the largest contribution (relative L2), of "
+            "those that are sensitive or would be if they were 2 times as large"
+        ),
+    ] = field(default_factory=dict)
+    warnings: Annotated[tuple[str, ...], Written("what limits this audit, in words")]
+    training: Annotated[Training | None, Written("what a training step meets; `null` in mode `inference`")] = None
     evaluation: Annotated[
         Evaluation | None,
-        Written("the user's own function, and what it says of the FP32 model; only where one was given", left_out=True),
+        Written("the user's own function, and what it says of the FP32 model; `null` where none was given"),
     ] = None
-    command: Annotated[str, Written("what was called", measured=True)]
-    programs: Mapping[str, bytes] = field(default_factory=dict)
+    command: Annotated[str, Written("what was called", measured=True)] = ""
+    programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
     plan_errors: Annotated[
         Mapping[str, float],
         Written(
@@ -264,19 +278,19 @@ class Audit:
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> Audit:
         """`auditor.load(directory)`."""
-        from ..document.again import load
+        from ..document.read import load
 
         return load(directory)
 
     def to_json(self) -> dict[str, Any]:
         """What `plan.json` holds: what was decided, and why."""
-        from ..document.write import to_plan
+        from ..document.codec import to_plan
 
         return to_plan(self)
 
     def to_measurements(self) -> dict[str, Any]:
         """What `measurements.json` holds: what was found of every operation, parameter and module."""
-        from ..document.write import to_measurements
+        from ..document.codec import to_measurements
 
         return to_measurements(self)
 
@@ -286,13 +300,13 @@ class Audit:
         Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
         """
         from ..artefact.emit import emit
-        from ..document.write import texts
+        from ..document.codec import texts
         from ..report.reporters import files
 
         found: dict[str, str | bytes] = {**texts(self), **files(self), **self.programs}
-        if self.subject.present:
+        if self.live is not None:
             found["patched_model.py"] = emit(
-                self.subject.origin, self.parameters, self.plans, self.recommended, Path(directory), self.structure
+                self.live.origin, self.parameters, self.plans, self.recommended, Path(directory), self.structure
             )
         return {name: found[name] for name in (*FILES, *found) if name in found}
 
@@ -309,7 +323,7 @@ class Audit:
             from ..graphs.onnxfile import with_onnx
 
             return with_onnx(self, "fp32" if onnx is True else onnx).save(directory)
-        from ..document.replaced import programs_in
+        from ..document.read import programs_in
 
         folder = path_of(directory, "the directory to save into")
         check_directory(folder, texts := self.texts(folder))

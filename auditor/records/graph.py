@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from .written import Written
+from .written import Unwritten, Written
 
 if TYPE_CHECKING:
     import torch
@@ -59,8 +59,7 @@ class Subject:
 
     raised: which of what it stores in FP16 or BF16 is held in FP32 while it is audited, one of records.plan.RAISED; the
     batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}. flags: how
-    torch is set to compute once its file is imported, where it has one. present: whether model and batches are there; they
-    are not where an audit was loaded from its files. given: the caller's own, where this is a copy on another device.
+    torch is set to compute once its file is imported, where it has one. given: the caller's own, where this is a copy on another device.
     """
 
     model: nn.Module
@@ -78,7 +77,6 @@ class Subject:
     raised: str = "none"
     stored_low: Mapping[str, int] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
-    present: bool = True
     given: Subject | None = None
 
 
@@ -121,8 +119,7 @@ CalledFrom = Annotated[
     str | None,
     Written(
         "`file:line in function`: the `forward` that called what wrote it, your own line where a library did, or the loss "
-        "of torch that it belongs to; left out where the line stands there itself",
-        left_out=True,
+        "of torch that it belongs to; `null` where the line stands there itself"
     ),
 ]
 
@@ -138,37 +135,30 @@ class Node:
     """
 
     name: Annotated[str, Written("in the captured graph")]
-    op: Annotated[str, Written("ATen overload, for example `aten.softmax.int`", needed="audit")]
-    owner: Annotated[str, Written("module it belongs to", needed="audit")]
+    op: Annotated[str, Written("ATen overload, for example `aten.softmax.int`")]
+    owner: Annotated[str, Written("module it belongs to")]
     owner_type: Annotated[str, Written("class of that module")]
     source: Annotated[
         str | None, Written("line that wrote it, outside of torch; `null` where no file's line was on the way")
     ]
-    source_path: Annotated[
-        str | None,
-        Written("the file of `source`, from its repository or from `site-packages`", key="file", form="Place"),
-    ]
+    source_path: Annotated[str | None, Written("the file of `source`, from its repository or from `site-packages`")]
     code: Annotated[str | None, Written("what stands there")]
-    inputs: Annotated[tuple[str, ...], Written("names of the nodes that it reads", key="reads")]
+    inputs: Annotated[tuple[str, ...], Written("names of the nodes that it reads")]
     shape: Annotated[tuple[int, ...], Written("of its result, of the first of several")]
     dtype: Annotated[str, Written("of the same, in FP32")]
     floating: Annotated[bool, Written("whether that is floating")]
-    calls: tuple[Call, ...] = ()
-    region: AutocastRegion | None = None
-    in_place: bool = False
-    function: Call | None = None
-    literals: Mapping[str, Literals] = field(default_factory=dict)
-    autocast_literals: Mapping[str, Literals] = field(default_factory=dict)
+    calls: Unwritten[tuple[Call, ...]] = ()
+    region: Unwritten[AutocastRegion | None] = None
+    in_place: Unwritten[bool] = False
+    function: Unwritten[Call | None] = None
+    literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
+    autocast_literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     called_from: CalledFrom = None
-    caller_path: Annotated[
-        str | None, Written("the file of `called_from`", key="called_from_file", left_out=True, form="Place")
-    ] = None
+    caller_path: Annotated[str | None, Written("the file of `called_from`")] = None
     batch: Annotated[
         int,
         Written(
-            "number of the audited batch whose run it was recorded in, where the first batch does not run it",
-            sparse=True,
-            least=1,
+            "number of the audited batch whose run it was recorded in, where the first batch does not run it", least=1
         ),
     ] = 1
 

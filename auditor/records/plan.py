@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from .program import Program
 from .run import CriterionValue, NonFinite, Score, Timed
-from .written import Inlined, Written
+from .written import Written
 
 RAISED = ("none", "inputs", "weights", "attributes", "kept")
 """What becomes of that which an audited model stores, or is given, in FP16 or BF16."""
@@ -18,7 +19,7 @@ RAISED = ("none", "inputs", "weights", "attributes", "kept")
 class ScopeChoice:
     """Precision of one scope."""
 
-    precision: Annotated[str, Written("`fp32`, or the plan's `format`", needed="plan")]
+    precision: Annotated[str, Written("`fp32`, or the plan's `format`")]
     because: Annotated[
         tuple[str, ...], Written("codes of rules and reasons in words; empty where all of it runs low")
     ] = ()
@@ -40,9 +41,7 @@ class ScopeChoice:
         tuple[str, ...],
         Written(
             "functions of torch that stay FP32 in a low scope and in the modules in it: `pow` is torch.pow, x.pow and x ** 2; "
-            "not there where there are none",
-            before="because",
-            sparse=True,
+            "empty where there are none"
         ),
     ] = ()
 
@@ -79,32 +78,24 @@ class Reason:
         ),
     ]
     words: Annotated[str, Written("the same in one clause, with its evidence")]
-    modules: Annotated[tuple[str, ...], Written("modules in FP32 that it is about", sparse=True)] = ()
+    modules: Annotated[tuple[str, ...], Written("modules in FP32 that it is about")] = ()
     operations: Annotated[
-        tuple[str, ...],
-        Written("operations in modules that run low, and those without a precision, by name", sparse=True),
+        tuple[str, ...], Written("operations in modules that run low, and those without a precision, by name")
     ] = ()
-    by: Annotated[str | None, Written("the module or operation that decides, where it is another", sparse=True)] = None
+    by: Annotated[str | None, Written("the module or operation that decides, where it is another")] = None
     adds: Annotated[
         float | None,
-        Written(
-            "what lowering it alone adds to the plan's error, of several the most; not there where that is forbidden",
-            sparse=True,
-        ),
+        Written("what lowering it alone adds to the plan's error, of several the most; `null` where that is forbidden"),
     ] = None
-    left: Annotated[float | None, Written("how much of the budget the plan leaves", sparse=True)] = None
+    left: Annotated[float | None, Written("how much of the budget the plan leaves")] = None
     saves: Annotated[
         float | None,
         Written(
-            "share of what the plan still takes, by its objective, that lowering it alone saves, of several the most",
-            sparse=True,
+            "share of what the plan still takes, by its objective, that lowering it alone saves, of several the most"
         ),
     ] = None
     ran: Annotated[
-        bool,
-        Written(
-            "whether `adds` comes from a run of the recorded graph with it lowered; else it is predicted", sparse=True
-        ),
+        bool, Written("whether `adds` comes from a run of the recorded graph with it lowered; else it is predicted")
     ] = False
 
 
@@ -115,84 +106,57 @@ class Verification:
     error: relative L2 of all outputs, worst run without gradients; None if it failed. execution: native | emulated.
     """
 
-    error: Annotated[
-        float | None, Written("as it was run; `measured_error` is that of a run that counts", measured=True)
-    ]
-    finite: Annotated[bool, Written("whether the outputs were", measured=True)]
-    worst_output: Annotated[
-        float | None, Written("the largest of any one output tensor", key="worst_output_error", before="verified")
-    ]
+    error: Annotated[float | None, Written("as it was run; `measured_error` is that of a run that counts")]
+    finite: Annotated[bool, Written("whether the outputs were")]
+    worst_output: Annotated[float | None, Written("the largest of any one output tensor")]
     inputs: Annotated[
         str,
         Written(
-            "`held-out`: inputs the plan was not made from; `audited`: the same inputs",
-            key="verified_on",
-            choices=("held-out", "audited"),
+            "`held-out`: inputs the plan was not made from; `audited`: the same inputs", choices=("held-out", "audited")
         ),
     ]
     execution: Annotated[
-        str,
-        Written(
-            "`native`: on a GPU; `emulated`: on a CPU that imitated one", choices=("native", "emulated"), measured=True
-        ),
+        str, Written("`native`: on a GPU; `emulated`: on a CPU that imitated one", choices=("native", "emulated"))
     ]
     failure: Annotated[str | None, Written("why the patched model did not run, in one line")] = None
     joint: Annotated[
         float | None,
         Written(
             "relative L2 of all outputs together, or the share of an integer output's entries that differ where that is "
-            "larger; worst run without gradients, where `measured_error` is something else",
-            key="joint_error",
-            sparse=True,
+            "larger; worst run without gradients, where `measured_error` is something else"
         ),
     ] = None
     criteria: Annotated[
-        tuple[CriterionValue, ...], Written("the criteria that were set, each with what it came to", sparse=True)
+        tuple[CriterionValue, ...], Written("the criteria that were set, each with what it came to")
     ] = ()
     apart: Annotated[
         Mapping[str, float],
-        Written(
-            "relative L2 error of each output whose own is over ten times that of all outputs together, by name",
-            key="outputs_apart",
-            sparse=True,
-        ),
+        Written("relative L2 error of each output whose own is over ten times that of all outputs together, by name"),
     ] = field(default_factory=dict)
     with_gradients: Annotated[
         float | None,
         Written(
             "`measured_error` on the first batch outside of `torch.no_grad()`, where PyTorch runs some operations by other "
-            "kernels; `null`: not run so",
-            key="measured_error_with_gradients",
+            "kernels; `null`: not run so"
         ),
     ] = None
     ungraded: Annotated[
         str | None,
         Written(
-            "what the FP32 model raises with gradients enabled, so that the patched one was not run so; `null`: nothing",
+            "what the FP32 model raises with gradients enabled, so that the patched one was not run so; `null`: nothing"
         ),
     ] = None
     noise: Annotated[
         float | None,
         Written(
-            "how far apart runs of the FP32 model were, by what `measured_error` is in; errors are no better known than that",
-            key="fp32_noise",
+            "how far apart runs of the FP32 model were, by what `measured_error` is in; errors are no better known than that"
         ),
     ] = None
     floor: Annotated[
-        float,
-        Written(
-            "error up to which it holds all the same: three times `fp32_noise`, where that is over the budget",
-            key="noise_floor",
-            sparse=True,
-        ),
+        float, Written("error up to which it holds all the same: three times `noise`, where that is over the budget")
     ] = 0.0
     nonfinite: Annotated[
-        NonFinite | None,
-        Written(
-            "where the run is not finite: its first operation that is not, as for `baselines`",
-            key="first_non_finite",
-            sparse=True,
-        ),
+        NonFinite | None, Written("where the run is not finite: its first operation that is not, as for `baselines`")
     ] = None
 
 
@@ -208,38 +172,31 @@ class Memory:
 class Plan:
     """Precision of every scope under one strategy and format, with what it costs and how it held up."""
 
-    name: str
+    name: Annotated[str, Written("the same as its key in `plans`")]
     strategy: Annotated[
         str,
         Written(
             "`autocast`: weights stay FP32, regions run under torch.autocast; `cast`: weights are stored in the format; "
-            "`graph`: a program of its own, in which every operation has its precision",
-            needed="plan",
+            "`graph`: a program of its own, in which every operation has its precision"
         ),
     ]
-    format: Annotated[str, Written("name of the low format, such as `fp16`", needed="plan")]
+    format: Annotated[str, Written("name of the low format, such as `fp16`")]
     scopes: Annotated[
         Mapping[str, ScopeChoice],
-        Written(
-            "precision by module; a module that is not listed has that of the nearest listed one above it",
-            needed="plan",
-            schema={"required": [""]},
-        ),
+        Written("precision by module; a module that is not listed has that of the nearest listed one above it"),
     ]
     predicted_error: Annotated[
         float, Written("before anything was run: the contributions of all roundings, in quadrature")
-    ]
+    ] = math.nan
     low_precision_flops: Annotated[
-        float,
-        Written("share of the floating-point operations that run low", least=0, most=1, before="pareto"),
-    ]
+        float, Written("share of the floating-point operations that run low", least=0, most=1)
+    ] = math.nan
     predicted_speedup: Annotated[
         float,
         Written(
-            "over FP32, by a roofline model of the GPU in `target` (see [how it works](how-it-works.md#what-a-choice-costs))",
-            before="pareto",
+            "over FP32, by a roofline model of the GPU in `target` (see [how it works](how-it-works.md#what-a-choice-costs))"
         ),
-    ]
+    ] = math.nan
     measured_error: Annotated[
         float | None,
         Written(
@@ -247,25 +204,22 @@ class Plan:
         ),
     ] = None
     verified: Annotated[
-        bool,
-        Written("the patched model was run, without gradients and with them, and is within the budget both times"),
+        bool, Written("the patched model was run, without gradients and with them, and is within the budget both times")
     ] = False
-    verification: Annotated[Verification | None, Inlined()] = None
+    verification: Annotated[Verification | None, Written("the run of the patched model; `null`: it was not run")] = None
     pareto: Annotated[
         tuple[tuple[float, float], ...],
         Written("`[predicted error, time as a share of the slowest]` of the plans it was chosen from", measured=True),
     ] = ()
     note: Annotated[str, Written("what is to be said of it beside, in words", measured=True)] = ""
     reasons: Annotated[
-        tuple[Reason, ...],
-        Written("why modules and operations do not run low under the plan, each one once", before="pareto"),
+        tuple[Reason, ...], Written("why modules and operations do not run low under the plan, each one once")
     ] = ()
     least: Annotated[
         tuple[str, ...] | None,
         Written(
             "modules that stay FP32, whole or in part, where all that gains nothing by it is low too: the recorded graph, run so, holds the "
-            "budget wherever the plan does; `null`: not looked for",
-            before="pareto",
+            "budget wherever the plan does; `null`: not looked for"
         ),
     ] = None
     objective: Annotated[
@@ -273,7 +227,6 @@ class Plan:
         Written(
             "what the plan was to have little of within the budget: `time`, `memory`, or `flops` in FP32",
             choices=("time", "memory", "flops"),
-            before="pareto",
         ),
     ] = "time"
     raised: Annotated[
@@ -283,52 +236,34 @@ class Plan:
             "BF16: `none`; `inputs`; `weights`: parameters and buffers too; `attributes`: also tensors that modules hold "
             "without registering them; `kept`: nothing, since the forward casts to what it is stored in",
             choices=RAISED,
-            before="pareto",
         ),
     ] = "none"
     stored_low: Annotated[
         Mapping[str, int],
         Written(
             "how many numbers of the audited model's parameters were stored in FP16 or BF16, by torch's name of the dtype; "
-            "`apply` refuses a model with more, unless it stays low",
-            before="pareto",
+            "`apply` refuses a model with more, unless it stays low"
         ),
     ] = field(default_factory=dict)
     reach: Annotated[
-        float | None,
-        Written(
-            "where nothing is low: the smallest error that a run with anything low has", before="pareto", sparse=True
-        ),
+        float | None, Written("where nothing is low: the smallest error that a run with anything low has")
     ] = None
-    target: Annotated[
-        str | None,
-        Written("the GPU that `predicted_speedup` is for; `null` where it is not known", before="pareto"),
-    ] = None
-    memory: Annotated[
-        Memory | None,
-        Written("what one forward needs under the plan", key="predicted_memory", before="pareto"),
-    ] = None
-    fp32_memory: Annotated[Memory | None, Written("the same without the plan", before="pareto")] = None
+    target: Annotated[str | None, Written("the GPU that `predicted_speedup` is for; `null` where it is not known")] = (
+        None
+    )
+    memory: Annotated[Memory | None, Written("what one forward needs under the plan")] = None
+    fp32_memory: Annotated[Memory | None, Written("the same without the plan")] = None
     program: Annotated[
         Program | None,
-        Written("what a plan of strategy `graph` is; its scopes say of the root what most of it runs in", sparse=True),
+        Written("what a plan of strategy `graph` is; its scopes say of the root what most of it runs in"),
     ] = None
     score: Annotated[
         Score | None,
-        Written(
-            "what the user's own function (`evaluation`) says of the model under the plan; only of verified plans",
-            before="pareto",
-            left_out=True,
-        ),
+        Written("what the user's own function (`evaluation`) says of the model under the plan; only of verified plans"),
     ] = None
 
     timed: Annotated[
-        Timed | None,
-        Written(
-            "time and memory of one forward of the patched model, measured where `timing` says",
-            before="pareto",
-            left_out=True,
-        ),
+        Timed | None, Written("time and memory of one forward of the patched model, measured where `timing` says")
     ] = None
 
     @property
@@ -342,6 +277,11 @@ class Plan:
         if not self.reasons:
             return tuple(path for path, choice in self.scopes.items() if choice.precision == "fp32")
         return tuple(path for reason in self.reasons if reason.kind != "not-floating" for path in reason.modules)
+
+    @property
+    def islands(self) -> int:
+        """How many scopes have another precision than the root."""
+        return sum(choice.precision != self.scopes[""].precision for choice in self.scopes.values())
 
     @property
     def exceptions(self) -> tuple[tuple[str, str], ...]:

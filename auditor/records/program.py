@@ -15,7 +15,7 @@ REASONS = ("unsafe", "untested", "refused", "budget", "no-gain")
 class Kept:
     """One operation of an exported graph that stays FP32."""
 
-    name: Annotated[str, Written("in the exported graph", needed="plan")]
+    name: Annotated[str, Written("in the exported graph")]
     op: Annotated[str, Written("ATen overload")]
     kind: Annotated[
         str,
@@ -34,7 +34,7 @@ class Kept:
 class Onnx:
     """A program as an ONNX model."""
 
-    file: Annotated[str, Written("name of the file beside plan.json", needed="plan")]
+    file: Annotated[str, Written("name of the file beside plan.json")]
     ends: Annotated[
         str,
         Written(
@@ -63,7 +63,7 @@ class Onnx:
         float | None,
         Written(
             "the error of the same model with every value in the plan's format computed in FP32 and rounded to it, as a GPU does; "
-            "`null`: it did not run so",
+            "`null`: it did not run so"
         ),
     ] = None
 
@@ -72,7 +72,7 @@ class Onnx:
 class Program:
     """A plan as a program of its own: the exported graph with a precision for every operation."""
 
-    file: Annotated[str, Written("name of the file beside plan.json, read by `torch.export.load`", needed="plan")]
+    file: Annotated[str, Written("name of the file beside plan.json, read by `torch.export.load`")]
     operations: Annotated[int, Written("operations of the graph that read FP32 values", least=0)]
     low: Annotated[int, Written("those that run in the format", least=0)]
     casts: Annotated[int, Written("conversions in the graph", least=0)]
@@ -81,4 +81,4 @@ class Program:
         str | None,
         Written("why it takes the audited batch size alone; `null`: it takes any, the first dimension is open"),
     ] = None
-    onnx: Annotated[Onnx | None, Written("the same as an ONNX model, where that was asked for", sparse=True)] = None
+    onnx: Annotated[Onnx | None, Written("the same as an ONNX model, where that was asked for")] = None

@@ -72,14 +72,7 @@ class NonFinite:
     begins_op: Annotated[str, Written("ATen overload of that operation")]
     begins_source: Annotated[str | None, Written("line that wrote it")]
     rules: Annotated[tuple[str, ...], Written("codes of the rules that fired on either of the two")] = ()
-    batch: Annotated[
-        int,
-        Written(
-            "the first batch in which it does, of those that plans are checked on; not there for 1",
-            least=1,
-            sparse=True,
-        ),
-    ] = 1
+    batch: Annotated[int, Written("the first batch in which it does, of those that plans are checked on", least=1)] = 1
 
 
 @dataclass(frozen=True)
@@ -227,18 +220,16 @@ class Baseline(Outcome):
         RulesOnly | None,
         Written(
             "the same with FP32 in every module where a rule fired, measurements left aside; it also has "
-            "`low_precision_flops`",
+            "`low_precision_flops`"
         ),
     ] = None
     criteria: Annotated[
-        tuple[CriterionValue, ...], Written("the criteria that were set, each with what it came to", sparse=True)
+        tuple[CriterionValue, ...], Written("the criteria that were set, each with what it came to")
     ] = ()
     nonfinite: Annotated[
         NonFinite | None,
         Written(
-            "where the run is not finite: its first operation that is not; not there where the recorded graph, run so, "
-            "stays finite",
-            key="first_non_finite",
-            sparse=True,
+            "where the run is not finite: its first operation that is not; `null` where the recorded graph, run so, "
+            "stays finite"
         ),
     ] = None

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from .graph import CalledFrom
 from .measure import Contribution, Magnitudes, NodeError
-from .written import ByFormat, Written
+from .written import Written
 
 FlushedUnscaled = Annotated[
-    float,
-    Written(
-        "share of the low gradients that FP16 turns to zero without a scale",
-        key="flushed_share_unscaled",
-        least=0,
-        most=1,
-    ),
+    float, Written("share of the low gradients that FP16 turns to zero without a scale", least=0, most=1)
 ]
 
 
@@ -26,19 +20,12 @@ class ModuleGradients:
     """Gradients with respect to what the operations of one module return, and of their weights, all together."""
 
     module: Annotated[str, Written("path of the module; `(loss)` is what the model does not hold")]
-    activations: Annotated[
-        Magnitudes,
-        Written(
-            "histogram of the gradients of what its operations return", key="activation_gradients", form="Histogram"
-        ),
-    ]
+    activations: Annotated[Magnitudes, Written("histogram of the gradients of what its operations return")]
     low: Annotated[
         Magnitudes | None,
         Written(
             "of those that autocast makes low, without what FP32 itself would lose beside the largest of the same tensor; "
-            "`null`: none",
-            key="low_gradients",
-            form="Histogram",
+            "`null`: none"
         ),
     ]
 
@@ -52,17 +39,15 @@ class ParameterGradients:
 
     name: Annotated[str, Written("of the parameter, in the state dict")]
     module: Annotated[str, Written("path of the module that reads it; `(loss)` is what the model does not hold")]
-    weight: Annotated[Magnitudes, Written("histogram of its values", form="Histogram")]
-    gradient: Annotated[Magnitudes, Written("histogram of its gradient", form="Histogram")]
+    weight: Annotated[Magnitudes, Written("histogram of its values")]
+    gradient: Annotated[Magnitudes, Written("histogram of its gradient")]
     ratios: Annotated[
         Mapping[int, int],
         Written(
-            "count by floor(log2 of gradient over half a BF16 spacing of the weight), where neither is zero",
-            key="update_ratio_exponents",
-            least=1,
+            "count by floor(log2 of gradient over half a BF16 spacing of the weight), where neither is zero", least=1
         ),
     ]
-    low: Annotated[bool, Written("its gradient passes through the low format under autocast", before="weight")]
+    low: Annotated[bool, Written("its gradient passes through the low format under autocast")]
 
 
 @dataclass(frozen=True)
@@ -73,20 +58,12 @@ class BackwardNode:
     op: Annotated[str, Written("ATen overload")]
     owner: Annotated[str, Written("module it belongs to")]
     source: Annotated[str | None, Written("line that wrote it, as for operations")]
-    errors: Annotated[Mapping[str, NodeError], ByFormat(), Written("what it hands to its inputs", form="BackwardPass")]
-    contributions: Annotated[
-        Mapping[str, Contribution], ByFormat(), Written("how far it moves the gradients", form="MovedGradients")
-    ]
+    errors: Annotated[Mapping[str, NodeError], Written("by format: what it does to that which it hands to its inputs")]
+    contributions: Annotated[Mapping[str, Contribution], Written("by format: how far it moves the gradients")]
     reaches: Annotated[
-        Mapping[str, str],
-        ByFormat(),
-        Written("parameter whose gradient turns non-finite with it; `null`: none does", before="unsupported"),
+        Mapping[str, str], Written("parameter whose gradient turns non-finite with it; `null`: none does")
     ]
-    reasons: Annotated[
-        Mapping[str, str],
-        ByFormat(),
-        Written("why it must not run in the format when training; `null`: it may", key="unsafe"),
-    ]
+    reasons: Annotated[Mapping[str, str], Written("why it must not run in the format when training; `null`: it may")]
     called_from: CalledFrom = None
 
 
@@ -95,45 +72,25 @@ class LossScale:
     """The window of loss scales for FP16, all powers of two, and what is outside of it."""
 
     minimum: Annotated[
-        float,
-        Written(
-            "the smallest that keeps the flushed share of the low gradients within `allowed_flushed_share`",
-            key="min_loss_scale",
-            exact=True,
-        ),
+        float, Written("the smallest that keeps the flushed share of the low gradients within `allowed`", exact=True)
     ]
-    maximum: Annotated[
-        float,
-        Written("the largest at which no low gradient overflows", key="max_loss_scale", exact=True),
-    ]
-    init: Annotated[
-        float | None,
-        Written("what to give GradScaler; `null`: the window is empty", key="init_scale", exact=True),
-    ]
+    maximum: Annotated[float, Written("the largest at which no low gradient overflows", exact=True)]
+    init: Annotated[float | None, Written("what to give GradScaler; `null`: the window is empty", exact=True)]
     flushed_unscaled: FlushedUnscaled
-    allowed: Annotated[
-        float, Written("the share that may be flushed", key="allowed_flushed_share", least=0, most=1, exact=True)
-    ]
+    allowed: Annotated[float, Written("the share that may be flushed", least=0, most=1, exact=True)]
     closed_by: Annotated[
         str | None,
         Written(
             "the module whose gradients overflow first, if the window is empty; `null`: it is open; `(loss)`: the loss itself"
         ),
     ]
-    largest: Annotated[str, Written("module that sets the window's upper end", key="largest_gradient_in")]
-    starved: Annotated[
-        str | None,
-        Written("module that loses most at the upper end; `null`: none loses any", key="most_flushed_in"),
-    ]
+    largest: Annotated[str, Written("module that sets the window's upper end")]
+    starved: Annotated[str | None, Written("module that loses most at the upper end; `null`: none loses any")]
     flushed: Annotated[
-        Mapping[int, float],
-        Written(
-            "by log2 of the scale: share of the low gradients turned to zero", key="flushed_share", least=0, most=1
-        ),
+        Mapping[int, float], Written("by log2 of the scale: share of the low gradients turned to zero", least=0, most=1)
     ]
     subnormal: Annotated[
-        Mapping[int, float],
-        Written("by log2 of the scale: share kept with fewer bits", key="subnormal_share", least=0, most=1),
+        Mapping[int, float], Written("by log2 of the scale: share kept with fewer bits", least=0, most=1)
     ]
 
 
@@ -141,23 +98,16 @@ class LossScale:
 class Bf16Outlook:
     """What BF16 loses; Adam's first steps move every weight by the learning rate."""
 
-    flushed: Annotated[
-        float,
-        Written("share of the low gradients that it turns to zero", key="flushed_share", least=0, most=1),
-    ]
+    flushed: Annotated[float, Written("share of the low gradients that it turns to zero", least=0, most=1)]
     lost_adam: Annotated[
         Mapping[float, float],
         Written(
             "by learning rate of Adam: share of the updates smaller than half a spacing of weights stored in BF16",
-            key="lost_updates_adam",
             least=0,
             most=1,
         ),
     ]
-    lost_sgd: Annotated[
-        Mapping[float, float],
-        Written("the same for SGD", key="lost_updates_sgd", least=0, most=1),
-    ]
+    lost_sgd: Annotated[Mapping[float, float], Written("the same for SGD", least=0, most=1)]
 
 
 @dataclass(frozen=True)
@@ -169,8 +119,7 @@ class BatchSize:
     gradient_norm: Annotated[float, Written("norm of the parameters' gradients")]
     flushed_unscaled: FlushedUnscaled
     error: Annotated[
-        Mapping[str, float | None],
-        Written("by format: relative L2 error of all parameter gradients under autocast", key="gradient_error"),
+        Mapping[str, float | None], Written("by format: relative L2 error of all parameter gradients under autocast")
     ]
 
 
@@ -179,17 +128,13 @@ class Trial:
     """One FP16 step at one loss scale, run for real."""
 
     scale: Annotated[float, Written("the loss scale", exact=True)]
-    flushed: Annotated[
-        float,
-        Written("share of the low gradients that came back as zero", least=0, most=1),
-    ]
-    predicted: Annotated[float, Written("what the histograms say of it", key="predicted_flushed", least=0, most=1)]
+    flushed: Annotated[float, Written("share of the low gradients that came back as zero", least=0, most=1)]
+    predicted: Annotated[float, Written("what the histograms say of it", least=0, most=1)]
     overflow: Annotated[bool, Written("GradScaler would skip the step")]
     predicted_overflow: Annotated[bool, Written("the scale is beyond the window")]
-    explained: Annotated[
-        str | None,
-        Written("why overflow was seen and not predicted, or predicted and not seen", left_out=True),
-    ] = None
+    explained: Annotated[str | None, Written("why overflow was seen and not predicted, or predicted and not seen")] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
@@ -199,45 +144,46 @@ class Advice:
     code: Annotated[str, Written("its kind")]
     title: Annotated[str, Written("what to do")]
     text: Annotated[str, Written("why")]
-    evidence: Annotated[Mapping[str, float | str], Written("the numbers by name")] = field(default_factory=dict)
+    evidence: Annotated[Mapping[str, Any], Written("the numbers by name")] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """What an audit of a training step found."""
 
-    format: Annotated[str | None, Written("format to train in; `null`: FP32", key="recommended")]
+    format: Annotated[str | None, Written("format to train in; `null`: FP32")]
     recommendation: Annotated[str, Written("why, and with which scaler, in one sentence")]
     plan: Annotated[str | None, Written("plan whose islands the window holds for; `null`: plain autocast")]
     loss: Annotated[float, Written("its value in FP32, the mean of the `batches`")]
     loss_source: Annotated[str, Written("where the loss came from")]
     fp16: Annotated[
-        LossScale | None,
-        Written("the loss-scale window; `null` where FP16 was not audited or autocast lowers nothing"),
+        LossScale | None, Written("the loss-scale window; `null` where FP16 was not audited or autocast lowers nothing")
     ]
     bf16: Annotated[Bf16Outlook | None, Written("what BF16 loses; `null` where it was not audited")]
     errors: Annotated[
         Mapping[str, float | None],
         Written(
-            "by format: relative L2 error of all parameter gradients in one low step under autocast; `null`: it failed",
-            key="gradient_error",
+            "by format: relative L2 error of all parameter gradients in one low step under autocast; `null`: it failed"
         ),
     ]
-    trials: Annotated[tuple[Trial, ...], Written("FP16 steps that were run, against what was predicted", measured=True)]
+    trials: Annotated[
+        tuple[Trial, ...], Written("FP16 steps that were run, against what was predicted", measured=True)
+    ] = ()
     modules: Annotated[
         tuple[ModuleGradients, ...], Written("gradients of what each module's operations return", measured=True)
-    ]
+    ] = ()
     parameters: Annotated[
         tuple[ParameterGradients, ...], Written("every trainable parameter and its gradient", measured=True)
-    ]
+    ] = ()
     nodes: Annotated[
         tuple[BackwardNode, ...], Written("the backward pass of every operation of model and loss", measured=True)
-    ]
-    batch_sizes: Annotated[tuple[BatchSize, ...], Written("the same step on parts of the first batch", measured=True)]
+    ] = ()
+    batch_sizes: Annotated[
+        tuple[BatchSize, ...], Written("the same step on parts of the first batch", measured=True)
+    ] = ()
     advice: Annotated[tuple[Advice, ...], Written("what to do, with the numbers that ask for it")]
     attribution: Annotated[
-        str | None,
-        Written("why contributions to the gradients are missing; `null`: they are there"),
+        str | None, Written("why contributions to the gradients are missing; `null`: they are there")
     ] = None
     returned: Annotated[
         str,

@@ -1,55 +1,107 @@
-"""How a record says which of its fields the files of an audit hold, under which key, and what they mean."""
+"""How a field of a record stands in the files of an audit: what it means, which values it takes, in which file it is."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+T = TypeVar("T")
+
+NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+"""Texts that stand for what JSON has no number for."""
+
+LARGEST = 2**64 - 1
+"""The largest whole number in a file: what counts anything is far below; a seed may be this."""
+
+EXPONENTS = (-1100, 1023)
+"""Whole numbers that are keys are powers of two, and those of a float are within these."""
 
 
 @dataclass(frozen=True)
 class Written:
     """A field that the files hold: `Annotated[float, Written("meaning")]`.
 
-    They are written, read, checked and described from it; a field without it stays out of them.
-
-    meaning: what it is, and in which unit, as Markdown. measured: it stands in measurements.json, whole; else in
-    plan.json, which people commit: what decides and what was decided. key: its name in the file, the field's own if left out. before:
-    the key it stands before, where that is not the record's order. needed: who cannot do without it when a file is read,
-    "plan" (applying a plan) or "audit" (comparing two); a file that lacks another field is read all the same. left_out:
-    None is not written. sparse: nor is the record's default. choices: all the texts there are, of one or of each.
-    least, most: bounds of a number. finite: a number that is never null. exact: a setting, kept to the last digit, where
-    what is measured has seven. schema: what else its JSON schema says. form: the class of document/contents.py that stands
-    in the file for the record.
+    meaning: what it is, and in which unit, as Markdown. measured: it stands in measurements.json; else in plan.json,
+    which people commit: what decides and what was decided. choices: all the texts there are, of one or of each. least,
+    most: bounds of a number, or of each. exact: a setting, kept to the last digit, where what is measured has seven.
     """
 
     meaning: str
-    key: str = ""
-    before: str = ""
-    needed: str = ""
-    left_out: bool = False
-    sparse: bool = False
     measured: bool = False
     choices: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
-    finite: bool = False
     exact: bool = False
-    schema: Mapping[str, Any] = field(default_factory=dict)
-    form: str = ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        narrowed: CoreSchema = self._narrowed(handler(source))
+        return narrowed
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "description": self.meaning, "measured": self.measured}
+
+    def _narrowed(self, schema: Any) -> Any:
+        """The schema with bounds, choices and digits in its leaves."""
+        match schema["type"]:
+            case "nullable":
+                return {**schema, "schema": self._narrowed(schema["schema"])}
+            case "tuple":
+                return {**schema, "items_schema": [self._narrowed(item) for item in schema["items_schema"]]}
+            case "dict":
+                keys = schema["keys_schema"]
+                keys = core_schema.int_schema(ge=EXPONENTS[0], le=EXPONENTS[1]) if keys["type"] == "int" else keys
+                return {**schema, "keys_schema": keys, "values_schema": self._narrowed(schema["values_schema"])}
+            case "float":
+                limited = core_schema.float_schema(ge=self.least, le=self.most, strict=True)
+                encode = core_schema.plain_serializer_function_ser_schema(self._number)
+                return core_schema.no_info_before_validator_function(revived, limited, serialization=encode)
+            case "int":
+                least = None if self.least is None else int(self.least)
+                return core_schema.int_schema(ge=least, le=LARGEST, strict=True)
+            case "str" if self.choices:
+                return core_schema.literal_schema(list(self.choices))
+            case "any":
+                encode = core_schema.plain_serializer_function_ser_schema(plain)
+                return core_schema.no_info_after_validator_function(revived, schema, serialization=encode)
+        return schema
+
+    def _number(self, value: float | None) -> Any:
+        return value if self.exact and math.isfinite(value or 0) else plain(value)
 
 
-@dataclass(frozen=True)
-class Inlined:
-    """A field that holds a record whose own written fields stand in this one's place; each is null if it is None."""
+class _Anything:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.any_schema()
 
 
-@dataclass(frozen=True)
-class ByFormat:
-    """A field {number format: value}: the file has an object under the name of each format, made of all such fields.
+Unwritten = Annotated[T, Field(init=False, exclude=True), _Anything()]
+"""A field that stays out of the files: `Unwritten[int]`. It has its default where a record is read from them."""
 
-    The formats are those of the record's first such field. left_out: what a format lacks here is not written; else it is
-    null. A value that is no record is Written as well.
+
+def plain(value: Any) -> Any:
+    """Whatever a rule's evidence holds, as data that JSON has.
+
+    A number has seven significant digits: what is beyond them varies with the order of a reduction.
     """
+    if isinstance(value, float):
+        text = next((text for text, odd in NOT_FINITE.items() if value == odd), "NaN")
+        return float(f"{value:.7g}") if math.isfinite(value) else text
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
-    left_out: bool = False
+
+def revived(value: Any) -> Any:
+    """What `plain` was made of: a number, where a text stands for one."""
+    if isinstance(value, list):
+        return [revived(item) for item in value]
+    if isinstance(value, dict):
+        return {key: revived(item) for key, item in value.items()}
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..document.compare import Comparison, VerdictChange
-from ..document.compared import Figures, Known
+from ..document.compare import Comparison, VerdictChange, figures
 from ..numerics.formats import runs
+from ..records import Finding, Plan
 from .blocks import Block, Entries, Entry, Lines, Table, Title
 from .prose import sentence
 from .templates import environment
@@ -24,7 +24,7 @@ ROWS = 200
 class KnownGroup:
     """Findings of one rule on one operation of identical blocks. pattern: `blocks.*.norm` where there are several."""
 
-    first: Known
+    first: Finding
     pattern: str
     times: int
 
@@ -59,14 +59,13 @@ def caveats(found: Comparison) -> tuple[str, ...]:
 
 
 def _plans_differ(found: Comparison) -> bool:
-    return any(before != after for _, before, after in found.plans) or (
-        found.before.recommended != found.after.recommended
-    )
+    changed = any(figures(before) != figures(after) for _, before, after in found.plans)
+    return changed or found.before.recommended != found.after.recommended
 
 
-def groups(findings: Iterable[Known]) -> tuple[KnownGroup, ...]:
+def groups(findings: Iterable[Finding]) -> tuple[KnownGroup, ...]:
     """Findings by severity, those that repeat over identical blocks folded into one."""
-    kinds: dict[tuple[str, ...], list[Known]] = {}
+    kinds: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         kinds.setdefault((finding.rule, finding.severity, pattern(finding.owner), finding.op), []).append(finding)
     folded = [
@@ -94,7 +93,7 @@ def _worsening(change: VerdictChange) -> int:
     return ranks.get(change.after or "", 0) - ranks.get(change.before or "", 0)
 
 
-def error(plan: Figures | None) -> str:
+def error(plan: Plan | None) -> str:
     """A plan's measured error, or why there is none."""
     if plan is None:
         return "no plan"
@@ -103,12 +102,12 @@ def error(plan: Figures | None) -> str:
     return ratio(plan.measured_error)
 
 
-def speedup(plan: Figures | None) -> str:
+def speedup(plan: Plan | None) -> str:
     """A plan's predicted speed-up, or a dash."""
     return f"{plan.predicted_speedup:.2f}x" if plan and plan.predicted_speedup is not None else "–"
 
 
-def exceptions(before: Figures | None, after: Figures | None) -> str:
+def exceptions(before: Plan | None, after: Plan | None) -> str:
     """Functions that stay FP32 in low modules on one side alone; nothing where they are the same."""
     first, second = _exceptions(before), _exceptions(after)
     sides = (
@@ -119,15 +118,15 @@ def exceptions(before: Figures | None, after: Figures | None) -> str:
     return f"Functions of low modules {'; '.join(said)}." if said else ""
 
 
-def _exceptions(side: Figures | None) -> tuple[str, ...]:
+def _exceptions(side: Plan | None) -> tuple[str, ...]:
     return tuple(f"{name} in {scope(path)}" for path, name in side.exceptions) if side else ()
 
 
-def overview(found: Comparison) -> list[Block]:
+def overview(found: Comparison, files: tuple[str, str]) -> list[Block]:
     """Headline, plans, findings that are new or gone, and verdicts that changed."""
-    before, after = (f"{side.label} ({side.name})" for side in (found.before, found.after))
+    names = found.before.subject.name, found.after.subject.name
     page: list[Block] = [
-        Title(f"{before} -> {after}"),
+        Title(f"{files[0]} ({names[0]}) -> {files[1]} ({names[1]})"),
         Lines("Verdict", (headline(found),), "error" if found.new else "good"),
         Lines("", (recommendation(found),)),
     ]
@@ -143,19 +142,24 @@ def overview(found: Comparison) -> list[Block]:
 
 def _table(found: Comparison) -> Table:
     rows = [
-        (name, f"{error(old)} -> {error(new)}", f"{speedup(old)} -> {speedup(new)}", "" if old != new else "same")
+        (
+            name,
+            f"{error(old)} -> {error(new)}",
+            f"{speedup(old)} -> {speedup(new)}",
+            "" if figures(old) != figures(new) else "same",
+        )
         for name, old, new in found.plans
     ]
     bold = next((i for i, row in enumerate(rows) if row[0] == found.after.recommended), None)
     return Table(("Plan", "Measured error", "Speed-up", ""), tuple(rows), bold)
 
 
-def _listed(title: str, findings: tuple[Known, ...]) -> Entries:
+def _listed(title: str, findings: tuple[Finding, ...]) -> Entries:
     folded = groups(findings)
     entries = tuple(
         Entry(
             f"{group.first.source or op(group.first.op)} {group.first.rule} {group.first.severity} in "
-            f"{scope(group.pattern)}{_times(group.times)}: {sentence(group.first.message)}",
+            f"{scope(group.pattern)}{_times(group.times)}: {sentence(group.first.message or group.first.name)}",
             (),
             group.first.severity,
         )
@@ -184,9 +188,9 @@ def _left(kinds: int) -> str:
     return f"and {kinds - SHOWN} more kinds: --format json has them all" if kinds > SHOWN else ""
 
 
-def render(found: Comparison) -> str:
+def render(found: Comparison, files: tuple[str, str]) -> str:
     """The comparison as one HTML document."""
     said = {"headline": headline(found), "recommendation": recommendation(found), "caveats": caveats(found)}
     tables = {"new": groups(found.new), "gone": groups(found.gone), "changes": changes(found)}
-    words = {"error": error, "speedup": speedup, "exceptions": exceptions}
-    return environment().get_template("diff.html.jinja").render(found=found, shown=ROWS, **said, **tables, **words)
+    page = {"error": error, "speedup": speedup, "exceptions": exceptions, "files": files, "found": found, "shown": ROWS}
+    return environment().get_template("diff.html.jinja").render(**said, **tables, **page)

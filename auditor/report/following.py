@@ -17,7 +17,7 @@ from .words import label, op, ratio
 def following(audit: Audit, directory: Path) -> str:
     """The next step. directory: where the files of the audit are."""
     report = directory / "report.html"
-    if audit.subject.random_weights and audit.subject.present and _checkpoints(audit):
+    if audit.subject.random_weights and audit.live and _checkpoints(audit):
         return "audit it again with its trained weights (--weights FILE): what was measured is of random ones."
     if audit.training is not None and audit.training.format is not None:
         return f"train with the loop in {report}, section Training."

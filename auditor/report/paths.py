@@ -46,9 +46,8 @@ def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
         return caller
     if node is None and line:
         return Place(name, line)
-    origin = audit.subject.origin
-    if origin is not None and origin.path:
-        return Place(from_repository(Path(origin.path)), 1)
+    if audit.subject.file:
+        return Place(from_repository(Path(audit.subject.file)), 1)
     return Place(name, line) if line else Place(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1)
 
 

@@ -272,4 +272,4 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
     if untested:
         listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
         limits.append(f"Not tested: {listed}; the layer table says why.")
-    return (*limits, *map(sentence, (*subject.warnings, *audit.warnings)))
+    return (*limits, *map(sentence, audit.warnings))

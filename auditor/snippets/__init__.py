@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import AuditorError
+from ..records import Audit
 from . import fsdp2, gradscaler, huggingface, lightning
-from .offer import Offer, offer_of
-from .text import comment, heading
-from .tool import Tool
+from .offer import audit_in, choose, running
+from .tool import Tool, comment, heading
 
 TOOLS: dict[str, Tool] = {
     "hf": huggingface.TOOL,
@@ -27,28 +27,27 @@ def snippet(plan: Any, tool: str, name: str | None = None) -> str:
     """
     if not isinstance(tool, str) or tool not in TOOLS:
         raise AuditorError(f"no snippet is for {tool!r}: choose one of {', '.join(TOOLS)}", slug="no-such-tool")
-    return _written(offer_of(plan), TOOLS[tool], name)
+    return _written(audit_in(plan), TOOLS[tool], name)
 
 
 def snippets(plan: Any, name: str | None = None) -> dict[str, str]:
     """{tool: its snippet} for every tool. Raises: PlanError."""
-    offer = offer_of(plan)
-    return {key: _written(offer, tool, name) for key, tool in TOOLS.items()}
+    audit = audit_in(plan)
+    return {key: _written(audit, tool, name) for key, tool in TOOLS.items()}
 
 
-def _written(offer: Offer, tool: Tool, name: str | None) -> str:
-    chosen = offer.choose(tool.strategies, name)
+def _written(audit: Audit, tool: Tool, name: str | None) -> str:
+    chosen = choose(audit, tool.strategies, name)
     if chosen is None:
-        wanted = " or ".join(tool.strategies)
-        if offer.plans and not offer.running:
+        if audit.plans and not running(audit):
             return comment(f"{tool.title}: no plan can be run, as torch has no arithmetic in their formats.")
-        lines = (f"{tool.title}: no plan of strategy {wanted} holds the budget.", tool.otherwise)
-        return comment(*lines)
-    if chosen.strategy not in tool.strategies:
-        return comment(
-            f"{tool.title}: this cannot express {chosen.name!r}, a plan of strategy {chosen.strategy}.", tool.otherwise
-        )
+        wanted = " or ".join(tool.strategies)
+        return comment(f"{tool.title}: no plan of strategy {wanted} holds the budget.", tool.otherwise)
+    plan = chosen.plan
+    if plan.strategy not in tool.strategies:
+        said = f"{tool.title}: this cannot express {plan.name!r}, a plan of strategy {plan.strategy}."
+        return comment(said, tool.otherwise)
     impossible = tool.impossible(chosen)
     if impossible:
-        return comment(f"{tool.title}: this cannot express {chosen.name!r}.", impossible)
+        return comment(f"{tool.title}: this cannot express {plan.name!r}.", impossible)
     return heading(tool.title, chosen) + tool.render(chosen)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .offer import Chosen
-from .text import comment, dtype_text, mapping
-from .tool import Tool
+from .tool import Tool, comment, dtype_text, mapping
 
 _CAST_NOTE = (
     "FSDP2 keeps the shards in FP32 and gathers each group of parameters in param_dtype, so a cast plan also trains. A "
@@ -75,12 +74,11 @@ def shard(model, blocks=(), **options):
 
 def render(chosen: Chosen) -> str:
     """A function `shard(model)`."""
-    if chosen.strategy == "autocast":
-        notes = (note.replace("{format}", chosen.format) for note in _AUTOCAST_NOTE)
-        return comment(*notes) + _AUTOCAST.format(name=chosen.name)
+    if chosen.plan.strategy == "autocast":
+        notes = (note.replace("{format}", chosen.plan.format) for note in _AUTOCAST_NOTE)
+        return comment(*notes) + _AUTOCAST.format(name=chosen.plan.name)
     names = _names(chosen)
-    entries = {path: _dtypes(chosen, path) for path, _ in chosen.deepest_first() if names.get(path, path) == path}
-    entries.setdefault("", "(torch.float32, None)")
+    entries = {path: _dtypes(chosen, path) for path in chosen.deepest_first() if names.get(path, path) == path}
     imports = "\nimport torch\nfrom torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n\n"
     explained = "# module: (dtype inside, dtype in which it hands on its output; None leaves it)\n"
     return comment(*_CAST_NOTE) + imports + explained + mapping("SCOPES", entries) + _CAST
@@ -88,26 +86,26 @@ def render(chosen: Chosen) -> str:
 
 def _dtypes(chosen: Chosen, path: str) -> str:
     outside = chosen.handed_on(path)
-    return f"({dtype_text(chosen.scopes[path][0])}, {dtype_text(outside) if outside else None})"
+    return f"({dtype_text(chosen.plan.scopes[path].precision)}, {dtype_text(outside) if outside else None})"
 
 
 def _names(chosen: Chosen) -> dict[str, str]:
     """{path of a shared module: the one of its paths that stands for it, a scope if any is}."""
     found = {}
-    for paths in chosen.shared:
-        first = next((path for path in paths if path in chosen.scopes), paths[0])
+    for paths in chosen.audit.shared_modules:
+        first = next((path for path in paths if path in chosen.plan.scopes), paths[0])
         found.update(dict.fromkeys(paths, first))
     return found
 
 
 def impossible(chosen: Chosen) -> str | None:
     """Two groups of FSDP2 cannot share a parameter, and its policies are those of modules."""
-    if chosen.strategy == "autocast" or chosen.exceptions:
-        return chosen.exceptions if chosen.strategy != "autocast" else None
+    if chosen.plan.strategy == "autocast" or chosen.exceptions:
+        return chosen.exceptions if chosen.plan.strategy != "autocast" else None
     names = _names(chosen)
-    for group in chosen.tied:
+    for group in chosen.audit.tied_parameters:
         owners = {name: name.rpartition(".")[0] for name in group}
-        scopes = sorted({chosen.scope_of(names.get(path, path)) or "" for path in owners.values()})
+        scopes = sorted({chosen.scope_of(names.get(path, path)) for path in owners.values()})
         if len(scopes) > 1:
             return (
                 f"{' and '.join(map(repr, group))} are one weight, and the plan puts them into different scopes: "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..numerics.formats import FORMATS
 from .offer import Chosen
-from .text import comment
-from .tool import Tool
+from .tool import Tool, comment
 
 _NOTE = (
     "patched_model.py lies beside plan.json. The patched model has autocast regions of its own: put no torch.autocast "
@@ -55,11 +54,11 @@ def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
 
 def render(chosen: Chosen) -> str:
     """Functions `prepare(model)` and `train_step(...)`."""
-    scaled = FORMATS[chosen.format].loss_scaling
+    scaled = FORMATS[chosen.plan.format].loss_scaling
     scale = chosen.init_scale or _USUAL_SCALE
     fp16 = (_FP16_NOTE.format(scale=scale), _MEASURED if chosen.init_scale else _GUESSED)
     notes = comment(*_NOTE, *(fp16 if scaled else _BF16_NOTE))
-    return notes + _STEP.format(name=chosen.name, enabled=scaled, scale=scale)
+    return notes + _STEP.format(name=chosen.plan.name, enabled=scaled, scale=scale)
 
 
 TOOL = Tool(

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 from .offer import Chosen
-from .text import comment, dtype_text, listing
-from .tool import Tool
+from .tool import Tool, comment, dtype_text, listing
 
 _NOTE = (
     "transformers 5 or newer. Each entry is searched, as a regular expression, in the names of the checkpoint; what it "
@@ -38,17 +37,17 @@ def render(chosen: Chosen) -> str:
             comment(*_NOTE),
             "\nimport torch\n\nimport patched_model\n\n",
             listing("KEEP_IN_FP32", map(repr, patterns(chosen))),
-            _LOAD.format(dtype=dtype_text(chosen.format), name=chosen.name),
+            _LOAD.format(dtype=dtype_text(chosen.plan.format), name=chosen.plan.name),
         )
     )
 
 
 def patterns(chosen: Chosen) -> Iterator[str]:
     """Regular expressions that match the state-dict names of exactly the weights that the plan stores in FP32."""
-    for path, (precision, _) in chosen.scopes.items():
-        if precision == "fp32":
+    for path, choice in chosen.plan.scopes.items():
+        if choice.precision == "fp32":
             yield _inside(path) + _but_for(_low_inside(chosen, path))
-    for group in chosen.tied:
+    for group in chosen.audit.tied_parameters:
         precisions = [chosen.precision(name.rpartition(".")[0]) for name in group]
         if "fp32" in precisions:  # one weight, stored once: FP32 wins
             low = (name for name, precision in zip(group, precisions, strict=True) if precision != "fp32")
@@ -62,7 +61,7 @@ def _inside(path: str) -> str:
 def _low_inside(chosen: Chosen, path: str) -> list[str]:
     """The outermost low scopes in a scope, by their names in it; FP32 ones in them have patterns of their own."""
     start = f"{path}." if path else ""
-    low = [other for other, (precision, _) in chosen.scopes.items() if precision != "fp32"]
+    low = [other for other, choice in chosen.plan.scopes.items() if choice.precision != "fp32"]
     inside = [other for other in low if other != path and other.startswith(start)]
     outermost = [one for one in inside if not any(one.startswith(f"{other}.") for other in inside)]
     return [other[len(start) :] for other in outermost]

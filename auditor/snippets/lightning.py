@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .offer import Chosen
-from .text import comment
-from .tool import Tool
+from .tool import Tool, comment
 
 _NOTE = (
     "patched_model.py lies beside plan.json. `part` is the attribute of the LightningModule that was audited; leave it "
@@ -60,11 +59,11 @@ class PlanPrecision(Precision):
 
 def render(chosen: Chosen) -> str:
     """A class `PlanPrecision` for `Trainer(plugins=[...])`."""
-    setting = {"fp16": "16-mixed", "bf16": "bf16-mixed"}[chosen.format]
-    if chosen.strategy == "autocast":
+    setting = {"fp16": "16-mixed", "bf16": "bf16-mixed"}[chosen.plan.format]
+    if chosen.plan.strategy == "autocast":
         notes = (note.format(setting=setting) for note in _AUTOCAST_NOTE)
-        return comment(*_NOTE, *notes) + _AUTOCAST.format(setting=setting, name=chosen.name)
-    return comment(*_NOTE, *_CAST_NOTE) + _CAST.format(name=chosen.name)
+        return comment(*_NOTE, *notes) + _AUTOCAST.format(setting=setting, name=chosen.plan.name)
+    return comment(*_NOTE, *_CAST_NOTE) + _CAST.format(name=chosen.plan.name)
 
 
 TOOL = Tool(title="Lightning", strategies=("autocast", "cast"), otherwise="", render=render)

@@ -175,7 +175,7 @@ def test_models_stored_low_are_held_against_the_same_values_in_fp32(kind: str) -
     build = seeded(STORED[kind])
     audit = held(build, reference=raised(build))
     assert all(plan.verified and plan.raised == "weights" for plan in audit.plans.values())
-    assert "stored in" in audit.subject.warnings[0]
+    assert "stored in" in audit.live.warnings[0]
     low = audit.plans["autocast_fp16"]
     assert low.low_precision_flops > 0.9
     assert low.measured_error
@@ -201,7 +201,7 @@ def test_a_part_that_the_forward_casts_to_stays_as_it_is() -> None:
         return Runs(forward, **parts), one(normal(4, 16))
 
     audit = held(seeded(build))
-    assert "casts to bfloat16 by itself" in audit.subject.warnings[0]
+    assert "casts to bfloat16 by itself" in audit.live.warnings[0]
     for name, plan in audit.plans.items():
         assert plan.verified
         model = auditor.apply(seeded(build)()[0], audit, name)
@@ -229,7 +229,7 @@ def test_inputs_in_half_that_an_fp32_model_does_not_cast_are_raised() -> None:
         return mlp(), one(normal(4, 16, dtype=FP16))
 
     audit = held(seeded(build), reference=raised(seeded(build)))
-    assert "raised to FP32" in audit.subject.warnings[0]
+    assert "raised to FP32" in audit.live.warnings[0]
     model, _ = seeded(build)()
     assert auditor.apply(model, audit, "autocast_bf16")[0].weight.dtype is torch.float32
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from auditor.document.compare import compare
-from auditor.document.compared import record
 from auditor.report import diff
 from auditor.report.reporters import html
 from tests.browser.devtools import browser, find_chromium
@@ -32,7 +31,7 @@ def compared(**options):
     """A page with something in each of its tables."""
     before, after = make_audit(60), make_audit(60, **options)
     after = replace(after, max_error=0.5, findings=after.findings[1:], nodes=after.nodes[:-2])
-    return diff.render(compare(record(before.to_json(), "a"), record(after.to_json(), "b")))
+    return diff.render(compare(before, after), ("a", "b"))
 
 
 PAGES = {

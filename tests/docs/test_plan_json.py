@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from auditor.api import audit
+from auditor.document.codec import texts
 from auditor.document.reference import json_schema, with_tables
-from auditor.document.write import texts
 from tests.unit.report.factory import make_audit
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -84,7 +84,7 @@ def test_a_real_audit_follows_it(strict, real):
     for name in SCHEMAS:
         assert [f"{error.json_path}: {error.message}" for error in strict[name].iter_errors(real[name])] == []
     nodes = real["measurements"]["nodes"]
-    assert {"unsafe", "safe"} <= {node["fp16"]["verdict"] for node in nodes if "fp16" in node}
+    assert {"unsafe", "safe"} <= {node["verdicts"]["fp16"]["verdict"] for node in nodes}
     assert real["plan"]["findings"]
 
 
@@ -101,13 +101,12 @@ def without(document: dict, *path: str) -> dict:
     "path",
     [
         ("plan", "format_version"),
-        ("plan", "subject", "parameters"),
-        ("plan", "plans", "cast_bf16", "scopes", ""),
+        ("plan", "parameters"),
         ("plan", "plans", "cast_bf16", "scopes", "", "precision"),
         ("plan", "plans", "cast_bf16", "verified"),
         ("plan", "baselines", "cast_bf16", "finite"),
         ("measurements", "plan"),
-        ("measurements", "nodes", 0, "fp16", "verdict"),
+        ("measurements", "nodes", 0, "verdicts", "fp16", "verdict"),
     ],
 )
 def test_what_is_missing_is_noticed(path, strict, real):
@@ -118,13 +117,13 @@ def test_what_is_missing_is_noticed(path, strict, real):
     ("path", "value"),
     [
         (("plan", "format_version"), 2),
-        (("plan", "recommended"), "fast"),
+        (("plan", "recommended"), 3),
         (("plan", "plans", "cast_bf16", "strategy"), None),
         (("plan", "plans", "cast_bf16", "measured_error"), "0.1"),
-        (("measurements", "nodes", 0, "fp16", "verdict"), "fine"),
-        (("measurements", "nodes", 0, "owner"), None),
+        (("measurements", "nodes", 0, "verdicts", "fp16", "verdict"), "fine"),
+        (("measurements", "nodes", 0, "node", "owner"), None),
         (("plan", "findings", 0, "severity"), "fatal"),
-        (("measurements", "findings", 0, "severity"), "fatal"),
+        (("measurements", "findings", 0, "why"), 3),
         (("plan", "undocumented"), 1),
         (("measurements", "undocumented"), 1),
     ],

@@ -21,7 +21,7 @@ import torch
 
 import auditor
 from auditor import cli
-from auditor.document.contents import digest
+from auditor.document.codec import digest
 from auditor.errors import AuditorError
 from auditor.report import reporters
 from tests.unit.report.factory import make_audit
@@ -66,7 +66,7 @@ COMMANDS = (
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(make_audit(6).to_json()))
-    found["subject"]["parameters"] = 26
+    found["parameters"], found["structure"] = 26, ""
     for plan in found["plans"].values():
         plan["scopes"] = {"": {"precision": plan["format"]}, "0": {"precision": "fp32", "because": ["NRM001"]}}
     return found

@@ -13,7 +13,7 @@ from auditor.report.summary import summary
 from torch import nn
 
 import auditor
-from auditor.document.write import texts
+from auditor.document.codec import texts
 from auditor.report.reporters import github, md, sarif, text
 from auditor.report.reporters import html as page
 
@@ -113,7 +113,7 @@ def test_sarif_and_plan_json_have_the_line(audit, reports):
         for place in result["locations"]
     }
     assert ("RED004", int(DIFFERENCE.rpartition(":")[2])) in lines
-    first = json.loads(reports["plan.json"])["baselines"]["autocast_fp16"]["first_non_finite"]
+    first = json.loads(reports["plan.json"])["baselines"]["autocast_fp16"]["nonfinite"]
     assert (first["source"], first["begins_source"]) == (ROOT, DIFFERENCE)
 
 

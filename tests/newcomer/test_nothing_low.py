@@ -35,7 +35,7 @@ def test_the_smallest_error_is_over_the_budget_and_below_that_of_everything_low(
 
 
 def test_it_is_that_of_a_run_with_one_module_low(audit, reach):
-    model, (args, _) = audit.subject.model, audit.subject.batches[0]
+    model, (args, _) = audit.live.model, audit.live.batches[0]
 
     def run(path: str) -> float:
         with auditor.imitated("cuda"), torch.no_grad():

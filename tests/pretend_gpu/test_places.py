@@ -31,7 +31,7 @@ def test_an_audit_goes_where_its_model_is() -> None:
     weight = model.weight.data_ptr()
     audit = auditor.audit(model, (normal(3, 4).to("pretend:1"),), formats="fp16")
     assert (audit.environment.execution, audit.environment.device) == ("native", "Pretend GPU")
-    assert audit.subject.model is model
+    assert audit.live.model is model
     assert places(model) == ["pretend:1", "pretend:1"] and model.weight.data_ptr() == weight
 
 
@@ -121,7 +121,7 @@ def test_audits_keep_no_copy_of_the_model() -> None:
     model, inputs = made("mlp")
     before = _used()
     audit = auditor.audit(model, inputs, device="pretend:1", formats="fp16")
-    assert audit.subject.model is model
+    assert audit.live.model is model
     weights = sum(x.numel() * x.element_size() for x in model.parameters())
     inputs_alone = sum(x.numel() * x.element_size() for x in inputs)  # torch may hold on to what it saw last
     assert _used()[1] - before[1] <= inputs_alone < weights

@@ -71,7 +71,20 @@ def test_the_example_of_an_unused_ignore(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     (rule,) = (rule for rule in RULES if rule.code == "CFG001")
     assert rule.example is not None
-    norm = Finding("NRM001", "", "pow_1", "blocks.0.ln", "", None, "warning", "high", ("fp16",), "", "", "")
+    norm = Finding(
+        rule="NRM001",
+        name="",
+        node="pow_1",
+        owner="blocks.0.ln",
+        op="",
+        source=None,
+        severity="warning",
+        confidence="high",
+        formats=("fp16",),
+        message="",
+        why="",
+        advice="",
+    )
     file = tmp_path / "pyproject.toml"
     file.write_text(rule.example.code)
     assert [item.rule for item in silenced((norm,), asked({}).selection, RULES)] == ["NRM001", "CFG001"]

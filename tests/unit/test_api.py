@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.artefact.applying import is_wrapped
-from auditor.document.contents import steady
+from auditor.document.codec import steady
 from auditor.errors import AuditorError
 from tests.subjects import normal
 
@@ -120,7 +120,7 @@ def test_the_audit_answers(audited: dict[str, Any]) -> None:
     assert plan.verified
     assert plan.measured_error is not None
     assert plan.measured_error <= 0.05
-    assert found.subject.batches[0][1] == {"scale": 2.0}
+    assert found.live.batches[0][1] == {"scale": 2.0}
     assert {report.node.owner for report in found.nodes} == {
         "",
         "first",

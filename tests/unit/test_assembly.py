@@ -11,7 +11,20 @@ from auditor.records import Finding
 
 
 def finding(rule: str, node: str) -> Finding:
-    return Finding(rule, "a-rule", node, "", "aten.exp.default", None, "info", "high", ("fp16",), "", "", "")
+    return Finding(
+        rule=rule,
+        name="a-rule",
+        node=node,
+        owner="",
+        op="aten.exp.default",
+        source=None,
+        severity="info",
+        confidence="high",
+        formats=("fp16",),
+        message="",
+        why="",
+        advice="",
+    )
 
 
 def test_a_node_names_every_rule_that_fired_on_it() -> None:

@@ -44,9 +44,9 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 BUDGET = {
     "artefact": (960, "artefact"),
     "capture": (2800, "capture"),
-    "cli": (1740, "settings"),
+    "cli": (1730, "settings"),
     "criteria": (1080, "criteria"),
-    "document": (2200, "document"),
+    "document": (900, "document"),
     "execution": (1810, "execution"),
     "fleet": (490, "fleet"),
     "graphs": (1480, "graphs"),
@@ -58,17 +58,17 @@ BUDGET = {
     "offload": (700, "offload"),
     "plan": (3240, "plan"),
     "progress": (300, "telling"),
-    "records": (1950, "records"),
+    "records": (1870, "records"),
     "report": (4150, "report"),
     "rulebook": (2720, "rules"),
     "score": (430, "criteria"),
-    "snippets": (650, "snippets"),
+    "snippets": (570, "snippets"),
     "training": (1870, "training"),
     "verify": (1070, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 39600, 302, 22
+LINES, FILES, ROOMS = 38120, 290, 22
 """Of all of them."""
 
 

@@ -269,4 +269,4 @@ def test_one_function_says_that_a_plan_is_verified_and_it_is_given_the_answer() 
         for keyword in call.keywords
         if keyword.arg == "verified"
     }
-    assert said == {("plan.verified", "verified"), ("plan.verified", "False"), ("document.compared", "plan.verified")}
+    assert said == {("plan.verified", "verified"), ("plan.verified", "False"), ("document.live", "False")}

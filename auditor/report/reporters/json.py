@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ...document.write import to_document
+from ...document.codec import to_document
 from ...records.audit import Audit
 
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from auditor import cli
+from tests import documents
 
 HOSTILE = "\"\"\"'''\\\n); open('pwned', 'w'); raise SystemExit(7)  # {0}%s"
 MODEL = f"""
@@ -51,7 +52,7 @@ def document() -> dict:
         "autocast_bf16": {"strategy": "autocast", "format": "bf16", "scopes": islands, "predicted_error": 0.001},
         "cast_fp16": {"strategy": "cast", "format": "fp16", "scopes": {"": choice("fp16")}, "verified": True},
     }
-    return {"format_version": 1, "subject": {"parameters": 26}, "recommended": "autocast_bf16", "plans": plans}
+    return documents.document(plans, "autocast_bf16", parameters=26)
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_what_was_verified_was_another_model(plan, tmp_path):
 def test_numbers_that_are_none_do_not_break_the_file(plan, tmp_path):
     changed = document()
     changed["plans"]["autocast_bf16"]["predicted_error"] = float("nan")
-    changed["plans"]["cast_fp16"]["low_precision_flops"] = float("inf")
+    changed["plans"]["cast_fp16"]["predicted_speedup"] = float("inf")
     plan(changed)
     assert cli.main(["apply", "plan.json", "model.py", "--out", "."]) == 0
     assert run_patched(tmp_path)[0] == "autocast_bf16"
@@ -147,7 +148,7 @@ BROKEN = {
         edited("format_version", 3),
         "`$.format_version` should be 1, is 3. Audit the model again",
     ),
-    "no plans": (edited("plans", {}), "`$.plans` should be an object with a plan, is {}"),
+    "no plans": ({**edited("plans", {}), "recommended": None}, "`$.plans` should be an object with a plan, is {}"),
     "plans that are a list": (edited("plans", []), "`$.plans` should be an object, is []"),
     "subject that is a list": (edited("subject", []), "`$.subject` should be an object, is []"),
     "code for a number": (
@@ -155,7 +156,7 @@ BROKEN = {
         """`$.plans.cast_fp16.predicted_error` should be a number, is "__import__('os')".""",
     ),
     "no strategy": (
-        edited("plans", "cast_fp16", {"format": "fp16"}),
+        edited("plans", "cast_fp16", {"name": "cast_fp16", "format": "fp16"}),
         "`$.plans.cast_fp16.strategy` is missing (1 more",
     ),
     "unknown strategy": (
@@ -184,8 +185,11 @@ BROKEN = {
     ),
     "nothing recommended": (edited("recommended", None), "no plan is recommended; choose one of autocast_bf16"),
     "recommendation that is a list": (edited("recommended", []), "`$.recommended` should be text, is []"),
-    "recommendation that is not there": (edited("recommended", "gone"), "'gone' is not among the plans"),
-    "another model": (edited("subject", "parameters", 27), "made for a model of 27 parameters, this one has 26"),
+    "recommendation that is not there": (
+        edited("recommended", "gone"),
+        '`$.recommended` should be one of autocast_bf16, cast_fp16, is "gone"',
+    ),
+    "another model": (edited("parameters", 27), "made for a model of 27 parameters, this one has 26"),
     "a layer the model lacks": (
         edited("plans", "cast_fp16", "scopes", {"": choice("fp16"), "third": choice("fp32")}),
         "the scope 'third', which this model does not have",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
-from auditor.document.compare import compare, fresh
-from auditor.document.compared import Known, Record, read, record
-from auditor.document.write import to_document
+from auditor.document.codec import texts, to_document
+from auditor.document.compare import BAND, compare, contributions_of, figures, fresh, settings
+from auditor.document.read import audit_of, load
 from auditor.errors import PlanError
+from auditor.records import Contribution, Finding
 from tests.unit.report.factory import make_audit
 
 
@@ -27,31 +29,37 @@ def other(document):
 
 
 def compared(before, after):
-    return compare(record(before, "a", before), record(after, "b", after))
+    return compare(audit_of(before, "a"), audit_of(after, "b"))
 
 
 def known(rule="SFT001", owner="blocks.0.attn", severity="warning", message="m", source="model.py:1", **more):
-    return Known(rule, "a-name", owner, "aten.softmax.int", severity, message, source, **more)
+    of = {"op": "aten.softmax.int", "confidence": "high", "formats": (), **more}
+    return Finding(
+        rule=rule, name="a-name", node="softmax", owner=owner, severity=severity, message=message, source=source, **of
+    )
 
 
-def holding(*findings, contribution=None, budget="0.01 L2"):
+EMPTY = make_audit(empty=True)
+
+
+def holding(*findings, contribution=None, max_error=0.01):
     """An audit with these findings and, of their operation in FP16, this contribution."""
-    return Record("a", "", None, {"budget": budget}, {}, (), findings, at(contribution))
+    return replace(EMPTY, findings=findings, contributions=at(contribution), max_error=max_error)
 
 
 def at(contribution):
     return {} if contribution is None else {"fp16": {"blocks.0.attn": {"aten.softmax.int": contribution}}}
 
 
-def new(before, after, was=None, now=None, budget="0.01 L2"):
-    return fresh(holding(*before, contribution=was), after, at(now), budget)
+def new(before, after, was=None, now=None, max_error=0.01):
+    return fresh(holding(*before, contribution=was), holding(*after, contribution=now, max_error=max_error))
 
 
 def test_an_audit_against_itself_changes_nothing(document):
     found = compared(document, document)
     assert (found.new, found.gone, found.verdicts, found.caveats) == ((), (), (), ())
     assert found.kept == len(document["findings"])
-    assert all(before == after for _, before, after in found.plans)
+    assert all(figures(before) == figures(after) for _, before, after in found.plans)
 
 
 def test_findings_new_and_gone(document, other):
@@ -89,14 +97,12 @@ def test_what_the_measurement_says_is_new_where_the_contribution_has_more_than_d
 
 def test_what_was_not_finite_and_now_only_rounds_is_not_new_and_the_other_way_round_it_is():
     assert new([], [MEASURED], None, 0.02) == (MEASURED,)  # below what is kept: nothing is known of it
-    before = replace(holding(), contributions=at(0.0) | {"fp16": {"blocks.0.attn": {"aten.softmax.int": None}}})
-    assert fresh(before, [MEASURED], at(0.5), "0.01 L2") == ()
-    after = {"fp16": {"blocks.0.attn": {"aten.softmax.int": None}}}
-    assert fresh(holding(contribution=0.02), [MEASURED], after, "0.01 L2") == (MEASURED,)
+    assert new([], [MEASURED], math.inf, 0.5) == ()
+    assert new([], [MEASURED], 0.02, math.inf) == (MEASURED,)
 
 
 def test_contributions_under_another_budget_excuse_nothing():
-    assert new([], [MEASURED], 0.0099, 0.0101, budget="0.001 L2") == (MEASURED,)
+    assert new([], [MEASURED], 0.0099, 0.0101, max_error=0.001) == (MEASURED,)
 
 
 def test_a_rule_that_was_not_there_is_new_whatever_the_contribution():
@@ -124,18 +130,20 @@ def test_the_worse_of_two_is_matched_first():
 
 def test_verdicts_follow_their_operation_when_names_of_nodes_shift(document, other):
     for node in other["nodes"]:
-        node["name"] += "_shifted"
-    changed = next(n for n in other["nodes"] if n["fp16"]["verdict"] == "safe")
-    changed["fp16"]["verdict"] = "unsafe"
+        node["node"]["name"] += "_shifted"
+    changed = next(n for n in other["nodes"] if n["verdicts"]["fp16"]["verdict"] == "safe")
+    changed["verdicts"]["fp16"]["verdict"] = "unsafe"
     (change,) = compared(document, other).verdicts
-    assert (change.node.owner, change.format) == (changed["owner"], "fp16")
+    assert (change.node.owner, change.format) == (changed["node"]["owner"], "fp16")
     assert (change.before, change.after) == ("safe", "unsafe")
 
 
 def test_an_operation_that_is_gone_has_no_verdict_after(document, other):
     gone = other["nodes"].pop()
     changes = compared(document, other).verdicts
-    assert {(c.node.owner, c.format, c.after) for c in changes} == {(gone["owner"], f, None) for f in ("fp16", "bf16")}
+    assert {(c.node.owner, c.format, c.after) for c in changes} == {
+        (gone["node"]["owner"], f, None) for f in ("fp16", "bf16")
+    }
 
 
 def test_plans_are_paired_by_name(document, other):
@@ -149,7 +157,7 @@ def test_plans_are_paired_by_name(document, other):
 
 
 def test_settings_that_differ_are_said(document, other):
-    other["budget"]["max_error"] = 0.5
+    other["max_error"] = 0.5
     other["environment"]["torch"] = "9.9"
     assert [(what, after) for what, _, after in compared(document, other).caveats] == [
         ("budget", "0.5 relative L2 of the outputs"),
@@ -159,7 +167,7 @@ def test_settings_that_differ_are_said(document, other):
 
 def test_a_directory_stands_for_its_plan(document, tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(document))
-    assert read(tmp_path).findings == read(tmp_path / "plan.json").findings
+    assert load(tmp_path).findings == load(tmp_path / "plan.json").findings
 
 
 @pytest.mark.parametrize(
@@ -179,5 +187,48 @@ def test_what_cannot_be_compared_is_one_error(other, spoil, tmp_path):
     spoil(other)
     (tmp_path / "plan.json").write_text(json.dumps(other))
     with pytest.raises(PlanError) as caught:
-        read(tmp_path)
+        load(tmp_path)
     assert caught.value.slug == "bad-plan"
+
+
+def test_settings() -> None:
+    found = settings(make_audit(4))
+    assert found["parameters"] == "124439808"
+    assert found["budget"] == "0.01 relative L2 of the outputs"
+    assert found["execution"] == "cpu, emulated"
+    assert found["inputs"] == "int64[8, 128]"
+
+
+def test_figures_of_plans() -> None:
+    plans = make_audit(60).plans
+    # two islands: the module of RNG001, and the norm
+    assert figures(plans["autocast_fp16"]) == ("fp16", 0.0008, 0.00083, 1.87, True, 2, ())
+    assert figures(plans["cast_bf16"]) == ("bf16", 0.0061, None, 1.87, False, 0, ())
+    assert figures(None) is None
+
+
+def test_contributions_below_an_eighth_of_the_budget_are_left_out() -> None:
+    audit = make_audit(20)  # budget 0.01: sensitive beyond 0.0025, and half of that is 0.00125
+    node = audit.nodes[3]
+    for value, kept in ((0.00124, None), (0.00126789, 0.00127), (math.nan, math.inf)):
+        moved = replace(node, contributions={"fp16": Contribution(value, 0.0, 0.0)})
+        found = contributions_of(replace(audit, nodes=(moved,)))
+        assert found.get("fp16", {}).get(node.node.owner, {}).get(node.node.op) == kept
+    assert BAND == 2
+
+
+def test_a_file_has_the_contributions_of_the_audit(tmp_path) -> None:
+    audit = make_audit(60)
+    (tmp_path / "plan.json").write_text(texts(audit)["plan.json"])
+    assert load(tmp_path).contributions == contributions_of(audit) != {}
+
+
+def test_every_format_of_a_finding_has_to_have_stayed() -> None:
+    was, now = ({f: at(value)["fp16"] for f, value in each.items()} for each in (BEFORE, AFTER))
+    for formats, count in ((("fp16",), 0), (("bf16",), 1), (("fp16", "bf16"), 1), (("fp8_e4m3",), 1)):
+        finding = replace(MEASURED, formats=formats)
+        before, after = replace(EMPTY, contributions=was), replace(EMPTY, contributions=now, findings=(finding,))
+        assert len(fresh(before, after)) == count
+
+
+BEFORE, AFTER = {"fp16": 0.01, "bf16": 0.01}, {"fp16": 0.015, "bf16": 0.03}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.document.layout import WIDTH, laid_out, one_a_line
+from auditor.document.codec import WIDTH, laid_out, one_a_line
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=60)
 TREES = st.recursive(PLAIN, lambda inside: st.lists(inside) | st.dictionaries(st.text(max_size=9), inside))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from auditor.artefact.applying import apply_plan, is_wrapped
-from auditor.document.live import apply, select
+from auditor.document.live import apply, patched_source, read_plans, select
 from auditor.errors import PlanError
+from auditor.records import Origin, Subject
+from tests import documents
 from tests.patching import AUTOCAST, CAST, Net, patched, plan, scope
-from tests.subjects import normal, seeded
+from tests.subjects import normal, seeded, subject_of
 from tests.unit.report.factory import make_audit
 
 
@@ -66,12 +71,8 @@ def test_a_refused_plan_leaves_the_earlier_one_in_place(refused: dict[str, Any])
 
 
 def document(parameters: int) -> dict[str, Any]:
-    return {
-        "format_version": 1,
-        "subject": {"parameters": parameters},
-        "recommended": "autocast_bf16",
-        "plans": {"autocast_bf16": AUTOCAST, "cast_bf16": CAST},
-    }
+    plans = {"autocast_bf16": AUTOCAST, "cast_bf16": CAST}
+    return documents.document(plans, "autocast_bf16", parameters=parameters)
 
 
 def test_another_number_of_parameters() -> None:
@@ -92,8 +93,7 @@ def test_a_plan_is_chosen_by_name() -> None:
 
 
 def test_plans_that_cannot_be_run_are_not_offered() -> None:
-    told = document(40) | {"recommended": None}
-    told["plans"] = {"cast_bf16": CAST, "cast_fp8_e4m3": CAST | {"format": "fp8_e4m3"}}
+    told = documents.document({"cast_bf16": CAST, "cast_fp8_e4m3": CAST | {"format": "fp8_e4m3"}})
     with pytest.raises(PlanError, match=r"no plan is recommended; choose one of cast_bf16\.") as caught:
         apply(seeded(Net), told)
     assert caught.value.slug == "no-such-plan"
@@ -118,7 +118,84 @@ def test_something_else_than_a_plan() -> None:
 def test_an_audit_stands_for_the_plan_that_it_recommends() -> None:
     found = make_audit(8)
     assert found.recommended is not None
-    of = {"parameters": found.parameters}
-    assert select(found, None) == {**of, **select(found.plans, found.recommended)}
+    assert select(found, None) == (found, found.plans[found.recommended])
     other = next(name for name in sorted(found.plans) if name != found.recommended)
-    assert select(found, other) == {**of, **select(found.plans, other)} != select(found, None)
+    assert select(found, other) == (found, found.plans[other])
+    assert select(found.plans, other) == (None, found.plans[other])
+
+
+def test_a_plan_in_a_format_of_elsewhere_is_no_reason_to_refuse_the_others() -> None:
+    told = documents.document({"autocast_bf16": AUTOCAST, "cast_e6m9": CAST | {"format": "e6m9"}})
+    assert select(told, "autocast_bf16")[1].format == "bf16"
+    with pytest.raises(PlanError, match="torch has no arithmetic in E6M9"):
+        select(told, "cast_e6m9")
+
+
+def test_strategy_format_and_scopes_are_enough_of_a_plan() -> None:
+    assert select(CAST, None)[1].scopes[""].precision == "bf16"
+    with pytest.raises(PlanError, match=r"the plan: `\$\.format` should be one of"):
+        select({**CAST, "format": "half"}, None)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    write(path, cast_bf16=CAST, autocast_bf16=AUTOCAST)
+    return path
+
+
+def write(path: Path, **plans: Any) -> None:
+    parameters = sum(parameter.numel() for parameter in Net().parameters())
+    path.write_text(json.dumps(documents.document(plans, "cast_bf16", parameters=parameters)))
+
+
+def test_plans_that_run_are_taken_without_what_was_measured(file: Path) -> None:
+    write(file, cast_bf16=CAST | {"measured_error": 0.1, "verified": True}, cast_fp8=CAST | {"format": "fp8_e4m3"})
+    audit, plans, name = read_plans(file, None)
+    assert (audit.recommended, name, set(plans)) == ("cast_bf16", "cast_bf16", {"cast_bf16"})
+    assert (plans[name].measured_error, plans[name].verified) == (None, False)
+    assert {path: (choice.precision, choice.output) for path, choice in plans[name].scopes.items()} == {
+        "": ("bf16", "cast"),
+        "norm": ("fp32", "cast"),
+        "head.2": ("fp32", "keep"),
+    }
+
+
+def test_another_plan_by_name_or_none_of_that_name(file: Path) -> None:
+    assert read_plans(file, "autocast_bf16")[2] == "autocast_bf16"
+    with pytest.raises(PlanError) as caught:
+        read_plans(file, "cast_fp16")
+    assert caught.value.slug == "no-such-plan"
+
+
+def subject(tmp_path: Path) -> Subject:
+    origin = Origin(str(tmp_path / "model.py"), None, "Net", "class")
+    return replace(subject_of(seeded(Net), torch.ones(1, 4)), origin=origin)
+
+
+def test_the_text_holds_every_plan_and_what_one_rounds_the_next_may_want_in_fp32(file: Path, tmp_path: Path) -> None:
+    model = subject(tmp_path)
+    text = patched_source(model, *read_plans(file, None), tmp_path)
+    compile(text, "patched_model.py", "exec")
+    assert "autocast_bf16" in text
+    assert "cast_bf16" in text
+    assert {parameter.dtype for parameter in model.model.parameters()} == {torch.float32}
+
+
+def test_a_plan_of_another_model_is_refused(file: Path, tmp_path: Path) -> None:
+    other = replace(subject(tmp_path), model=torch.nn.Linear(4, 4))
+    with pytest.raises(PlanError) as caught:
+        patched_source(other, *read_plans(file, None), tmp_path)
+    assert caught.value.slug == "plan-mismatch"
+
+
+def test_what_was_stored_low_in_the_audit_is_handed_on(file: Path, tmp_path: Path) -> None:
+    low = {**AUTOCAST, "raised": "weights", "stored_low": {"bfloat16": 10**6}}
+    write(file, autocast_bf16=low, cast_bf16=CAST)
+    audit, plans, _ = read_plans(file, None)
+    model = subject(tmp_path)
+    model.model.bfloat16()
+    text = patched_source(model, audit, {"autocast_bf16": plans["autocast_bf16"]}, "autocast_bf16", tmp_path)
+    assert "'raised': 'weights',\n        'stored_low': {'bfloat16': 1000000}," in text
+    with pytest.raises(PlanError, match="load the FP32 checkpoint"):
+        patched_source(model, audit, plans, "cast_bf16", tmp_path)

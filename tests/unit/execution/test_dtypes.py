@@ -249,4 +249,4 @@ def test_an_audit_holds_them_for_the_recommended_plan() -> None:
     rows = ((r.node.op.removeprefix("aten.").split(".")[0], r.planned) for r in found.nodes)
     assert computing([(op.strip("_"), tuple(sorted(d.inputs)), d.output) for op, d in rows if d is not None]) == seen
     written = found.to_measurements()["nodes"]
-    assert all(set(node["under_plan"]) == {"inputs", "computed", "output"} for node in written)
+    assert all(set(node["planned"]) == {"inputs", "computed", "output"} for node in written)

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from auditor.document.compared import record
-from auditor.document.write import to_document
+from auditor.document.codec import to_document
+from auditor.document.read import audit_of
 from auditor.fleet.index import Row, headline, render, rows_of
 from auditor.fleet.outcome import KEPT, Outcome, asked_of, keep, kept_in
 from auditor.fleet.targets import Target
@@ -53,17 +53,17 @@ def test_the_page_about_500_models_holds_them_all_and_is_small():
 
 
 def test_what_got_worse_is_told_and_what_did_not_is_not(document):
-    before = record(document, "before")
-    assert worse(before, record(copy.deepcopy(document), "after")) == []
+    before = audit_of(document, "before")
+    assert worse(before, audit_of(copy.deepcopy(document), "after")) == []
     after = copy.deepcopy(document)
     name = after["recommended"]
     after["plans"][name]["measured_error"] *= 5
     after["plans"][name]["predicted_speedup"] *= 0.5
-    told = worse(before, record(after, "after"))
+    told = worse(before, audit_of(after, "after"))
     assert [line.split()[0] for line in told] == ["error", "speed-up"]
-    assert worse(record(after, "after"), before) == []
+    assert worse(audit_of(after, "after"), before) == []
     after["recommended"] = None
-    assert f"{name} was recommended, and no plan is" in worse(before, record(after, "after"))
+    assert f"{name} was recommended, and no plan is" in worse(before, audit_of(after, "after"))
 
 
 def test_a_target_that_fails_where_it_had_an_audit_says_so(tmp_path, audit):

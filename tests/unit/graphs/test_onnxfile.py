@@ -39,7 +39,7 @@ def test_the_model_answers_with_the_stated_error(found: Audit) -> None:
     said = found.plans["graph_fp16"].program.onnx  # type: ignore[union-attr]
     assert said is not None
     assert said.failure is None
-    x = found.subject.batches[0][0][0]
+    x = found.live.batches[0][0][0]
     with torch.no_grad():
         expected = tensor_outputs(flat()(x))
     session = onnxruntime.InferenceSession(found.programs["graph_fp16.onnx"], providers=["CPUExecutionProvider"])
@@ -91,7 +91,7 @@ def test_with_every_value_rounded_it_answers_as_the_program_does(found: Audit) -
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    x = found.subject.batches[0][0][0]
+    x = found.live.batches[0][0][0]
     answers = [torch.from_numpy(y) for y in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
     with torch.no_grad():
         expected = tensor_outputs(flat()(x))

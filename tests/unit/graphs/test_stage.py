@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.document.stored import read_plans
+from auditor.document.live import read_plans
 from auditor.errors import PlanError
 from auditor.graphs import stage
 from auditor.isolation.outputs import tensor_outputs
@@ -42,7 +42,7 @@ def program(audit: Audit, name: str) -> nn.Module:
 
 @pytest.mark.parametrize("name", ["graph_fp16", "graph_bf16"])
 def test_a_verified_program_has_the_stated_error(audit: Audit, name: str) -> None:
-    plan, batch = audit.plans[name], audit.subject.batches[0]
+    plan, batch = audit.plans[name], audit.live.batches[0]
     assert plan.verified
     (found,) = run_patched(program(audit, name), [batch], "cpu")
     with torch.no_grad():

@@ -93,7 +93,7 @@ def test_an_offloaded_model_is_audited_as_the_one_in_memory(name: str, how: str,
     assert count == len(model.state_dict()) - sum("running" in k or "tracked" in k for k in answer) * (
         how == "in memory"
     )
-    assert found.subject.warnings[0].startswith(
+    assert found.warnings[0].startswith(
         f"accelerate's hooks hold {count} of the model's tensors: they are in memory for the audit"
     )
 

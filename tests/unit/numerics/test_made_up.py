@@ -178,7 +178,7 @@ def test_plan_json_is_keyed_by_it(mixed: Audit, tmp_path: Path) -> None:
     assert set(document["plans"]) == {"autocast_fp16", "autocast_e6m9", "cast_fp16", "cast_e6m9"}
     assert document["plans"]["cast_e6m9"]["scopes"]["beyond"]["precision"] == "fp32"
     measured = json.loads((tmp_path / "measurements.json").read_text(encoding="utf-8"))
-    assert {"fp16", "e6m9"} <= measured["nodes"][0].keys()
+    assert {"fp16", "e6m9"} <= measured["nodes"][0]["verdicts"].keys()
     assert auditor.load_plan(tmp_path / "plan.json") == document
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.cli import main
-from auditor.document.contents import steady
+from auditor.document.codec import steady
 from auditor.errors import AuditorError
 from auditor.offload import arena, limit
 from auditor.offload.limit import ROOM, resident

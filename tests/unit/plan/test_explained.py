@@ -22,7 +22,20 @@ from tests.subjects import normal, seeded
 
 
 def finding(rule: str, node: str, formats: tuple[str, ...] = ("fp16", "bf16")) -> Finding:
-    return Finding(rule, "", node, "", "", None, "warning", "high", formats, "", "", "")
+    return Finding(
+        rule=rule,
+        name="",
+        node=node,
+        owner="",
+        op="",
+        source=None,
+        severity="warning",
+        confidence="high",
+        formats=formats,
+        message="",
+        why="",
+        advice="",
+    )
 
 
 @pytest.fixture

@@ -29,7 +29,20 @@ def bench() -> Any:
     mul = next(node for node in capture.nodes.values() if node.op == "aten.mul.Tensor")
 
     def fired(rule: str, node: str, fmt: str) -> Finding:
-        return Finding(rule, "", node, "", "", None, "error", "high", (fmt,), "", "", "")
+        return Finding(
+            rule=rule,
+            name="",
+            node=node,
+            owner="",
+            op="",
+            source=None,
+            severity="error",
+            confidence="high",
+            formats=(fmt,),
+            message="",
+            why="",
+            advice="",
+        )
 
     findings = [fired("MSR001", mul.name, "fp16"), fired("ACT005", mul.name, "fp16"), fired("ACT003", mul.name, "bf16")]
     subject = SimpleNamespace(model=model, batches=batches)

@@ -13,8 +13,22 @@ from tests.problems import captured, drawn, owners_of
 
 def finding(declared: str, severity: str, agrees: bool | None, formats: tuple[str, ...] = ("fp16",)) -> Finding:
     node = next(node for node in captured("chain").nodes.values() if node.owner == "2")
-    said = ("name", node.name, node.owner, node.op, None, severity, "high", formats, "message", "why", "advice")
-    return Finding("ABC001", *said, agrees=agrees, declared=declared)
+    return Finding(
+        rule="ABC001",
+        name="name",
+        node=node.name,
+        owner=node.owner,
+        op=node.op,
+        source=None,
+        severity=severity,
+        confidence="high",
+        formats=formats,
+        message="message",
+        why="why",
+        advice="advice",
+        agrees=agrees,
+        declared=declared,
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from auditor.records import (
     NodeReport,
     Origin,
     Plan,
+    Provenance,
     Reason,
     ScopeChoice,
     Subject,
@@ -208,26 +209,26 @@ def _findings(reports: tuple[NodeReport, ...], hostile: bool) -> tuple[Finding, 
             overflow = code == "RNG001"
             found.append(
                 Finding(
-                    code,
-                    name,
-                    report.node.name,
-                    report.node.owner,
-                    report.node.op,
-                    report.node.source,
-                    severity,
-                    "high" if overflow else "medium",
-                    ("fp16",) if overflow else ("fp16", "bf16"),
-                    HOSTILE
+                    rule=code,
+                    name=name,
+                    node=report.node.name,
+                    owner=report.node.owner,
+                    op=report.node.op,
+                    source=report.node.source,
+                    severity=severity,
+                    confidence="high" if overflow else "medium",
+                    formats=("fp16",) if overflow else ("fp16", "bf16"),
+                    message=HOSTILE
                     if hostile
                     else "The largest activation is 9.9e5; FP16 ends at 65504."
                     if overflow
                     else "sums over 128 elements are accumulated\nand rounded in low precision",
-                    "FP16 has five exponent bits: nothing above 65504 can be stored, and the result becomes Inf.",
-                    ADVICE,
-                    {"max_abs": report.range.max_abs if report.range else None, "elements": 12}
+                    why="FP16 has five exponent bits: nothing above 65504 can be stored, and the result becomes Inf.",
+                    advice=ADVICE,
+                    evidence={"max_abs": report.range.max_abs if report.range else None, "elements": 12}
                     if overflow
                     else {"reduction": 128},
-                    True if overflow else None,
+                    agrees=True if overflow else None,
                 )
             )
     return tuple(found)
@@ -298,16 +299,17 @@ def make_audit(
     )
     name = HOSTILE if hostile else "TinyGPT"
     return Audit(
-        subject=Subject(
-            nn.Identity(),
-            (),
+        subject=Provenance(
             name,
             "model.py:get_model",
+            "/repo/model.py",
             "get_inputs() in model.py",
             "checkpoint weights.safetensors",
-            origin=Origin("/repo/model.py", None, "get_model", "factory"),
             synthetic_inputs=synthetic,
             random_weights=synthetic,
+        ),
+        live=Subject(
+            nn.Identity(), (), name, "", "", "", origin=Origin("/repo/model.py", None, "get_model", "factory")
         ),
         parameters=124_439_808,
         inputs=("int64[8, 128]",),

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.document.compared import Figures
+from auditor.records import Plan, ScopeChoice
 from auditor.report.diff import error, exceptions
 
 
+def plan(fmt: str, measured: float | None, *exceptions: tuple[str, str]) -> Plan:
+    scopes = {path: ScopeChoice(fmt, keep=tuple(n for p, n in exceptions if p == path)) for path in ("", "head")}
+    return Plan(f"cast_{fmt}", "cast", fmt, scopes, 0.001, 0.5, 1.5, measured)
+
+
 @pytest.mark.parametrize(
-    ("plan", "words"),
+    ("found", "words"),
     [
         (None, "no plan"),
-        (Figures("fp16", 0.001, 0.002, 1.5, True, 0), "0.0020"),
-        (Figures("fp16", 0.001, None, 1.5, False, 0), "failed"),
-        (Figures("fp8_e4m3", 0.001, None, 1.5, False, 0), "not run"),
+        (plan("fp16", 0.002), "0.0020"),
+        (plan("fp16", None), "failed"),
+        (plan("fp8_e4m3", None), "not run"),
     ],
 )
-def test_a_plan_that_cannot_be_run_has_not_failed(plan: Figures | None, words: str) -> None:
-    assert error(plan) == words
+def test_a_plan_that_cannot_be_run_has_not_failed(found: Plan | None, words: str) -> None:
+    assert error(found) == words
 
 
 def test_functions_that_one_side_alone_keeps_are_named() -> None:
-    was = Figures("fp16", 0.001, 0.002, 1.5, True, 0, (("", "pow"), ("head", "exp")))
-    now = Figures("fp16", 0.001, 0.002, 1.5, True, 0, (("head", "exp"), ("head", "linear")))
+    was = plan("fp16", 0.002, ("", "pow"), ("head", "exp"))
+    now = plan("fp16", 0.002, ("head", "exp"), ("head", "linear"))
     assert (
         exceptions(was, now)
         == "Functions of low modules in FP32 now: linear in head; no longer in FP32: pow in (whole model)."

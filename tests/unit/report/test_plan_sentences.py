@@ -169,11 +169,11 @@ def test_why_there_is_no_plan(audit: Audit) -> None:
 
 def _all_low(audit: Audit, fmt: str) -> Tensor:
     """Error of the model under one autocast."""
-    (args, kwargs), dtype = audit.subject.batches[0], {"fp16": torch.float16, "bf16": torch.bfloat16}[fmt]
+    (args, kwargs), dtype = audit.live.batches[0], {"fp16": torch.float16, "bf16": torch.bfloat16}[fmt]
     with torch.no_grad():
-        expected = audit.subject.model(*args, **kwargs)
+        expected = audit.live.model(*args, **kwargs)
         with auditor.imitated("cuda"), torch.autocast("cuda", dtype=dtype):
-            got = audit.subject.model(*args, **kwargs)
+            got = audit.live.model(*args, **kwargs)
     return (got.float() - expected).norm() / expected.norm()
 
 
@@ -221,11 +221,11 @@ def test_whole_numbers_are_not_kept_by_the_author(audit: Audit) -> None:
 def test_the_plan_patched_by_hand_has_its_error(audit: Audit) -> None:
     for plan in audit.plans.values():
         if plan.verified and plan.measured_error is not None:
-            (args, kwargs) = audit.subject.batches[0]
+            (args, kwargs) = audit.live.batches[0]
             with torch.no_grad():
-                expected = audit.subject.model(*args, **kwargs)
-                with isolated(audit.subject.model), auditor.imitated("cuda"):
-                    got = apply_plan(audit.subject.model, plan_table(plan))(*args, **kwargs)
+                expected = audit.live.model(*args, **kwargs)
+                with isolated(audit.live.model), auditor.imitated("cuda"):
+                    got = apply_plan(audit.live.model, plan_table(plan))(*args, **kwargs)
             error = (got.float() - expected).norm() / expected.norm()
             assert float(error) == pytest.approx(plan.measured_error, rel=1e-3, abs=1e-7)
 

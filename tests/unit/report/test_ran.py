@@ -134,10 +134,10 @@ def test_what_they_say_holds_in_a_run_of_the_patched_model(audit: Audit) -> None
             return result
 
     seen: list[tuple[str, torch.dtype]] = []
-    with isolated(audit.subject.model):
-        model = apply_plan(audit.subject.model, plan_table(audit.plans["autocast_fp16"]))
+    with isolated(audit.live.model):
+        model = apply_plan(audit.live.model, plan_table(audit.plans["autocast_fp16"]))
         with auditor.imitated("cuda"), torch.no_grad(), Calls():
-            model(*audit.subject.batches[0][0])
+            model(*audit.live.batches[0][0])
     names = [(r.node.op.split(".")[1].replace("to", "float"), r) for r in audit.nodes]
     told = [(name, getattr(torch, r.planned.output)) for name, r in names if r.planned]
     assert [entry for entry in seen if entry[0] != "float"] == [entry for entry in told if entry[0] != "float"]

@@ -35,8 +35,21 @@ def graph(nodes: list[Node], errors: dict[str, NodeError], effects: dict[str, fl
 
 
 def finding(rule: str, of: Node, severity: str = "warning", fmt: str = "fp16", agrees: bool = True) -> Finding:
-    said = (severity, "high", (fmt,), "m", "w", "a")
-    return replace(Finding(rule, rule.lower(), of.name, of.owner, of.op, of.source, *said), agrees=agrees)
+    return Finding(
+        rule=rule,
+        name=rule.lower(),
+        node=of.name,
+        owner=of.owner,
+        op=of.op,
+        source=of.source,
+        severity=severity,
+        confidence="high",
+        formats=(fmt,),
+        message="m",
+        why="w",
+        advice="a",
+        agrees=agrees,
+    )
 
 
 def causes(findings: list[Finding], of: Graph) -> list[str]:

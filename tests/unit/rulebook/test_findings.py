@@ -21,7 +21,20 @@ UNSAFE, SAFE, UNTESTED = Verdict("unsafe", "overflow"), Verdict("safe", "fine"),
 def finding(
     rule: str, node: str, owner: str = "", severity: str = "warning", formats: tuple[str, ...] = ("fp16",)
 ) -> Finding:
-    return Finding(rule, rule.lower(), node, owner, "aten.exp.default", None, severity, "high", formats, "m", "w", "a")
+    return Finding(
+        rule=rule,
+        name=rule.lower(),
+        node=node,
+        owner=owner,
+        op="aten.exp.default",
+        source=None,
+        severity=severity,
+        confidence="high",
+        formats=formats,
+        message="m",
+        why="w",
+        advice="a",
+    )
 
 
 def unmeasurable(rule: str, node: str, owner: str) -> Finding:

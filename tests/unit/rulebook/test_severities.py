@@ -39,8 +39,23 @@ def plan(strategy: str, fmt: str, verified: bool = True, speedup: float = 1.5, *
 
 def finding(name: str, severity: str = "error", formats: tuple[str, ...] = ("fp16",), **more: object) -> Finding:
     node = TOY.capture.nodes[name]
-    said = (severity, "high", formats, "m", "w", "a")
-    return replace(Finding("R", "r", name, node.owner, node.op, node.source, *said), **more)
+    return replace(
+        Finding(
+            rule="R",
+            name="r",
+            node=name,
+            owner=node.owner,
+            op=node.op,
+            source=node.source,
+            severity=severity,
+            confidence="high",
+            formats=formats,
+            message="m",
+            why="w",
+            advice="a",
+        ),
+        **more,
+    )
 
 
 def graph(broken: tuple[str, ...] = (), unsafe: tuple[str, ...] = ()) -> Graph:
@@ -133,7 +148,20 @@ def test_a_format_that_cannot_be_run_stops_nothing() -> None:
 
 
 def test_a_finding_on_no_operation_keeps_its_severity() -> None:
-    stale = Finding("CFG001", "unused-ignore", "", "", "auditor.ignore", None, "warning", "high", (), "m", "w", "a")
+    stale = Finding(
+        rule="CFG001",
+        name="unused-ignore",
+        node="",
+        owner="",
+        op="auditor.ignore",
+        source=None,
+        severity="warning",
+        confidence="high",
+        formats=(),
+        message="m",
+        why="w",
+        advice="a",
+    )
     assert one(stale, AUTOCAST, graph()) == ("warning", None, "autocast_fp16")
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.records.training import LossScale, Training
 from auditor.snippets import snippet
 from tests.patching import Net, scope
 from tests.snippets import document, pasted
@@ -51,7 +55,10 @@ def test_a_step_whose_gradient_overflows_is_skipped_and_the_scale_falls(monkeypa
 def test_the_scale_that_an_audit_of_training_recommends_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     content = document({"autocast_fp16": scopes("fp16")}, "autocast_fp16")
     assert "an audit with --mode training finds one" in snippet(content, "gradscaler").replace("\n# ", " ")
-    text = snippet(content | {"training": {"fp16": {"init_scale": 512.0}}}, "gradscaler")
+    window = LossScale(1.0, 1024.0, 512.0, 0.0, 0.0, None, "", None, {}, {})
+    of = {"format": "fp16", "recommendation": "", "plan": None, "loss": 0.0, "loss_source": "", "bf16": None}
+    training = Training(fp16=window, errors={}, advice=(), **of)
+    text = snippet(content | {"training": json.loads(json.dumps(asdict(training)))}, "gradscaler")
     assert "comes from this model's own gradients" in text.replace("\n# ", " ")
     found = pasted(text, monkeypatch, seeded(Net), {"autocast_fp16": scopes("fp16")})
     _, scaler = found["prepare"](seeded(Net))

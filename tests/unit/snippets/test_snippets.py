@@ -22,7 +22,7 @@ from auditor.errors import AuditorError, PlanError
 from auditor.records.audit import Audit
 from auditor.snippets import TOOLS, snippet, snippets
 from auditor.snippets.huggingface import patterns
-from auditor.snippets.offer import offer_of
+from auditor.snippets.offer import audit_in, choose
 from tests.patching import scope
 from tests.snippets import document
 from tests.unit.report.factory import make_audit
@@ -47,9 +47,9 @@ def test_the_recommended_plan_where_the_tool_can_follow_it() -> None:
 
 def test_the_stand_in_has_the_same_format_where_it_can() -> None:
     plans = {"cast_bf16": {"": scope("bf16")}, "cast_fp16": LOW, "autocast_fp16": LOW}
-    assert offer_of(document(plans, "autocast_fp16")).choose(("cast",), None).name == "cast_fp16"
+    assert choose(audit_in(document(plans, "autocast_fp16")), ("cast",), None).plan.name == "cast_fp16"
     del plans["cast_fp16"]
-    assert offer_of(document(plans, "autocast_fp16")).choose(("cast",), None).name == "cast_bf16"
+    assert choose(audit_in(document(plans, "autocast_fp16")), ("cast",), None).plan.name == "cast_bf16"
 
 
 def test_a_plan_that_does_not_hold_is_no_stand_in_and_says_so_when_named() -> None:
@@ -92,7 +92,7 @@ def test_nothing_recommended() -> None:
         ((document(BOTH, None), "hf", "cast_fp8"), "no-such-plan"),
         (("nowhere/plan.json", "hf"), "missing-plan"),
         ((3, "hf"), "bad-plan"),
-        (({**document(BOTH, None), "subject": {"tied_parameters": ["a"]}}, "hf"), "bad-plan"),
+        (({**document(BOTH, None), "tied_parameters": ["a"]}, "hf"), "bad-plan"),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_one_line(arguments: tuple[Any, ...], slug: str) -> None:
@@ -146,15 +146,16 @@ def is_call(node: ast.AST) -> bool:
 def test_whatever_a_name_holds_only_strings_differ(name: str, tool: str) -> None:
     def text(name: str) -> str:
         scopes = {"": scope("fp16"), name: scope("fp32")}
-        content = document({}, "plan")
+        content = document({}, None)
         for strategy in ("autocast", "cast"):
             key = f"{strategy} {name}"
             content["plans"][key] = {
                 **document({"cast_fp16": scopes}, None)["plans"]["cast_fp16"],
+                "name": key,
                 "strategy": strategy,
             }
         content["recommended"] = f"autocast {name}"
-        content["subject"]["tied_parameters"] = [[f"{name}.weight", "other.weight"]] if tool == "hf" else []
+        content["tied_parameters"] = [[f"{name}.weight", "other.weight"]] if tool == "hf" else []
         return snippet(content, tool)
 
     assert skeleton(text(name)) == skeleton(text("norm"))
@@ -164,7 +165,7 @@ def test_whatever_a_name_holds_only_strings_differ(name: str, tool: str) -> None
 def test_a_pattern_finds_the_module_of_that_name_and_no_other(name: str) -> None:
     """As transformers reads them: `*` becomes `.*`, and each is searched in the name of a weight."""
     scopes = {"": scope("fp16"), name: scope("fp32"), f"{name}.low": scope("fp16")}
-    chosen = offer_of(document({"cast_fp16": scopes}, None)).plans["cast_fp16"]
+    chosen = choose(audit_in(document({"cast_fp16": scopes}, None)), ("cast",), "cast_fp16")
     found = [re.compile(f"(?P<g0>{pattern.replace('*', '.*')})") for pattern in patterns(chosen)]
 
     def kept(weight: str) -> bool:

@@ -219,7 +219,7 @@ def test_a_window_of_all_batches_and_a_step_of_the_first() -> None:
         why or "",
     )
     assert shown is not None
-    model = found.subject.model
+    model = found.live.model
     gradients = fp32_gradients(model, (x, batches[0][1]), lambda y, k: (y * k).sum())
     largest = max(float(g.abs().max()) for g in gradients.values())
     assert float(shown[1]) == pytest.approx(largest * training.trials[-1].scale, rel=0.01)

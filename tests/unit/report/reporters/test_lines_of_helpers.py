@@ -56,9 +56,9 @@ def found(tmp_path_factory: Any) -> tuple[Audit, Finding, str]:
 def test_the_record_has_both(found: tuple[Audit, Finding, str]) -> None:
     audit, finding, beside = found
     assert finding.called_from == beside
-    written = audit.to_measurements()
+    written = audit.to_json()
     assert next(f for f in written["findings"] if f["node"] == finding.node)["called_from"] == beside
-    lines = {n["source"]: n.get("called_from") for n in audit.to_measurements()["nodes"]}
+    lines = {n["node"]["source"]: n["node"]["called_from"] for n in audit.to_measurements()["nodes"]}
     assert lines["unit_helpers.py:2"] == lines["unit_helpers.py:6"] == beside
     assert lines[beside.partition(" in ")[0]] is None  # the layer is called there
 

@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.records import Origin
 from auditor.report.paths import places
 from auditor.report.reporters import sarif
 from tests.unit.report.factory import make_audit
@@ -95,7 +94,7 @@ def test_findings_in_installed_packages_point_at_the_audited_file(tmp_path):
     (tmp_path / ".git").mkdir()
     library = tmp_path / "lib" / "site-packages" / "timm" / "vit.py"
     audit = make_audit(20)
-    subject = replace(audit.subject, origin=Origin(str(tmp_path / "audit_me.py"), None, "get_model", "factory"))
+    subject = replace(audit.subject, file=str(tmp_path / "audit_me.py"))
     nodes = tuple(replace(r, node=replace(r.node, source_path=str(library))) for r in audit.nodes)
     found = places(replace(audit, nodes=nodes, subject=subject))
     assert {(p.file, p.line) for p in found.values()} == {("audit_me.py", 1)}

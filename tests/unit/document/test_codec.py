@@ -1,0 +1,261 @@
+"""What is written of an audit is strict JSON in the shape of its records, and is read back as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import auditor
+from auditor.document.codec import (
+    adapter,
+    digest,
+    measured,
+    merged,
+    steady,
+    texts,
+    to_document,
+    to_measurements,
+    to_plan,
+)
+from auditor.document.read import ALONE, load, programs_in
+from auditor.records import (
+    Audit,
+    Baseline,
+    Contribution,
+    Environment,
+    Finding,
+    FlaggedRegion,
+    NodeError,
+    NodeReport,
+    Plan,
+    ScopeChoice,
+    Weight,
+)
+from auditor.records.training import Training
+from auditor.records.written import plain
+from auditor.report import reporters
+from tests.documents import records
+from tests.subjects import normal
+from tests.unit.report.factory import make_audit
+
+KINDS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "hostile": {"nodes": 60, "hostile": True, "synthetic": True},
+    "empty": {"empty": True},
+    "one format": {"nodes": 30, "formats": ("bf16",), "recommended": None},
+}
+RECORDS = (Plan, Baseline, NodeReport, Weight, FlaggedRegion, Finding, Environment, Training)
+
+
+class Net(nn.Module):
+    """An overflow in FP16, a discrete output, two names of one weight, a path with a slash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.by_name = nn.ModuleDict({"a/b~c": nn.Linear(8, 4)})
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.second(self.first(x).relu() * 1e6) / 1e6
+        scores = self.by_name["a/b~c"](x).masked_fill(x[:, :4] > 9, -1e9).softmax(-1)
+        return scores, scores.argmax(-1)
+
+
+def seeded() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.fixture(scope="module")
+def real() -> Audit:
+    return auditor.audit(seeded(), torch.randn(16, 8), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def trained() -> Audit:
+    data = [(torch.randn(8, 8), torch.randint(0, 4, (8,))) for _ in range(2)]
+
+    def loss(outputs: Any, target: Tensor) -> Tensor:
+        return nn.functional.nll_loss(outputs[0].log(), target)
+
+    return auditor.audit(seeded(), data, mode="training", loss_fn=loss, device="cpu")
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+@settings(
+    max_examples=15,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate),
+)
+@given(data=st.data())
+def test_any_record_is_read_as_it_was_written(kind: type, data: st.DataObject) -> None:
+    record = data.draw(records(kind))
+    written = adapter(kind).dump_python(record, mode="json", warnings="error")
+    assert list(written) == [field.name for field in dataclasses.fields(kind)]
+    again = adapter(kind).validate_json(json.dumps(written, allow_nan=False), strict=True)
+    assert adapter(kind).dump_python(again, mode="json") == written
+
+
+def told(audit: Audit) -> dict[str, str]:
+    """All that reporters say of it."""
+    return {name: reporters.rendered(name, audit) for name in reporters.names()}
+
+
+def check(audit: Audit, folder: Path) -> Audit:
+    """It comes back from its files with everything; what is found."""
+    audit.save(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    found = load(folder)
+    for name, text in texts(found).items():
+        json.loads(text, parse_constant=pytest.fail)
+        assert text.encode() == before[name]
+    assert told(found) == told(audit)
+    found.save(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_made_up_audits_come_back(kind: str, tmp_path: Path) -> None:
+    check(make_audit(**KINDS[kind]), tmp_path)
+
+
+def test_a_real_audit_comes_back_whole(real: Audit, tmp_path: Path) -> None:
+    found = check(real, tmp_path)
+    assert (found.live, found.seconds) == (None, real.seconds)
+    assert found.tied_parameters == (("first.weight", "second.weight"),)
+    errors = [(a.errors["fp16"], b.errors["fp16"]) for a, b in zip(real.nodes, found.nodes, strict=True) if a.errors]
+    assert any(a.local_error == math.inf == b.local_error for a, b in errors)
+    assert [r.verdicts for r in found.nodes] == [r.verdicts for r in real.nodes]
+    for name, plan in found.plans.items():
+        assert (plan.scopes.keys(), plan.verified) == (real.plans[name].scopes.keys(), real.plans[name].verified)
+        assert plan.verification is not None
+
+
+def test_training_comes_back(trained: Audit, tmp_path: Path) -> None:
+    found = check(trained, tmp_path)
+    assert found.training is not None
+    assert trained.training is not None
+    assert [trial.scale for trial in found.training.trials] == [trial.scale for trial in trained.training.trials]
+    windows = found.training.fp16, trained.training.fp16
+    assert len({(w.minimum, w.maximum, w.init, w.largest) for w in windows if w is not None}) == 1
+
+
+def test_its_plans_are_applied_to_a_model_in_hand(real: Audit, tmp_path: Path) -> None:
+    real.save(tmp_path)
+    x = torch.randn(4, 8)
+    results = []
+    for plan in (real, auditor.load(tmp_path), Audit.load(tmp_path), tmp_path):
+        with auditor.imitated("cuda"):
+            results.append(auditor.apply(seeded(), plan, "autocast_bf16")(x)[0])
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_a_plan_alone_or_beside_other_measurements_says_what_is_not_there(real: Audit, tmp_path: Path) -> None:
+    real.save(tmp_path)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    plan["plans"]["cast_fp16"]["verified"] = not plan["plans"]["cast_fp16"]["verified"]
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    for spoilt in (texts(make_audit(30))["measurements.json"], "[", "[]", "[" * 100_000, "\xff", None):
+        if spoilt:
+            (tmp_path / "measurements.json").write_text(spoilt, encoding="latin-1")
+        found = load(tmp_path)
+        assert found.nodes == ()
+        assert found.warnings[-1] == ALONE
+    assert [(f.rule, f.owner, f.severity) for f in found.findings] == [
+        (f.rule, f.owner, f.severity) for f in real.findings
+    ]
+    assert all(told(found).values())
+    assert ALONE in " ".join(told(found)["md"].split())
+
+
+def test_paths_in_the_files_are_those_of_the_repository(real: Audit) -> None:
+    here = str(Path(__file__).resolve().parents[3])
+    written = texts(real)
+    assert all(here not in text for text in written.values())
+    nodes = json.loads(written["measurements.json"])["nodes"]
+    assert {node["node"]["source_path"] for node in nodes} >= {"tests/unit/document/test_codec.py"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_file_has_its_share_and_together_they_have_everything(kind: str) -> None:
+    audit = make_audit(**KINDS[kind])
+    plan, beside, whole = to_plan(audit), to_measurements(audit), to_document(audit)
+    assert not plan.keys() & {"nodes", "weights", "regions"}
+    assert all("pareto" not in one for one in plan["plans"].values())
+    assert beside.pop("plan") == digest(json.loads(texts(audit)["plan.json"]))
+    assert merged(plan, beside) == whole
+    assert texts(audit) == texts(make_audit(**KINDS[kind]))
+
+
+def test_a_field_is_measured_or_all_of_it_is_in_the_plan() -> None:
+    assert measured(ScopeChoice) == {}
+    assert measured(Plan) == {"pareto": True, "note": True}
+    assert measured(Audit)["plans"] == {"__all__": measured(Plan)}
+
+
+def test_a_plan_of_five_hundred_operations_is_small() -> None:
+    audit = make_audit(500)
+    assert len(audit.nodes) > 490
+    assert len(texts(audit)["plan.json"]) < 60_000
+
+
+def test_numbers_have_seven_digits_and_what_is_not_finite_a_text() -> None:
+    assert plain([0.123456789, 1.0, 1e-300, 65504.0]) == [0.1234568, 1.0, 1e-300, 65504.0]
+    assert plain([math.inf, -math.inf, math.nan]) == ["Infinity", "-Infinity", "NaN"]
+    evidence = {"length": 3, "values": (1.5, math.inf), "nested": {1: {math.nan}}, "flag": True, "odd": object}
+    assert plain(evidence) == {
+        "length": 3,
+        "values": [1.5, "Infinity"],
+        "nested": {"1": ["NaN"]},
+        "flag": True,
+        "odd": str(object),
+    }
+
+
+def test_what_is_not_finite_comes_back() -> None:
+    plan = Plan(
+        "a", "cast", "fp16", {"": ScopeChoice("fp16")}, math.inf, 1.0, math.nan, pareto=((math.inf, -math.inf),)
+    )
+    node = NodeError(local_error=math.inf, max_ulp=math.nan, sqnr_db=-math.inf, overflow=3)
+    for record in (plan, node, Contribution(math.inf, math.nan, 0.0, "re-run")):
+        text = json.dumps(adapter(type(record)).dump_python(record, mode="json"), allow_nan=False)
+        assert repr(adapter(type(record)).validate_json(text, strict=True)) == repr(record)
+
+
+def test_what_stages_took_is_left_out_of_comparisons() -> None:
+    slow, quick = ({"environment": {"seed": 0, "seconds": {"plan": spent}}, "plans": {}} for spent in (9.0, 1.0))
+    assert digest(slow) == digest(quick) == digest({"environment": {"seed": 0}, "plans": {}})
+    assert digest(slow) != digest({**slow, "environment": {"seed": 1, "seconds": {"plan": 9.0}}})
+    assert steady(slow) == {"environment": {"seed": 0}, "plans": {}}
+    assert (steady([1]), steady({"environment": 3})) == ([1], {"environment": 3})
+
+
+def test_programs_go_with_the_plan_that_names_them_and_nothing_else_does(tmp_path: Path) -> None:
+    model, x = nn.Linear(8, 4), normal(2, 8)
+    auditor.audit(model, (x,), formats=("bf16",), strategies=("graph",)).save(tmp_path)
+    others = dict.fromkeys(("mine.pt2", "graph_fp16.pt2", "notes.txt"), b"mine")
+    for name, text in others.items():
+        (tmp_path / name).write_bytes(text)
+    assert programs_in(tmp_path) == ("graph_bf16.pt2",)
+    plan = (tmp_path / "plan.json").read_text()
+    auditor.audit(model, (x,), formats=("bf16",), strategies=("cast",)).save(tmp_path)
+    assert not (tmp_path / "graph_bf16.pt2").exists()
+    assert {name: (tmp_path / name).read_bytes() for name in others} == others
+    assert programs_in(tmp_path) == ()
+    for spoilt in ("", "[]", '{"plans": 3}', plan.replace("graph_bf16.pt2", "../up.pt2")):
+        (tmp_path / "plan.json").write_text(spoilt)
+        assert programs_in(tmp_path) == ()
