@@ -14,8 +14,8 @@ from torch import nn
 import auditor
 from auditor.artefact.base import plan_table
 from auditor.capture.step import capture_step, step_batches
+from auditor.execution.policy import plain
 from auditor.execution.step import Step, bind_step, run_step
-from auditor.execution.strategies import plain
 from auditor.numerics.histogram import magnitudes_of, merged
 from auditor.records.training import LossScale, ParameterGradients
 from auditor.training.lowered import low_by_module, low_names

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from ..numerics.kernels import is_tensor_core
 from ..numerics.nodes import operation_of
-from ..numerics.products import is_tensor_core
 from ..trees import over_tensors
 from .imitation import Imitation
 from .regions import Region

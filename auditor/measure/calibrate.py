@@ -15,7 +15,6 @@ from ..capture.paths import usable_batches
 from ..capture.several import Recordings, join_paths, number_of, unjudged_line
 from ..criteria.measure import for_outputs
 from ..errors import CaptureError, MeasureError
-from ..execution.depth import UnderPlan
 from ..numerics.histogram import merged
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Linearity, Magnitudes, NodeError, Subject
@@ -35,8 +34,7 @@ PerFormat = dict[str, dict[str, NodeError]]
 class Calibration:
     """What the measurements say of every node. contributions: also of every placeholder; batches: how many were run.
 
-    linearity: by format, where predictions were held against runs. low: by format the run that is low from the start, where
-    the whole model ran so on a single batch. first: of several batches, what the first one alone came to.
+    linearity: by format, where predictions were held against runs. first: of several batches, what the first one alone came to.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -44,7 +42,6 @@ class Calibration:
     ranges: Mapping[str, Magnitudes]
     batches: int
     linearity: Mapping[str, Linearity] = field(default_factory=dict)
-    low: Mapping[str, UnderPlan] = field(default_factory=dict)
     first: Calibration | None = None
 
 
@@ -74,7 +71,7 @@ def calibrate(
         contributions, linearity = settle(measured, first, yardstick, tick)
         contributions = _of_batch(number, contributions)
         errors = explained(measured.errors, contributions)
-        return Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured))
+        return Calibration(errors, contributions, measured.ranges, 1, linearity)
 
     return reduce(_merged, map(one, usable_batches(capture, subject)))
 
@@ -156,22 +153,6 @@ def _measured(
 
 def _nobody(outputs: Sequence[torch.Tensor] | None) -> None:
     """Told of outputs that somebody has held against the model's already."""
-
-
-def _ran_low(measured: Measurement) -> dict[str, UnderPlan]:
-    """Errors and dtypes of the runs that are low from the start; none where FP32 itself holds infinities, which count
-    otherwise under a plan."""
-    if any(span.nonfinite for span in measured.ranges.values()):
-        return {}
-    values = {n.name: n.meta.get("val") for n in measured.capture.graph_module.graph.nodes}
-    single = [name for name in measured.errors if isinstance(x := values[name], torch.Tensor) and x.is_floating_point()]
-    found = {}
-    for fmt, dtypes in measured.low.items():
-        errors = {name: measured.errors[name][fmt].propagated_error for name in single}
-        known = {name: error for name, error in errors.items() if error is not None}
-        if len(known) == len(errors):
-            found[fmt] = UnderPlan(known, dtypes)
-    return found
 
 
 def _merged(a: Calibration, b: Calibration) -> Calibration:

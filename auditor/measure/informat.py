@@ -12,9 +12,9 @@ from torch import fx
 
 from ..errors import first_line
 from ..numerics.entries import entries, is_number
+from ..numerics.histogram import Profile
 from ..numerics.metrics import disagreement, sqnr_db
 from ..numerics.nodes import op_of, tensors_of, viewed
-from ..numerics.profile import Profile
 from ..raised import let_through
 from ..records import Capture, NodeError
 from .causes import Quotient, cause_of

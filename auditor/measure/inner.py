@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..numerics.carried import in_format, plain
+from ..numerics.casting import in_format, plain
 from ..numerics.entries import ON_GPU
 from ..numerics.formats import Format
 

@@ -8,16 +8,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..execution.dtypes import dtypes_of
 from ..execution.execute import low_literals, with_literals
-from ..numerics.carried import carried_in
-from ..numerics.casting import lowered
+from ..numerics.casting import carried_in, lowered
 from ..numerics.entries import extent
 from ..numerics.formats import FORMATS
 from ..numerics.kernels import run_op
 from ..numerics.nodes import target_of, tensors_of
 from ..raised import let_through
-from ..records import Capture, Dtypes, Literals
+from ..records import Capture, Literals
 from .rounded import rounder
 
 
@@ -25,14 +23,13 @@ class LowRun:
     """Goes along with the reference, node by node.
 
     values: reference results so far, by name; whoever runs the reference adds to them. env: results of the run that is
-    low from the start, dtypes: what its operations read and gave. pure: whether every floating result of it is low, and comes
+    low from the start. pure: whether every floating result of it is low, and comes
     of the run itself.
     """
 
     def __init__(self, capture: Capture, format: str, values: Mapping[str, Any]) -> None:
         self.name, self.row, self.round = format, FORMATS[format], rounder(capture, format)
         self.env: dict[fx.Node, Any] = {}
-        self.dtypes: dict[str, Dtypes] = {}
         self.pure = True
         self._nodes, self._values = capture.nodes, values
         self._rounded: dict[fx.Node, Any] = {}
@@ -69,8 +66,6 @@ class LowRun:
         self.pure = self.pure and not any(
             x.dtype is torch.float32 and carried_in(x) is None for x in tensors_of(result)
         )
-        if (found := dtypes_of((args, kwargs), (args, kwargs), result)) is not None:
-            self.dtypes[n.name] = found
         self.env[n] = result
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:

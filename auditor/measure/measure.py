@@ -16,9 +16,9 @@ from .. import offload as mapped
 from ..execution.held import Held, Slots, goes, hollow
 from ..numerics.entries import entries, is_number, is_plain
 from ..numerics.formats import format_of
+from ..numerics.histogram import Profile
 from ..numerics.nodes import settled, target_of, tensors_of, viewed
-from ..numerics.profile import Profile
-from ..records import Batch, Capture, Dtypes, Magnitudes, NodeError
+from ..records import Batch, Capture, Magnitudes, NodeError
 from .batchnorm import batch_norm, takes_statistics
 from .discrete import deciding
 from .informat import InFormat
@@ -34,7 +34,8 @@ class Measurement:
     values: detached FP32 result of every node and placeholder. live: the same values inside the autograd graph.
     anchors: leaves of that graph that stand behind results which depend on no float input.
     readings: {product: {value it reads: that value as this product alone reads it, or None if no other node reads it}}.
-    low: dtypes of every operation in the run that is low from the start, of formats in which the whole model ran so. blind: nodes from which some way to the outputs leads through an operation without a derivative.
+    blind: nodes from which some way to the outputs leads through an operation without a derivative. pure: formats in which
+    the whole model ran low from the start.
     """
 
     capture: Capture
@@ -49,12 +50,7 @@ class Measurement:
     anchors: Leaves
     readings: Mapping[str, Mapping[str, torch.Tensor | None]]
     blind: frozenset[str]
-    low: Mapping[str, Mapping[str, Dtypes]]
-
-    @property
-    def pure(self) -> frozenset[str]:
-        """Formats in which the whole model ran low."""
-        return frozenset(self.low)
+    pure: frozenset[str]
 
     @property
     def weights(self) -> set[str]:
@@ -93,7 +89,7 @@ def measure(
         anchors=run.anchors,
         readings=run.readings,
         blind=frozenset(n.name for n in before(run.lost)),
-        low=run.ran_low,
+        pure=frozenset(name for name, low in run.low.items() if low.low.pure),
     )
 
 
@@ -115,11 +111,6 @@ class _Measuring(Reference):
             name: InFormat(capture, name, self.values, self._profiles, self.readings, self._cheap, near, guards)
             for name in formats
         }
-
-    @property
-    def ran_low(self) -> Mapping[str, Mapping[str, Dtypes]]:
-        """Of formats in which the whole model ran low, the dtypes."""
-        return {name: low.low.dtypes for name, low in self.low.items() if low.low.pure}
 
     def run_node(self, n: fx.Node) -> Any:
         """The FP32 result; what the formats do to the node is recorded on the way."""

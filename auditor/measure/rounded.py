@@ -10,8 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..execution.execute import low_literals
-from ..numerics.carried import in_format
-from ..numerics.casting import lowered
+from ..numerics.casting import in_format, lowered
 from ..numerics.formats import FORMATS, Format
 from ..records import Capture
 

@@ -12,14 +12,12 @@ from torch import fx
 
 from ..errors import MeasureError, first_line
 from ..execution.execute import with_literals
-from ..numerics.carried import like
-from ..numerics.casting import lowered, raised
+from ..numerics.casting import like, lowered, raised
 from ..numerics.entries import entries, extent, is_number
 from ..numerics.formats import Format
-from ..numerics.kernels import UnsupportedInFormat, run_op
+from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, product, run_op
 from ..numerics.metrics import output_error, runs
 from ..numerics.nodes import operation_of, row_of, settled, target_of, tensors_of, viewed
-from ..numerics.products import is_tensor_core, product
 from ..raised import let_through
 from ..records import Literals, NodeError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..execution.policy import Policy
 from ..execution.resolve import resolve
-from ..execution.strategies import running
 from ..numerics.histogram import merged, significant
 from ..records import Capture, Magnitudes
 from ..records.training import ModuleGradients, ParameterGradients
@@ -16,7 +16,7 @@ Weights = Mapping[str, tuple[Magnitudes, dict[int, int]]]
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
     """Values whose gradient is low under autocast: those that are low themselves, or are lowered for a reader."""
-    found = resolve(captured, running(captured, "autocast", precision_of, fmt))
+    found = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in found.dtypes if found.low(name)) | frozenset(found.lowered)
 
 

@@ -25,10 +25,9 @@ from ..capture.regions import ambient
 from ..capture.step import LOSS, TrainingStep, in_its_terms, in_the_model
 from ..capture.twins import Drawn
 from ..errors import LoadError
-from ..execution.chosen import Chosen, scoped
 from ..execution.lowstep import LowStep, failed, gradient_error, unscaled
+from ..execution.policy import Chosen, plain, scoped
 from ..execution.step import Step
-from ..execution.strategies import plain
 from ..isolation import isolated
 from ..isolation.answer import copied, from_the_start
 from ..isolation.eager import unfused

@@ -9,10 +9,10 @@ from tests.structure import modules
 
 TREES = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in modules().items()}
 
-INTERPRETERS = {("replay.execute", "Executor"), ("measure.reference", "Reference")}
+INTERPRETERS = {("execution.execute", "Executor"), ("measure.reference", "Reference")}
 """The one, and the run under autograd that gradients are taken from."""
 
-CHECK = "tape.binding"
+CHECK = "capture.binding"
 """A recording that is called, as it is when it is held against the run that it is of: it lies below the Executor."""
 
 SINGLE = {
@@ -22,7 +22,7 @@ SINGLE = {
     "measure.measure",
     "measure.reference",
     "measure.testrun",
-    "replay.nonfinite",  # on the arguments that it had in a run
+    "execution.beside",  # on the arguments that it had in a run
 }
 """Modules that compute single operations beside a run, on what it gave."""
 
@@ -70,4 +70,5 @@ def _names_it(node: ast.AST) -> bool:
 
 
 def test_nobody_else_calls_operations_of_a_recorded_graph() -> None:
-    assert {name for name, tree in TREES.items() if calls_operations(tree)} == SINGLE | {"replay.execute"}
+    theirs = {"execution.execute", "execution.policy"}
+    assert {name for name, tree in TREES.items() if calls_operations(tree)} == SINGLE | theirs

@@ -14,7 +14,7 @@ from auditor.execution.execute import Executor
 from auditor.measure.informat import InFormat
 from auditor.measure.testrun import Trace
 from auditor.numerics.entries import entries, is_number
-from auditor.numerics.profile import Profile
+from auditor.numerics.histogram import Profile
 from auditor.records import NodeError
 from tests.capturing import Function
 from tests.subjects import capture_of
