@@ -16,7 +16,7 @@ from .criteria.measure import Criteria
 from .devices import libraries, name_of
 from .document.codec import under_several_names
 from .document.places import portable
-from .execution.depth import UnderPlan
+from .execution.beside import UnderPlan
 from .graphs import Planned
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.outputs import NamedTensors

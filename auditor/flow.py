@@ -13,7 +13,7 @@ from .assembly import assembled
 from .capture.several import record_paths
 from .devices import CPU, let_go, name_of
 from .errors import AuditorError, first_line
-from .execution.depth import under_plan
+from .execution.beside import under_plan
 from .graphs import Planned, graphs_of, scored
 from .isolation import isolated
 from .isolation.process import flags, ieee
@@ -118,9 +118,7 @@ def _audited(subject: Subject, options: Settings) -> Audit:
         training, recommended, reason = _concluded(step, planned.plans, yardstick.budget, options, stages)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
-            followed = under_plan(
-                captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""), relative.low
-            )
+            followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
     return assembled(
         options,
         bench,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.runtime import DTYPES
 from auditor.capture.imitation import imitated
-from auditor.numerics.carried import round_to
+from auditor.numerics.casting import round_to
 from auditor.records import Objective, Subject
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import replace
 
-from auditor.execution.chosen import scoped
+from auditor.execution.policy import scoped
 from auditor.flow import run
 from auditor.loading import from_object
 from auditor.records import Plan

@@ -13,8 +13,8 @@ from torch import nn
 
 import auditor
 from auditor.artefact.base import plan_table
+from auditor.execution.policy import plain
 from auditor.execution.step import Step, bind_step, run_step
-from auditor.execution.strategies import plain
 from auditor.numerics.histogram import magnitudes_of, merged
 from auditor.records.training import LossScale, ParameterGradients
 from auditor.training.objective import in_training

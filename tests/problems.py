@@ -11,8 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from auditor.execution.nesting import deciders_of
-from auditor.execution.strategies import plain
+from auditor.artefact.strategies import strategy_of
+from auditor.execution.policy import Layout, plain
 from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
@@ -144,7 +144,11 @@ def owners_of(capture: Capture) -> list[str]:
 def tied_owners(capture: Capture) -> list[tuple[str, ...]]:
     """Groups of owners that read or hold one stored tensor: under `cast` it has one precision."""
     stored = {placeholder.name for placeholder in capture.placeholders if placeholder.kind != "input"}
-    return [owners for name, owners in deciders_of(capture).items() if name in stored and len(owners) > 1]
+    return [
+        owners
+        for name, owners in Layout(capture, strategy_of("cast")).deciding.items()
+        if name in stored and len(owners) > 1
+    ]
 
 
 def labellings(owners: list[str]) -> Iterator[dict[str, str]]:

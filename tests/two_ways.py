@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan
-from auditor.execution.execute import Executor, Under
-from auditor.execution.nesting import boundaries
-from auditor.execution.strategies import running
+from auditor.execution.execute import Executor
+from auditor.execution.policy import Policy
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Batch, Capture
@@ -42,7 +41,7 @@ def imitated_answer(
     model: nn.Module, capture: Capture, batch: Batch, strategy: str, fmt: str, labels: Labels
 ) -> Answer:
     """What the model says that follows the plan, run as a GPU would run it."""
-    wrapped = boundaries(capture, strategy, lambda owner: labels.get(owner, "fp32"))
+    wrapped = Policy(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt).wrapped
     scopes: dict[str, Any] = {
         path: {"precision": boundary.precision, "output": "keep" if boundary.keeps else "cast"}
         for path, boundary in wrapped.items()
@@ -58,8 +57,8 @@ def replayed_answer(
     model: nn.Module, capture: Capture, batch: Batch, strategy: str, fmt: str, labels: Labels
 ) -> Answer:
     """What the tape says under the plan's policy."""
-    how = running(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt)
-    interpreter = Executor(capture.graph_module, Under(capture, how))
+    how = Policy(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt)
+    interpreter = Executor(capture.graph_module, how)
     try:
         with torch.no_grad():
             return tensor_outputs(interpreter.run(*capture.bind(model, batch)))

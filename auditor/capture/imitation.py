@@ -14,11 +14,10 @@ import torch
 from ..devices import is_native
 from ..errors import MeasureError
 from ..isolation.draws import in_float32, may_draw
-from ..numerics.autocast import autocast_arguments
+from ..numerics.autocast import autocast_arguments, autocast_target
 from ..numerics.formats import dtype_of, format_of, is_low
-from ..numerics.kernels import UnsupportedInFormat, run_op
+from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
 from ..numerics.nodes import mutates, operation_of
-from ..numerics.products import is_tensor_core
 from ..trees import over_tensors
 from .intercept import Handler, intercepted
 from .regions import Region, cast_weight
@@ -55,7 +54,9 @@ class Imitation(Handler):
             return args, kwargs
         if how != "lower":
             return autocast_arguments(str(op), args, kwargs, row)
-        dtype = dtype_of("fp16" if operation_of(op).only_fp16 else row.name)
+        target = autocast_target(operation_of(op), row, (), told=False)
+        assert target is not None
+        dtype = dtype_of(target.name)
 
         def cast(x: torch.Tensor) -> torch.Tensor:
             movable = x.dtype is torch.float32 or is_low(x.dtype)

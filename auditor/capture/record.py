@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 from ..isolation.draws import Draw, draw_of, drew, may_draw
 from ..isolation.members import named_modules
 from ..isolation.outputs import NamedTensors, tensor_outputs
-from ..numerics.nodes import mutates, operation_of, tensors_of
-from ..numerics.transfers import to_device
+from ..numerics.nodes import mutates, operation_of, tensors_of, to_device
 from ..records import Batch
 from ..trees import over_tensors
 from .binding import named_inputs

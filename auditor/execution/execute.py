@@ -10,22 +10,18 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..numerics.autocast import autocast_arguments
-from ..numerics.carried import asked_for, carried_in, format_in, like
-from ..numerics.casting import lowered, raised
+from ..numerics.casting import carried_in, raised
 from ..numerics.entries import entries, is_plain
-from ..numerics.formats import FORMATS
-from ..numerics.kernels import UnsupportedInFormat, run_op
+from ..numerics.kernels import run_op
 from ..numerics.nodes import settled, target_of, tensors_of
 from ..records import Capture, Literals, Node
-from .running import Running
 
 Observe = Callable[[fx.Node, Any], None]
 ValueOf = Callable[[fx.Node], Any]
 
 
-class Policy:
-    """What a run computes in: FP32, as it was recorded, but for what other policies say otherwise."""
+class Semantics:
+    """What the nodes of a graph compute in a run: FP32, as it was recorded, but for what others say otherwise."""
 
     def given(self, n: fx.Node, value: Any) -> Any:
         """What a placeholder gives for what the caller hands over."""
@@ -34,17 +30,26 @@ class Policy:
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """What an operation, or the output, gives. value_of: what the nodes that it reads gave."""
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), value_of)
-        return args[0] if n.op == "output" else in_fp32(target_of(n), args, kwargs)
+        return args[0] if n.op == "output" else settled(target_of(n), target_of(n)(*args, **kwargs))
 
-    def differing(self, graph: fx.Graph, then: Policy) -> set[fx.Node]:
-        """Nodes that compute something else than they did in a run under another policy, whatever they read."""
-        return set()
+    changed: Collection[str] = ()
+    """Names of nodes that compute something else than as it was recorded."""
+
+    def differing(self, then: Semantics) -> Collection[str]:
+        """Names of nodes that compute something else than they did in another run, whatever they read."""
+        return self.changed
+
+    def same(self, result: Any, other: Any) -> bool:
+        """Whether two results are equal for whoever reads them: their tensors, bit for bit; what else they hold counts as
+        different."""
+        ours, theirs = tensors_of(result), tensors_of(other)
+        return bool(ours) and len(ours) == len(theirs) and all(_equal(x, y) for x, y in zip(ours, theirs, strict=True))
 
 
-RECORDED = Policy()
+RECORDED = Semantics()
 
 
-class Apart(Policy):
+class Apart(Semantics):
     """As recorded, each result a tensor of its own, with a gradient of its own."""
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
@@ -52,11 +57,11 @@ class Apart(Policy):
         return apart(super().compute(n, value_of), [value_of(source) for source in n.all_input_nodes])
 
 
-class Disturbed(Policy):
+class Disturbed(Semantics):
     """As recorded, but that some nodes give other values than they would, by name."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
+        self.values = self.changed = values
 
     def given(self, n: fx.Node, value: Any) -> Any:
         """What is handed over, or stands in its place."""
@@ -66,95 +71,8 @@ class Disturbed(Policy):
         """The other value, or what the node computes."""
         return self.values[n.name] if n.name in self.values else super().compute(n, value_of)
 
-    def differing(self, graph: fx.Graph, then: Policy) -> set[fx.Node]:
-        """The nodes with other values."""
-        return {n for n in graph.nodes if n.name in self.values}
 
-
-class Under(Policy):
-    """A choice of precisions: casts as autocast would and as the boundaries of scopes would.
-
-    told: hears of every operation its node, its arguments as they reach it and as autocast hands them on, and what it
-    computes. A run raises UnsupportedInFormat.
-    """
-
-    def __init__(
-        self, capture: Capture, how: Running, told: Callable[[fx.Node, Any, Any, Any], None] | None = None
-    ) -> None:
-        self.capture, self.how, self._told = capture, how, told
-
-    def given(self, n: fx.Node, value: Any) -> Any:
-        """What is handed over, as it is stored."""
-        precision = self.how.placeholder_precision.get(n.name)
-        return value if precision is None else lowered(value, FORMATS[precision])
-
-    def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """What the node computes, in the dtype its scope and autocast give it."""
-        if n.op == "output":
-            return self._arrived(n, n.args, value_of)[0]
-        try:
-            return self._called(n, value_of)
-        except UnsupportedInFormat as error:
-            node = self.capture.nodes[n.name]
-            where = f"{node.owner or 'the model'} ({node.source or node.op})"
-            raise UnsupportedInFormat(f"{error} in {where}", node.owner) from error
-
-    def _called(self, n: fx.Node, value_of: ValueOf) -> Any:
-        node = self.capture.nodes[n.name]
-        casts = self.how.casts(node)
-        args, kwargs = self._arrived(n, (n.args, n.kwargs), value_of)
-        arrived = args, kwargs = with_literals(args, kwargs, casts.literals)
-        if casts.autocast != "none":
-            args, kwargs = autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
-        result = run_op(target_of(n), args, kwargs)
-        if node.in_place and isinstance(result, torch.Tensor) and format_in(result) is not None:
-            result = like(result, tensors_of(args)[0])
-        if self._told is not None:
-            self._told(n, arrived, (args, kwargs), result)
-        cast = asked_for(casts.literals.result)
-        return result if cast is None else lowered(result, cast)
-
-    def _arrived(self, n: fx.Node, arguments: Any, value_of: ValueOf) -> Any:
-        """Arguments of a node as they reach it, once the wrapped modules on the way have converted them."""
-
-        def arrived(source: fx.Node) -> Any:
-            value = value_of(source)
-            for precision in self.how.crossing(source.name, n.name):
-                value = lowered(value, FORMATS[precision])
-            return value
-
-        return fx.node.map_arg(arguments, arrived)
-
-    def differing(self, graph: fx.Graph, then: Policy) -> set[fx.Node]:
-        """Nodes at which the two choices cast otherwise."""
-        assert isinstance(then, Under)
-        paths = self.how.wrapping.otherwise(then.how.wrapping) if self.how.wrapping else None
-        touched = None
-        if paths is not None:
-            nodes = self.capture.nodes.items()
-            touched = {name for name, n in nodes if any(call.path in paths for call in n.calls)}
-        return {n for n in graph.nodes if not self._alike(n, then.how, touched)}
-
-    def _alike(self, n: fx.Node, then: Running, touched: Collection[str] | None) -> bool:
-        """Whether both do the same at a node. touched: operations where they may not; None where any may be one."""
-        now = self.how
-        if n.op == "placeholder":
-            return then.placeholder_precision.get(n.name) == now.placeholder_precision.get(n.name)
-        if n.op not in ("call_function", "output"):
-            return True
-        if touched is not None and not any(name in touched for name in (n.name, *(s.name for s in n.all_input_nodes))):
-            return True
-        if any(then.crossing(s.name, n.name) != now.crossing(s.name, n.name) for s in n.all_input_nodes):
-            return False
-        return n.op == "output" or self._casts(n, then) == self._casts(n, now)
-
-    def _casts(self, n: fx.Node, how: Running) -> tuple[str, str, int]:
-        """What a choice does at an operation, as far as it matters there."""
-        casts = how.casts(self.capture.nodes[n.name])
-        return casts.autocast, casts.precision if casts.autocast != "none" else "", id(casts.literals)
-
-
-class SomeLow(Policy):
+class SomeLow(Semantics):
     """Some operations in a format, and all else in FP32; of one run.
 
     inside: names of the operations. What enters them passes `round`, what leaves them is raised, once: that is `left`. A run
@@ -162,18 +80,18 @@ class SomeLow(Policy):
     """
 
     def __init__(self, capture: Capture, inside: Collection[str], format: str, round: Callable[[Any], Any]) -> None:
-        self._capture, self._inside, self._format, self._round = capture, inside, format, round
+        self._capture, self.changed, self._format, self._round = capture, inside, format, round
         self.left: dict[fx.Node, Any] = {}
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """What the node gives, low if it is one of them."""
         arrived = self.arriving(n, value_of)
-        if n.name not in self._inside:
+        if n.name not in self.changed:
             return super().compute(n, arrived)
         literals = low_literals(self._capture.nodes[n.name], self._format)
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), arrived)
         result = run_op(target_of(n), *with_literals(args, kwargs, literals))
-        if any(user.name not in self._inside for user in n.users):
+        if any(user.name not in self.changed for user in n.users):
             self.left[n] = raised(result)
         return result
 
@@ -181,16 +99,12 @@ class SomeLow(Policy):
         """How a node, or the output, sees the values of others."""
 
         def inside(source: fx.Node) -> Any:
-            return value_of(source) if source.name in self._inside else self._round(value_of(source))
+            return value_of(source) if source.name in self.changed else self._round(value_of(source))
 
         def outside(source: fx.Node) -> Any:
             return self.left[source] if source in self.left else value_of(source)
 
-        return inside if n.name in self._inside else outside
-
-    def differing(self, graph: fx.Graph, then: Policy) -> set[fx.Node]:
-        """The operations that are low."""
-        return {n for n in graph.nodes if n.name in self._inside}
+        return inside if n.name in self.changed else outside
 
 
 @dataclass(frozen=True)
@@ -198,26 +112,27 @@ class Run:
     """What the nodes of a run gave, by name, and what it ran under."""
 
     values: Mapping[str, Any]
-    policy: Policy = RECORDED
+    semantics: Semantics = RECORDED
 
 
 class Executor(fx.Interpreter):
-    """Runs a graph under a policy, node by node; observer(node, result) hears of each that is run.
+    """Runs a graph node by node; observer(node, result) hears of each that is run.
 
-    before: another run on the same inputs. A node is then run again only if the policies differ there, if what it gave is
-    not known, or if something that it reads is no longer equal, bit for bit; the rest is taken from there.
+    before: another run on the same inputs. A node is then run again only if it computes something else there, if what it
+    gave is not known, or if something that it reads is no longer equal; the rest is taken from there.
     at: the node that is run, or was last.
     """
 
     def __init__(
         self,
         module: fx.GraphModule,
-        policy: Policy = RECORDED,
+        semantics: Semantics = RECORDED,
         observer: Observe | None = None,
         before: Run | None = None,
     ) -> None:
         super().__init__(module)
-        self.policy, self._observer, self._before = policy, observer, before
+        self.semantics, self.before = semantics, before
+        self._observer = observer
         self.at: fx.Node | None = None
 
     def run(self, *inputs: Any) -> Any:  # type: ignore[override]
@@ -231,17 +146,16 @@ class Executor(fx.Interpreter):
     def steps(self, *inputs: Any) -> Iterator[tuple[fx.Node, Any]]:
         """The run, a node at a time, with what it gives. What no other reads is forgotten when the next one is asked for."""
         self.env, self.args_iter = {}, iter(inputs)
-        known: Mapping[str, Any] = self._before.values if self._before else {}
-        differing = self.policy.differing(self.graph, self._before.policy) if self._before else set()
+        known = self.before.values if self.before else {}
+        again = self.semantics.differing(self.before.semantics) if self.before else ()
         for n in self.graph.nodes:
-            alike = n not in differing and n.name in known
-            if alike and n.op != "output" and self.env.keys().isdisjoint(n.all_input_nodes):
-                if n.op == "placeholder":
-                    next(self.args_iter)
+            handed, here = next(self.args_iter) if n.op == "placeholder" else None, n.name in known
+            unread = not self.env or self.env.keys().isdisjoint(n.all_input_nodes)
+            if here and unread and n.name not in again and n.op != "output":
                 continue
             self.at = n
-            result = self.run_node(n)
-            if not (alike and is_same(result, known[n.name])):
+            result = self.semantics.given(n, handed) if n.op == "placeholder" else self.run_node(n)
+            if not (here and self.semantics.same(result, known[n.name])):
                 self.env[n] = result
             yield n, result
             for source in self.user_to_last_uses.get(n, ()):
@@ -249,22 +163,19 @@ class Executor(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """What one node gives."""
-        if n.op in ("call_function", "output"):
-            return self.policy.compute(n, self.value_of)
-        result = super().run_node(n)
-        return self.policy.given(n, result) if n.op == "placeholder" else result
+        return super().run_node(n) if n.op == "get_attr" else self.semantics.compute(n, self.value_of)
 
     def value_of(self, n: fx.Node) -> Any:
         """What a node gave that another reads now."""
-        if n in self.env or self._before is None:
-            return self.env[n]
-        return self._before.values[n.name]
+        return self.env[n] if n in self.env or self.before is None else self.before.values[n.name]
 
 
-def is_same(a: Any, b: Any) -> bool:
-    """Whether two results have equal tensors; what else they may hold counts as different."""
-    ours, theirs = tensors_of(a), tensors_of(b)
-    return bool(ours) and len(ours) == len(theirs) and all(_equal(x, y) for x, y in zip(ours, theirs, strict=True))
+def beside(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterator[tuple[fx.Node, Any, Any]]:
+    """Two runs on the same inputs, node by node: the operation and its two results. No more than two sets of live values
+    are held."""
+    for (n, result), (_, expected) in zip(low.steps(*inputs), reference.steps(*inputs), strict=True):
+        if n.op == "call_function":
+            yield n, result, expected
 
 
 def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -273,20 +184,16 @@ def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
     return x.shape == y.shape and torch.equal(entries(x), entries(y))
 
 
-def in_fp32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The operation as it was recorded."""
-    return settled(target, target(*args, **kwargs))
-
-
 def apart(result: Any, inputs: Sequence[Any]) -> Any:
     """An operation may return its own input (a cast that changes nothing): each node has a gradient of its own."""
     own = {id(leaf) for value in inputs for leaf in tensors_of(value)}
-    return pytree.tree_map_only(torch.Tensor, lambda x: _another(x) if id(x) in own else x, result)
 
+    def another(x: torch.Tensor) -> torch.Tensor:
+        if id(x) not in own:
+            return x
+        return torch.ops.aten.alias.default(x) if is_plain(x) else x.clone()  # sparse and nested ones know no views
 
-def _another(x: torch.Tensor) -> torch.Tensor:
-    """The same value as another tensor; sparse and nested ones know no views."""
-    return torch.ops.aten.alias.default(x) if is_plain(x) else x.clone()
+    return pytree.tree_map_only(torch.Tensor, another, result)
 
 
 def low_literals(node: Node, format: str) -> Literals | None:

@@ -1,28 +1,49 @@
-"""Which dtype every node would really run in under a set of scope precisions, computed without running anything."""
+"""Which dtype every node runs in under a policy, told without running anything: the graph run with formats as values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..numerics.carried import asked_for
+from ..numerics.autocast import autocast_target
+from ..numerics.casting import asked_for
 from ..numerics.formats import FORMATS, Format
-from ..numerics.nodes import tensors_of
-from ..numerics.operations import operation
-from ..numerics.rounded import promoted
-from ..records import Capture, Literals
-from .running import Casts, Running
+from ..numerics.formats import is_low as is_low_dtype
+from ..numerics.kernels import promoted
+from ..numerics.nodes import row_of, tensors_of
+from ..records import Capture, Dtypes, Node
+from .execute import Executor, Run, Semantics, ValueOf
+from .policy import Casts, Policy, plain
 
 
 def is_low(name: str) -> bool:
     """Whether it is the name of a low format: not of a wider one, nor "" as for what is discrete."""
     row = FORMATS.get(name)
     return row is not None and row.low
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What is told of one node. dtype: the name of a format, or "" for discrete; kernel: the same of what its kernel gives,
+    before a cast that the author writes for it.
+
+    arrived: {what it reads: its format once scopes on the way have cast it}; handed: once autocast has, too. cast, rounded,
+    reads_low, conflict: as for a Resolution.
+    """
+
+    dtype: str
+    kernel: str
+    arrived: Mapping[str, str] = field(default_factory=dict)
+    handed: Mapping[str, str] = field(default_factory=dict)
+    cast: tuple[str, ...] = ()
+    rounded: tuple[str, ...] = ()
+    reads_low: bool = False
+    conflict: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +64,22 @@ class Resolution:
     conflicts: frozenset[str]
     kernels: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, nodes: Mapping[str, Typed]) -> Resolution:
+        """What was told of all nodes."""
+        lowered: dict[str, list[str]] = {}
+        for name, typed in nodes.items():
+            for source in typed.rounded:
+                lowered.setdefault(source, []).append(name)
+        return cls(
+            {name: typed.dtype for name, typed in nodes.items()},
+            {source: frozenset(readers) for source, readers in lowered.items()},
+            frozenset(source for typed in nodes.values() for source in typed.cast),
+            frozenset(name for name, typed in nodes.items() if typed.reads_low),
+            frozenset(name for name, typed in nodes.items() if typed.conflict),
+            {name: typed.kernel for name, typed in nodes.items() if typed.kernel != typed.dtype},
+        )
+
     def computed(self, name: str) -> str:
         """The format that the node's kernel gives, before a cast that the author writes for it."""
         return self.kernels.get(name, self.dtypes.get(name, ""))
@@ -56,219 +93,201 @@ class Resolution:
         return self.low(name) or name in self.reads_low
 
 
-def resolve(capture: Capture, how: Running) -> Resolution:
-    """Dtype of every node when the capture runs so."""
-    return Resolver(capture)(how)
+def resolve(policy: Policy) -> Resolution:
+    """Dtype of every node when its capture runs so."""
+    return Resolver(policy.capture)(policy)
 
 
 class Resolver:
-    """`resolve` for many ways to run one capture: what they have in common is looked up once.
-
-    Of two ways that differ in a few wrapped modules, only what those enclose, and what follows from that, is looked at again.
-    """
+    """`resolve` for many policies of one capture: each begins from the one before, and looks at what differs alone."""
 
     def __init__(self, capture: Capture) -> None:
-        self._capture = capture
-        self._seen = [_Seen.of(node) for node in capture.graph_module.graph.nodes]
-        self._place = {seen.name: place for place, seen in enumerate(self._seen)}
-        self._walk: _Walk | None = None
+        self._executor = Executor(capture.graph_module)
 
-    def __call__(self, how: Running) -> Resolution:
-        """Dtype of every node when the capture runs so."""
-        before = self._walk
-        walk = _Walk(self._capture, how, before)
-        waiting = bytearray(b"\x01") * len(self._seen) if before is None else self._otherwise(before.how, how)
-        place = waiting.find(1)
-        while place >= 0:
-            if walk.visit(self._seen[place]):
-                for reader in self._readers[place]:
-                    waiting[reader] = 1
-            place = waiting.find(1, place + 1)
-        self._walk = walk
-        return walk.resolution(self._seen)
+    def __call__(self, policy: Policy) -> Resolution:
+        """Dtype of every node under a policy."""
+        return Resolution.of(self.typed(policy))
 
-    def _otherwise(self, before: Running, how: Running) -> bytearray:
-        """Which nodes are cast otherwise than before, a 1 for each; all where that cannot be told."""
-        paths = how.wrapping.otherwise(before.wrapping) if how.wrapping else None
-        if paths is None:
-            return bytearray(b"\x01") * len(self._seen)
-        waiting = bytearray(len(self._seen))
-        for path in paths:
-            for place in self._around.get(path, ()):
-                waiting[place] = 1
-        for name, precision in how.placeholder_precision.items():
-            if before.placeholder_precision.get(name) != precision:
-                waiting[self._place[name]] = 1
-        return waiting
-
-    @cached_property
-    def _readers(self) -> list[list[int]]:
-        """By place in the graph, the places of those that read it."""
-        found: list[list[int]] = [[] for _ in self._seen]
-        for place, seen in enumerate(self._seen):
-            for source in seen.sources:
-                found[self._place[source]].append(place)
-        return found
-
-    @cached_property
-    def _around(self) -> Mapping[str, set[int]]:
-        """{module: places of the nodes that run inside a call of it, and of those that read them}."""
-        found: dict[str, set[int]] = {}
-        for name, node in self._capture.nodes.items():
-            for path in {call.path for call in node.calls}:
-                found.setdefault(path, set()).update((self._place[name], *self._readers[self._place[name]]))
+    def typed(self, policy: Policy) -> Mapping[str, Typed]:
+        """What is told of every node."""
+        executor, algebra = self._executor, _Algebra(policy)
+        found = dict(executor.before.values) if executor.before else {}
+        executor.semantics = algebra
+        for n, typed in executor.steps(*policy.capture.placeholders):
+            found[n.name] = typed
+        executor.before = Run(found, algebra)
         return found
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A node of the graph, however it runs. own: format of its recorded result, "" for discrete ones; scalar: that has no
-    dimensions. sources: what it reads, each once; arguments: as often as it is written. dtypes: those it is told, by
-    position or name."""
+class _Algebra(Semantics):
+    """What operations make of formats."""
 
-    name: str
-    kind: str
-    own: str
-    scalar: bool
-    sources: tuple[str, ...]
-    arguments: tuple[str, ...]
-    dtypes: tuple[tuple[int | str, torch.dtype], ...]
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
 
-    @classmethod
-    def of(cls, node: fx.Node) -> _Seen:
-        value = next(iter(tensors_of(node.meta.get("val"))), None)
-        arguments: list[str] = []
-        fx.node.map_arg((node.args, node.kwargs), lambda source: arguments.append(source.name))
-        written: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
-        return cls(
-            name=node.name,
-            kind=node.op,
-            own=_name(value.dtype) if value is not None else "",
-            scalar=value is not None and value.dim() == 0,
-            sources=tuple(source.name for source in node.all_input_nodes),
-            arguments=tuple(arguments),
-            dtypes=tuple((key, dtype) for key, dtype in written if isinstance(dtype, torch.dtype)),
-        )
+    def differing(self, then: Semantics) -> Collection[str]:
+        """As for the policies."""
+        assert isinstance(then, _Algebra)
+        return self.policy.differing(then.policy)
 
+    def same(self, result: Typed, other: Typed) -> bool:
+        """Whether readers are given the same format."""
+        return result.dtype == other.dtype
 
-class _Walk:
-    """What every node makes of what it reads, taken from another walk until it is visited."""
+    def given(self, n: fx.Node, value: Any) -> Typed:
+        """What a placeholder is stored in."""
+        own = _own(n)[0]
+        dtype = self.policy.stored.get(n.name, own) if own else own
+        return Typed(dtype, dtype)
 
-    def __init__(self, capture: Capture, how: Running, before: _Walk | None = None) -> None:
-        self.capture, self.how = capture, how
-        self.dtypes: dict[str, str] = dict(before.dtypes) if before else {}
-        self.scalar: dict[str, bool] = before.scalar if before else {}
-        self.casts: dict[str, list[tuple[str, bool]]] = dict(before.casts) if before else {}
-        self.reads_low: set[str] = set(before.reads_low) if before else set()
-        self.conflicts: set[str] = set(before.conflicts) if before else set()
-        self.kernels: dict[str, str] = dict(before.kernels) if before else {}
+    def compute(self, n: fx.Node, value_of: ValueOf) -> Typed:
+        """What an operation, or the output, gives."""
+        given = {source.name: value_of(source).dtype for source in n.all_input_nodes}
+        arrived, cast, rounded = dict(given), list[str](), list[str]()
 
-    def visit(self, node: _Seen) -> bool:
-        """Whether the node's dtype is another than it was."""
-        name = node.name
-        known = self.dtypes.get(name)
-        self.scalar[name] = node.scalar
-        for marks in (self.reads_low, self.conflicts):
-            marks.discard(name)
-        for found in (self.casts, self.kernels):
-            found.pop(name, None)
-        if node.kind == "call_function":
-            casts = self.how.casts(self.capture.nodes[name])
-            called = self._call(node, casts)
-            self.dtypes[name] = called if casts.literals.result is None else _name(casts.literals.result)
-            if called != self.dtypes[name]:
-                self.kernels[name] = called
-        elif node.kind == "placeholder" and node.own:
-            self.dtypes[name] = self.how.placeholder_precision.get(name, node.own)
-        else:
-            self._entering(node)
-            self.dtypes[name] = node.own
-        return self.dtypes[name] != known
+        def convert(source: str, format: str) -> None:
+            if arrived[source] != format:
+                cast.append(source)
+                if is_low(format) and given[source] == "fp32":  # what was low before is lowered again without loss
+                    rounded.append(source)
 
-    def resolution(self, order: Iterable[_Seen]) -> Resolution:
-        """What was found of all of them."""
-        lowered: dict[str, list[str]] = {}
-        cast: dict[str, None] = {}
-        for seen in order:
-            for source, rounds in self.casts.get(seen.name, ()):
-                cast[source] = None
-                if rounds:
-                    lowered.setdefault(source, []).append(seen.name)
-        return Resolution(
-            self.dtypes,
-            {source: frozenset(readers) for source, readers in lowered.items()},
-            frozenset(cast),
-            frozenset(self.reads_low),
-            frozenset(self.conflicts),
-            self.kernels,
-        )
+        for source in given:
+            for step in self.policy.crossing(source, n.name) if _moves(given[source]) else ():
+                convert(source, step)
+                arrived[source] = step
+        if n.op == "output":
+            return Typed("", "", arrived, arrived, tuple(cast), tuple(rounded))
+        casts = self.policy.casts(self.policy.capture.nodes[n.name])
+        asked = [casts.literals.arguments.get(key, dtype) for key, dtype in _asked(n)]
+        target = self._target(n, casts, arrived, bool(asked))
+        told = _name(asked[0]) if asked and not (target and target.low) else ""
+        for source, dtype in arrived.items():
+            if dtype == "fp32" and is_low(into := target.name if target else told):
+                convert(source, into)
+        handed = {source: target.name if target and _moves(x) else x for source, x in arrived.items()}
+        kernel, conflict = self._kernel(n, handed, told)
+        result = kernel if casts.literals.result is None else _name(casts.literals.result)
+        reads_low = any(map(is_low, handed.values()))
+        return Typed(result, kernel, arrived, handed, tuple(cast), tuple(rounded), reads_low, conflict)
 
-    def _call(self, node: _Seen, casts: Casts) -> str:
-        inputs, own = self._entering(node), node.own
-        literal = _literal_dtype(node, casts.literals)
-        if casts.autocast == "lower" and casts.precision != "fp32":
-            self._lower(node, inputs, casts.precision)
-            self.reads_low.add(node.name)
-            return casts.precision if own == "fp32" or is_low(own) else own
-        if casts.autocast == "fp32" or (casts.autocast == "fp32_unless_dtype" and not literal):
-            return own
-        if any(is_low(dtype) for dtype in inputs.values()):
-            self.reads_low.add(node.name)
-        if literal and own:
-            if is_low(literal):
-                self._lower(node, inputs, literal)
-            return literal
-        if own != "fp32" and not is_low(own):
-            return own
-        return self._promoted(node, inputs)
+    def _target(self, n: fx.Node, casts: Casts, arrived: Mapping[str, str], told: bool) -> Format | None:
+        if casts.autocast in ("none", "banned"):
+            return None
+        rows = (FORMATS[name] for name in arrived.values() if name)
+        return autocast_target(row_of(n), FORMATS[casts.precision], rows, told)
 
-    def _entering(self, node: _Seen) -> dict[str, str]:
-        """Dtype of each input once the wrapped modules on its way have cast it."""
-        return {source: self._arrived(source, node.name) for source in node.sources}
-
-    def _arrived(self, source: str, reader: str) -> str:
-        dtype = self.dtypes[source]
-        for step in self.how.crossing(source, reader) if dtype == "fp32" or is_low(dtype) else ():
-            if dtype != step:
-                self._cast(source, reader, step)
-            dtype = step
-        return dtype
-
-    def _lower(self, node: _Seen, inputs: Mapping[str, str], precision: str) -> None:
-        for name, dtype in inputs.items():
-            if dtype == "fp32" and is_low(precision):
-                self._cast(name, node.name, precision)
-
-    def _cast(self, source: str, reader: str, precision: str) -> None:
-        # What was low before is lowered again without loss.
-        rounds = is_low(precision) and self.dtypes[source] == "fp32"
-        self.casts.setdefault(reader, []).append((source, rounds))
-
-    def _promoted(self, node: _Seen, inputs: Mapping[str, str]) -> str:
-        floats = [(name, inputs[name]) for name in node.arguments if inputs.get(name)]
-        if not floats:
-            return node.own
-        described = self.capture.nodes[node.name]
-        row = operation(described.op)
-        if row.dtype_of_first or described.in_place:
-            return floats[0][1]
-        found = {dtype for _, dtype in floats}
-        if len(found) == 1:
-            return found.pop()
-        shaped = {dtype for name, dtype in floats if not self.scalar[name]}
-        if len(shaped or found) > 1 and row.autocast == "lower":
-            self.conflicts.add(node.name)
-        return promoted([(dtype, self.scalar[name]) for name, dtype in floats])
+    def _kernel(self, n: fx.Node, handed: Mapping[str, str], told: str) -> tuple[str, bool]:
+        """The format that the kernel gives, and whether it would have to promote what it cannot."""
+        own, _ = _own(n)
+        if told and own:
+            return told, False
+        read: list[fx.Node] = []
+        fx.node.map_arg((n.args, n.kwargs), read.append)
+        floats = [(handed[source.name], _own(source)[1]) for source in read if handed[source.name]]
+        if not _moves(own) or not floats:
+            return own, False
+        row = row_of(n)
+        if row.dtype_of_first or self.policy.capture.nodes[n.name].in_place:
+            return floats[0][0], False
+        found = {dtype for dtype, _ in floats}
+        shaped = {dtype for dtype, scalar in floats if not scalar} or found
+        return promoted(floats), len(shaped) > 1 and row.autocast == "lower"
 
 
-def _literal_dtype(node: _Seen, literals: Literals) -> str:
-    """The dtype that an operation is told to give, as Python writes it in this run."""
-    for key, dtype in node.dtypes:
-        return _name(literals.arguments.get(key, dtype))
-    return ""
+def dtypes_under(policy: Policy) -> dict[str, Dtypes]:
+    """What every operation reads, computes in and gives under a policy, of those that give tensors."""
+    typed, found = Resolver(policy.capture).typed(policy), dict[str, Dtypes]()
+    for n in policy.capture.graph_module.graph.nodes:
+        given = tensors_of(n.meta.get("val"))
+        if n.op == "call_function" and given:
+            one = typed[n.name]
+            output = _held(given[0], one.kernel)
+            inputs, handed = ([*_read(n, formats)] for formats in (one.arrived, one.handed))
+            computed = output if _asked(n) else _computed(handed) if handed else output
+            found[n.name] = Dtypes(tuple(dict.fromkeys(_word(x) for x, _ in inputs)), _word(computed), _word(output))
+    return found
+
+
+def _read(n: fx.Node, formats: Mapping[str, str]) -> Iterator[tuple[torch.dtype, bool]]:
+    """The dtype of each tensor that a node is handed, in formats by value, and whether it has dimensions."""
+    read: list[fx.Node] = []
+    fx.node.map_arg((n.args, n.kwargs), read.append)
+    for source in read:
+        for x in tensors_of(source.meta.get("val")):
+            yield _held(x, formats[source.name]), x.dim() > 0
+
+
+def _held(x: torch.Tensor, format: str) -> torch.dtype:
+    """The dtype that a recorded value has in a run in which it is in a format."""
+    held = FORMATS[format].dtype if format and _moves(_name(x.dtype)) else None
+    return x.dtype if held is None else held
+
+
+def _computed(handed: Sequence[tuple[torch.dtype, bool]]) -> torch.dtype:
+    """What torch promotes floating tensors to, those without dimensions giving way; discrete ones count where all are."""
+    floating = [each for each in handed if each[0].is_floating_point or each[0].is_complex] or handed
+    deciding = [dtype for dtype, shaped in floating if shaped] or [dtype for dtype, _ in floating]
+    return functools.reduce(torch.promote_types, dict.fromkeys(deciding))
+
+
+def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
+    """{node: the low format that it runs in, with everything in FP32 and with everything in `format`, under each strategy}.
+
+    So runs what the author puts in an autocast region of his own, or casts. Of a node with a wide result that is the
+    format of what it reads: an upcast cannot bring back lost bits.
+    """
+    if not any(_may_be_low(node) for node in capture.nodes.values()):
+        return {}
+    runs = [
+        resolve(Policy(capture, strategy, plain(precision), format))
+        for strategy in strategies
+        for precision in ("fp32", format)
+    ]
+    found = {}
+    for name, node in capture.nodes.items():
+        formats = {_low_format(node, resolution) for resolution in runs}
+        own = formats.pop()
+        if own is not None and not formats:
+            found[name] = own
+    return found
+
+
+def _low_format(node: Node, resolution: Resolution) -> str | None:
+    """The one low format that a node computes in or reads; None where there is none, or several."""
+    if resolution.low(node.name):
+        return resolution.dtypes[node.name]
+    read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}
+    return read.pop() if len(read) == 1 and node.name in resolution.reads_low else None
+
+
+def _may_be_low(node: Node) -> bool:
+    """Whether the author put a node in a region of autocast, or it was low when it was recorded."""
+    inside = node.region is not None and node.region.enabled
+    return inside or (bool(node.dtype) and is_low_dtype(getattr(torch, node.dtype)))
+
+
+def _own(n: fx.Node) -> tuple[str, bool]:
+    """Format of the recorded result, "" of discrete ones, and whether it has no dimensions."""
+    value = next(iter(tensors_of(n.meta.get("val"))), None)
+    return ("", False) if value is None else (_name(value.dtype), value.dim() == 0)
+
+
+def _asked(n: fx.Node) -> list[tuple[int | str, torch.dtype]]:
+    """The dtypes that an operation is told, by position or name."""
+    written: list[tuple[int | str, Any]] = [*enumerate(n.args), *n.kwargs.items()]
+    return [(key, dtype) for key, dtype in written if isinstance(dtype, torch.dtype)]
+
+
+def _moves(name: str) -> bool:
+    """Whether casts move a value between this format and others."""
+    return name == "fp32" or is_low(name)
 
 
 def _name(dtype: torch.dtype | Format) -> str:
     """The format of a dtype, or of what stands in its place; "" for discrete ones."""
     row = asked_for(dtype)
     return "" if row is None else row.name
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

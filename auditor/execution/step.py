@@ -24,8 +24,8 @@ from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_of
 from ..raised import let_through
 from ..records import Batch, Capture, Subject
-from .execute import Apart, Executor, Observe, Policy, SomeLow, Under
-from .strategies import plain, running
+from .execute import Apart, Executor, Observe, Semantics, SomeLow
+from .policy import Policy, plain
 
 RERUN_SCALE = 2.0**12
 """Loss scale of a step with one operation low."""
@@ -185,7 +185,7 @@ def spoilt(step: Step, format: str) -> dict[str, str]:
                 leaf.register_hook(partial(told, node.name))  # type: ignore[no-untyped-call]
 
     captured = step.capture
-    policy = Under(captured, running(captured, "cast", plain(format), format))
+    policy = Policy(captured, "cast", plain(format), format)
     low = _replayed(step, policy, 1.0, observe)
     lost = [n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all())]
     if low.failure is not None or not math.isfinite(low.loss) or not lost:
@@ -195,7 +195,7 @@ def spoilt(step: Step, format: str) -> dict[str, str]:
     return {n.name: lost[0] for n in nodes if n.name not in broken and not broken.isdisjoint(n.inputs)}
 
 
-def _replayed(step: Step, policy: Policy, scale: float, observer: Observe | None = None) -> LowStep:
+def _replayed(step: Step, policy: Semantics, scale: float, observer: Observe | None = None) -> LowStep:
     executor = Executor(step.capture.graph_module, policy, observer)
     names, leaves = list(step.parameters), list(step.parameters.values())
     try:

@@ -13,14 +13,12 @@ from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError, first_line
 from ..execution.execute import low_literals, with_literals
-from ..numerics.carried import in_format, like
-from ..numerics.casting import lowered, raised
+from ..numerics.casting import in_format, like, lowered, raised
 from ..numerics.entries import entries, extent
 from ..numerics.formats import FORMATS, Format
-from ..numerics.kernels import UnsupportedInFormat, run_op
+from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
 from ..numerics.metrics import output_error
 from ..numerics.nodes import operation_of, row_of, settled, target_of, tensors_of, viewed
-from ..numerics.products import is_tensor_core
 from ..raised import let_through
 from ..records import Capture, Literals
 

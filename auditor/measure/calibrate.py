@@ -8,13 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TypeVar
 
-import torch
-
 from ..capture.paths import usable_batches
 from ..capture.several import Recordings, join_paths, number_of, unjudged_line
 from ..criteria.measure import for_outputs
 from ..errors import MeasureError
-from ..execution.depth import UnderPlan
 from ..numerics.histogram import merged
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Linearity, Magnitudes, ModelPath, NodeError, Subject
@@ -33,8 +30,8 @@ T = TypeVar("T")
 class Calibration:
     """What the measurements say of every node. contributions: also of every placeholder; batches: how many were run.
 
-    linearity: by format, where predictions were held against runs. low: by format the run that is low from the start, where
-    the whole model ran so on a single batch. regions: what was run low together, on the first batch of each path. first: of several batches, what the first one alone came to.
+    linearity: by format, where predictions were held against runs. regions: what was run low together, on the first batch of
+    each path. first: of several batches, what the first one alone came to.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -42,7 +39,6 @@ class Calibration:
     ranges: Mapping[str, Magnitudes]
     batches: int
     linearity: Mapping[str, Linearity] = field(default_factory=dict)
-    low: Mapping[str, UnderPlan] = field(default_factory=dict)
     regions: tuple[FlaggedRegion, ...] = ()
     first: Calibration | None = None
 
@@ -71,7 +67,7 @@ def calibrate(
         contributions = _of_batch(number, contributions)
         errors = explained(measured.errors, contributions)
         regions = regions_of(measured, contributions, yardstick) if batch is subject.batches[0] else ()
-        return Calibration(errors, contributions, measured.ranges, 1, linearity, _ran_low(measured), tuple(regions))
+        return Calibration(errors, contributions, measured.ranges, 1, linearity, tuple(regions))
 
     return reduce(_merged, map(one, usable_batches(capture, subject)))
 
@@ -144,22 +140,6 @@ def _measured(
         except Exception as error:
             let_through(error)
     return tried(NONE)
-
-
-def _ran_low(measured: Measurement) -> dict[str, UnderPlan]:
-    """Errors and dtypes of the runs that are low from the start; none where FP32 itself holds infinities, which count
-    otherwise under a plan."""
-    if any(span.nonfinite for span in measured.ranges.values()):
-        return {}
-    values = {n.name: n.meta.get("val") for n in measured.capture.graph_module.graph.nodes}
-    single = [name for name in measured.errors if isinstance(x := values[name], torch.Tensor) and x.is_floating_point()]
-    found = {}
-    for fmt, dtypes in measured.low.items():
-        errors = {name: measured.errors[name][fmt].propagated_error for name in single}
-        known = {name: error for name, error in errors.items() if error is not None}
-        if len(known) == len(errors):
-            found[fmt] = UnderPlan(known, dtypes)
-    return found
 
 
 def _merged(a: Calibration, b: Calibration) -> Calibration:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..numerics.formats import Format
+from ..numerics.histogram import Profile
 from ..numerics.metrics import Damage
 from ..numerics.operations import operation
-from ..numerics.profile import Profile
 from ..records import Contribution, NodeError
 
 

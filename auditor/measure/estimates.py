@@ -12,8 +12,8 @@ import torch
 from ..criteria.forms import Form
 from ..numerics.entries import dense, entries, finite, is_number, is_plain
 from ..numerics.formats import FORMATS, format_of
+from ..numerics.kernels import is_tensor_core
 from ..numerics.nodes import operation_of, target_of, tensors_of, viewed
-from ..numerics.products import is_tensor_core
 from ..pulse import beat
 from ..records import Contribution
 from .alone import Trace

@@ -11,17 +11,15 @@ import torch
 from torch import fx
 
 from ..errors import first_line
-from ..execution.dtypes import dtypes_of
 from ..execution.execute import with_literals
-from ..numerics.carried import carried_in
-from ..numerics.casting import lowered
+from ..numerics.casting import carried_in, lowered
 from ..numerics.entries import entries, is_number
+from ..numerics.histogram import Profile
 from ..numerics.kernels import run_op
 from ..numerics.metrics import disagreement, sqnr_db
 from ..numerics.nodes import op_of, target_of, tensors_of, viewed
-from ..numerics.profile import Profile
 from ..raised import let_through
-from ..records import Capture, Dtypes, NodeError
+from ..records import Capture, NodeError
 from .alone import Alone, Leaves, Ran, Trace, same_shapes, trace_of
 from .causes import Quotient, cause_of
 from .deciding import deciding, divisors, guarding
@@ -32,14 +30,13 @@ _OTHER_SHAPE = "its shape depends on the precision"
 class LowRun:
     """The run that is low from the start, node by node beside the reference.
 
-    alone: holds the format, and the reference's results so far. env: results, dtypes: what its operations read and gave.
+    alone: holds the format, and the reference's results so far. env: results.
     pure: whether every floating result is low, and comes of the run itself.
     """
 
     def __init__(self, alone: Alone, values: Mapping[str, Any]) -> None:
         self._alone, self._values = alone, values
         self.env: dict[fx.Node, Any] = {}
-        self.dtypes: dict[str, Dtypes] = {}
         self.pure = True
 
     def advance(self, n: fx.Node) -> None:
@@ -57,8 +54,6 @@ class LowRun:
             self.pure = False
         single = any(x.dtype is torch.float32 and carried_in(x) is None for x in tensors_of(result))
         self.pure = self.pure and not single
-        if (found := dtypes_of((args, kwargs), (args, kwargs), result)) is not None:
-            self.dtypes[n.name] = found
         self.env[n] = result
 
     def value_of(self, source: fx.Node) -> Any:

@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from ..numerics.entries import entries, is_number, is_plain
 from ..numerics.formats import format_of
+from ..numerics.histogram import Profile
 from ..numerics.nodes import tensors_of, viewed
-from ..numerics.profile import Profile
-from ..records import Batch, Capture, Dtypes, Magnitudes, NodeError
+from ..records import Batch, Capture, Magnitudes, NodeError
 from .alone import Alone, Leaves, Trace
 from .informat import InFormat
 from .reference import TRUSTED, Back, Reference
@@ -31,7 +31,8 @@ class Measurement:
     values: detached FP32 result of every node and placeholder. live: the same values inside the autograd graph.
     anchors: leaves of that graph that stand behind results which depend on no float input.
     readings: {product: {value it reads: that value as this product alone reads it, or None if no other node reads it}}.
-    low: dtypes of every operation in the run that is low from the start, of formats in which the whole model ran so. blind: nodes from which some way to the outputs leads through an operation without a derivative.
+    blind: nodes from which some way to the outputs leads through an operation without a derivative. pure: formats in which
+    the whole model ran low from the start.
     """
 
     capture: Capture
@@ -46,18 +47,13 @@ class Measurement:
     anchors: Leaves
     readings: Mapping[str, Mapping[str, torch.Tensor | None]]
     blind: frozenset[str]
-    low: Mapping[str, Mapping[str, Dtypes]]
+    pure: frozenset[str]
     alone: Mapping[str, Alone]
 
     @cached_property
     def nodes(self) -> Mapping[str, fx.Node]:
         """Of the graph, by name."""
         return {n.name: n for n in self.capture.graph_module.graph.nodes}
-
-    @property
-    def pure(self) -> frozenset[str]:
-        """Formats in which the whole model ran low."""
-        return frozenset(self.low)
 
     @property
     def weights(self) -> set[str]:
@@ -96,7 +92,7 @@ def measure(
         anchors=run.anchors,
         readings=run.readings,
         blind=frozenset(n.name for n in before(run.lost)),
-        low={name: low.low.dtypes for name, low in run.low.items() if low.low.pure},
+        pure=frozenset(name for name, low in run.low.items() if low.low.pure),
         alone={name: low.alone for name, low in run.low.items()},
     )
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..criteria.forms import Form
-from ..numerics.carried import in_format, plain
+from ..numerics.casting import in_format, plain
 from ..numerics.entries import ON_GPU
 from ..numerics.formats import Format
 

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from ..execution.execute import apart
 from ..numerics.entries import is_plain
+from ..numerics.kernels import is_product
 from ..numerics.nodes import row_of, settled, target_of, tensors_of, viewed
-from ..numerics.products import is_product
 from .derivatives import batch_norm, differentiated, takes_statistics
 
 Back = Literal["trusted", "tried", "none"]

@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ..trees import tensors_in
-from .carried import format_in
-from .casting import lowered, raised
+from .casting import format_in, lowered, raised
 from .formats import FORMATS, Format
 from .kernels import UnsupportedInFormat
-from .operations import operation
+from .operations import Operation, operation
+
+
+def autocast_target(known: Operation, row: Format, given: Iterable[Format | None], told: bool) -> Format | None:
+    """What autocast on CUDA in a format casts an operation's floating arguments to; None where it leaves them as they are.
+
+    given: their formats; told: whether a dtype is among them. Raises: UnsupportedInFormat for the banned ones.
+    """
+    how, wide = known.autocast, FORMATS["fp32"]
+    if how == "banned":
+        raise UnsupportedInFormat(f"{known.op} refuses to run under autocast")
+    if how == "lower":
+        return FORMATS["fp16"] if row.autocast and known.only_fp16 else row
+    if how == "promote":
+        return wide if max((each.bytes for each in given if each), default=0) == wide.bytes else None
+    return wide if how == "fp32" or (how == "fp32_unless_dtype" and not told) else None
 
 
 def autocast_arguments(
     op: str, args: tuple[Any, ...], kwargs: dict[str, Any], row: Format
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments as autocast on CUDA hands them to `op`. Raises: UnsupportedInFormat for the banned ones."""
-    known = operation(op)
-    how = known.autocast
-    if how == "banned":
-        raise UnsupportedInFormat(f"{op} refuses to run under autocast")
-    if how == "lower":
-        row = FORMATS["fp16"] if row.autocast and known.only_fp16 else row
-        return lowered(args, row), lowered(kwargs, row)
-    if how == "fp32" or (how == "fp32_unless_dtype" and not _dtype_given(args, kwargs)):
+    told = any(isinstance(value, (torch.dtype, Format)) for value in (*args, *kwargs.values()))
+    target = autocast_target(operation(op), row, map(format_in, tensors_in((args, kwargs))), told)
+    if target is None:
+        return args, kwargs
+    if not target.low:
         return raised(args), raised(kwargs)
-    if how == "promote" and _widest(args, kwargs) is FORMATS["fp32"]:
-        return raised(args), raised(kwargs)
-    return args, kwargs
-
-
-def _dtype_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(isinstance(value, (torch.dtype, Format)) for value in (*args, *kwargs.values()))
-
-
-def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Format | None:
-    rows = [row for row in map(format_in, tensors_in((args, kwargs))) if row is not None]
-    return max(rows, key=lambda row: row.bytes, default=None)
+    return lowered(args, target), lowered(kwargs, target)

@@ -1,15 +1,114 @@
-"""Values in another precision: raised to float32, lowered to a format, and an operation computed in float32."""
+"""Rounding to a format, and values in one: in torch's own type where it computes in it, else marked as holding its values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..trees import over_tensors, tensors_in
-from .carried import carried_in, in_format, plain
-from .formats import Format, is_low
+from .formats import FORMATS, Format, format_of, is_low
+
+_SINGLE = 23
+"""Fraction bits of float32."""
+
+
+def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
+    """`x` rounded to nearest even in the format `name`, returned as float32.
+
+    Shapes: [*] -> [*]. Beyond the format's range: inf, or the largest value where the format has no inf. NaN stays.
+    """
+    fmt = FORMATS[name]
+    if fmt.name == "fp32":
+        return x.float()
+    if fmt.overflows_to == "largest":
+        x = x.clamp(-fmt.largest, fmt.largest)
+    if fmt.dtype is not None:
+        return x.to(fmt.dtype).float()
+    return _by_table(x.float(), fmt)
+
+
+def _by_table(x: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Rounding by a format's numbers alone, where torch has no such type."""
+    rounded = _round_mantissa(x, drop=_SINGLE - fmt.mantissa)
+    if fmt.min_exponent > FORMATS["fp32"].min_exponent:  # subnormals of float32's own range are spaced by the same bits
+        steps = torch.round(x / fmt.smallest_subnormal)  # exact: both are float32, one of them a power of two
+        rounded = torch.where(x.abs() < fmt.smallest_normal, steps * fmt.smallest_subnormal, rounded)
+    if fmt.overflows_to == "inf":
+        rounded = torch.where(rounded.abs() > fmt.largest, torch.copysign(x.new_tensor(math.inf), x), rounded)
+    return rounded
+
+
+def _round_mantissa(x: torch.Tensor, drop: int) -> torch.Tensor:
+    # Adding half of the dropped field, plus the kept field's last bit, rounds to nearest even in integer arithmetic.
+    bits = x.contiguous().view(torch.int32)
+    half = (1 << (drop - 1)) - 1
+    rounded = (bits + half + ((bits >> drop) & 1)) & ~((1 << drop) - 1)
+    return torch.where(torch.isfinite(x), rounded.view(torch.float32), x)
+
+
+_MARK = "_carried_format"
+"""Attribute of a float32 tensor whose values are on the grid of a format in which torch does not compute.
+
+Whatever torch makes of such a tensor is another one, without it: whoever runs operations says what their results are.
+"""
+
+
+def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
+    """A float tensor rounded to a format. Shapes: [*] -> [*]. In its own dtype, or carried in float32.
+
+    Nested tensors are not carried, and stay as they are.
+    """
+    if x.is_nested and not x.is_contiguous():
+        x = x.contiguous()  # torch converts no other
+    if row.native:
+        return plain(x).to(row.dtype)
+    if x.is_nested or carried_in(x) is row:
+        return x
+    rounded = _rounded(plain(x).float(), row.name)
+    setattr(rounded, _MARK, row)
+    return rounded
+
+
+def carried_in(x: torch.Tensor) -> Format | None:
+    """The format that a float32 tensor says its values are in; None where it is what it is."""
+    found: Format | None = getattr(x, _MARK, None)
+    return found
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """The tensor without a word on whose values it holds; others as they are."""
+    return x if carried_in(x) is None else x.detach()
+
+
+def format_in(x: torch.Tensor) -> Format | None:
+    """The format that a tensor's values are in: what it carries, or what torch computes in; None for other dtypes."""
+    return carried_in(x) or format_of(x.dtype)
+
+
+def asked_for(dtype: torch.dtype | Format | None) -> Format | None:
+    """The format that stands in the place of a dtype: itself, or what torch computes in with that dtype."""
+    return format_of(dtype) if isinstance(dtype, torch.dtype) else dtype
+
+
+def like(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A tensor in the dtype of another, rounded to what that one carries."""
+    row = format_in(other)
+    return x.to(other.dtype) if row is None else in_format(x, row)
+
+
+def _rounded(x: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor rounded, of a sparse one the entries that it holds; never the tensor itself."""
+    if x.layout is torch.strided:
+        return round_to(x, name)
+    if x.layout is torch.sparse_coo:
+        x = x.coalesce()
+        return torch.sparse_coo_tensor(x.indices(), round_to(x.values(), name), x.shape, is_coalesced=True)
+    by_rows = x.layout in (torch.sparse_csr, torch.sparse_bsr)
+    inner, outer = (x.crow_indices(), x.col_indices()) if by_rows else (x.ccol_indices(), x.row_indices())
+    return torch.sparse_compressed_tensor(inner, outer, round_to(x.values(), name), x.shape, layout=x.layout)
 
 
 def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .carried import round_to
-from .casting import lowered, raised
+from .casting import lowered, raised, round_to
 from .formats import Format
 from .nodes import operation_of, overload_of
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import MeasureError, first_line
 from ..raised import let_through
-from ..trees import tensors_in
-from .carried import carried_in
-from .casting import in_float32, scalars_lowered
+from ..trees import over_tensors, tensors_in
+from .casting import carried_in, format_in, in_float32, in_format, raised, scalars_lowered
 from .cells import is_fused_cell, run_cell, run_layer
-from .formats import Format, format_of, is_low
-from .fourier import transformed
-from .nodes import operation_of, settled
+from .formats import FORMATS, Format, format_of, is_low
+from .nodes import mutates, operation_of, overload_of, settled
 from .operations import Operation
-from .products import is_tensor_core, product
-from .rounded import asks_for_rounding, rounding
-from .scans import is_scan, scanned
+from .scans import is_scan, scanned, transformed
 
 _NO_KERNEL = re.compile(
     r"not implemented for|not supported for|Unsupported dtype|low precision dtypes|Expected.*(Half|BFloat16)", re.I
@@ -138,3 +134,77 @@ def _reason(name: str, row: Format, error: BaseException) -> str:
 
 def _type_name(x: torch.Tensor) -> str:
     return row.name if (row := carried_in(x)) is not None else str(x.dtype).removeprefix("torch.")
+
+
+def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
+    """A matrix product or convolution of tensors in a format on a CPU, as tensor cores compute it."""
+    if _adds_apart(target, args):
+        result: torch.Tensor = product(target, (*args[:2], None), kwargs, row) + args[2]
+        return result
+    return in_float32(target, args, kwargs, row)
+
+
+def _adds_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a linear layer is a product, rounded, and then a sum: torch joins them where the rows lie one after the other."""
+    given = operation_of(target).gemm == "linear" and len(args) == 3 and args[2] is not None
+    return given and args[0].dim() > 2 and not args[0].is_contiguous()
+
+
+def is_tensor_core(target: Callable[..., Any]) -> bool:
+    """Whether the operation is a matrix product or convolution that accumulates in float32 on tensor cores."""
+    return operation_of(target).product and not mutates(overload_of(target))
+
+
+def is_product(target: Callable[..., Any]) -> bool:
+    """Whether the result is linear in each tensor argument, so that their errors reach it one beside the other."""
+    return operation_of(target).linear and not mutates(overload_of(target))
+
+
+def promoted(given: Sequence[tuple[str, bool]]) -> str:
+    """The format that torch promotes to. given: (format, whether it is a scalar) of each tensor, one at least.
+
+    Scalars count where there is nothing else. Two low formats have float32 in common.
+    """
+    found = {name for name, scalar in given if not scalar} or {name for name, _ in given}
+    low = {name for name in found if FORMATS[name].low}
+    return max(sorted(found | ({"fp32"} if len(low) > 1 else set())), key=lambda name: FORMATS[name].bytes)
+
+
+def asks_for_rounding(tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a format without arithmetic in torch is among the arguments: in one of their tensors, or as a dtype."""
+    if any(carried_in(x) is not None for x in tensors):
+        return True
+    return any(isinstance(value, Format) for value in (*args, *kwargs.values()))
+
+
+def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`target(*args, **kwargs)`, computed in float32 on the values the arguments have; the result in the format it promotes to."""
+    row = _result(operation_of(target), args, kwargs)
+    wide = settled(target, target(*_wide(args), **_wide(kwargs)))
+    if row is None or not row.low:
+        return wide
+    return over_tensors(lambda x: in_format(x, row) if x.dtype is torch.float32 else x, wide)
+
+
+def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Format | None:
+    """The format of the floating results; None where a dtype among the arguments says, or no float tensor is there."""
+    asked = next((value for value in (*args, *kwargs.values()) if isinstance(value, (Format, torch.dtype))), None)
+    if asked is not None:
+        return asked if isinstance(asked, Format) else None
+    given = [(row.name, x.dim() == 0) for x in tensors_in((args, kwargs)) if (row := format_in(x)) is not None]
+    if not given:
+        return None
+    return FORMATS[given[0][0] if operation.dtype_of_first else promoted(given)]
+
+
+def _wide(tree: Any) -> Any:
+    """The arguments in float32, which also stands where a format is asked for."""
+    asked = {key: torch.float32 for key, value in _items(tree) if isinstance(value, Format)}
+    wide = raised(tree)
+    if isinstance(tree, dict):
+        return {**wide, **asked}
+    return tuple(asked.get(index, value) for index, value in enumerate(wide))
+
+
+def _items(tree: Any) -> Iterable[tuple[Any, Any]]:
+    return tree.items() if isinstance(tree, dict) else enumerate(tree)

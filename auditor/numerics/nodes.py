@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..trees import tensors_in
-from .operations import BY_TARGET, Operation, operation
+from .operations import Operation, operation
 
 _TORCHS_OWN = ("aten", "prims", "_c10d_functional")
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
@@ -33,14 +33,8 @@ def op_name(target: Any) -> str:
     """`aten.softmax.int` for an operator overload, the function's name for anything else (`getitem`)."""
     target = overload_of(target)
     if isinstance(target, torch._ops.OpOverload):
-        return _overload_name(target)
+        return str(target)
     return str(getattr(target, "__name__", target))
-
-
-@cache
-def _overload_name(target: torch._ops.OpOverload[..., Any]) -> str:
-    """Kept, since every operation of a run asks for it."""
-    return str(target)
 
 
 def overload_named(op: str) -> Any:
@@ -49,15 +43,10 @@ def overload_named(op: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
 
+@cache
 def operation_of(target: Any) -> Operation:
     """The row of what a node's target calls."""
-    known = BY_TARGET.get(id(target))
-    if known is not None and known[0] is target:
-        return known[1]
-    row = operation(op_name(target))
-    if isinstance(target, torch._ops.OpOverload):
-        BY_TARGET[id(target)] = target, row
-    return row
+    return operation(op_name(target))
 
 
 def op_of(node: fx.Node) -> str:
@@ -83,6 +72,12 @@ def is_collective(op: str) -> bool:
 def mutates(target: object) -> bool:
     """Whether the operation writes to one of its arguments."""
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The same entries in the same dtype, on another device: an operation of its own in a graph, since torch's is written
+    as a cast to the dtype it has."""
+    return x.to(device)
 
 
 def settled(target: object, value: Any) -> Any:

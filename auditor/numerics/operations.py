@@ -6,38 +6,25 @@ Names: `aten.add.Tensor` is an overload, its packet is `add`; packets of other n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from ..resources import table
-from .lists import Treatment, lacks_half_on_cpu, lists_any, only_fp16, refused_on_cuda, takes_powers_of_two, treatment
+from .formats import FORMATS
 
-ENTRIES = {
-    "same": "all, in their order, under another shape at most",
-    "turned": "all, with the dimensions in another order",
-    "moved": "some, some several times, or all at other places",
-}
-VIEW = {
-    "always": "the result lies in the argument's memory",
-    "if_strides_allow": "it does where strides can express its shape, and is a copy otherwise",
-}
-NORMALISES = {
-    "dim": "the entries along the dimension that the call names",
-    "trailing": "those along as many trailing dimensions as the call names",
-    "sample": "all of its sample",
-    "statistics": "statistics that the call may be given",
-}
-DISTRIBUTION = {"probabilities": "probabilities that sum to 1", "logarithms": "the logarithms of such"}
-SHAPE_FROM = {
-    "first": "entries of the first argument",
-    "second": "entries of the second argument, where it is a tensor",
-    "masks": "masks among the indices",
-    "classes": "the largest entry, where the call does not say how many classes there are",
-    "sizes": "shapes alone, though torch tags it as depending on entries",
-}
+Treatment = Literal["lower", "fp32", "fp32_unless_dtype", "promote", "banned", "none"]
+
+_LISTS: tuple[tuple[str, Treatment], ...] = (
+    ("lower_precision", "lower"),
+    ("fp32", "fp32"),
+    ("fp32_append_dtype", "fp32"),
+    ("fp32_unless_dtype_given", "fp32_unless_dtype"),
+    ("promote", "promote"),
+    ("banned", "banned"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,8 +39,8 @@ class Operation:
     known: bool = False
 
     # What becomes of the entries of the first argument.
-    entries: Literal["", "same", "turned", "moved"] = ""  # the result holds these alone: see ENTRIES
-    view: Literal["", "always", "if_strides_allow"] = ""  # when the result is in its memory: VIEW
+    entries: Literal["", "same", "turned", "moved"] = ""  # the result holds all in their order, all in another, or some
+    view: Literal["", "always", "if_strides_allow"] = ""  # when the result is in its memory
     thins: bool = (
         False  # zeros in the place of some entries, and the rest scaled: patterns look through it all the same
     )
@@ -91,8 +78,8 @@ class Operation:
     kink: bool = False  # the derivative jumps: an error that takes a value across changes the gradient at once
     steps: bool = False  # constant between leaps: its derivative, zero, says nothing of what an error does
     singular: int | None = None  # position of the argument at whose zero it has no finite value, or jumps
-    normalises: Literal["", "dim", "trailing", "sample", "statistics"] = ""  # what an entry depends on: NORMALISES
-    distribution: Literal["", "probabilities", "logarithms"] = ""  # what rows of the result are: of DISTRIBUTION
+    normalises: Literal["", "dim", "trailing", "sample", "statistics"] = ""  # whose entries one depends on
+    distribution: Literal["", "probabilities", "logarithms"] = ""  # what rows of the result are
     batch_norm: bool = False  # one of the spellings of a batch norm
     writes_statistics: bool = False  # writes running statistics, which its schema does not say
 
@@ -107,9 +94,9 @@ class Operation:
     assertion: bool = False  # computes nothing
     traced_as: str = ""  # the packet that another tracer records of the same call
     unfolds: bool = False  # its kernel calls others, some of which autocast lowers: those are seen in its place
-    shape_from: Literal["", "first", "second", "masks", "classes", "sizes"] = (
-        ""  # what the result's shape depends on: SHAPE_FROM
-    )
+    # The result's shape depends on entries of the first or second argument, on masks among the indices, or on the largest
+    # entry; or on shapes alone, though torch tags it otherwise.
+    shape_from: Literal["", "first", "second", "masks", "classes", "sizes"] = ""
 
     # In place, and under other names.
     replaces_memory: bool = False  # the argument has other memory afterwards
@@ -145,21 +132,6 @@ class Operation:
         return self.layer or self.linear or self.recurrent or self.cell
 
 
-_COLUMNS = {field.name: field for field in fields(Operation)}
-_NOT_IN_ROWS = ("op", "packet", "known", "autocast", "only_fp16", "refused_on_cuda", "powers_of_two", "half_on_cpu")
-_WORDS = {
-    "entries": ENTRIES,
-    "view": VIEW,
-    "normalises": NORMALISES,
-    "distribution": DISTRIBUTION,
-    "shape_from": SHAPE_FROM,
-}
-_ADDED: dict[str, Operation] = {}
-
-BY_TARGET: dict[int, tuple[Any, Operation]] = {}
-"""{id of an overload: itself and its row}: every operation of a run asks several times, and torch hashes one in Python."""
-
-
 @cache
 def packet(op: str) -> str:
     """`aten.softmax.int` -> `softmax`; `getitem` and packets come back as they are."""
@@ -173,73 +145,65 @@ def operation(op: str) -> Operation:
     In-place variants share the row of their base, `add_` that of `add`; so do copies of views, `view_copy`, which are
     no views, and `prims`. What has no row is no product, no view and so on, with `known` False.
     """
-    own = packet(op)
+    own, lists, kernels = packet(op), table("numerics/autocast"), table("numerics/half_kernels")
     row = _row(own)
-    listed = lists_any(op)
+    refused = frozenset(
+        each.name
+        for each in FORMATS.values()
+        if each.low
+        and each.native
+        and _matches(own, kernels["missing_on_cuda"], kernels.get(f"missing_on_cuda_in_{each.name}", ()))
+    )
+    half_on_cpu = not _matches(own, kernels["missing_on_cpu"])
+    listed = refused or not half_on_cpu or any(treatment(op, device) != "none" for device in ("cuda", "cpu"))
     return replace(
         row or Operation(packet=own),
         op=op,
-        known=row is not None or listed,
+        known=row is not None or bool(listed),
         autocast=treatment(op),
-        only_fp16=only_fp16(op),
-        refused_on_cuda=refused_on_cuda(own),
-        powers_of_two=takes_powers_of_two(own),
-        half_on_cpu=not lacks_half_on_cpu(own),
+        only_fp16=own in lists["cuda"]["only_fp16"],
+        refused_on_cuda=refused,
+        powers_of_two=_matches(own, kernels["powers_of_two_on_cuda"]),
+        half_on_cpu=half_on_cpu,
     )
 
 
-@contextmanager
-def rows_added(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """In the body the table has these rows too: {packet: {column: value}}, as for operations of one's own.
+@cache
+def treatment(op: str, device: str = "cuda") -> Treatment:
+    """How autocast on `device` treats an operation such as `aten.softmax.int`; "none": it runs in its inputs' dtype.
 
-    Example: `rows_added({"mylib.fused_linear": {"product": True, "flops": "product"}})`.
-    Raises: ValueError for a packet that has a row, and for columns that there are not.
+    An entry without an overload covers all of them, since the others are composites of it. In-place variants are
+    other operators, which autocast leaves alone.
     """
-    new = {name: _checked(name, row) for name, row in rows.items()}
-    for name in new:
-        if name in _rows() or name in _ADDED:
-            raise ValueError(f"{name} has a row already")
-    _ADDED.update(new)
-    forget()
-    try:
-        yield
-    finally:
-        for name in new:
-            del _ADDED[name]
-        forget()
+    name, _, overload = op.removeprefix("aten.").partition(".")
+    names = {name, f"{name}.{overload}"}
+    policy = table("numerics/autocast")[device]
+    for rows in (policy, policy.get("composites", {})):
+        for key, result in _LISTS:
+            if names & set(rows.get(key, ())):
+                return result
+    return "none"
 
 
-def forget() -> None:
-    """Rows are made again from the tables as they are."""
-    operation.cache_clear()
-    BY_TARGET.clear()
+def _matches(packet: str, *patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(packet, pattern) for several in patterns for pattern in several)
 
 
 def packets() -> tuple[str, ...]:
     """Every packet that has a row."""
-    return (*_rows(), *_ADDED)
+    return tuple(_rows())
 
 
 @cache
 def _rows() -> dict[str, Operation]:
     held = table("numerics/operations")
-    plain = {name: Operation(packet=name) for name in held["plain"]}
-    return plain | {name: _checked(name, row) for name, row in held["operations"].items()}
-
-
-def _checked(name: str, row: Mapping[str, Any]) -> Operation:
-    unknown = sorted(set(row) - (_COLUMNS.keys() - set(_NOT_IN_ROWS)))
-    if unknown:
-        raise ValueError(f"the row of {name} has columns that there are not: {', '.join(unknown)}")
-    for column, words in _WORDS.items():
-        if column in row and row[column] not in words:
-            raise ValueError(f"the row of {name} says {row[column]!r} of {column}, which is one of {', '.join(words)}")
-    return Operation(packet=name, **row)
+    rows = {**{name: {} for name in held["plain"]}, **held["operations"]}
+    return {name: Operation(packet=name, **row) for name, row in rows.items()}
 
 
 def _row(own: str) -> Operation | None:
     """The row of a packet, or of what it is a variant of."""
-    found = _ADDED.get(own) or _rows().get(own)
+    found = _rows().get(own)
     if found is not None:
         return found
     if own.endswith("_") and not own.endswith("__"):

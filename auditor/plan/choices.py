@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..execution.chosen import labelled, scoped
-from ..execution.nesting import boundaries
-from ..execution.strategies import plain
+from ..execution.policy import labelled, plain, scoped
 from ..numerics.formats import FORMATS
 from ..records import Finding, Plan, ScopeChoice
 from ..resources import table
@@ -97,5 +95,5 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
             cost=saved(path) if boundary.precision == "fp32" else None,
             keep=tuple(sorted(boundary.keep)),
         )
-        for path, boundary in boundaries(problem.capture, problem.strategy, labelled(chosen.precision)).items()
+        for path, boundary in problem.running(labelled(chosen.precision)).wrapped.items()
     }

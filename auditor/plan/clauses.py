@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from ..execution.chosen import labelled
+from ..execution.policy import Policy, labelled
 from ..execution.resolve import Resolution, is_low
-from ..execution.running import Running
 from ..numerics.formats import label
 from ..numerics.operations import operation
 from ..records import Node, Reason
@@ -128,7 +127,7 @@ def _kept_around(keep: Mapping[str, frozenset[str]], node: Node) -> Reason:
 
 
 def _why(
-    problem: Problem, resolution: Resolution, how: Running, node: Node, writes: bool, origins: Mapping[str, Origin]
+    problem: Problem, resolution: Resolution, how: Policy, node: Node, writes: bool, origins: Mapping[str, Origin]
 ) -> tuple[Reason, Origin]:
     """Why an operation in a low module is not low, and where the precision of what it gives has its origin.
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from ..execution.nesting import owners_of, readers_of
+from ..execution.policy import plain, readers_of
 from ..execution.resolve import Resolution
-from ..execution.strategies import plain
 from ..numerics.operations import operation
 from ..paths import function_in, nearest_above
 from ..records import Capture
@@ -133,7 +132,7 @@ def energy_of(problem: Problem) -> Energy:
     resolution, held = lowest.resolution, lowest.raised
     nodes, users = problem.capture.nodes, _users(problem.capture)
     functions = [function_in(owner, name) for owner, names in problem.exceptions.items() for name in sorted(names)]
-    scopes = dict.fromkeys((*owners_of(problem.capture, problem.how), *functions), (0.0, 0.0, 0.0))
+    scopes = dict.fromkeys((*problem.layout.owners, *functions), (0.0, 0.0, 0.0))
     decides = {name: problem.variable(name) for name in nodes}
 
     def charge(owner: str, low: float, high: float, error: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..execution.chosen import Chosen, labelled
+from ..execution.policy import Chosen, labelled
 from ..execution.resolve import Resolution
 from ..numerics.operations import operation
 from ..paths import function_in, of_function

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..execution.chosen import labelled
-from ..execution.execute import Executor, Run, Under
-from ..execution.running import Running
+from ..execution.execute import Executor, Run
+from ..execution.policy import Policy, labelled
 from ..isolation.outputs import tensor_outputs
 from ..paths import module_of
 from ..pulse import beat
@@ -47,7 +46,7 @@ class Trial:
         again."""
         return replace(self, beside=[])
 
-    def error(self, how: Running) -> float:
+    def error(self, how: Policy) -> float:
         """Distance of low runs of the graph from the references, the worst batch's; NaN counts.
 
         Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
@@ -56,18 +55,18 @@ class Trial:
         each = zip(paths, self.references, self.batches, strict=True)
         return worst_of([float(self.distance(expected, self._run(path, how, x))) for path, expected, x in each])
 
-    def _run(self, capture: Capture, how: Running, batch: Batch) -> list[torch.Tensor]:
+    def _run(self, capture: Capture, how: Policy, batch: Batch) -> list[torch.Tensor]:
         beat()
         inputs = capture.bind(self.model, batch)
         beside = self.beside if batch is self.batches[0] else None
-        policy, values = Under(capture, how), dict[str, Any]()
+        values = dict[str, Any]()
         before, result = beside[0] if beside else None, None
         with torch.no_grad():
-            for n, result in Executor(capture.graph_module, policy, before=before).steps(*inputs):
+            for n, result in Executor(capture.graph_module, how, before=before).steps(*inputs):
                 if beside is not None and before is None:
                     values[n.name] = result
         if beside is not None and before is None:
-            beside.append(Run(values, policy))
+            beside.append(Run(values, how))
         return tensor_outputs(result)
 
 

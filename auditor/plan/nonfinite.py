@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from ..artefact.strategies import strategy_of
 from ..capture.paths import path_of
-from ..execution.chosen import scoped
-from ..execution.nonfinite import first_non_finite
-from ..execution.strategies import plain, running
+from ..execution.beside import first_non_finite
+from ..execution.policy import Policy, plain, scoped
 from ..numerics.formats import label
 from ..records import Baseline, NonFinite, Plan, Verdict
 from ..records.measure import MEASURED
@@ -43,11 +42,11 @@ def located_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan
 
 
 def _first(bench: Workbench, strategy: str, precision_of: Callable[[str], str], fmt: str) -> NonFinite | None:
-    how = running(bench.capture, strategy, precision_of, fmt)
+    policy = Policy(bench.capture, strategy, precision_of, fmt)
     batches = bench.checks if bench.usable(bench.checks) else bench.subject.batches
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)
-        first = first_non_finite(path, bench.subject.model, batch, how, fmt) if path is not None else None
+        first = first_non_finite(path, bench.subject.model, batch, policy) if path is not None else None
         if first is not None:
             twins = bench.capture.twins
             first = replace(first, node=twins.get(first.node, first.node), begins=twins.get(first.begins, first.begins))

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
-from ..execution.authors import kept_low
-from ..execution.nesting import Layout, layout_of
-from ..execution.resolve import Resolution, Resolver, is_low
-from ..execution.running import Running
-from ..execution.strategies import running
+from ..execution.policy import Layout, Policy
+from ..execution.resolve import Resolution, Resolver, is_low, kept_low
 from ..numerics.formats import FORMATS
 from ..paths import function_in
 from ..records import Capture, Contribution, Node, Verdict
@@ -162,13 +159,14 @@ class Problem:
         """Dtypes of all nodes when every owner has the given precision."""
         return self._resolver(self.running(precision))
 
-    def running(self, precision: Callable[[str], str]) -> Running:
+    def running(self, precision: Callable[[str], str]) -> Policy:
         """The capture when every owner has the given precision."""
-        return running(self.capture, self.strategy, precision, self.format, self._layout)
+        return Policy(self.capture, self.strategy, precision, self.format, self.layout)
 
     @cached_property
-    def _layout(self) -> Layout:
-        return layout_of(self.capture, self.how)
+    def layout(self) -> Layout:
+        """What all policies have in common."""
+        return Layout(self.capture, self.how)
 
     @cached_property
     def kept(self) -> Mapping[str, str]:

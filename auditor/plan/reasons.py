@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..execution.chosen import labelled
+from ..execution.policy import labelled
 from ..execution.resolve import Resolution
 from ..paths import function_in, module_of, of_function
 from ..records import Finding, Plan, Reason

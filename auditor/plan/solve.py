@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..execution.chosen import labelled
+from ..execution.policy import labelled
 from ..execution.resolve import Resolution
 from ..paths import enclosing, nearest_above
 from .costs import cast_seconds

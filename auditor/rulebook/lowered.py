@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import fx
 
+from ..execution.policy import Policy, plain
 from ..execution.resolve import Resolution, is_low, resolve
-from ..execution.strategies import plain, running
 from ..numerics.nodes import dtype, row_of, shape
 from ..records import Capture
 from .numbers import is_floating
@@ -83,7 +83,7 @@ def autocast_on(capture: Capture, name: str) -> bool:
 
 
 def _plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
-    return resolve(capture, running(capture, strategy, plain(fmt), fmt))
+    return resolve(Policy(capture, strategy, plain(fmt), fmt))
 
 
 def _is_made(node: fx.Node) -> bool:

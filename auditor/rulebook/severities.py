@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..artefact.strategies import names
-from ..execution.chosen import scoped
+from ..execution.policy import Policy, plain, scoped
 from ..execution.resolve import Resolution, is_low, resolve
-from ..execution.strategies import plain, running
 from ..numerics.formats import runs
 from ..records import Capture, Finding, Plan
 from .causes import Graph
@@ -25,7 +24,7 @@ class _Uses:
 
     @classmethod
     def of(cls, capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> _Uses:
-        found = resolve(capture, running(capture, strategy, precision_of, format))
+        found = resolve(Policy(capture, strategy, precision_of, format))
         computing = frozenset(name for name in capture.nodes if _computes_low(found, name))
         reading = (name for name, node in capture.nodes.items() if any(found.low(source) for source in node.inputs))
         return cls(computing, frozenset(reading) | found.reads_low)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..numerics.carried import round_to
+from ..numerics.casting import round_to
 from ..numerics.formats import FORMATS, Format, narrower
 from ..numerics.nodes import arguments, arguments_with_defaults, row_of, shape, source
 from ..records import Capture, Magnitudes

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from ..artefact.strategies import names
 from ..capture.paths import same_operations
 from ..criteria.criterion import FLOOR, strict
-from ..execution.authors import kept_low
-from ..execution.resolve import Resolution, resolve
-from ..execution.strategies import plain, running
+from ..execution.policy import Policy, plain
+from ..execution.resolve import Resolution, kept_low, resolve
 from ..measure.calibrate import Calibration
 from ..measure.rerun import SENSITIVE_SHARE
 from ..numerics.formats import FORMATS, label
@@ -220,7 +219,7 @@ def _with_batch(verdict: Verdict, contribution: Contribution | None) -> Verdict:
 
 
 def _plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
-    return resolve(capture, running(capture, strategy, plain(fmt), fmt))
+    return resolve(Policy(capture, strategy, plain(fmt), fmt))
 
 
 def _exposed(name: str, plainly: Mapping[str, Resolution]) -> tuple[str, ...]:

@@ -22,9 +22,8 @@ from ..capture.intercept import Handler, intercepted
 from ..capture.paths import same_operations
 from ..capture.record import record
 from ..errors import LoadError
-from ..execution.chosen import Chosen, scoped
+from ..execution.policy import Chosen, plain, scoped
 from ..execution.step import LowStep, Step, failed, gradient_error, unscaled
-from ..execution.strategies import plain
 from ..isolation import isolated
 from ..isolation.answer import copied, from_the_start
 from ..isolation.eager import unfused

@@ -9,9 +9,9 @@ import torch
 
 from ..capture.paths import usable_batches
 from ..errors import LoadError
+from ..execution.policy import Policy
 from ..execution.resolve import resolve
 from ..execution.step import Step, bind_step, gradient_error, run_step
-from ..execution.strategies import running
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import flushed, magnitudes_of, merged, significant
 from ..records import Capture, Magnitudes, Plan, Subject
@@ -158,7 +158,7 @@ def _bf16(prepared: Prepared, low: frozenset[str], parameters: tuple[ParameterGr
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
     """Values whose gradient is low under autocast: those that are low themselves, or are lowered for a reader."""
-    found = resolve(captured, running(captured, "autocast", precision_of, fmt))
+    found = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in found.dtypes if found.low(name)) | frozenset(found.lowered)
 
 

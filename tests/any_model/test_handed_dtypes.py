@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.execution.chosen import scoped
-from auditor.execution.strategies import running
+from auditor.execution.policy import Policy, scoped
 from auditor.records import ScopeChoice
 from tests.any_model.holding import Call, held
 from tests.replaying import replayed
@@ -67,5 +66,5 @@ def test_the_callers_scope_says_what_is_cast_to() -> None:
     assert [call.handed for call in cast.calls] == [False, True, True]
     for root, inner, written in (("fp32", "bf16", {}), ("bf16", "fp32", {1: torch.bfloat16})):
         scopes = {"": ScopeChoice(root), "time": ScopeChoice(inner)}
-        how = running(capture, "cast", scoped(scopes), "bf16")
+        how = Policy(capture, "cast", scoped(scopes), "bf16")
         assert how.casts(cast).literals.arguments == written

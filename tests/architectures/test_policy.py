@@ -7,9 +7,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from auditor.execution.execute import Executor, Under
+from auditor.execution.execute import Executor
+from auditor.execution.policy import Policy, plain
 from auditor.execution.resolve import resolve
-from auditor.execution.strategies import plain, running
 from tests.architectures.conftest import Audited
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -19,8 +19,8 @@ NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", t
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
 def test_resolved_dtypes_are_those_of_a_run(audited: Audited, strategy: str, fmt: str) -> None:
     graph = audited.capture
-    how = running(graph, strategy, plain(fmt), fmt)
-    expected = resolve(graph, how)
+    how = Policy(graph, strategy, plain(fmt), fmt)
+    expected = resolve(how)
     seen: dict[str, str] = {}
 
     def observe(node: fx.Node, value: object) -> None:
@@ -28,7 +28,7 @@ def test_resolved_dtypes_are_those_of_a_run(audited: Audited, strategy: str, fmt
         if node.name in graph.nodes and tensors:
             seen[node.name] = NAMES.get(tensors[0].dtype, "")
 
-    interpreter = Executor(graph.graph_module, Under(graph, how), observe)
+    interpreter = Executor(graph.graph_module, how, observe)
     with torch.no_grad():
         interpreter.run(*graph.bind(audited.model, (audited.specimen.args, audited.specimen.kwargs)))
     assert {name: expected.dtypes[name] for name in seen} == seen

@@ -8,8 +8,8 @@ import torch
 
 from auditor.numerics.casting import lowered, raised
 from auditor.numerics.formats import FORMATS
-from auditor.numerics.fourier import transformed
 from auditor.numerics.operations import operation
+from auditor.numerics.scans import transformed
 from auditor.trees import over_tensors, tensors_in
 from tests.opinfo import infos
 from tests.pretend_gpu.gaps import half

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.numerics import lists
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
-from auditor.numerics.operations import forget
+from auditor.numerics.nodes import operation_of
+from auditor.numerics.operations import operation
 from auditor.resources import table
 from tests.opinfo import HALVES
 from tests.pretend_gpu.natively import natively
@@ -46,26 +46,26 @@ class Spectral(nn.Module):
 @natively
 def test_the_device_has_the_last_word() -> None:
     x = normal(4, 4).half()
-    kept = list(table("ops/half_kernels")["missing_on_cuda"])
+    kept = list(table("numerics/half_kernels")["missing_on_cuda"])
     try:
-        table("ops/half_kernels")["missing_on_cuda"].append("tanh")
+        table("numerics/half_kernels")["missing_on_cuda"].append("tanh")
         _forget()
         with pytest.raises(UnsupportedInFormat, match="tanh has no float16 kernel on CUDA"):
             run_op(aten.tanh.default, (x,), {})
         assert run_op(aten.tanh.default, (x.to("pretend"),), {}).dtype is torch.float16
-        table("ops/half_kernels")["missing_on_cuda"][:] = [name for name in kept if name != "angle"]
+        table("numerics/half_kernels")["missing_on_cuda"][:] = [name for name in kept if name != "angle"]
         _forget()
         run_op(aten.angle.default, (x,), {})
         with pytest.raises(UnsupportedInFormat, match="angle_cuda"):
             run_op(aten.angle.default, (x.to("pretend"),), {})
     finally:
-        table("ops/half_kernels")["missing_on_cuda"][:] = kept
+        table("numerics/half_kernels")["missing_on_cuda"][:] = kept
         _forget()
 
 
 def _forget() -> None:
-    lists.refused_on_cuda.cache_clear()
-    forget()
+    operation.cache_clear()
+    operation_of.cache_clear()
 
 
 @natively

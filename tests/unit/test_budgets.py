@@ -47,16 +47,16 @@ BUDGET = {
     "cli": (1730, "settings"),
     "criteria": (1080, "criteria"),
     "document": (900, "document"),
-    "execution": (1810, "execution"),
+    "execution": (1480, "execution"),
     "fleet": (490, "fleet"),
     "graphs": (1480, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2670, "loading"),
     "loose files": (1550, "flow"),
-    "measure": (2490, "measure"),
-    "numerics": (2110, "numerics"),
+    "measure": (2460, "measure"),
+    "numerics": (2000, "numerics"),
     "offload": (700, "offload"),
-    "plan": (3240, "plan"),
+    "plan": (3230, "plan"),
     "progress": (300, "telling"),
     "records": (1870, "records"),
     "report": (4150, "report"),
@@ -68,7 +68,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 38120, 290, 22
+LINES, FILES, ROOMS = 37560, 276, 22
 """Of all of them."""
 
 

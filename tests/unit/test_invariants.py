@@ -22,10 +22,9 @@ from auditor.artefact.applying import apply_plan
 from auditor.artefact.strategies import SHIPPED
 from auditor.capture.imitation import Imitation
 from auditor.errors import PlanError
-from auditor.execution.execute import Executor, Under
-from auditor.execution.nesting import boundaries
+from auditor.execution.execute import Executor
+from auditor.execution.policy import Policy
 from auditor.execution.resolve import resolve
-from auditor.execution.strategies import running
 from auditor.graphs import stage as programs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.nodes import tensors_of
@@ -136,9 +135,9 @@ def of_the_executor(name: str, strategy: str, fmt: str, labels: Labels) -> dict[
         if node.op == "call_function":
             found[node.name] = first_dtype(result)
 
-    how = running(captured, strategy, labels.__getitem__, fmt)
+    how = Policy(captured, strategy, labels.__getitem__, fmt)
     with torch.no_grad():
-        Executor(captured.graph_module, Under(captured, how), note).run(*captured.bind(model, (SOME[name][1], {})))
+        Executor(captured.graph_module, how, note).run(*captured.bind(model, (SOME[name][1], {})))
     return found
 
 
@@ -155,7 +154,7 @@ def of_the_runtime(
         return result
 
     monkeypatch.setattr(Imitation, "whole", noted)
-    wrapped = boundaries(captured, strategy, labels.__getitem__)
+    wrapped = Policy(captured, strategy, labels.__getitem__, fmt).wrapped
     scopes: dict[str, Any] = {
         path: {"precision": boundary.precision, "output": "keep" if boundary.keeps else "cast"}
         for path, boundary in wrapped.items()
@@ -173,7 +172,7 @@ def test_executor_dtype_algebra_costs_and_runtime_agree_on_the_dtype_of_every_op
 ) -> None:
     captured = known(name)[1]
     for labels in (everything(captured, fmt), drawn(captured, strategy, fmt, random.Random(1))):
-        foretold = resolve(captured, running(captured, strategy, labels.__getitem__, fmt))
+        foretold = resolve(Policy(captured, strategy, labels.__getitem__, fmt))
         try:
             executed = of_the_executor(name, strategy, fmt, labels)
         except UnsupportedInFormat:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from auditor.artefact.strategies import names
-from auditor.execution.authors import kept_low
+from auditor.execution.resolve import kept_low
 from tests.capturing import Function
 from tests.subjects import capture_of, normal
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from auditor.execution.choices import differing, is_choice, provoked
+from auditor.execution.rest import differing, is_choice, provoked
 from tests.capturing import Function
 from tests.subjects import capture_of
 

@@ -14,10 +14,9 @@ from torch import Tensor, fx, nn
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
-from auditor.execution.chosen import kept_functions, labelled, scoped
-from auditor.execution.execute import Executor, Under
+from auditor.execution.execute import Executor
+from auditor.execution.policy import Policy, labelled, scoped
 from auditor.execution.resolve import resolve
-from auditor.execution.strategies import plain, running
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
@@ -50,8 +49,7 @@ def test_a_function_is_fp32_where_its_module_is_or_keeps_it() -> None:
     assert choice(function_in("a", "pow")) == "fp32"
     assert choice(function_in("a", "mean")) == choice("a") == "fp16"
     assert choice(function_in("b", "mean")) == "fp32"
-    assert kept_functions(choice) == {"a": {"pow"}}
-    assert kept_functions(plain("fp16")) == {}
+    assert choice.keep == {"a": {"pow"}}
 
 
 def test_labels_of_functions_count_where_their_module_is_low() -> None:
@@ -102,10 +100,10 @@ def test_the_graph_runs_as_the_patched_model(name: str, strategy: str) -> None:
         labels = drawn(name, strategy, fmt, rnd)
         scopes = scopes_of(problem, evaluate(problem, labels))
         patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))
-        how = running(capture, strategy, labelled(labels), fmt)
-        assert kept_functions(scoped(scopes)) == labelled(labels).keep
+        how = Policy(capture, strategy, labelled(labels), fmt)
+        assert scoped(scopes).keep == labelled(labels).keep
         observed = Observed()
-        interpreter = Executor(capture.graph_module, Under(capture, how), observed)
+        interpreter = Executor(capture.graph_module, how, observed)
         try:
             with torch.no_grad():
                 simulated = tensor_outputs(interpreter.run(*capture.bind(model, (inputs, {}))))
@@ -117,6 +115,6 @@ def test_the_graph_runs_as_the_patched_model(name: str, strategy: str) -> None:
         ran += 1
         for a, b in zip(actual, simulated, strict=True):
             torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=0, equal_nan=True, msg=str(scopes))
-        foretold = resolve(capture, how).dtypes
+        foretold = resolve(how).dtypes
         assert {name: foretold[name] for name in observed.dtypes} == observed.dtypes
     assert ran

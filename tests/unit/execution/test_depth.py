@@ -8,14 +8,10 @@ from torch import nn
 
 import auditor
 from auditor.capture.capture import capture
-from auditor.execution import depth
-from auditor.execution.chosen import scoped
-from auditor.execution.depth import UnderPlan, under_plan
-from auditor.execution.execute import Executor, Under
-from auditor.execution.running import FULL
-from auditor.execution.strategies import running
-from auditor.loading import from_object, in_eval
-from auditor.measure.calibrate import calibrate
+from auditor.execution.beside import UnderPlan, under_plan
+from auditor.execution.execute import Executor
+from auditor.execution.policy import Policy, scoped
+from auditor.loading import from_object
 from auditor.numerics.metrics import relative_l2
 from auditor.records import Plan, ScopeChoice
 from auditor.report.charts import depth_chart
@@ -53,7 +49,7 @@ def captured(subject):
 def kept(captured, subject, how):
     """Every value of one run."""
     values = {}
-    run = Executor(captured.graph_module, Under(captured, how), lambda n, value: values.update({n.name: value}))
+    run = Executor(captured.graph_module, how, lambda n, value: values.update({n.name: value}))
     with torch.no_grad():
         run.run(*captured.bind(subject.model, subject.batches[0]))
     return values
@@ -73,9 +69,9 @@ def kept(captured, subject, how):
 )
 def test_errors_are_those_of_two_whole_runs(subject, captured, chosen):
     found = under_plan(captured, subject.model, subject.batches[0], chosen).errors
-    how = running(captured, chosen.strategy, scoped(chosen.scopes), chosen.format)
+    how = Policy(captured, chosen.strategy, scoped(chosen.scopes), chosen.format)
     low = kept(captured, subject, how)
-    reference = kept(captured, subject, FULL)
+    reference = kept(captured, subject, Policy.wide(captured))
     floating = [name for name, node in captured.nodes.items() if node.floating]
     assert list(found) == floating
     assert found == pytest.approx({name: relative_l2(reference[name], low[name]) for name in floating}, rel=1e-5)
@@ -101,85 +97,6 @@ def test_a_plan_does_not_take_the_author_s_region_away():
     captured = capture(subject, ("bf16",))
     found = under_plan(captured, subject.model, subject.batches[0], plan("autocast", "bf16")).errors
     assert found["linear"] == 0 < found["linear_1"]
-
-
-class Table(nn.Module):
-    """Adds positions that its forward makes in FP32."""
-
-    def forward(self, x):
-        return x + torch.arange(8.0) / 8
-
-
-class Written(nn.Module):
-    """Computes in FP32 what its author wrote so."""
-
-    def forward(self, x):
-        return torch.softmax(x.float(), -1).to(x.dtype)
-
-
-class Masked(nn.Module):
-    """Marks by what its dtype reaches to, and picks parts of a tuple."""
-
-    def __init__(self, low):
-        super().__init__()
-        self.low = low
-
-    def forward(self, x):
-        first, second = x.chunk(2, -1)
-        scores = (first @ second.mT).masked_fill(torch.eye(5, dtype=torch.bool), self.low or torch.finfo(x.dtype).min)
-        return torch.softmax(scores, -1), scores.topk(2).indices
-
-
-@pytest.mark.parametrize(
-    ("module", "inputs", "whole"),
-    [
-        (Net, (5, 8), True),
-        (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.Flatten()).eval(), (2, 3, 9), True),
-        (lambda: nn.GRU(8, 6), (4, 2, 8), True),
-        (lambda: nn.Sequential(nn.Linear(8, 8), Masked(None)), (5, 8), True),
-        (lambda: nn.Sequential(nn.Linear(8, 8), Masked(-torch.inf)), (5, 8), False),
-        (lambda: nn.Sequential(nn.Linear(8, 8), Table()), (5, 8), False),
-        (lambda: nn.Sequential(nn.Linear(8, 8), Written()), (5, 8), False),
-    ],
-)
-@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
-def test_what_was_measured_stands_for_a_plan_with_everything_low(module, inputs, whole, fmt, monkeypatch):
-    model = seeded(module)
-    subject = from_object(model, normal(*inputs))
-    with in_eval(model):
-        captured = capture(subject, ("fp16", "bf16"))
-        low = calibrate(captured, subject, ("fp16", "bf16"), 0, lambda name: None).low
-        batch, chosen = subject.batches[0], plan("cast", fmt)
-        expected = under_plan(captured, model, batch, chosen)
-        if whole:
-            monkeypatch.setattr(depth, "Executor", None)
-        found = under_plan(captured, model, batch, chosen, low)
-    assert found.dtypes == expected.dtypes
-    assert found.errors == pytest.approx(expected.errors, rel=1e-4)
-    assert list(found.errors) == list(expected.errors)
-    assert (found is low.get(fmt)) is whole
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        plan("autocast", "fp16"),
-        plan("cast", "fp16", norm="fp32"),
-        plan("cast", "fp16", last="fp32"),
-        Plan(**{**vars(plan("cast", "fp16")), "scopes": {"": ScopeChoice("fp16", keep=("softmax",))}}),
-    ],
-)
-def test_it_stands_for_no_other_plan(subject, captured, chosen):
-    low = {"fp16": UnderPlan({"relu": 1.0})}
-    assert under_plan(captured, subject.model, subject.batches[0], chosen, low) != low["fp16"]
-
-
-def test_of_several_batches_it_stands_for_none():
-    model = seeded(Net)
-    subject = from_object(model, [(normal(5, 8),), (normal(5, 8, seed=1),)])
-    with in_eval(model):
-        assert len(subject.batches) == 2
-        assert not calibrate(capture(subject, ("fp16",)), subject, ("fp16",), 0, lambda name: None).low
 
 
 def test_a_plan_that_lowers_nothing_has_no_error(subject, captured):

@@ -17,13 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import auditor
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
-from auditor.execution.depth import under_plan
-from auditor.execution.dtypes import dtypes_of
-from auditor.execution.nesting import boundaries
+from auditor.execution.beside import under_plan
+from auditor.execution.policy import Policy, plain
+from auditor.execution.resolve import dtypes_under
 from auditor.numerics.nodes import tensors_of
 from auditor.records import Batch, Capture, Dtypes, Plan, ScopeChoice
+from tests.capturing import Function
 from tests.small_models import MODELS, Transformer
-from tests.subjects import capture_of, seeded
+from tests.subjects import capture_of, normal, seeded
 from tests.two_ways import drawn, everything
 
 Seen = list[tuple[str, tuple[str, ...], str]]
@@ -81,7 +82,7 @@ class Kernels(TorchDispatchMode):
 
 def plan_of(capture: Capture, strategy: str, fmt: str, labels: dict[str, str]) -> Plan:
     """The plan that gives every owner its precision, with the scopes that have to be listed."""
-    wrapped = boundaries(capture, strategy, lambda owner: labels.get(owner, "fp32"))
+    wrapped = Policy(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt).wrapped
     scopes = {
         path: ScopeChoice(boundary.precision, output="keep" if boundary.keeps else "cast")
         for path, boundary in wrapped.items()
@@ -225,19 +226,16 @@ def test_what_is_written_in_place_keeps_its_dtype() -> None:
 
 
 def test_a_dtype_argument_decides_what_is_computed_in() -> None:
-    half = torch.ones(2, dtype=torch.float16)
-    handed = ((half, -1, torch.float32), {})
-    assert dtypes_of(handed, handed, half.float()) == Dtypes(("float16",), "float32", "float32")
-    made = (((2,),), {"dtype": torch.float16})
-    assert dtypes_of(made, made, half) == Dtypes((), "float16", "float16")
+    capture = capture_of(Function(lambda x: x.cumsum(-1, dtype=torch.float32)), normal(2, 4))
+    found = dtypes_under(Policy(capture, "cast", plain("fp16"), "fp16"))
+    assert found == {"cumsum": Dtypes(("float16",), "float32", "float32")}
 
 
 def test_a_tensor_without_dimensions_gives_way_and_a_truth_does_not_compute() -> None:
-    half, single = torch.ones(2, dtype=torch.float16), torch.tensor(2.0)
-    handed = ((half, single), {})
-    assert dtypes_of(handed, handed, half * single) == Dtypes(("float16", "float32"), "float16", "float16")
-    assert dtypes_of(handed, handed, half > single) == Dtypes(("float16", "float32"), "float16", "bool")
-    assert dtypes_of(((3,), {}), ((3,), {}), 3) is None
+    capture = capture_of(Function(lambda x, s: ((x @ x) * s, (x @ x) > s)), normal(2, 2), torch.tensor(2.0))
+    found = dtypes_under(Policy(capture, "autocast", plain("fp16"), "fp16"))
+    assert found["mul"] == Dtypes(("float16", "float32"), "float16", "float16")
+    assert found["gt"] == Dtypes(("float16", "float32"), "float16", "bool")
 
 
 def test_an_audit_holds_them_for_the_recommended_plan() -> None:

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from auditor.execution.execute import Executor, Under, low_literals, with_literals
-from auditor.execution.running import Running, Setting
-from auditor.execution.strategies import running
+from auditor.execution.execute import Executor, low_literals, with_literals
+from auditor.execution.policy import Policy, plain
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Capture, Literals
 from tests.capturing import Function
@@ -40,7 +39,7 @@ def test_a_number_is_that_of_the_run_in_which_the_operation_is_low() -> None:
     assert low_literals(both, "fp16") == Literals({1: -1.0, 2: torch.float16, "value": -3.0})
 
 
-def run(capture: Capture, how: Running, model: nn.Module, *inputs: Tensor) -> dict[str, Any]:
+def run(capture: Capture, how: Policy, model: nn.Module, *inputs: Tensor) -> dict[str, Any]:
     """Result of every node, by operation."""
     seen: dict[str, Any] = {}
 
@@ -49,7 +48,7 @@ def run(capture: Capture, how: Running, model: nn.Module, *inputs: Tensor) -> di
             seen[capture.nodes[node.name].op.split(".")[1]] = result
 
     with torch.no_grad():
-        Executor(capture.graph_module, Under(capture, how), note).run(*capture.bind(model, (inputs, {})))
+        Executor(capture.graph_module, how, note).run(*capture.bind(model, (inputs, {})))
     return seen
 
 
@@ -76,7 +75,7 @@ class TwoScopes(nn.Module):
 def test_scopes_by_hand(strategy: str, labels: dict[str, str], expected: list[str]) -> None:
     model, x = seeded(TwoScopes), normal(2, 4)
     capture = capture_of(model, x)
-    how = running(capture, strategy, labels.__getitem__, "fp16")
+    how = Policy(capture, strategy, labels.__getitem__, "fp16")
     seen = run(capture, how, model, x)
     assert [str(seen[op].dtype) for op in ("linear", "layer_norm", "relu")] == [f"torch.{name}" for name in expected]
 
@@ -84,7 +83,7 @@ def test_scopes_by_hand(strategy: str, labels: dict[str, str], expected: list[st
 def test_the_numbers_are_those_of_the_format() -> None:
     model, x = seeded(TwoScopes), normal(2, 4)
     capture = capture_of(model, x)
-    seen = run(capture, Running(lambda name: Setting("bf16", True)), model, x)
+    seen = run(capture, Policy(capture, "autocast", plain("bf16"), "bf16"), model, x)
     linear = model.first
     expected = (x.bfloat16().float() @ linear.weight.bfloat16().float().t() + linear.bias.bfloat16().float()).bfloat16()
     assert torch.equal(seen["linear"], expected)
@@ -96,14 +95,14 @@ def test_the_authors_region_wins() -> None:
             return x.float() @ x.float()
 
     capture = capture_of(Function(protected), normal(4, 4))
-    seen = run(capture, Running(lambda name: Setting("fp16", True)), nn.Module(), normal(4, 4))
+    seen = run(capture, Policy(capture, "autocast", plain("fp16"), "fp16"), nn.Module(), normal(4, 4))
     assert seen["matmul"].dtype is torch.float32
 
 
 def test_a_refusal_names_the_place() -> None:
     model = nn.Sequential(Function(lambda x: torch.linalg.cholesky(x * 1.0)))
     capture = capture_of(model, torch.eye(3))
-    how = running(capture, "cast", lambda owner: "fp16", "fp16")
+    how = Policy(capture, "cast", lambda owner: "fp16", "fp16")
     with pytest.raises(UnsupportedInFormat) as caught:
         run(capture, how, model, torch.eye(3))
     node = only(capture, "linalg_cholesky")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from auditor.execution.execute import Executor, Under
+from auditor.execution.execute import Executor
+from auditor.execution.policy import Policy, plain
 from auditor.execution.resolve import resolve
-from auditor.execution.strategies import plain, running
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.nodes import tensors_of
 from auditor.records import Capture
@@ -45,11 +45,11 @@ def dtypes(capture: Capture) -> dict[str, torch.dtype]:
         if node.op != "output" and (tensor := tensors_of(value)[0]).is_floating_point():
             found[node.name] = tensor.dtype
 
-    how = running(capture, "autocast", plain("fp16"), "fp16")
+    how = Policy(capture, "autocast", plain("fp16"), "fp16")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Low(lambda y, _: y).eval()
-    interpreter = Executor(capture.graph_module, Under(capture, how), observe)
+    interpreter = Executor(capture.graph_module, how, observe)
     with torch.no_grad():
         interpreter.run(*capture.bind(model, ((normal(4, 4),), {})))
     return found
@@ -93,8 +93,8 @@ def test_the_dtype_of_a_result(function: Function, expected: torch.dtype) -> Non
     assert capture.method == "run"
     found = dtypes(capture)
     assert found[last(capture)] is expected
-    how = running(capture, "autocast", plain("fp16"), "fp16")
-    resolved = resolve(capture, how).dtypes
+    how = Policy(capture, "autocast", plain("fp16"), "fp16")
+    resolved = resolve(how).dtypes
     names = {"fp16": torch.float16, "fp32": torch.float32}
     assert {name: names[resolved[name]] for name in found if resolved[name]} == found
 

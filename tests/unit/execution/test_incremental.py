@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture.capture import capture
-from auditor.execution.execute import Executor, Policy, Run, SomeLow, Under
-from auditor.execution.strategies import running
+from auditor.execution.execute import Executor, Run, SomeLow
+from auditor.execution.policy import Policy
 from auditor.measure.alone import rounder
 from auditor.records import Capture
 from tests.subjects import FORMATS, normal, seeded, subject_of
@@ -54,8 +54,8 @@ def flat_of(found: Capture, model: nn.Module, x: Tensor) -> list[Any]:
     return found.bind(model, ((x,), {}))
 
 
-def under(found: Capture, strategy: str, format: str, kept_wide: set[str]) -> Under:
-    return Under(found, running(found, strategy, lambda owner: "fp32" if owner in kept_wide else format, format))
+def under(found: Capture, strategy: str, format: str, kept_wide: set[str]) -> Policy:
+    return Policy(found, strategy, lambda owner: "fp32" if owner in kept_wide else format, format)
 
 
 def begun(found: Capture, flat: list[Any], policy: Policy) -> tuple[Any, Run]:

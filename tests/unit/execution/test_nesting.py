@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.artefact.strategies import strategy_of
-from auditor.execution.nesting import Boundary, Passage, agreed, boundaries, owners_of
+from auditor.execution.policy import Boundary, Policy
 from auditor.records import Capture
 from tests.subjects import capture_of, only
 
@@ -50,13 +49,13 @@ def choice(**precisions: str) -> Callable[[str], str]:
 
 
 def test_only_what_differs_from_above_is_wrapped(net: Capture) -> None:
-    low = boundaries(net, "cast", choice(root="fp16", outer="fp16", outer_inner="fp16"))
+    low = Policy(net, "cast", choice(root="fp16", outer="fp16", outer_inner="fp16"), "fp16").wrapped
     assert low == {"": Boundary("fp16", False, "fp16", None)}
-    island = boundaries(net, "cast", choice(root="fp16", outer="fp16", outer_inner="fp32"))
+    island = Policy(net, "cast", choice(root="fp16", outer="fp16", outer_inner="fp32"), "fp16").wrapped
     assert set(island) == {"", "outer.inner"}
     # what comes out of the island is lowered again: `cos` reads it low
     assert island["outer.inner"] == Boundary("fp32", False, "fp32", "fp16")
-    around = boundaries(net, "cast", choice(root="fp32", outer="fp16", outer_inner="fp32"))
+    around = Policy(net, "cast", choice(root="fp32", outer="fp16", outer_inner="fp32"), "fp16").wrapped
     assert {path: found.precision for path, found in around.items()} == {
         "": "fp32",
         "outer": "fp16",
@@ -65,9 +64,9 @@ def test_only_what_differs_from_above_is_wrapped(net: Capture) -> None:
 
 
 def test_an_island_that_nothing_low_reads_keeps_its_result(net: Capture) -> None:
-    wide = boundaries(net, "cast", choice(root="fp32", outer="fp32", outer_inner="fp16"))
+    wide = Policy(net, "cast", choice(root="fp32", outer="fp32", outer_inner="fp16"), "fp16").wrapped
     assert wide[""].keeps
-    assert not boundaries(net, "cast", choice(root="fp16", outer="fp32", outer_inner="fp32"))["outer"].keeps
+    assert not Policy(net, "cast", choice(root="fp16", outer="fp32", outer_inner="fp32"), "fp16").wrapped["outer"].keeps
 
 
 class LastWide(nn.Module):
@@ -83,34 +82,34 @@ class LastWide(nn.Module):
 
 def test_a_wide_head_hands_its_answer_out_as_it_is() -> None:
     captured = capture_of(LastWide(), torch.ones(2))
-    found = boundaries(captured, "cast", choice(root="fp16", body="fp16", head="fp32"))
+    found = Policy(captured, "cast", choice(root="fp16", body="fp16", head="fp32"), "fp16").wrapped
     assert found["head"] == Boundary("fp32", True, "fp32", None)
 
 
 def test_values_leave_the_innermost_first_and_enter_the_outermost_first(net: Capture) -> None:
-    passage = Passage(net, boundaries(net, "cast", choice(root="fp32", outer="fp16", outer_inner="fp32")))
+    passage = Policy(net, "cast", choice(root="fp32", outer="fp16", outer_inner="fp32"), "fp16")
     (x,) = (place.name for place in net.placeholders)
-    assert passage.steps(x, "sin") == ("fp32", "fp16")  # into the root, into outer
-    assert passage.steps("sin", "exp") == ("fp32",)
-    assert passage.steps("exp", "cos") == ("fp16",)
-    assert passage.steps("cos", "tanh") == ("fp32",)
+    assert passage.crossing(x, "sin") == ("fp32", "fp16")  # into the root, into outer
+    assert passage.crossing("sin", "exp") == ("fp32",)
+    assert passage.crossing("exp", "cos") == ("fp16",)
+    assert passage.crossing("cos", "tanh") == ("fp32",)
     assert [call.path for call in passage.enclosing("exp")] == ["", "outer", "outer.inner"]
 
 
 def test_under_autocast_values_are_raised_alone(net: Capture) -> None:
-    passage = Passage(net, boundaries(net, "autocast", choice(root="fp16", outer="fp16", outer_inner="fp32")))
-    assert passage.steps("sin", "exp") == ("fp32",)
-    assert passage.steps("exp", "cos") == ()
-    inside = Passage(net, boundaries(net, "autocast", choice(root="fp32", outer="fp16", outer_inner="fp16")))
-    assert inside.steps("sin", "exp") == ()
-    assert inside.steps("cos", "tanh") == ("fp32",)
+    passage = Policy(net, "autocast", choice(root="fp16", outer="fp16", outer_inner="fp32"), "fp16")
+    assert passage.crossing("sin", "exp") == ("fp32",)
+    assert passage.crossing("exp", "cos") == ()
+    inside = Policy(net, "autocast", choice(root="fp32", outer="fp16", outer_inner="fp16"), "fp16")
+    assert inside.crossing("sin", "exp") == ()
+    assert inside.crossing("cos", "tanh") == ("fp32",)
 
 
 def test_weights_pass_no_boundary() -> None:
     captured = capture_of(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.ones(1, 2))
-    passage = Passage(captured, boundaries(captured, "cast", lambda path: "fp16"))
+    passage = Policy(captured, "cast", lambda path: "fp16", "fp16")
     weight = next(place.name for place in captured.placeholders if place.kind == "parameter")
-    assert passage.steps(weight, only(captured, "linear").name) == ()
+    assert passage.crossing(weight, only(captured, "linear").name) == ()
 
 
 class Twice(nn.Module):
@@ -128,8 +127,9 @@ class Twice(nn.Module):
 def test_a_module_in_two_scopes_that_differ_is_fp32() -> None:
     captured = capture_of(Twice(), torch.ones(2))
     precision = {"": "fp16", "a": "fp16", "b": "fp16", "b.0": "fp16"}
-    owners = owners_of(captured, strategy_of("cast"))
-    assert agreed(captured, owners, precision.__getitem__)("a") == "fp16"
     assert captured.aliases == {"a": ("b.0",)}
-    wide = agreed(captured, owners, lambda path: "fp32" if path == "" else "fp16")
-    assert wide("a") == "fp32"  # `b` has no operation of its own: under its other name the module belongs to the root
+    assert Policy(captured, "cast", precision.__getitem__, "fp16").wrapped.keys() == {""}
+    wide = Policy(captured, "cast", lambda path: "fp32" if path == "" else "fp16", "fp16")
+    assert wide.wrapped.keys() == {
+        ""
+    }  # `b` has no operation of its own: under its other name the module belongs to the root

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.execution.nonfinite import first_non_finite
-from auditor.execution.strategies import plain, running
+from auditor.execution.beside import first_non_finite
+from auditor.execution.policy import Policy, plain
 from auditor.records import NonFinite
 from tests.capturing import Function, captured
 
@@ -17,8 +17,8 @@ from tests.capturing import Function, captured
 def first(function: Callable[..., Tensor], *inputs: Tensor, strategy: str = "cast", fmt: str = "fp16"):
     model = Function(function)
     capture = captured(model, *inputs).capture
-    how = running(capture, strategy, plain(fmt), fmt)
-    return first_non_finite(capture, model, (inputs, {}), how, fmt)
+    how = Policy(capture, strategy, plain(fmt), fmt)
+    return first_non_finite(capture, model, (inputs, {}), how)
 
 
 def said(found: NonFinite | None):

@@ -16,10 +16,9 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from auditor.capture.imitation import imitated
-from auditor.execution.execute import Executor, Under
+from auditor.execution.execute import Executor
+from auditor.execution.policy import Policy, plain
 from auditor.execution.resolve import Resolver, resolve
-from auditor.execution.running import Running, Setting
-from auditor.execution.strategies import plain, running
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Capture
 from tests.capturing import Function
@@ -52,7 +51,7 @@ def test_plain_autocast_against_torchs_own(name: str, fmt: str) -> None:
     capture = without_regions(captured(name))
     flat = capture.bind(model_of(name), (MODELS[name][1], {}))
     truth = recorded_dtypes(capture, flat, DTYPES[fmt])
-    found = resolve(capture, running(capture, "autocast", plain(fmt), fmt)).dtypes
+    found = resolve(Policy(capture, "autocast", plain(fmt), fmt)).dtypes
     wrong = {
         f"{node} ({capture.nodes[node].op})": (found[node], truth[node]) for node in truth if found[node] != truth[node]
     }
@@ -110,7 +109,7 @@ def test_single_operations_under_autocast(name: str) -> None:
     function, inputs = SINGLE[name]
     capture = capture_of(Function(function), *inputs)
     truth = recorded_dtypes(capture, capture.bind(nn.Module(), (inputs, {})), torch.float16)
-    found = resolve(capture, running(capture, "autocast", plain("fp16"), "fp16")).dtypes
+    found = resolve(Policy(capture, "autocast", plain("fp16"), "fp16")).dtypes
     assert {node: found[node] for node in truth} == truth
 
 
@@ -122,7 +121,7 @@ def test_a_cast_to_the_dtype_of_another_value_follows_it_under_autocast() -> Non
     with imitated("cuda"), torch.autocast("cuda", dtype=torch.float16):
         assert function(*inputs).dtype is torch.float16
     capture = capture_of(Function(function), *inputs)
-    found = resolve(capture, running(capture, "autocast", plain("fp16"), "fp16")).dtypes
+    found = resolve(Policy(capture, "autocast", plain("fp16"), "fp16")).dtypes
     assert {name: found[name] for name in ("to", "mul")} == {"to": "fp16", "mul": "fp16"}
 
 
@@ -133,10 +132,10 @@ def owners_of(capture: Capture) -> set[str]:
 class Observed:
     """Dtypes of a run, and the refusal that ended it."""
 
-    def __init__(self, capture: Capture, model: nn.Module, batch: tuple[Tensor, ...], how: Running) -> None:
+    def __init__(self, capture: Capture, model: nn.Module, batch: tuple[Tensor, ...], how: Policy) -> None:
         self.dtypes: dict[str, str] = {}
         self.refusal: str | None = None
-        interpreter = Executor(capture.graph_module, Under(capture, how), self._note)
+        interpreter = Executor(capture.graph_module, how, self._note)
         try:
             with torch.no_grad():
                 interpreter.run(*capture.bind(model, (batch, {})))
@@ -158,9 +157,9 @@ def test_random_scopes_against_a_run(name: str, strategy: str, data: st.DataObje
     choice = {owner: data.draw(st.sampled_from([fmt, "fp32"]), label=owner) for owner in sorted(owners_of(capture))}
     for group in tied_owners(capture) if strategy == "cast" else ():
         choice |= dict.fromkeys(group, choice[group[0]])
-    how = running(capture, strategy, lambda owner: choice.get(owner, "fp32"), fmt)
+    how = Policy(capture, strategy, lambda owner: choice.get(owner, "fp32"), fmt)
     observed = Observed(capture, model_of(name), MODELS[name][1], how)
-    found = resolve(capture, how)
+    found = resolve(how)
     if observed.refusal is None:
         assert found.conflicts == frozenset()
     else:
@@ -171,15 +170,11 @@ def test_random_scopes_against_a_run(name: str, strategy: str, data: st.DataObje
     assert wrong == {}
 
 
-def setting(precision: str, autocast: bool) -> Running:
-    return Running(lambda name: Setting(precision, autocast))
-
-
 def test_values_that_autocast_lowers_are_listed_with_their_readers() -> None:
     capture = capture_of(Function(lambda x, w: (x @ w).exp() @ w), normal(4, 4), normal(4, 4))
     first, second = (node.name for node in nodes_by_op(capture, "matmul"))
     x, w = (placeholder.name for placeholder in capture.placeholders)
-    found = resolve(capture, setting("fp16", True))
+    found = resolve(Policy(capture, "autocast", plain("fp16"), "fp16"))
     # exp is raised to FP32 by autocast, and lowered again on its way into the second product
     assert found.dtypes[only(capture, "exp").name] == "fp32"
     assert found.lowered == {x: {first}, w: {first, second}, only(capture, "exp").name: {second}}
@@ -190,17 +185,16 @@ def test_values_that_autocast_lowers_are_listed_with_their_readers() -> None:
 def test_values_that_a_scope_lowers_are_listed_with_their_readers() -> None:
     capture = captured("mlp")
     labels = {"layers.0": "fp32"}
-    how = running(capture, "cast", lambda owner: labels.get(owner, "fp16"), "fp16")
+    how = Policy(capture, "cast", lambda owner: labels.get(owner, "fp16"), "fp16")
     first, gelu = nodes_by_op(capture, "linear")[0].name, only(capture, "gelu").name
-    assert resolve(capture, how).lowered[first] == {gelu}
+    assert resolve(how).lowered[first] == {gelu}
 
 
 def test_a_product_of_two_dtypes_is_a_conflict_without_autocast() -> None:
     capture = capture_of(Function(lambda x, w: x @ w.half().float()), normal(4, 4), normal(4, 4))
-    x, w = (placeholder.name for placeholder in capture.placeholders)
-    found = resolve(capture, replace(setting("fp16", False), placeholder_precision={x: "fp16", w: "fp16"}))
+    found = resolve(Policy(capture, "cast", plain("fp16"), "fp16"))
     assert found.conflicts == {only(capture, "matmul").name}
-    assert resolve(capture, setting("fp16", True)).conflicts == frozenset()
+    assert resolve(Policy(capture, "autocast", plain("fp16"), "fp16")).conflicts == frozenset()
 
 
 def test_the_authors_region_wins_over_the_scope() -> None:
@@ -211,7 +205,7 @@ def test_the_authors_region_wins_over_the_scope() -> None:
 
     capture = capture_of(Function(protected), normal(4, 4))
     inside, outside = (node.name for node in nodes_by_op(capture, "matmul"))
-    found = resolve(capture, setting("fp16", True))
+    found = resolve(Policy(capture, "autocast", plain("fp16"), "fp16"))
     assert (found.dtypes[inside], found.dtypes[outside]) == ("fp32", "fp16")
 
 
@@ -225,7 +219,7 @@ def test_a_limit_of_the_dtype_is_the_one_of_the_dtype_that_the_run_has(strategy:
     # Under autocast the product is FP16, so the author's Python reads -65504 there: nothing fails.
     inputs = normal(4, 4), normal(4, 4)
     capture = capture_of(Function(masked), *inputs)
-    how = running(capture, strategy, plain("fp16"), "fp16")
+    how = Policy(capture, strategy, plain("fp16"), "fp16")
     observed = Observed(capture, nn.Module(), inputs, how)
     assert observed.refusal is None
     assert observed.dtypes[only(capture, "masked_fill").name] == "fp16"
@@ -244,15 +238,15 @@ def test_a_limit_of_the_dtype_stays_fp32_where_the_value_does() -> None:
         if node.name == only(capture, "masked_fill").name:
             filled.append(float(result.min()))
 
-    how = running(capture, "autocast", plain("fp16"), "fp16")
+    how = Policy(capture, "autocast", plain("fp16"), "fp16")
     with torch.no_grad():
-        Executor(capture.graph_module, Under(capture, how), note).run(normal(4, 4))
+        Executor(capture.graph_module, how, note).run(normal(4, 4))
     assert filled == [torch.finfo(torch.float32).min]
 
 
 def test_nothing_low_without_a_low_scope() -> None:
     capture = captured("transformer")
-    found = resolve(capture, setting("fp32", False))
+    found = resolve(Policy.wide(capture))
     assert set(found.dtypes.values()) <= {"fp32", ""}
     assert (found.lowered, found.conflicts) == ({}, frozenset())
 
@@ -260,10 +254,10 @@ def test_nothing_low_without_a_low_scope() -> None:
 def test_a_dtype_that_the_author_asks_for_is_what_its_arguments_are_lowered_to() -> None:
     # of the dtypes it is given autocast takes none back: softmax without one is raised to FP32, so that nothing is lowered
     capture = capture_of(Function(lambda x: x.softmax(-1, dtype=torch.float16)), normal(4, 4))
-    found, name = resolve(capture, setting("bf16", True)), only(capture, "softmax").name
+    found, name = resolve(Policy(capture, "autocast", plain("bf16"), "bf16")), only(capture, "softmax").name
     assert (found.dtypes[name], found.lowered) == ("fp16", {capture.placeholders[0].name: {name}})
     plainly = capture_of(Function(lambda x: x.softmax(-1)), normal(4, 4))
-    assert resolve(plainly, setting("bf16", True)).lowered == {}
+    assert resolve(Policy(plainly, "autocast", plain("bf16"), "bf16")).lowered == {}
 
 
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
@@ -274,5 +268,5 @@ def test_what_is_looked_at_again_is_what_a_walk_of_its_own_finds(name: str, stra
     for fmt in ("fp16", "fp16", "fp16", "fp16", "bf16", "bf16"):
         choice |= {owner: draw.choice([fmt, "fp32"]) for owner in draw.sample(owners, min(2, len(owners)))}
         low = {owner: fmt for owner, precision in choice.items() if precision != "fp32"}
-        how = running(capture, strategy, lambda owner, low=low: low.get(owner, "fp32"), fmt)
-        assert again(how) == resolve(capture, how)
+        how = Policy(capture, strategy, lambda owner, low=low: low.get(owner, "fp32"), fmt)
+        assert again(how) == resolve(how)

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
-from auditor.execution.chosen import labelled
-from auditor.execution.execute import Executor, Under
-from auditor.execution.strategies import running
+from auditor.execution.execute import Executor
+from auditor.execution.policy import Policy, labelled
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.plan.choices import scopes_of
@@ -60,8 +59,8 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
 def simulation_of(
     problem: Problem, chosen: Candidate, model: nn.Module, inputs: tuple[torch.Tensor, ...]
 ) -> list[torch.Tensor]:
-    how = running(problem.capture, problem.strategy, labelled(chosen.precision), problem.format)
-    interpreter = Executor(problem.capture.graph_module, Under(problem.capture, how))
+    how = Policy(problem.capture, problem.strategy, labelled(chosen.precision), problem.format)
+    interpreter = Executor(problem.capture.graph_module, how)
     with torch.no_grad():
         return tensor_outputs(interpreter.run(*problem.capture.bind(model, (inputs, {}))))
 

@@ -6,10 +6,7 @@ import torch
 from torch import nn
 
 from auditor.artefact.strategies import strategy_of
-from auditor.execution.chosen import scoped
-from auditor.execution.nesting import deciders_of, owners_of
-from auditor.execution.running import Setting
-from auditor.execution.strategies import plain, running
+from auditor.execution.policy import Layout, Policy, Setting, plain, scoped
 from auditor.records import ScopeChoice
 from tests.problems import captured
 from tests.replaying import Model, replayed
@@ -27,9 +24,9 @@ def test_precision_of_a_path_is_that_of_the_nearest_scope_above() -> None:
 
 def stored(strategy: str, labels: dict[str, str]) -> dict[str | None, str]:
     capture = captured("tied")
-    how = running(capture, strategy, lambda owner: labels.get(owner, "fp32"), "fp16")
+    how = Policy(capture, strategy, lambda owner: labels.get(owner, "fp32"), "fp16")
     names = {placeholder.name: placeholder.fqn or "input" for placeholder in capture.placeholders}
-    return {names[name]: precision for name, precision in how.placeholder_precision.items()}
+    return {names[name]: precision for name, precision in how.stored.items()}
 
 
 def test_autocast_stores_nothing_low() -> None:
@@ -56,27 +53,28 @@ def test_settings_of_nodes() -> None:
     capture = captured("tied")
     owners = {node.owner: name for name, node in capture.nodes.items()}
     choice = {"first": "fp16"}
-    autocast = running(capture, "autocast", lambda owner: choice.get(owner, "fp32"), "fp16").setting
-    cast = running(capture, "cast", lambda owner: choice.get(owner, "fp32"), "fp16").setting
+    autocast = Policy(capture, "autocast", lambda owner: choice.get(owner, "fp32"), "fp16").setting
+    cast = Policy(capture, "cast", lambda owner: choice.get(owner, "fp32"), "fp16").setting
     assert autocast(owners["first"]) == Setting("fp16", True)
     assert autocast(owners["last"]) == Setting("fp32", False)
     assert cast(owners["first"]) == Setting("fp16", False)
-    assert running(capture, "cast", plain("bf16"), "bf16").setting(owners["last"]) == Setting("bf16", False)
+    assert Policy(capture, "cast", plain("bf16"), "bf16").setting(owners["last"]) == Setting("bf16", False)
 
 
 def test_a_tied_weight_is_stored_low_where_all_that_hold_it_are() -> None:
     capture = captured("held")
     (weight,) = (place.name for place in capture.placeholders if place.tied)
-    assert owners_of(capture, strategy_of("cast")) == ("", "body.0", "body.1", "last", "shared")
-    assert owners_of(capture, strategy_of("autocast")) == ("", "body.0", "body.1", "last")
+    assert Layout(capture, strategy_of("cast")).owners == ("", "body.0", "body.1", "last", "shared")
+    assert Layout(capture, strategy_of("autocast")).owners == ("", "body.0", "body.1", "last")
     for labels, stored in (({}, "fp16"), ({"shared": "fp32"}, "fp32"), ({"body.0": "fp32"}, "fp32")):
-        how = running(capture, "cast", lambda owner, labels=labels: labels.get(owner, "fp16"), "fp16")
-        assert how.placeholder_precision[weight] == stored
+        how = Policy(capture, "cast", lambda owner, labels=labels: labels.get(owner, "fp16"), "fp16")
+        assert how.stored[weight] == stored
 
 
 def test_who_decides_how_placeholders_are_stored() -> None:
     capture = captured("tied")
-    by_fqn = {placeholder.fqn: deciders_of(capture).get(placeholder.name) for placeholder in capture.placeholders}
+    deciding = Layout(capture, strategy_of("cast")).deciding
+    by_fqn = {placeholder.fqn: deciding.get(placeholder.name) for placeholder in capture.placeholders}
     assert by_fqn["middle.weight"] == ("middle",)
     assert by_fqn[None] == ("first",)  # the input
     assert ("first", "last") in by_fqn.values()
@@ -87,7 +85,7 @@ def test_python_looks_at_fp32_in_an_fp32_scope() -> None:
     capture = replayed(model, normal(2, 4))
     cast = only(capture, "to")
     written = {
-        precision: running(capture, "cast", plain(precision), "fp16").casts(cast).literals.arguments
+        precision: Policy(capture, "cast", plain(precision), "fp16").casts(cast).literals.arguments
         for precision in ("fp16", "fp32")
     }
     assert written == {"fp16": {1: torch.float16}, "fp32": {}}

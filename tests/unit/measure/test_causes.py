@@ -8,8 +8,8 @@ from torch import Tensor
 
 from auditor.measure.causes import Quotient, breaks, cause_of, explained
 from auditor.numerics.formats import FORMATS
+from auditor.numerics.histogram import Profile
 from auditor.numerics.metrics import Damage
-from auditor.numerics.profile import Profile
 from auditor.records import Contribution, NodeError
 
 FP16, BF16 = FORMATS["fp16"], FORMATS["bf16"]

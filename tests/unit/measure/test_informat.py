@@ -13,7 +13,7 @@ from auditor.measure import informat
 from auditor.measure.alone import Alone, Trace, same_shapes
 from auditor.measure.informat import InFormat, LowRun, turned
 from auditor.numerics.entries import entries, is_number
-from auditor.numerics.profile import Profile
+from auditor.numerics.histogram import Profile
 from auditor.records import Capture, NodeError
 from tests.capturing import Function
 from tests.subjects import capture_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from auditor.numerics.autocast import autocast_arguments
-from auditor.numerics.carried import carried_in, in_format
+from auditor.numerics.casting import carried_in, in_format
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.kernels import UnsupportedInFormat
 

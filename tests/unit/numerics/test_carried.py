@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from auditor.numerics.carried import asked_for, carried_in, format_in, in_format, like, plain
+from auditor.numerics.casting import asked_for, carried_in, format_in, in_format, like, plain
 from auditor.numerics.formats import FORMATS
 
 E5M2, E4M3, FP16 = FORMATS["fp8_e5m2"], FORMATS["fp8_e4m3"], FORMATS["fp16"]

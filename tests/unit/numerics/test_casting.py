@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from auditor.numerics.carried import carried_in
-from auditor.numerics.casting import in_float32, lowered, raised
+from auditor.numerics.casting import carried_in, in_float32, lowered, raised
 from auditor.numerics.formats import FORMATS
 
 aten = torch.ops.aten

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from auditor.numerics.formats import FORMATS
-from auditor.numerics.fourier import transformed
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
+from auditor.numerics.scans import transformed
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 

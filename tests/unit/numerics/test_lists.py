@@ -9,7 +9,7 @@ import torch
 
 from auditor.numerics.autocast import autocast_arguments
 from auditor.numerics.formats import FORMATS
-from auditor.numerics.lists import treatment
+from auditor.numerics.operations import treatment
 from auditor.resources import table
 from tests.autocast_calls import FP32, LOWER, NONE, PROMOTE, Make
 from tests.fake_cuda import autocast, first_dtype, overload
@@ -42,7 +42,7 @@ def registered(device: str) -> set[str]:
 
 
 def listed(device: str) -> list[str]:
-    return [name for key in LISTS for name in table("ops/autocast")[device].get(key, ())]
+    return [name for key in LISTS for name in table("numerics/autocast")[device].get(key, ())]
 
 
 @pytest.mark.parametrize("device", KEYS)
@@ -55,7 +55,7 @@ def test_the_table_lists_what_torch_registers(device: str) -> None:
 
 @pytest.mark.parametrize("device", KEYS)
 def test_no_name_is_on_two_lists(device: str) -> None:
-    composites = [name for rows in table("ops/autocast")[device].get("composites", {}).values() for name in rows]
+    composites = [name for rows in table("numerics/autocast")[device].get("composites", {}).values() for name in rows]
     names = listed(device) + composites
     assert sorted({name for name in names if names.count(name) > 1}) == []
 

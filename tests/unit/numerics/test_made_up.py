@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.cli.program import main
 from auditor.errors import AuditorError, PlanError
-from auditor.numerics.formats import Format, registered
+from auditor.numerics.formats import FORMATS, Format, registered
 from auditor.records import NodeReport
 from auditor.records.audit import Audit
 from auditor.report import model_explorer, notebook
@@ -235,7 +235,7 @@ def test_what_is_not_auditable_is_refused_with_what_is(formats: tuple[str, ...])
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])
 def test_fp8_is_audited_by_rounding_too(fmt: str) -> None:
     audit = auditor.audit(Small().eval(), X, formats=(fmt,), strategies=("cast",), max_error=0.3)
-    row = auditor.formats.FORMATS[fmt]
+    row = FORMATS[fmt]
     # Of 1 to 1.006 nothing but 1 is left: j/512 is less than half of 1/8 and of 1/4, and so is the product's 2j/512.
     error = node(audit, "near", "aten.mul.Tensor").errors[fmt].local_error
     squares = [(1 + j / 512) ** 2 for j in range(4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.distributed._functional_collectives  # registers the collectives th
 
 from auditor.numerics.flops import FORMULAS
 from auditor.numerics.nodes import overload_named
-from auditor.numerics.operations import Operation, operation, packet, packets, rows_added
+from auditor.numerics.operations import Operation, operation, packet, packets
 from auditor.resources import table
 from auditor.rulebook import dimensions
 from tests.architectures.zoo import ZOO, specimen
@@ -77,7 +78,7 @@ def test_every_row_is_an_operation_of_torch() -> None:
 
 
 def test_no_row_stands_twice() -> None:
-    held = table("ops/operations")
+    held = table("numerics/operations")
     counts = Counter([*held["plain"], *held["operations"]])
     assert [name for name, count in counts.items() if count > 1] == []
 
@@ -170,31 +171,14 @@ def test_layers() -> None:
     assert not any(operation(name).makes_layer for name in none)
 
 
-def test_rows_can_be_added_for_a_while() -> None:
-    with rows_added({"elsewhere.linear": {"product": True}}):
-        assert operation("elsewhere.linear.default").product
-        assert operation("elsewhere.linear.default").known
-        assert "elsewhere.linear" in packets()
-    assert not operation("elsewhere.linear.default").product
-
-
-def test_a_row_that_exists_is_not_added() -> None:
-    with pytest.raises(ValueError, match="linear has a row already"), rows_added({"linear": {}}):
-        pass
-
-
-@pytest.mark.parametrize("column", ["prodct", "packet", "autocast"])
-def test_a_column_that_is_not_one_is_refused(column: str) -> None:
-    with pytest.raises(ValueError, match=f"columns that there are not: {column}"), rows_added({"x": {column: True}}):
-        pass
-
-
-def test_a_word_that_a_column_does_not_know_is_refused() -> None:
-    with (
-        pytest.raises(ValueError, match="'turnd' of entries, which is one of"),
-        rows_added({"x": {"entries": "turnd"}}),
-    ):
-        pass
+def test_columns_say_words_that_they_know() -> None:
+    hints = get_type_hints(Operation)
+    for row in map(operation, packets()):
+        assert [
+            name
+            for name in hints
+            if get_origin(hints[name]) is Literal and getattr(row, name) not in get_args(hints[name])
+        ] == []
 
 
 def test_a_copy_of_what_is_no_view_is_not_known() -> None:

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.numerics import products
+from auditor.numerics import kernels as products
 from auditor.numerics.casting import lowered, raised
 from auditor.numerics.formats import FORMATS
-from auditor.numerics.kernels import run_op
+from auditor.numerics.kernels import is_product, is_tensor_core, run_op
 from auditor.numerics.metrics import relative_l2
-from auditor.numerics.products import is_product, is_tensor_core
 from tests.subjects import normal
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auditor.numerics.formats import FORMATS
+from auditor.numerics.histogram import Deviation, Profile
 from auditor.numerics.metrics import damage, max_ulp, relative_l2
-from auditor.numerics.profile import Deviation, Profile
 from auditor.records import Magnitudes
 from tests.subjects import normal
 

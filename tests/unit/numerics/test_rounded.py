@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.numerics.carried import format_in, in_format
+from auditor.numerics.casting import format_in, in_format
 from auditor.numerics.formats import FORMATS
-from auditor.numerics.rounded import asks_for_rounding, promoted, rounding
+from auditor.numerics.kernels import asks_for_rounding, promoted, rounding
 from auditor.trees import tensors_in
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from auditor.numerics.carried import round_to
+from auditor.numerics.casting import round_to
 from auditor.numerics.formats import FORMATS, Format, registered
 
 NARROW = ["tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from auditor.numerics.nodes import op_name
+from auditor.numerics.nodes import op_name, to_device
 from auditor.numerics.operations import operation
-from auditor.numerics.transfers import to_device
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])

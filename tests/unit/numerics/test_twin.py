@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture.capture import capture
-from auditor.execution import strategies
-from auditor.execution.execute import Executor, Under
+from auditor.execution.execute import Executor
+from auditor.execution.policy import Policy
+from auditor.execution.policy import plain as everywhere
 from auditor.execution.resolve import resolve
 from auditor.measure.measure import Measurement, measure
-from auditor.numerics.carried import carried_in, format_in, in_format, like, plain
-from auditor.numerics.casting import lowered, raised
+from auditor.numerics.casting import carried_in, format_in, in_format, like, lowered, plain, raised
 from auditor.numerics.formats import FORMATS, Format, registered
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.records import Capture, Subject
@@ -50,10 +50,9 @@ def captured(name: str) -> Capture:
 def run(name: str, strategy: str, fmt: str) -> dict[str, Any]:
     """What every operation gives when all is low."""
     found: dict[str, Any] = {}
-    how = strategies.running(captured(name), strategy, strategies.plain(fmt), fmt)
+    how = Policy(captured(name), strategy, everywhere(fmt), fmt)
     recorded = captured(name)
-    policy = Under(recorded, how)
-    interpreter = Executor(recorded.graph_module, policy, lambda n, value: found.__setitem__(n.name, value))
+    interpreter = Executor(recorded.graph_module, how, lambda n, value: found.__setitem__(n.name, value))
     with torch.no_grad():
         interpreter.run(*captured(name).bind(subject(name).model, subject(name).batches[0]))
     return {node: value for node, value in found.items() if node in captured(name).nodes}
@@ -64,8 +63,8 @@ def run(name: str, strategy: str, fmt: str) -> dict[str, Any]:
 def test_the_same_nodes_are_low(name: str, strategy: str) -> None:
     found = {}
     for fmt in ("fp16", "e5m10"):
-        how = strategies.running(captured(name), strategy, strategies.plain(fmt), fmt)
-        resolved = resolve(captured(name), how)
+        how = Policy(captured(name), strategy, everywhere(fmt), fmt)
+        resolved = resolve(how)
         dtypes = {node: "low" if dtype == fmt else dtype for node, dtype in resolved.dtypes.items()}
         found[fmt] = (dtypes, resolved.lowered, resolved.cast, resolved.reads_low, resolved.conflicts)
     assert found["fp16"] == found["e5m10"]
@@ -74,8 +73,8 @@ def test_the_same_nodes_are_low(name: str, strategy: str) -> None:
 
 @pytest.mark.parametrize(("name", "strategy"), RUN)
 def test_a_run_carries_what_was_resolved(name: str, strategy: str) -> None:
-    how = strategies.running(captured(name), strategy, strategies.plain("e5m10"), "e5m10")
-    dtypes = resolve(captured(name), how).dtypes
+    how = Policy(captured(name), strategy, everywhere("e5m10"), "e5m10")
+    dtypes = resolve(how).dtypes
     carried = {
         node: "" if (row := format_in(value)) is None else row.name
         for node, value in run(name, strategy, "e5m10").items()
@@ -220,5 +219,5 @@ def test_literals_that_python_takes_from_a_dtype_are_those_of_the_format() -> No
         (added,) = values["aten.add.Tensor"].values()
         assert (masked, clamped, added) == (-row.largest, row.smallest_normal, row.epsilon)
         assert [*values["aten.to.dtype"].values()] == [row]
-        how = strategies.running(found, "cast", strategies.plain("e6m9"), "e6m9")
-        assert resolve(found, how).dtypes[found.outputs[0]] == "e6m9"
+        how = Policy(found, "cast", everywhere("e6m9"), "e6m9")
+        assert resolve(how).dtypes[found.outputs[0]] == "e6m9"

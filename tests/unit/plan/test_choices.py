@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from auditor.execution.chosen import scoped
-from auditor.execution.strategies import plain, running
+from auditor.execution.policy import Policy, plain, scoped
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
@@ -106,7 +105,7 @@ def test_what_cannot_run_is_infinitely_far_off() -> None:
     assert space.error(evaluate(problem, {"": "fp16"})) == math.inf
     assert space.error(evaluate(problem, {"": "fp32"})) == 0.0
     with pytest.raises(UnsupportedInFormat, match="linalg_cholesky"):
-        trial.error(running(capture, "cast", plain("fp16"), "fp16"))
+        trial.error(Policy(capture, "cast", plain("fp16"), "fp16"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.execution.chosen import labelled
+from auditor.execution.policy import labelled
 from auditor.paths import function_in
 from auditor.plan.clauses import operation_reasons
 from auditor.plan.costs import costs_of

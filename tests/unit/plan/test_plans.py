@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.execution.running import Running
+from auditor.execution.policy import Policy
 from auditor.plan import plans as module
 from auditor.plan.choices import as_plan
 from auditor.plan.modules import Trial
@@ -40,11 +40,11 @@ class Overflowing(nn.Module):
 
 
 @pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> list[Running]:
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[Policy]:
     """What was replayed."""
-    found, error = list[Running](), Trial.error
+    found, error = list[Policy](), Trial.error
 
-    def counted(self: Trial, how: Running) -> float:
+    def counted(self: Trial, how: Policy) -> float:
         found.append(how)
         return error(self, how)
 
@@ -57,7 +57,7 @@ def planned(bench: Workbench, **baselines: Baseline) -> dict[str, Plan]:
     return planner.plans({**planner.baselines(), **baselines})
 
 
-def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replays: list[Running]) -> None:
+def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replays: list[Policy]) -> None:
     audit = auditor.audit(mlp(), normal(4, 16))
     assert replays == []
     for name, plan in audit.plans.items():
@@ -79,7 +79,7 @@ def test_what_holds_is_what_the_model_gives_under_plain_autocast() -> None:
     assert audit.baselines["autocast_bf16"].rules_only.measured_error == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Running]) -> None:
+def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Policy]) -> None:
     model, x = mlp(), normal(4, 16)
     plain = auditor.audit(model, x, strategies="cast", formats="bf16").baselines["cast_bf16"].measured_error
     assert plain is not None
@@ -125,7 +125,7 @@ def test_the_smallest_error_within_reach_is_that_of_a_run_with_anything_low() ->
     assert low.baselines["autocast_bf16"].measured_error == low.plans["autocast_bf16"].reach
 
 
-def test_quick_is_one_format_one_strategy_and_no_search(replays: list[Running]) -> None:
+def test_quick_is_one_format_one_strategy_and_no_search(replays: list[Policy]) -> None:
     audit = auditor.audit(mlp(), normal(4, 16), quick=True)
     assert (audit.formats, set(audit.plans)) == (("fp16",), {"autocast_fp16"})
     assert audit.plans["autocast_fp16"].verified

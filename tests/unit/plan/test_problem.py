@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.execution.strategies import plain
+from auditor.execution.policy import plain
 from auditor.plan.costs import Cost, seconds
 from auditor.plan.energy import FORBIDDEN
 from auditor.plan.problem import ISLAND_SHARE, Problem

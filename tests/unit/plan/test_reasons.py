@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.artefact.strategies import SHIPPED
-from auditor.execution.chosen import scoped
+from auditor.execution.policy import scoped
 from auditor.plan.choices import as_candidate
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem

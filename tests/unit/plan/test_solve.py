@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
-from auditor.execution.chosen import labelled
-from auditor.execution.nesting import deciders_of
+from auditor.execution.policy import Layout, labelled
 from auditor.plan.costs import Cost
 from auditor.plan.energy import FORBIDDEN, Energy
 from auditor.plan.problem import Problem
@@ -154,7 +153,9 @@ def test_autocast_casts_on_the_fly_so_tied_scopes_may_differ() -> None:
     first = next(name for name, node in problem.capture.nodes.items() if node.owner == "first")
     curve = candidates(with_errors(problem, {first: Contribution(1.0, 1.0, 0.0)}))
     assert any((point.precision["first"], point.precision["last"]) == ("fp32", "fp16") for point in curve)
-    assert ("first", "last") in {owners for owners in deciders_of(problem.capture).values() if len(owners) > 1}
+    assert ("first", "last") in {
+        owners for owners in Layout(problem.capture, problem.how).deciding.values() if len(owners) > 1
+    }
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)

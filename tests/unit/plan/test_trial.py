@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import fx, nn
 
-from auditor.execution.running import Running
-from auditor.execution.strategies import running
+from auditor.execution.policy import Policy
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
@@ -56,8 +54,8 @@ def trial_of(model: nn.Module, capture: Capture, *inputs: torch.Tensor) -> Trial
     return Trial(capture, model, batches, references, output_error)
 
 
-def keeping(capture: Capture, kept: Sequence[str]) -> Running:
-    return running(capture, "cast", lambda path: "fp32" if path in kept else "bf16", "bf16")
+def keeping(capture: Capture, kept: Sequence[str]) -> Policy:
+    return Policy(capture, "cast", lambda path: "fp32" if path in kept else "bf16", "bf16")
 
 
 def test_runs_beside_one_begin_from_it_and_come_to_the_same(model: nn.Module, capture: Capture, ran: list[int]) -> None:
@@ -80,8 +78,8 @@ def test_each_batch_is_run_on_its_own_values(model: nn.Module, capture: Capture)
 
 def test_what_the_first_run_raises_leaves_the_next_to_begin(model: nn.Module, capture: Capture, ran: list[int]) -> None:
     x, beside = normal(4, 16), trial_of(model, capture, normal(4, 16)).near()
-    refusing = running(capture, "cast", lambda path: "bf16" if path == "3" else "fp32", "bf16")
-    refusing = replace(refusing, crossing=lambda source, reader: (), wrapping=None)  # two dtypes meet at a product
+    refusing = Policy(capture, "cast", lambda path: "bf16" if path == "3" else "fp32", "bf16")
+    refusing.crossing = lambda source, reader: ()  # type: ignore[method-assign]  # two dtypes meet at a product
     with pytest.raises(UnsupportedInFormat):
         beside.error(refusing)
     how, late = keeping(capture, ("1",)), keeping(capture, ("1", "5"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.execution.strategies import plain
+from auditor.execution.policy import plain
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records import Capture
 from auditor.training.stage import low_by_module, low_names, module_gradients, parameter_gradients

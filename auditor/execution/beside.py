@@ -1,22 +1,68 @@
-"""The first operation of a low run that turns non-finite, and the operation upstream at which the cause begins."""
+"""A run under a policy beside the FP32 run: the error and the dtypes of every operation, and the first that turns non-finite."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from ..errors import MeasureError
 from ..numerics.casting import raised
 from ..numerics.entries import entries, is_plain
-from ..numerics.formats import FORMATS, Format
+from ..numerics.formats import FORMATS
+from ..numerics.metrics import relative_l2
 from ..numerics.nodes import row_of, target_of, tensors_of, viewed
 from ..raised import let_through
-from ..records import Batch, Capture, NonFinite
-from .execute import Executor, Under, in_fp32
-from .running import FULL, Running
+from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan
+from .execute import Executor, beside
+from .policy import Policy, scoped
+from .resolve import dtypes_under
+
+
+@dataclass(frozen=True)
+class UnderPlan:
+    """What a run under a plan was like, by node. errors: relative L2 of floating outputs, in execution order."""
+
+    errors: Mapping[str, float] = field(default_factory=dict)
+    dtypes: Mapping[str, Dtypes] = field(default_factory=dict)
+
+
+def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
+    """Error and dtypes of each node under the plan, on one batch; where batches take several paths, on the first of each.
+
+    A node whose shape depends on values may differ in it, and has no error. Empty where an operation raises, as one that
+    refuses the format, or there is no plan, or one that is a program of its own.
+    """
+    if plan is None or plan.program is not None:
+        return UnderPlan()
+    policy, errors = Policy(capture, plan.strategy, scoped(plan.scopes), plan.format), dict[str, float]()
+    for path in capture.paths or (ModelPath(capture, (batch,)),):
+        try:
+            with torch.no_grad():
+                errors = {**_errors(path.capture, policy, path.capture.bind(model, path.batches[0])), **errors}
+        except Exception as error:
+            let_through(error)
+            return UnderPlan()
+    return UnderPlan(errors, dtypes_under(policy))
+
+
+def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
+    return Executor(capture.graph_module, policy), Executor(capture.graph_module, Policy.wide(policy.capture))
+
+
+def _errors(capture: Capture, policy: Policy, inputs: Sequence[Any]) -> dict[str, float]:
+    errors = dict[str, float]()
+    for n, result, expected in beside(*_both(capture, policy), inputs):
+        both = isinstance(expected, torch.Tensor) and isinstance(result, torch.Tensor)
+        if both and expected.is_floating_point() and result.is_floating_point():
+            with suppress(MeasureError):  # another shape: there is no error to speak of
+                errors[n.name] = relative_l2(expected, result)
+    return errors
+
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Which entries are finite and yet of no use to a root, a logarithm or a division. Arguments: in FP32, in the low run."""
@@ -35,38 +81,30 @@ class _Beginning:
     cause: str
 
 
-def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, how: Running, format: str) -> NonFinite | None:
+def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
     """The first operation that makes Inf or NaN of what is finite in FP32, in a run of the graph; None where none does.
 
     An operation whose Inf or NaN other operations absorb counts only where none reaches the outputs. Raises nothing of what
     an operation raises: what was seen until then counts.
     """
-    turning = _Turning(capture, how, FORMATS[format])
+    turning = _Turning(capture, policy)
     try:
         with torch.no_grad():
-            turning.run(capture.bind(model, batch))
+            for n, result, expected in beside(*turning.runs, capture.bind(model, batch)):
+                turning.compare(n, result, expected)
     except Exception as error:
         let_through(error)
     return turning.first
 
 
 class _Turning:
-    """A run under a policy beside the FP32 run, which follows entries that went wrong, and then those that are Inf or NaN."""
+    """Follows, along two runs, entries that went wrong, and then those that are Inf or NaN."""
 
-    def __init__(self, capture: Capture, how: Running, row: Format) -> None:
-        self.capture, self._row = capture, row
-        self._low = Executor(capture.graph_module, Under(capture, how, self._told))
-        self._reference = Executor(capture.graph_module, Under(capture, FULL))
+    def __init__(self, capture: Capture, policy: Policy) -> None:
+        self.capture, self._policy, self._row = capture, policy, FORMATS[policy.format]
+        self.runs = self._low, self._reference = _both(capture, policy)
         self._turned: dict[fx.Node, NonFinite] = {}
         self._beginnings: dict[fx.Node, dict[str, _Beginning]] = {}
-        self._handed: Any = None
-
-    def run(self, inputs: Sequence[Any]) -> None:
-        """Both runs, node by node."""
-        both = zip(self._low.steps(*inputs), self._reference.steps(*inputs), strict=True)
-        for (n, result), (_, expected) in both:
-            if n.op == "call_function":
-                self._compare(n, expected, result)
 
     @property
     def first(self) -> NonFinite | None:
@@ -75,13 +113,9 @@ class _Turning:
         reaching = (self._turned[n] for n in outputs if n in self._turned)
         return next(reaching, next(iter(self._turned.values()), None))
 
-    def _told(self, n: fx.Node, arrived: Any, handed: Any, result: Any) -> None:
-        """Keep the arguments of the current operation."""
-        self._handed = handed
-
-    def _compare(self, n: fx.Node, expected: Any, result: Any) -> None:
+    def compare(self, n: fx.Node, result: Any, expected: Any) -> None:
         """Look for entries that turned non-finite, then for those that are finite and wrong."""
-        for ours, low in _pairs(expected, result):
+        for low, ours in _pairs(result, expected):
             turned = ours.isfinite() & ~low.isfinite()
             if turned.any():
                 above = (self._turned[source] for source in n.all_input_nodes if source in self._turned)
@@ -90,11 +124,13 @@ class _Turning:
             for kind, wrong in WRONG.items():
                 where = wrong(ours, low)
                 if where.any():
-                    self._beginnings.setdefault(n, {})[kind] = self._handed_down(
-                        n, kind, where, n.all_input_nodes
-                    ) or _Beginning(n.name, self._cause(n, kind, ours, where))
+                    found = self._handed_down(n, kind, where, n.all_input_nodes)
+                    found = found or _Beginning(n.name, self._cause(n, kind, ours, where))
+                    self._beginnings.setdefault(n, {})[kind] = found
 
-    def _handed_down(self, n: fx.Node, kind: str, where: torch.Tensor, sources: Iterable[fx.Node]) -> _Beginning | None:
+    def _handed_down(
+        self, n: fx.Node, kind: str, where: torch.Tensor, sources: Collection[fx.Node]
+    ) -> _Beginning | None:
         """Where entries of what the node reads went wrong that these are made from; None where they were all right."""
         for source in sources:
             found = self._beginnings.get(source, {}).get(kind)
@@ -108,9 +144,9 @@ class _Turning:
             return True
         if row_of(n).product or row_of(n).attention:
             return False
-        for expected, low in _pairs(self._reference.value_of(source), self._low.value_of(source)):
+        for low, ours in _pairs(self._low.value_of(source), self._reference.value_of(source)):
             try:
-                if (wrong(expected, low) & where).any():
+                if (wrong(ours, low) & where).any():
                     return True
             except RuntimeError:  # other shapes, that do not broadcast
                 return True
@@ -149,16 +185,16 @@ class _Turning:
 
     def _is_wrong_in_fp32(self, n: fx.Node) -> bool:
         """Whether the same arguments give Inf or NaN in FP32 too: then they were rounded to what has no result."""
-        args, kwargs = raised(self._handed)
+        args, kwargs = raised(self._policy.handed(n, self._low.value_of))
         try:
-            results = tensors_of(in_fp32(target_of(n), args, kwargs))
+            results = tensors_of(target_of(n)(*args, **kwargs))
         except Exception as error:
             let_through(error)
             return False
         return any(x.is_floating_point() and not entries(x).isfinite().all() for x in results)
 
 
-def _pairs(expected: Any, low: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _pairs(low: Any, expected: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Floating tensors of two results, as float32, where their shapes are equal."""
-    pairs = zip(tensors_of(raised(expected)), tensors_of(raised(low)), strict=False)
-    return [(a, b) for a, b in pairs if a.is_floating_point() and is_plain(a) and is_plain(b) and a.shape == b.shape]
+    pairs = zip(tensors_of(raised(low)), tensors_of(raised(expected)), strict=False)
+    return [(a, b) for a, b in pairs if b.is_floating_point() and is_plain(a) and is_plain(b) and a.shape == b.shape]
