@@ -241,8 +241,8 @@ class Settings(BaseModel):
         "SIZE",
         limits={"gt": 0},
     )
-    seed: Annotated[int, BeforeValidator(_no_flag)] = option(
-        0, "of every random choice", f"a whole number from 0 to {SEEDS - 1}", "N", limits={"ge": 0, "lt": SEEDS}
+    seed: Annotated[int, BeforeValidator(_no_flag), Field(ge=0, lt=SEEDS)] = option(
+        0, "of every random choice", f"a whole number from 0 to {SEEDS - 1}", "N"
     )
     timeout: Number | None = option(
         None,

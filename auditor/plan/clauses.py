@@ -57,6 +57,8 @@ def added(before: float, after: float, budget: float, margin: float, saves: floa
         return "low, it makes the model fail or its outputs non-finite"
     first, second, allowed = apart(before, after, budget)
     moved = f"lowering it {'takes' if ran else 'is predicted to take'} the error from {first} to {second}"
+    if first == second:
+        moved = f"lowering it {'leaves' if ran else 'is predicted to leave'} the error at {first}"
     if after > budget:
         left = f"{max(budget - before, 0.0):.2g} of the budget of {allowed} is left"
         return f"{moved}, and {gained(saves, objective)}; {left}"

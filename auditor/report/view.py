@@ -12,7 +12,7 @@ from ..errors import AuditorError
 from ..numerics.formats import FORMATS, runs
 from ..paths import pattern as pattern  # shared with reporters and templates
 from ..plan.clauses import GAINS
-from ..plan.recommend import best_for, gains, kept_apart, outcome
+from ..plan.recommend import best_for, gains, kept_apart, measured_times, outcome, speedup
 from ..records import Baseline, Plan
 from ..records.audit import Audit
 from .criteria import SHARES, criteria_lines, missed, no_plan, proposal_words
@@ -55,13 +55,14 @@ class PlanView:
 
     @property
     def figures(self) -> tuple[str, str, str]:
-        """Predicted error, measured error and speed-up for a table; of a plan with nothing low there is none to tell."""
+        """Predicted error, measured error and speed-up for a table, measured where that counts; none of a plan with nothing low."""
         measured = (
             self.verdict if self.verdict in ("failed", "non-finite", "not run") else ratio(self.plan.measured_error)
         )
         if self.idle:
             return "", measured if self.plan.measured_error is None else "all FP32", ""
-        return ratio(self.plan.predicted_error), measured, f"{self.plan.predicted_speedup:.2f}x"
+        faster = f"{speedup(self.plan):.2f}x{' measured' if measured_times(self.plan) else ''}"
+        return ratio(self.plan.predicted_error), measured, faster
 
     @property
     def program(self) -> str:
