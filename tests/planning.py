@@ -66,7 +66,7 @@ def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "
     measured = calibrate(captured, subject, options.formats, options.seed, lambda detail: None)
     judged = judge(captured, measured, options.formats, options.max_error)
     facts = gather(captured, measured.ranges, judged.verdicts)
-    findings = confronted(classify(captured, facts, options.rules), judged.verdicts)
+    findings = confronted(classify(captured, facts, options.rulebook), judged.verdicts)
     yardstick = Yardstick(options.max_error)
     return workbench(subject, captured, measured, judged, findings, options, yardstick, {}, Heard())
 

@@ -12,7 +12,7 @@ from .runtime import Runtime, device_type
 
 
 class Strategy:
-    """One way to run a model low. A subclass says what differs; `auditor.strategies.register` makes its object known.
+    """One way to run a model low. A subclass says what differs; `auditor.artefact.strategies.register` makes its object known.
 
     A plan gives every scope a precision; the strategy says what that means. name: an identifier, the first part of its
     plans' names. title: what a report puts behind a format, "under autocast". purpose: what it is for, a few words.

@@ -164,7 +164,7 @@ def check_verdict(audited: Audited) -> None:
     plan = audited.plan
     assert plan["recommended"] == "cast_bf16", audited.said
     (only,) = plan["plans"].values()
-    assert (only["verified"], only["failure"]) == (True, None)
+    assert (only["verified"], only["verification"]["failure"]) == (True, None)
     assert 0.002 < only["measured_error"] < 0.006
 
 

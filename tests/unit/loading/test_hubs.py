@@ -257,7 +257,7 @@ def test_a_model_that_would_not_fit_is_limited_by_itself(bert, tmp_path, monkeyp
         asked.append(weights)
         return resident() + (1 << 30)
 
-    monkeypatch.setattr("auditor.mapped.fitting", fits)
+    monkeypatch.setattr("auditor.offload.fitting", fits)
     command = [f"hf:{folder}", "--quick", "-q", "--device", "cpu", "--fail-on", "never", "--out", str(tmp_path / "out")]
     assert main(command) == 0
     record = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))
