@@ -4,8 +4,10 @@ import os
 import sys
 
 try:
+    here = sys.path.pop(0)  # a file of the working directory may have the name of one of Python's
     from .cli.program import main
 
+    sys.path.insert(0, here)
     code = main()
 except KeyboardInterrupt:  # before there was a command to interrupt
     print("interrupted", file=sys.stderr)

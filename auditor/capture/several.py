@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx, nn
@@ -43,7 +43,7 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
     first = recorded(subject, formats, seed)
     each, unjudged = [first], list[str]()
     known = [(_operations_in(first.capture), 1)]
-    left = _without(subject.batches, first.batches)
+    left, taken = _without(subject.batches, first.batches), dict[int, frozenset[str]]()
     while left and len(each) < MOST_PATHS:
         number = number_of(subject, left[0])
         try:
@@ -55,7 +55,9 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
         left, operations = _without(left, found.batches), _operations_in(found.capture)
         number = next((earlier for others, earlier in known if others == operations), number)
         known.append((operations, number))
-        each.append(replace(found, capture=_named_apart(found.capture, number)))
+        names = (name for path in each for name in (*path.capture.nodes, *(p.name for p in path.capture.placeholders)))
+        others = taken.setdefault(number, frozenset(names))
+        each.append(replace(found, capture=_named_apart(found.capture, number, others)))
     most = f"an audit records {MOST_PATHS} paths"
     unjudged += [unjudged_line(number_of(subject, batch), most) for batch in left]
     return Recordings(tuple(each), tuple(unjudged))
@@ -120,16 +122,16 @@ def _operations_in(capture: Capture) -> list[object]:
     return [nodes, literals, capture.placeholders, capture.outputs]
 
 
-def _named_apart(capture: Capture, number: int) -> Capture:
-    """The recording under names that tell of the batch that its operations were recorded in first, but for the model's
-    tensors; nothing changes for the first batch's."""
+def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Capture:
+    """The recording with names of its own where they are taken by others, but for the model's tensors; nothing changes for
+    the first batch's. number: of the batch that its operations were recorded in first."""
     if number == 1:
         return capture
     bind, shared = capture.bind, {place.name for place in capture.placeholders if place.fqn is not None}
     assert isinstance(bind, Binder)
 
     def named(name: str) -> str:
-        return name if name in shared else f"{name}_batch{number}"
+        return name if name in shared or name not in taken else f"{name}_batch{number}"
 
     def apart(call: Call) -> Call:
         return replace(call, key=f"{call.key} in batch {number}")

@@ -141,7 +141,7 @@ def at_every_call(kind: type[Exception], step: int = 1, **options: Any) -> Count
 
 IN_FP32 = {
     ("load", "forward-raises"): 1,
-    ("capture", "capture-failed"): 1,  # the run that is recorded
+    ("capture", "capture-failed"): 2,  # the run that is recorded, and the graph held against it
     ("measure", "operation-raises"): 1,  # the run that others are held against for noise
 }
 """Calls at which the FP32 model itself raises, and nothing is left to hold a low run against."""
@@ -235,7 +235,7 @@ def test_what_is_not_about_the_operation_passes_every_stage(error: BaseException
 
 def test_a_time_limit_by_a_signal_is_what_the_caller_raised() -> None:
     def over(number: int, frame: FrameType | None) -> None:
-        raise Broken("time is up")
+        raise TimeoutError("time is up")
 
     def slow(x: Tensor) -> bool:
         if faults.stage == "measure":
@@ -249,7 +249,7 @@ def test_a_time_limit_by_a_signal_is_what_the_caller_raised() -> None:
         stage == "measure" and signal.setitimer(signal.ITIMER_REAL, 0.05),
     )  # type: ignore[method-assign]
     try:
-        with pytest.raises(Broken, match="time is up"):
+        with pytest.raises(TimeoutError, match="time is up"):
             audited(faults)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -113,7 +113,7 @@ def test_the_document_holds_the_window_as_promised(trained: Trained, root) -> No
     assert [e.message for e in jsonschema.Draft202012Validator(schema).iter_errors(document)] == []
     assert trained.audit.training is not None and trained.audit.training.fp16 is not None
     fp16 = document["training"]["fp16"]
-    assert {"min_loss_scale", "max_loss_scale", "init_scale", "flushed_share_unscaled", "closed_by"} <= set(fp16)
+    assert {"minimum", "maximum", "init", "flushed_unscaled", "closed_by"} <= set(fp16)
     assert fp16["maximum"] == trained.audit.training.fp16.maximum
     assert document["training"]["bf16"]["lost_adam"]["0.001"] is not None
 
