@@ -17,7 +17,6 @@ import auditor
 from auditor.capture.imitation import as_on
 from auditor.cli.program import main
 from auditor.isolation.answer import answer
-from auditor.loading.caveats import cautions
 from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Call, held
 from tests.any_model.models import Around, Net
@@ -116,7 +115,7 @@ def test_the_names_are_those_of_the_model_inside_and_the_reader_is_told() -> Non
     audit = auditor.audit(model, args, device="cpu")
     assert [report.node.owner for report in audit.nodes if report.node.owner] == ["first", "norm", "last"]
     assert any("wrapped in DataParallel: the Loud inside" in caution for caution in audit.warnings)
-    assert not any("wrapped" in caution for caution in cautions(held(lambda: build(unwrapped)).subject))
+    assert not any("wrapped" in caution for caution in held(lambda: build(unwrapped)).warnings)
 
 
 def test_a_module_of_ones_own_that_only_looks_wrapped() -> None:

@@ -230,7 +230,7 @@ def test_it_is_applied_from_an_audit_and_from_a_file(audited: Audit, written: Pa
 def test_errors_list_what_there_is(written: Path, tmp_path: Path) -> None:
     model, x = nn.Linear(4, 4), normal(2, 4)
     document = json.loads((written / "plan.json").read_text())
-    with pytest.raises(AuditorError, match=r"strategies are autocast, cast, stored and graph, not magic") as caught:
+    with pytest.raises(AuditorError, match=r"strategies takes autocast, cast, stored or graph, not magic") as caught:
         auditor.audit(model, x, strategies=("magic",))
     assert caught.value.slug == "bad-option"
     document["plans"]["stored_bf16"]["strategy"] = "magic"

@@ -74,7 +74,7 @@ def test_another_branch_lies_beside_the_first_and_shares_its_weights() -> None:
         "last.weight",
         "last.bias",
     ]
-    assert joined.nodes["cat"].inputs == ("linear_batch2", "more_batch2")
+    assert joined.nodes["cat"].inputs == ("linear_batch2", "more")
     assert [node.name for node in joined.graph_module.graph.nodes if node.op != "output"] == [
         *(place.name for place in joined.placeholders),
         *joined.nodes,

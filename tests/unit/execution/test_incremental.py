@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture.capture import capture
-from auditor.execution.execute import Executor, Run, SomeLow
+from auditor.execution.execute import Executor, Run, Semantics, SomeLow
 from auditor.execution.policy import Policy
 from auditor.measure.alone import rounder
 from auditor.records import Capture
@@ -113,7 +113,7 @@ def test_some_operations_low_as_from_the_start() -> None:
     flat = flat_of(found, model, x)
     inside = {name for name, node in found.nodes.items() if node.owner == "blocks.2.up"}
     with torch.no_grad():
-        _, before = begun(found, flat, Policy())
+        _, before = begun(found, flat, Semantics())
         low, again = (SomeLow(found, inside, "fp16", rounder(found, "fp16")) for _ in range(2))
         (late,) = Executor(found.graph_module, low, before=before).run(*flat)
         (whole,) = Executor(found.graph_module, again).run(*flat)

@@ -42,7 +42,7 @@ def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
     assert "loss_fn(model(inputs).float(), targets)" in section
     assert '<a href="#training">' in page
     assert training.recommendation.split(":")[0] in " ".join(text.render(trained.audit, width=200).split())
-    assert "Training: " in md.render(trained.audit)
+    assert "**Training**: " in md.render(trained.audit)
 
 
 def test_inference_has_no_section() -> None:
@@ -117,4 +117,4 @@ def test_the_loop_runs_as_it_is_printed(
     assert torch.isfinite(names["loss"])
     assert not torch.equal(before, model.up.weight)
     assert model.up.weight.dtype is torch.float32
-    assert auditor.load_plan(tmp_path / "plan.json")["training"]["recommended"] == format
+    assert auditor.load_plan(tmp_path / "plan.json")["training"]["format"] == format
