@@ -140,7 +140,7 @@ class Settings(BaseModel):
     )
     formats: Names = option(
         DEFAULT,
-        "`fp16`, `bf16`, or `fp8_e4m3`, `fp8_e5m2` and [others](api.md#other-formats), to see what they would do",
+        "what runs natively, or what torch has no arithmetic in, [and others](api.md#other-formats), to see what it would do",
         shown="LIST",
         choices=auditable,
     )

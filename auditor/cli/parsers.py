@@ -78,7 +78,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
 def _refuse_misspelt(word: str, verbs: Collection[str]) -> None:
     """Raises: AuditorError(slug="missing-target") where a word is nearly a verb, and no file or module has that name."""
     close = difflib.get_close_matches(word, verbs, n=1, cutoff=0.75) if re.fullmatch(r"[a-z-]+", word) else []
-    there = Path(word).exists() or Path(f"{word}.py").exists()
+    there = close and (Path(word).exists() or Path(f"{word}.py").exists())
     if close and not there and not (word.isidentifier() and importlib.util.find_spec(word)):
         raise AuditorError(f"no verb, file or module is called {word!r}: did you mean {close[0]}?", "missing-target")
 

@@ -67,7 +67,7 @@ def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
     """
     file = path_of(path, "a plan.json or its directory")
     document = loaded(file)
-    audit_of(document, str(file))
+    applicable(document, str(file))
     return dict(document)
 
 

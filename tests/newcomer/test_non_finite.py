@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from auditor.report.summary import summary
 from torch import nn
 
 import auditor
 from auditor.document.codec import texts
+from auditor.report.overview import summary
 from auditor.report.reporters import github, md, sarif, text
 from auditor.report.reporters import html as page
 

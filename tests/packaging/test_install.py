@@ -41,7 +41,7 @@ def test_wheel(wheel, checkout, tmp_path):
     install(python, wheel)
     package = next((tmp_path / "venv").glob("lib/python*/site-packages/auditor"))
     check(run([python, "-c", PROBE], tmp_path), checkout, package, data=package)
-    assert "explain CODE" in run([python.parent / "auditor", "--help"], tmp_path)
+    assert "explain-layer" in run([python.parent / "auditor", "--help"], tmp_path)
     assert run([python, "-m", "auditor", "--version"], tmp_path).startswith("auditor ")
     assert "No file and no importable module" in run([python, "-m", "auditor", "explain", "missing-target"], tmp_path)
 

@@ -43,7 +43,7 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 
 BUDGET = {
     "artefact": (960, "artefact"),
-    "capture": (2800, "capture"),
+    "capture": (2820, "capture"),
     "cli": (1730, "settings"),
     "criteria": (1080, "criteria"),
     "document": (900, "document"),
@@ -59,7 +59,7 @@ BUDGET = {
     "plan": (3230, "plan"),
     "progress": (300, "telling"),
     "records": (1870, "records"),
-    "report": (4150, "report"),
+    "report": (4160, "report"),
     "rulebook": (2720, "rules"),
     "score": (430, "criteria"),
     "snippets": (570, "snippets"),
@@ -68,7 +68,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 37560, 276, 22
+LINES, FILES, ROOMS = 37580, 276, 22
 """Of all of them."""
 
 

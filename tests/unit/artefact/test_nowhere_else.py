@@ -13,7 +13,6 @@ ALLOWED = {
     "artefact": "their own files, and the list of those that ship; what becomes of a scope's output, `cast` or `keep`",
     "execution": "the training step of a model that is low as a whole: loss, gradients and weights",
     "measure": "the error of casting a value, one of three kinds",
-    "numerics": "a column of the operations: what autocast does with them",
     "plan": "what becomes of a scope's output, `cast` or `keep`",
     "records": "what becomes of a scope's output, `cast` or `keep`",
     "report": "training, which runs under autocast; operations that autocast protects and a model with cast weights does not",

@@ -18,11 +18,9 @@ NAMES = re.compile(r"(?<![a-z0-9])(fp16|bf16|b?float16)(?![0-9])")
 ALLOWED = {
     "artefact": "text of patched_model.py, which has nothing but torch to read",
     "capture": "the format that stands in for those without a dtype",
-    "document": "the rounding of gradients that plan.json has keys for, and examples",
     "graphs": "types of the ONNX format",
     "isolation": "flags of torch, by their names; text of patched_model.py, which has nothing but torch to read",
     "loading": "types of the safetensors format",
-    "measure": "differences that enter inner products alone are kept in two bytes",
     "numerics": "cuDNN's recurrent layers run in FP16 in a region of BF16 too; columns of the operations",
     "plan": "the rounding that a metric is tried on",
     "records": "values and examples, in a document",
