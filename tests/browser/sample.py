@@ -38,7 +38,12 @@ class Shot:
 
 SHOTS = {
     "": Shot(1280, 1130, "light"),
-    "-finding": Shot(1280, 820, "light", "document.getElementById('findings').scrollIntoView()"),
+    "-finding": Shot(
+        1280,
+        820,
+        "light",
+        "document.getElementById('finding-1').open = true; document.getElementById('findings').scrollIntoView()",
+    ),
     "-graph": Shot(1280, 960, "dark", OPEN_ATTENTION),
     "-table": Shot(1280, 760, "light", "document.getElementById('layers').scrollIntoView()"),
     "-phone": Shot(390, 844, "dark"),
