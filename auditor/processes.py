@@ -167,6 +167,7 @@ class Told:
         self._heard = threading.Event()
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _interrupted)
+            sys.unraisablehook = _while_deleting
 
         def follow() -> None:
             while os.read(there, 1):
@@ -199,6 +200,13 @@ class Told:
 def _interrupted(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)  # a second one must not stop the cleaning up
     raise KeyboardInterrupt
+
+
+def _while_deleting(lost: sys.UnraisableHookArgs) -> None:
+    """An interrupt that comes while Python deletes something, and would be lost there, ends the process all the same."""
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        os._exit(130)
+    sys.__unraisablehook__(lost)
 
 
 class _Watch:

@@ -52,7 +52,7 @@ BUDGET = {
     "graphs": (1480, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2670, "loading"),
-    "loose files": (1550, "flow"),
+    "loose files": (1560, "flow"),
     "measure": (2460, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (700, "offload"),
