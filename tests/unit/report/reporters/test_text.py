@@ -63,3 +63,11 @@ def test_islands_say_which_blocks_they_are():
     scopes = {"": plan.scopes[""], **{f"blocks.{i}.attn": ScopeChoice("fp32", ("SFT001",)) for i in (2, 5)}}
     said = md.render(replace(audit, plans={**audit.plans, plan.name: replace(plan, scopes=scopes)}))
     assert "blocks.{2,5}.attn" in said
+
+
+def test_notes_are_counted_and_are_nothing_to_do():
+    audit = make_audit(60)
+    notes = replace(audit, findings=tuple(replace(found, severity="info") for found in audit.findings))
+    shown = text.render(notes, width=100)
+    assert "Nothing to fix" in shown and "note" in shown
+    assert len(folded(shown)) == len(shown.splitlines())
