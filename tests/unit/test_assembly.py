@@ -7,24 +7,7 @@ from torch import Tensor, nn
 
 from auditor.api import audit
 from auditor.assembly import _rules_by_node
-from auditor.records import Finding
-
-
-def finding(rule: str, node: str) -> Finding:
-    return Finding(
-        rule=rule,
-        name="a-rule",
-        node=node,
-        owner="",
-        op="aten.exp.default",
-        source=None,
-        severity="info",
-        confidence="high",
-        formats=("fp16",),
-        message="",
-        why="",
-        advice="",
-    )
+from tests.findings import finding
 
 
 def test_a_node_names_every_rule_that_fired_on_it() -> None:

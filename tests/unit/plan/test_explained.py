@@ -15,27 +15,11 @@ from auditor.plan.problem import Problem
 from auditor.plan.reasons import Lowered, Weighed, with_reasons
 from auditor.plan.search import MARGIN
 from auditor.plan.solve import Candidate, evaluate
-from auditor.records import Finding, Plan, Verdict
+from auditor.records import Plan, Verdict
+from tests.findings import finding
 from tests.planning import Foretold, bench_of
 from tests.problems import drawn
 from tests.subjects import normal, seeded
-
-
-def finding(rule: str, node: str, formats: tuple[str, ...] = ("fp16", "bf16")) -> Finding:
-    return Finding(
-        rule=rule,
-        name="",
-        node=node,
-        owner="",
-        op="",
-        source=None,
-        severity="warning",
-        confidence="high",
-        formats=formats,
-        message="",
-        why="",
-        advice="",
-    )
 
 
 @pytest.fixture
@@ -45,7 +29,7 @@ def found() -> tuple[Plan, str]:
     bad = next(name for name, node in drawn_.capture.nodes.items() if node.owner == "2")
     problem = replace(drawn_, verdicts={**drawn_.verdicts, bad: Verdict("unsafe", "it overflows")})
     plan = as_plan(problem, evaluate(problem, {"": "fp16", **dict.fromkeys("014", "fp16"), "2": "fp32", "3": "fp32"}))
-    rules = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, ("bf16",)))
+    rules = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, formats=("bf16",)))
     return with_reasons(Foretold(problem, 0.5), plan, rules), bad
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from auditor.plan.nonfinite import located, located_plans, unsafe_in_runs
-from auditor.records import Baseline, Finding, Plan, ScopeChoice, Verdict, Verification
+from auditor.records import Baseline, Plan, ScopeChoice, Verdict, Verification
 from auditor.rulebook.verdicts import Judgement
 from tests.capturing import Function, captured
+from tests.findings import finding
 
 NAN = Baseline(None, False)
 FINE, LARGE = (torch.ones(4),), (torch.full((4,), 300.0),)
@@ -28,23 +29,11 @@ def bench() -> Any:
     batches = [(FINE, {}), (LARGE, {})]
     mul = next(node for node in capture.nodes.values() if node.op == "aten.mul.Tensor")
 
-    def fired(rule: str, node: str, fmt: str) -> Finding:
-        return Finding(
-            rule=rule,
-            name="",
-            node=node,
-            owner="",
-            op="",
-            source=None,
-            severity="error",
-            confidence="high",
-            formats=(fmt,),
-            message="",
-            why="",
-            advice="",
-        )
-
-    findings = [fired("MSR001", mul.name, "fp16"), fired("ACT005", mul.name, "fp16"), fired("ACT003", mul.name, "bf16")]
+    findings = [
+        finding("MSR001", mul.name, formats=("fp16",)),
+        finding("ACT005", mul.name, formats=("fp16",)),
+        finding("ACT003", mul.name, formats=("bf16",)),
+    ]
     subject = SimpleNamespace(model=model, batches=batches)
     return SimpleNamespace(capture=capture, subject=subject, checks=batches, usable=list, findings=findings)
 
