@@ -57,7 +57,7 @@ def _begun(asked: Command, target: str, held: ExitStack) -> tuple[Command, Audit
     user's code is loaded. From here on this process holds what it may."""
     from ..document.read import load
     from ..offload import limited
-    from ..verify.lifetime import standby
+    from ..verify.artefact import standby
 
     known = load(asked.baseline) if asked.baseline else None  # before anything that takes its time
     if asked.out:

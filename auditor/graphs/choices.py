@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import fx
 from torch.utils import _pytree as pytree
@@ -25,7 +24,7 @@ from .lowered import COPIED, lowered
 from .operations import Operation, Table, Value
 
 _LOW, _HIGH = ("low",), ("fp32",)
-"""The ends of the network: no names of operations."""
+"""The ends of a network: no names of operations."""
 
 STEPS = 24
 """Halvings of the range of multipliers, in which lies the last one whose prediction is within what is allowed."""
@@ -34,15 +33,8 @@ Arc = tuple[Hashable, Hashable, float, float]
 """(tail, head, price, squared error) that it costs to have the tail low and the head FP32."""
 
 
-class Price(NamedTuple):
-    """price: what the objective makes of it, mostly seconds of one forward; square: the squared error that is predicted."""
-
-    price: float
-    square: float
-
-
 class Network:
-    """What choices of a table come to, and the best of them: every operation is a node, those that may not be low are an end.
+    """The best choices of a table, as cuts: every operation is a node, those that may not be low are an end.
 
     For a value that is made FP32, a helper says whether some reader is low; for one that is made low, whether all are: so a
     cast is paid once, however many read it, the energy is one of pairs that only penalise unequal labels, and its minimum a cut.
@@ -51,17 +43,9 @@ class Network:
 
     def __init__(self, table: Table) -> None:
         self._free = table.may_be_low()
-        self._readers: dict[str, list[str]] = {name: [] for name in table.values}
-        self._touched: dict[str, set[str]] = {name: set(each.reads) for name, each in table.operations.items()}
-        for operation in table.operations.values():
-            for value in operation.reads:
-                self._readers[value].append(operation.name)
-        for given in table.values.values():
-            if given.made_by is not None:
-                self._touched[given.made_by].add(given.name)
-        self._own = {name: list(self._of(operation)) for name, operation in table.operations.items()}
-        self._casts = {name: list(self._between(value)) for name, value in table.values.items()}
-        self._arcs = [arc for arcs in (*self._own.values(), *self._casts.values()) for arc in arcs]
+        operations = (arc for each in table.operations.values() for arc in self._of(each))
+        casts = (arc for each in table.values.values() for arc in self._between(each, table.readers[each.name]))
+        self._arcs = [*operations, *casts]
         self._network = mincut.Network([(tail, head) for tail, head, *_ in self._arcs], _LOW, _HIGH)
         self._unit = sum(each.low + each.high for each in table.operations.values()) or 1.0
 
@@ -71,36 +55,11 @@ class Network:
         high = self._network.sink_side([round(min(cost, 1e9) * 1e18) for cost in costs])
         return self._free - high
 
-    def price(self, low: frozenset[str]) -> Price:
-        """What a choice comes to."""
-        return self._sum(self._arcs, low)
-
-    def around(self, operation: str, low: frozenset[str]) -> Price:
-        """Of that, what changes with one operation: its own share, and that of the values it reads and gives."""
-        casts = (arc for name in self._touched[operation] for arc in self._casts[name])
-        return self._sum((*self._own[operation], *casts), low)
-
     def multipliers(self) -> tuple[float, float]:
         """One so small that errors do not matter, and one so large that the price does not."""
         arcs = [arc for arc in self._arcs if math.isfinite(arc[2])]
         prices, errors = sum(price for *_, price, _ in arcs), [error for *_, error in arcs if error > 1e-30]
         return (prices / sum(errors) * 1e-6, prices / min(errors)) if errors and prices else (1.0, 1.0)
-
-    def _sum(self, arcs: Iterable[Arc], low: frozenset[str]) -> Price:
-        """What arcs cost that a choice cuts; those that may never be cut say what helpers are."""
-        cut = [
-            (price, error)
-            for tail, head, price, error in arcs
-            if price < math.inf and self._is_low(tail, low) and not self._is_low(head, low)
-        ]
-        return Price(sum(price for price, _ in cut), sum(error for _, error in cut))
-
-    def _is_low(self, node: Hashable, low: frozenset[str]) -> bool:
-        if isinstance(node, tuple):
-            kind, *names = node
-            readers = (reader in low for name in names for reader in self._readers[name])
-            return any(readers) if kind == "some" else kind != "fp32" and all(readers)
-        return node in low
 
     def _of(self, operation: Operation) -> Iterator[Arc]:
         """What one operation takes, low and in FP32."""
@@ -109,9 +68,9 @@ class Network:
             yield node, _HIGH, operation.low, operation.error
         yield _LOW, node, operation.high, 0.0
 
-    def _between(self, value: Value) -> Iterator[Arc]:
+    def _between(self, value: Value, reading: Sequence[str]) -> Iterator[Arc]:
         """The casts of one value."""
-        maker, readers = self._node(value.made_by), [self._node(name) for name in self._readers[value.name]]
+        maker, readers = self._node(value.made_by), [self._node(name) for name in reading]
         several = len(readers) > 1
         some, every = (("some", value.name), ("every", value.name)) if several or not readers else (readers * 2)
         if value.returned or _HIGH in readers:
@@ -260,8 +219,8 @@ class Operations:
         return fails, holds
 
     def _choice(self, low: frozenset[str]) -> Choice:
-        found = self.network.price(low)
-        return Choice(low, found.price, math.sqrt(found.square))
+        price, square = self.table.price(low)
+        return Choice(low, price, math.sqrt(square))
 
 
 def kept_of(space: Operations, choice: Choice, budget: float) -> tuple[Kept, ...]:
@@ -281,10 +240,10 @@ def _reason(space: Operations, choice: Choice, budget: float, operation: Operati
     if operation.kind:
         return operation.kind, operation.kept
     name, before = operation.name, choice.predicted_error
-    now, then = (space.network.around(name, low) for low in (choice.low, choice.low | {name}))
-    if then.price >= now.price:
+    (now, had), (then, has) = (space.table.price(low, name) for low in (choice.low, choice.low | {name}))
+    if then >= now:
         return "no-gain", "lowering it alone saves nothing: what it takes is no less than the casts around it"
-    after = math.sqrt(max(before**2 + then.square - now.square, 0.0))
+    after = math.sqrt(max(before**2 + has - had, 0.0))
     if after > budget:
         return "budget", f"low as well, it takes the predicted error from {before:.2g} to {after:.2g}"
     broke = [low for low, error in space.log.items() if name in low and not error <= budget]

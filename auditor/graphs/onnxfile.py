@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import io
 import math
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import AuditorError, MeasureError, first_line
-from ..folder import own
 from ..isolation.answer import answer
 from ..numerics.formats import label
 from ..numerics.metrics import output_error
@@ -112,15 +109,13 @@ def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) 
             tried[f"{name}{AS_IT_IS}"] = as_bytes(model)
         except Exception as error:  # it stays without that number
             let_through(error)
-    with tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True) as scratch:
-        folder = Path(scratch)
-        for name, content in tried.items():
-            (folder / f"{name}{ONNX}").write_bytes(content)
-        try:
-            with Verifier(batches, folder, gradients=False) as verifier:
-                answers = verifier.answers(folder, list(tried))
-        except NotHandedOver as error:
-            return dict.fromkeys(tried, f"its inputs cannot be handed to another process: {first_line(error)}")
+    try:
+        with Verifier.begun(batches, gradients=False) as (verifier, folder):
+            for name, content in tried.items():
+                (folder / f"{name}{ONNX}").write_bytes(content)
+            answers = verifier.answers(folder, list(tried))
+    except NotHandedOver as error:
+        return dict.fromkeys(tried, f"its inputs cannot be handed to another process: {first_line(error)}")
     expected = [[x.cpu() for x in answer(audit.live.model, batch, seed=audit.environment.seed)] for batch in batches]
     return {name: _error(expected, found) for name, found in answers.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -83,6 +83,36 @@ class Table:
         """Share of the floating-point operations that run low."""
         whole = sum(operation.flops for operation in self.operations.values())
         return sum(self.operations[name].flops for name in low) / whole if whole else 0.0
+
+    @cached_property
+    def readers(self) -> dict[str, list[str]]:
+        """{value: operations that read it}."""
+        found: dict[str, list[str]] = {name: [] for name in self.values}
+        for operation in self.operations.values():
+            for value in operation.reads:
+                found[value].append(operation.name)
+        return found
+
+    def price(self, low: frozenset[str], of: str | None = None) -> tuple[float, float]:
+        """What these operations low come to: what the objective makes of it, mostly seconds, and the squared error.
+
+        of: an operation; of its own share and of the casts around it alone.
+        """
+        operations, values = self.operations, self.values
+        if of is not None:
+            operations = {of: operations[of]}
+            values = {name: x for name, x in values.items() if name in operations[of].reads or x.made_by == of}
+        price = sum(each.low if name in low else each.high for name, each in operations.items())
+        square = sum(each.error for name, each in operations.items() if name in low)
+        for name, value in values.items():
+            reading = [reader in low for reader in self.readers[name]]
+            every = all(reading) and not value.returned
+            if value.made_by in low:
+                price += 0.0 if every else value.cast
+            elif any(reading):
+                price += 0.0 if every and value.stored else value.cast
+                square += value.error
+        return price, square
 
 
 def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..artefact.strategies import GRAPHS, SHIPPED
 from ..errors import PlanError, first_line
@@ -18,11 +18,11 @@ from ..plan.scores import InFp32, tell
 from ..plan.search import MARGIN, RUNS, choose, verified
 from ..plan.verified import judged
 from ..plan.workbench import Workbench
-from ..records import Baseline, Batch, Memory, Plan, Program, ScopeChoice, Timing, Today
+from ..records import Baseline, Memory, Plan, Program, ScopeChoice, Timing, Today
 from ..score import judged as scored_against
 from ..verify import PROGRAM, Answers, NotHandedOver, Runs, Verifier
 from ..verify import saved as as_saved
-from .choices import Choice, Network, Operations, Refused, Trial, kept_of
+from .choices import Choice, Operations, Refused, Trial, kept_of
 from .exported import Saved, cannot, exported, saved
 from .lowered import lowered, memory_needed
 from .operations import Table, table_of
@@ -150,10 +150,10 @@ class _Stage:
 
     def _speedup(self, space: Operations, choice: Choice) -> float:
         """How many times faster than FP32 it is predicted to be, whatever the objective."""
-        network = space.network
+        table = space.table
         if self.bench.objective != "time":
-            network = Network(self._table(space.table.format, replace(self.bench, objective="time")))
-        elapsed, slowest = network.price(choice.low).price, network.price(frozenset()).price
+            table = self._table(table.format, replace(self.bench, objective="time"))
+        (elapsed, _), (slowest, _) = table.price(choice.low), table.price(frozenset())
         return slowest / elapsed if elapsed else 1.0
 
     def _verified(self, plans: Mapping[str, Plan], files: Mapping[str, bytes]) -> dict[str, Plan]:
@@ -168,7 +168,6 @@ class _Stage:
         given = run_as_files(
             bench,
             {file: files[file] for file in (f"{name}{PROGRAM}" for name in plans)},
-            bench.checks,
             lambda verifier, folder: verifier.answers(folder, list(plans), tick),
             lambda runs: {name: runs.answers(name) for name in plans},
         )
@@ -191,7 +190,6 @@ def scored(planned: Planned, score: InFp32 | None, bench: Workbench) -> Planned:
     given = run_as_files(
         bench,
         {program.file: planned.files[program.file] for program in programs.values()},
-        bench.subject.batches[:1],
         lambda verifier, folder: verifier.scores(
             folder, list(programs), scoring, most, lambda words: tell(words, most)
         ),
@@ -204,24 +202,14 @@ def scored(planned: Planned, score: InFp32 | None, bench: Workbench) -> Planned:
 
 
 def run_as_files(
-    bench: Workbench,
-    files: Mapping[str, bytes],
-    batches: Sequence[Batch],
-    apart: Callable[[Verifier, Path], T],
-    here: Callable[[Runs], T],
+    bench: Workbench, files: Mapping[str, bytes], apart: Callable[[Verifier, Path], T], here: Callable[[Runs], T]
 ) -> T:
-    """What programs or ONNX models in a folder give: in a process of its own, or in this one where that cannot be."""
+    """What programs in a folder give: in the process that verifies, or in this one where that cannot be."""
     folder = Path(tempfile.mkdtemp(prefix="programs-", dir=bench.scratch))
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    how: dict[str, Any] = {
-        "seed": bench.seed,
-        "device": bench.device,
-        "gradients": bench.graded is not None,
-        "most": bench.most,
-    }
     try:
-        with Verifier(batches, folder, timeout=bench.timeout, **how) as verifier:
-            return apart(verifier, folder)
+        return apart(bench.verifier, folder)
     except NotHandedOver:
-        return here(Runs(partial(as_saved, folder, bench.device), batches, **how))
+        load, gradients = partial(as_saved, folder, bench.device), bench.graded is not None
+        return here(Runs(load, bench.checks, bench.device, bench.seed, gradients, bench.most))

@@ -33,7 +33,7 @@ def timed_plans(
     names = [FP32, *([TODAY] if today else []), *run]
     given = bench.ask(
         run,
-        lambda verifier, file: verifier.times(file, names, bench.flags, lambda words: tick("timing")),
+        lambda verifier, file: verifier.times(file, names, bench.flags, lambda: tick("timing")),
         lambda runs: {name: runs.time(name, bench.flags, apart=False) for name in names},
     )
     found = {name: one if isinstance(one, Timed) else _lost(one) for name, one in given.items()}

@@ -27,10 +27,11 @@ from ..measure.calibrate import Calibration
 from ..measure.noise import Heard, graded_on, without_noise
 from ..measure.rerun import Yardstick
 from ..numerics.formats import DEFAULT
+from ..processes import unwound
 from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Plan, ScopeChoice, Subject, Verdict
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
-from ..verify import FP32, NotHandedOver, Runs, Verifier, in_hand, unwound
+from ..verify import FP32, NotHandedOver, Runs, Verifier, in_hand
 from .costs import Cost, costs_of
 from .modules import Trial
 from .problem import Problem

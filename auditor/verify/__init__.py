@@ -1,10 +1,8 @@
 """Verify: the emitted artefact, imported in a fresh process and run as its user runs it."""
 
-from ..processes import unwound
 from .artefact import TIMEOUT, NotHandedOver, Verifier
-from .failures import failure_of, said_no_memory, says_nothing
 from .loaders import ONNX, PROGRAM, in_hand, saved
-from .running import FP32, TODAY, Answers, Runs, counted, run_patched
+from .running import FP32, TODAY, Answers, Runs, counted, failure_of, run_patched, said_no_memory, says_nothing
 
 __all__ = [
     "FP32",
@@ -23,5 +21,4 @@ __all__ = [
     "said_no_memory",
     "saved",
     "says_nothing",
-    "unwound",
 ]

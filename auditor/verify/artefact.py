@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,11 @@ from ..errors import LoadError, MeasureError, first_line
 from ..folder import own
 from ..isolation.process import Flags
 from ..numerics.metrics import output_error
-from ..processes import Process, unwound
+from ..processes import HERE, Process, how_ended, unwound
 from ..records import Batch, Timed, Times
 from ..score import Given, Scoring
 from ..trees import tensors_in
-from .failures import NOT_RUN, said_no_memory
-from .lifetime import end, ended, hand, start
-from .running import Answers, Told
+from .running import NOT_RUN, Answers, said_no_memory
 
 TIMEOUT = 1800.0
 """Seconds after which a plan that has not answered is given up."""
@@ -35,8 +35,8 @@ POLL, GRACE = 0.02, 1.0
 """Seconds between two looks for answers, and those that the process has to end when there is nothing left to run."""
 
 STARTED = "started.pt"
-"""The file that says how far the process came: `failed`, what the user's code raised; `unread`, why there are no inputs; else
-`answer`, what the model that was built there answers in FP32 on the first batch, where it was built."""
+"""The file of a job that says how it began: `failed`, what the user's code raised; `unread`, why there are no inputs; else
+`answer`, what the model answers in FP32 on the first batch, where it was built for this job."""
 
 COUNTED = "counted"
 """The file that says of which plan the user's function gave how many numbers so far."""
@@ -50,6 +50,59 @@ REBUILD = "patched_model.py calls that code once more, in the same working direc
 LATER = 20.0
 """Seconds that a process has beyond a score's time to start, to build the model, and to say by itself that the time is over."""
 
+_BOOT = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+from auditor.verify.worker import main
+main()
+"""
+"""`python -m` would look for modules in the working directory first, and run the package as `__main__`."""
+
+_standby: Process | None = None
+
+
+def start() -> Process:
+    """Run worker.py where this process lives: in its working directory, with its `sys.path`, its environment and the flags
+    of its interpreter. Raises: OSError."""
+    global _standby
+    process, _standby = _standby, None
+    if process is not None and process.poll() is None:
+        return process
+    path = [str(Path(folder).absolute()) for folder in sys.path]
+    words = json.dumps([*path, *([] if HERE in path else [HERE])])
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return Process([sys.executable, *flags, "-c", _BOOT, words], stdin=subprocess.PIPE)
+
+
+@contextmanager
+def standby() -> Iterator[None]:
+    """In the body there is a process for the first `start()`, which imports what it needs while this one works."""
+    global _standby
+    with suppress(OSError):
+        _standby = start()
+    try:
+        yield
+    finally:
+        process, _standby = _standby, None
+        end(process)
+
+
+def end(process: Process | None) -> None:
+    """Nothing is left of a process, nor of what it started."""
+    if process is not None:
+        process.end()
+        assert process.stdin is not None
+        with suppress(OSError):  # a line that it did not live to read
+            process.stdin.close()
+
+
+def hand(process: Process, job: Any) -> None:
+    """Give a process something for `jobs` there; one that has ended is left in peace."""
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.write(json.dumps(job).encode() + b"\n")
+        process.stdin.flush()
+
 
 class NotHandedOver(Exception):
     """The model that is audited, with its inputs, cannot be had in another process; the message says why."""
@@ -60,7 +113,8 @@ class Verifier:
 
     A `patched_model.py` it imports by its path, as a user's script would, and runs its plans one after the other; the model
     is built for the first. Where a folder takes the file's place, it loads what lies there under a plan's name: an exported
-    program or an ONNX model, see loaders.py. Where it dies or hangs, the plan that it was at has failed, and another process goes on with the rest.
+    program or an ONNX model, see loaders.py. Where it dies or hangs, the plan that it was at has failed, and another process
+    goes on with the rest.
     """
 
     def __init__(
@@ -93,7 +147,7 @@ class Verifier:
             "places": [str(x.device) for x in tensors_in(list(batches))],
         }
         self._process: Process | None = None
-        self._begun = 0
+        self._jobs = 0
         try:
             torch.save(pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, list(batches)), self._settings["batches"])
         except Exception as error:
@@ -114,7 +168,9 @@ class Verifier:
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is None and self._process is not None:
-            ended(self._process, GRACE)
+            hand(self._process, None)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE)
         self._give_up()
 
     def answers(
@@ -132,11 +188,11 @@ class Verifier:
         plans: Sequence[str],
         scoring: Scoring,
         most: int | None = None,
-        told: Told = lambda words: None,
+        told: Callable[[str], None] = lambda words: None,
     ) -> dict[str, Given | str]:
         """What the user's function gives under each plan, or the one-line reason why it gives nothing.
 
-        plans: FP32 among them is the model itself. most: see `given_by`. told: called every second. Raises: NotHandedOver.
+        plans: FP32 among them is the model itself. most: see `given_by`. told: called every second with how far the function is, in words. Raises: NotHandedOver.
         """
         if scoring.place is None:
             raise NotHandedOver("the function that scores is in hand alone")
@@ -150,14 +206,14 @@ class Verifier:
         return self._done(patched_file, plans, asked, self._timeout + LATER, waiting)
 
     def times(
-        self, patched_file: Path, plans: Sequence[str], flags: Flags, told: Told = lambda words: None
+        self, patched_file: Path, plans: Sequence[str], flags: Flags, waiting: Callable[[], None] = lambda: None
     ) -> dict[str, Timed | str]:
         """What one forward on the first batch takes under each plan, or the one-line reason why nothing was measured.
 
-        plans: FP32 and TODAY among them are the model itself, the latter under `flags`. told: called every second. Raises: NotHandedOver.
+        plans: FP32 and TODAY among them are the model itself, the latter under `flags`. waiting: called every second. Raises: NotHandedOver.
         """
         asked = {"time": {"flags": dict(flags), "threads": torch.get_num_threads()}}
-        return self._done(patched_file, plans, asked, self._timeout, lambda: told(""))
+        return self._done(patched_file, plans, asked, self._timeout, waiting)
 
     def _done(
         self, file: Path, plans: Sequence[str], asked: Mapping[str, Any], timeout: float, waiting: Callable[[], None]
@@ -165,30 +221,32 @@ class Verifier:
         """What is asked of each plan; of one that the process did not survive, why, and another goes on with the rest."""
         found: dict[str, Any] = {}
         while left := [plan for plan in plans if plan not in found]:
-            folder, known = self._numbered(), self._process
+            self._jobs += 1
+            folder, known = self._scratch / str(self._jobs), self._process
+            folder.mkdir()
             files = [folder / f"{index}.pt" for index in range(len(left))]
             job = {"folder": str(folder), "file": str(file), "plans": left, **asked}
             try:
                 failure = self._run(job, files, timeout, waiting)
-                self._check_start(failure)
+                if known is not None and self._process is None and not (folder / STARTED).exists():
+                    continue  # it had ended since it answered others
+                self._check_start(folder / STARTED, failure)
             except BaseException:
                 self._give_up()
                 raise
             answered = {plan: _read(each) for plan, each in zip(left, files, strict=True) if each.exists()}
             shutil.rmtree(folder, ignore_errors=True)
-            if not answered and known is not None and self._process is None:
-                continue  # it had ended since it answered others
             missing = [plan for plan in left if plan not in answered]
             found |= answered | dict.fromkeys(missing[:1], NOT_RUN + failure)
         return found
 
-    def _check_start(self, failure: str) -> None:
+    def _check_start(self, file: Path, failure: str) -> None:
         """Hold what was built in the process against what is audited.
 
         Raises: LoadError(slug="not-rebuilt") where the user's code did not build the model again, or it does not run in
         FP32; NotHandedOver where that is another model, or cannot be given its inputs.
         """
-        if not (file := self._folder / STARTED).exists():
+        if not file.exists():
             said = f"the model could not be built in a fresh process: {failure}"
             raise LoadError(f"{said}. {REBUILD}", slug="not-rebuilt")
         started = torch.load(file, weights_only=True, mmap=True)
@@ -209,39 +267,44 @@ class Verifier:
             raise NotHandedOver("the factory makes another model each time: seed it, or give --weights")
 
     def _run(self, job: Mapping[str, Any], files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> str:
-        """Have a job done; how the process ended, should it have left a plan without an answer."""
+        """Have a job done; how the process ended, should it have left a plan without an answer.
+
+        It ends where it takes longer than `timeout` over one of them.
+        """
         let_go(self._settings["device"])  # the other process is to use it
         if (limit := offload.now()) is not None:
             limit.let_go()
         if self._process is None:
-            self._folder = self._numbered()
             try:
                 self._process = start()
             except OSError as error:
                 return f"the process that runs patched_model.py could not be started: {error}"
-            hand(self._process, {"folder": str(self._folder), **self._settings})
+            hand(self._process, self._settings)
         process = self._process
         hand(process, job)
-        if not _answered(process, files, timeout, waiting):
-            self._give_up()
-            return f"the process that ran it gave no answer within {timeout:g} seconds"
-        if process.poll() is None:
-            return ""
+        since = told = time.monotonic()
+        answered = 0
+        while process.poll() is None:
+            count = sum(file.exists() for file in files)
+            if count == len(files):
+                return ""
+            now = time.monotonic()
+            if count > answered:
+                since, answered = now, count
+            if now - since >= timeout:
+                self._give_up()
+                return f"the process that ran it gave no answer within {timeout:g} seconds"
+            if now - told >= 1:
+                told = now
+                waiting()
+            time.sleep(POLL)
         failure = _ending(process)
         self._give_up()
         return failure
 
-    def _numbered(self) -> Path:
-        """A folder that there is not yet."""
-        self._begun += 1
-        folder = self._scratch / str(self._begun)
-        folder.mkdir()
-        return folder
-
     def _give_up(self) -> None:
-        if self._process is not None:
-            end(self._process)
-            self._process = None
+        end(self._process)
+        self._process = None
 
 
 def _read(file: Path) -> Any:
@@ -253,37 +316,10 @@ def _read(file: Path) -> Any:
         return f"its outputs cannot be read outside of its process: {first_line(error)[:200]}"
 
 
-def _answered(process: Process, files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> bool:
-    """Wait until all plans have answered or the process has ended; False once it takes longer than `timeout` over one."""
-    since = told = time.monotonic()
-    answered = 0
-    while (now := time.monotonic()) - since < timeout:
-        over = process.poll() is not None
-        count = sum(file.exists() for file in files)
-        if over or count == len(files):
-            return True
-        if count > answered:
-            since, answered = now, count
-        if now - told >= 1:
-            told = now
-            waiting()
-        time.sleep(POLL)
-    return False
-
-
 def _ending(process: Process) -> str:
     """How a process ended, with the last line it wrote."""
-    process.messages.seek(0)
-    text = process.messages.read()[-4096:].decode(errors="replace")
-    lines = [line for line in text.splitlines() if line.strip()]
-    last = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in lines[-1].strip()) if lines else ""
-    code = process.returncode
-    how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code} and no answer"
-    return f"the process that ran it {how}" + (f": {last[:300]}" if last else "")
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    last = "".join(
+        c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in "".join(process.last_words()[-1:]).strip()
+    )
+    silent = " and no answer" if process.returncode >= 0 else ""
+    return f"the process that ran it {how_ended(process.returncode)}{silent}" + (f": {last[:300]}" if last else "")

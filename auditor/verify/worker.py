@@ -1,13 +1,17 @@
-"""What the verification process runs: see lifetime.py for how it is started, loaders.py for what it can run."""
+"""What the verification process runs: see artefact.py for how it is started, loaders.py for what it can run."""
 
 from __future__ import annotations
 
+import json
+import os
+import queue
+import shutil
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,10 +32,8 @@ from ..records import Batch
 from ..recursion import deep
 from ..score import Given, named
 from .artefact import COUNTED, STARTED
-from .failures import failure_of
-from .lifetime import jobs
 from .loaders import import_file, patched, saved
-from .running import FP32, Runs, counted
+from .running import FP32, Load, Runs, counted, failure_of
 
 QUIET = 0.5
 """Seconds between two words of how far the user's function is."""
@@ -42,63 +44,104 @@ def main() -> None:
     sys.dont_write_bytecode = True  # nothing of an audit stays in the user's folders
     warnings.simplefilter("ignore")
     handed = jobs()
-    if (settings := next(handed, None)) is None:
-        return
-    first = next(handed)
-    with offload.limited(settings["memory"]):
-        model, batches, said = start(Path(first["file"]), settings)
-        write(Path(settings["folder"], STARTED), said)
-        if batches is None:
-            return
-        if (limit := offload.now()) is not None:
-            limit.loaded()
-        for job in chain([first], handed):
-            do(job, model, batches, settings)
+    if (settings := next(handed, None)) is not None:
+        with offload.limited(settings["memory"]):
+            worker = Worker(settings)
+            while (job := next(handed, None)) is not None and worker.did(job):
+                pass
 
 
-Started = tuple[nn.Module | None, list[Batch] | None, dict[str, Any]]
-"""The model of a `patched_model.py`, the batches, and what STARTED is to hold; no batches: nothing can be run."""
+def jobs() -> Iterator[Any]:
+    """What this process is handed, one after the other: first settings, among them `scratch`.
+
+    This process ends when whoever holds the other end of its standard input is gone, and the folder that the settings call
+    `scratch` with it. Standard input is empty for everybody else.
+    """
+    pipe, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    handed: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def watch() -> None:
+        scratch: list[str] = []
+        with os.fdopen(pipe, encoding="utf-8") as lines:
+            for line in lines:
+                job = json.loads(line)
+                scratch = scratch or [job["scratch"]]
+                handed.put(job)
+        for folder in scratch:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return iter(handed.get, None)
 
 
-def start(file: Path, settings: Mapping[str, Any]) -> Started:
-    """Build the model where there is one, read the batches, and run it on the first of them in FP32."""
-    if file.is_dir():
+class Worker:
+    """Does jobs. model, batches: None until a job needs them."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = settings
+        self.model: nn.Module | None = None
+        self.batches: list[Batch] | None = None
+
+    def did(self, job: Mapping[str, Any]) -> bool:
+        """Do a job: what each of its plans answers, is scored or takes. False where nothing can be run."""
+        settings, folder = self.settings, Path(job["folder"])
+        load, said = self._begun(Path(job["file"]))
+        write(folder / STARTED, said)
+        if load is None or self.batches is None:
+            return False
+        runs = Runs(load, self.batches, settings["device"], settings["seed"], settings["gradients"], settings["most"])
+        for index, plan in enumerate(job["plans"]):
+            if (timing := job.get("time")) is not None:
+                torch.set_num_threads(timing["threads"])
+                found: Any = runs.time(plan, timing["flags"], apart=True)
+            elif (scoring := job.get("score")) is not None:
+                found = score(runs, plan, scoring, Path(settings["scratch"]))
+            else:
+                found = runs.answers(plan)
+            write(folder / f"{index}.pt", found)
+        return True
+
+    def _begun(self, file: Path) -> tuple[Load | None, dict[str, Any]]:
+        """What loads the plans of a file, and what STARTED is to hold."""
+        if file.is_dir():
+            return partial(saved, file, self.settings["device"]), self._read()
+        what = "building the model"
         try:
-            return None, read_batches(settings, settings["device"]), {}
-        except NotRead as error:
-            return None, None, {"unread": str(error)}
-    sys.argv = [str(file)]  # a source that looks at its arguments finds none
-    what = "building the model"
-    try:
-        module = import_file(str(file))
-        model = built(module, settings)
-        batches = read_batches(settings)
-        materialise(model, batches[0], settings["seed"])
-        what = "running the model in FP32"
-        with deep(), ieee(), patched(module, model, FP32):
-            found = [x.cpu() for x in answer(model, batches[0], seed=settings["seed"])]
-    except NotRead as error:
-        return None, None, {"unread": str(error)}
-    except (Exception, SystemExit) as error:
-        said = failure_of(error) if out_of_memory(error) else blame(error)
-        return None, None, {"failed": f"{what} in a fresh process raised {said}"}
-    return model, batches, {"answer": found}
+            if self.model is not None:
+                return partial(patched, import_file(str(file)), self.model), {}
+            sys.argv = [str(file)]  # a source that looks at its arguments finds none
+            module = import_file(str(file))
+            model = built(module, self.settings)
+            if (unread := self._read()) or self.batches is None:  # they may be of classes of the model's file
+                return None, unread
+            materialise(model, self.batches[0], self.settings["seed"])
+            what, self.model = "running the model in FP32", model
+            if (limit := offload.now()) is not None:
+                limit.loaded()
+            load = partial(patched, module, model)
+            with deep(), ieee(), load(FP32):
+                found = answer(model, self.batches[0], seed=self.settings["seed"])
+                return load, {"answer": [x.cpu() for x in found]}
+        except (Exception, SystemExit) as error:
+            said = failure_of(error) if out_of_memory(error) else blame(error)
+            return None, {"failed": f"{what} in a fresh process raised {said}"}
 
-
-class NotRead(Exception):
-    """The inputs cannot be read here; the message says why."""
-
-
-def read_batches(settings: Mapping[str, Any], device: str | None = None) -> list[Batch]:
-    """The inputs, on one device, or on those that they came from. Raises: NotRead."""
-    if (reason := settings.get("unread")) is not None:
-        raise NotRead(reason)
-    try:
-        batches = torch.load(settings["batches"], weights_only=False)  # written by the parent process a moment ago
-        places = iter(settings["places"])
-        return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device or next(places)), batches)  # type: ignore[no-any-return]
-    except Exception as error:
-        raise NotRead(f"the inputs cannot be read in another process ({failure_of(error)})") from error
+    def _read(self) -> dict[str, str]:
+        """Read the inputs, on the devices that they came from; why they cannot be, if so."""
+        if "unread" in self.settings or self.batches is not None:
+            return {"unread": self.settings["unread"]} if self.batches is None else {}
+        try:
+            batches = torch.load(
+                self.settings["batches"], weights_only=False
+            )  # written by the parent process a moment ago
+            places = iter(self.settings["places"])
+            self.batches = pytree.tree_map_only(torch.Tensor, lambda x: x.to(next(places)), batches)
+        except Exception as error:
+            return {"unread": f"the inputs cannot be read in another process ({failure_of(error)})"}
+        return {}
 
 
 def built(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
@@ -111,22 +154,6 @@ def built(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     switch(model, training=False)
     device = settings["device"]
     return sent(model, device) if is_native(device) and not is_spread(device) else model
-
-
-def do(job: Mapping[str, Any], model: nn.Module | None, batches: list[Batch], settings: Mapping[str, Any]) -> None:
-    """One job: what each of its plans answers, is scored or takes."""
-    file, device = Path(job["file"]), settings["device"]
-    load = partial(saved, file, device) if model is None else partial(patched, import_file(str(file)), model)
-    runs = Runs(load, batches, device, settings["seed"], settings["gradients"], settings["most"])
-    for index, plan in enumerate(job["plans"]):
-        if (timing := job.get("time")) is not None:
-            torch.set_num_threads(timing["threads"])
-            found: Any = runs.time(plan, timing["flags"], apart=True)
-        elif (scoring := job.get("score")) is not None:
-            found = score(runs, plan, scoring, Path(settings["scratch"]))
-        else:
-            found = runs.answers(plan)
-        write(Path(job["folder"], f"{index}.pt"), found)
 
 
 def score(runs: Runs, plan: str, asked: Mapping[str, Any], scratch: Path) -> Given | str:

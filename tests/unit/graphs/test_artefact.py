@@ -13,7 +13,7 @@ from auditor.graphs.exported import Exported, saved
 from auditor.graphs.lowered import lowered
 from auditor.graphs.operations import Table
 from auditor.plan.workbench import Workbench
-from auditor.verify import Answers, NotHandedOver
+from auditor.verify import Answers, NotHandedOver, Verifier
 
 
 def test_a_saved_program_answers_as_its_graph_for_any_batch(
@@ -30,7 +30,6 @@ def test_a_saved_program_answers_as_its_graph_for_any_batch(
         return stage.run_as_files(
             bench,
             {"mine.pt2": made.content},
-            bench.subject.batches,
             lambda verifier, folder: verifier.answers(folder, ["mine"])["mine"],
             lambda runs: runs.answers("mine"),
         )
@@ -40,7 +39,7 @@ def test_a_saved_program_answers_as_its_graph_for_any_batch(
     def refused(*given: object, **named: object) -> None:
         raise NotHandedOver("no")
 
-    monkeypatch.setattr(stage, "Verifier", refused)
+    monkeypatch.setattr(Verifier, "answers", refused)
     here = answered()
     assert isinstance(fresh, Answers)
     assert isinstance(here, Answers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from auditor.graphs.choices import Network, Operations, kept_of
+from auditor.graphs.choices import Operations, kept_of
 from auditor.graphs.operations import Table, Value
 from auditor.plan.search import choose
 from tests.unit.graphs.models import drawn, made
@@ -17,20 +17,20 @@ def test_every_reason_holds() -> None:
     rnd, kinds = random.Random(3), set()
     for _ in range(30):
         table = drawn(rnd, 6)
-        space, network = Operations(table, None), Network(table)  # type: ignore[arg-type]
+        space = Operations(table, None)  # type: ignore[arg-type]
         choice = choose(space, 0.3, 0)
         for kept in kept_of(space, choice, 0.3):
             kinds.add(kept.kind)
             if kept.kind == "unsafe":
                 assert kept.because == table.operations[kept.name].kept != ""
                 continue
-            now, then = network.price(choice.low), network.price(choice.low | {kept.name})
+            (now, had), (then, has) = table.price(choice.low), table.price(choice.low | {kept.name})
             if kept.kind == "no-gain":
-                assert then.price >= now.price - 1e-12
+                assert then >= now - 1e-12
                 continue
-            assert then.price < now.price
-            numbers = f"from {math.sqrt(now.square):.2g} to {math.sqrt(then.square):.2g}"
-            assert kept.because == NO_CHOICE if math.sqrt(then.square) <= 0.3 else numbers in kept.because
+            assert then < now
+            numbers = f"from {math.sqrt(had):.2g} to {math.sqrt(has):.2g}"
+            assert kept.because == NO_CHOICE if math.sqrt(has) <= 0.3 else numbers in kept.because
     assert kinds == {"unsafe", "no-gain", "budget"}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from auditor.graphs.choices import Choice, Network, Operations, Refused
+from auditor.graphs.choices import Choice, Operations, Refused
 from auditor.graphs.operations import Table, Value
 from auditor.plan.search import choose
 from tests.unit.graphs.models import made
@@ -32,7 +32,7 @@ class Runs:
         self.count += 1
         if self.broken in low:
             raise Refused(self.broken, RuntimeError("there is no kernel"))
-        return self.factor * float(Network(table).price(low).square) ** 0.5
+        return self.factor * math.sqrt(table.price(low)[1])
 
 
 def search(table: Table, trial: Any, budget: float) -> tuple[Operations, Choice]:

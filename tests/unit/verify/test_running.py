@@ -63,22 +63,6 @@ def test_an_island_runs_in_fp32() -> None:
     assert torch.allclose(actual.float(), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_a_model_without_a_plan_is_the_model() -> None:
-    model, x = seeded(Net), normal(3, 4)
-    ((actual,),) = run_patched(model, [((x,), {})], "cpu")
-    with torch.no_grad():
-        assert torch.equal(actual, model(x))
-
-
-def test_several_batches_of_several_shapes() -> None:
-    model = apply_plan(seeded(Net), plan("bf16"))
-    batches = [((normal(size, 4, seed=size),), {}) for size in (1, 3, 3, 5)]
-    together = run_patched(model, batches, "cpu")
-    apart = [run_patched(model, [batch], "cpu")[0] for batch in batches]
-    assert [outputs[0].shape for outputs in together] == [(1, 4), (3, 4), (3, 4), (5, 4)]
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(together, apart, strict=True))
-
-
 class Branching(nn.Module):
     """The sign of a value decides which layer runs."""
 
@@ -93,10 +77,10 @@ class Branching(nn.Module):
 def test_every_batch_takes_its_own_path() -> None:
     model, x = seeded(Branching), normal(3, 4).abs()
     patched = apply_plan(model, plan("bf16"))
-    (up,), (down,) = run_patched(patched, [((x,), {}), ((-x,), {})], "cpu")
+    (up,), (down,) = run_patched(patched, [((x,), {}), ((-x[:2],), {})], "cpu")
     with torch.no_grad():
         assert torch.equal(up, linear(x, model.up, torch.bfloat16))
-        assert torch.equal(down, linear(-x, model.down, torch.bfloat16))
+        assert torch.equal(down, linear(-x[:2], model.down, torch.bfloat16))
 
 
 class RaisesByHand(nn.Module):

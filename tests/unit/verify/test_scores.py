@@ -1,4 +1,4 @@
-"""The user's function in a process of its own: where it fails, prints, or never ends, that is a line, and the next plan has its turn."""
+"""The user's function in a process of its own: where it fails or prints, that is a line, and the next plan has its turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from auditor.artefact.emit import emit
 from auditor.records import Origin, Plan, ScopeChoice
 from auditor.score import Given, named
 from auditor.score import in_hand as in_hand_function
-from auditor.verify import FP32, Runs, Verifier, artefact, in_hand
+from auditor.verify import FP32, Runs, Verifier, in_hand
 
 SOURCE = """
 import os, sys, time
@@ -49,15 +49,8 @@ def by_dtype(model):
     dtype = model(X).dtype
     if dtype is torch.float16:
         raise ValueError("in half")
-    if dtype is torch.bfloat16:
-        os._exit(3)
     return 1.0
 
-def hanging(model):
-    if model(X).dtype is torch.float16:
-        while True:
-            pass
-    return 1.0
 """
 LAYERS = 4 * 4 + 4
 
@@ -74,10 +67,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
     file = tmp_path / "patched_model.py"
     file.write_text(emit(Origin(str(source), None, "get_model", "factory"), LAYERS, plans, None, tmp_path))
 
-    def given(name: str, *names: str, timeout: float | None = None, **how: Any) -> dict[str, Given | str]:
+    def given(name: str, *names: str, **how: Any) -> dict[str, Given | str]:
         scratch = tmp_path / f"scratch_{name}"
         scratch.mkdir()
-        with Verifier([((torch.ones(1, 4),), {})], scratch, timeout=timeout) as verifier:
+        with Verifier([((torch.ones(1, 4),), {})], scratch) as verifier:
             return verifier.scores(file, names, named(f"{source}:{name}"), **how)
 
     return given
@@ -101,20 +94,10 @@ def test_a_fresh_process_gives_what_a_run_by_hand_does(
     assert set(told) <= {"", *(f"{n}: {i}" for n in ("fp32", "autocast fp16", "autocast bf16") for i in (1, 2, 3))}
 
 
-def test_raising_and_leaving_cost_the_plan_and_nothing_else(run: Any) -> None:
+def test_raising_costs_the_plan_and_nothing_else(run: Any) -> None:
     found = run("by_dtype", "autocast_fp16", "autocast_bf16", FP32)
     assert found["autocast_fp16"].startswith("the function raised ValueError: in half (scored_net.py:")
-    assert found["autocast_bf16"] == "not run, the process that ran it ended with exit code 3 and no answer"
-    assert found[FP32] == Given((1.0,), True, 1)
-
-
-def test_one_that_never_ends_is_ended_and_the_next_plan_has_its_turn(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artefact, "LATER", 30.0)
-    found = run("hanging", "autocast_fp16", "autocast_bf16", timeout=1.5)
-    assert found == {
-        "autocast_fp16": "not run, the process that ran it gave no answer within 31.5 seconds",
-        "autocast_bf16": Given((1.0,), True, 1),
-    }
+    assert found["autocast_bf16"] == found[FP32] == Given((1.0,), True, 1)
 
 
 def test_a_model_in_hand_is_scored_here_and_comes_back() -> None:

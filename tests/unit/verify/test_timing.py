@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from auditor.records import Timed
-from auditor.verify import timing
-from auditor.verify.timing import FEWEST, WARM_UP, clock, peak, timed
+from auditor.verify import running
+from auditor.verify.running import FEWEST, WARM_UP, clock, peak, timed
 
 X = torch.ones(4, 64)
 
@@ -45,6 +45,7 @@ class Counting(nn.Module):
 def test_every_forward_is_the_first_of_a_model_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Counting(), X.clone()
     seen: list[Any] = []
+    monkeypatch.setattr(running, "SECONDS", 0.001)
     monkeypatch.setattr(torch, "forwards_seen", seen, raising=False)  # a global of this module would be put back
     found = timed(model, ((x,), {}), "cpu", apart=False)
     times = found.eager
@@ -85,7 +86,7 @@ def test_compiled_it_is_timed_where_the_process_is_for_that(monkeypatch: pytest.
         return lambda x: (called.append("compiled"), model(x))[1]
 
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(timing, "SECONDS", 0.001)
+    monkeypatch.setattr(running, "SECONDS", 0.001)
     found = timed(nn.Linear(64, 4), ((X,), {}), "cpu")
     assert found.compiled is not None and len(called) == WARM_UP + found.compiled.repeats
     assert found.cuda_graph is None and "cuda_graph" not in found.missing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Timed, Times
 from auditor.score import Given
-from auditor.verify import FP32, Answers, Runs, counted
-from auditor.verify.artefact import COUNTED, _read
+from auditor.verify import FP32, Answers, Runs, counted, failure_of
+from auditor.verify.artefact import COUNTED, _read, hand
 from auditor.verify.loaders import import_file, patched
 from auditor.verify.worker import built, score, write
 
@@ -63,17 +65,6 @@ def test_a_plan_that_cannot_be_applied_is_a_failure_in_one_line() -> None:
     assert runs(PATCHED, model).answers("broken") == "ValueError: no such scope"
 
 
-def test_a_model_that_cannot_run_is_a_failure_in_one_line() -> None:
-    class Refusing(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise RuntimeError("not today")
-
-    still = SimpleNamespace(apply=lambda model, plan: None, PLANS={"plan": {}})
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    place = next(number for number, line in enumerate(lines, 1) if "raise RuntimeError(" in line)
-    assert runs(still, Refusing()).answers("plan") == f"RuntimeError: not today (test_worker.py:{place})"
-
-
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     write(tmp_path / "0.pt", Answers([[torch.ones(2)]], None))
     write(tmp_path / "1.pt", "it failed")
@@ -111,14 +102,7 @@ def test_the_model_is_made_with_the_random_numbers_of_the_audit(tmp_path: Path) 
         first = torch.rand(1).item()
     assert patched.calls == [("model.py", first), ("original", first)]  # both begin with the seed
     assert not model.training
-
-
-def test_the_file_is_known_by_one_name(tmp_path: Path) -> None:
-    file = tmp_path / "anywhere.py"
-    file.write_text("class Mine: pass\n")
-    found = import_file(str(file))
-    assert sys.modules["patched_model"] is found
-    assert found.Mine.__module__ == "patched_model"  # so that what is pickled there is found again
+    assert sys.modules["patched_model"] is patched  # so that what is pickled there is found again
 
 
 SCORES = """
@@ -154,9 +138,43 @@ def test_the_plan_is_applied_for_as_long_as_the_function_runs(job: dict[str, Any
     assert (tmp_path / COUNTED).read_text() in (counted("plan", 1), counted(FP32, 1))
 
 
+def test_what_an_operation_refuses_is_said_without_the_name_of_a_class() -> None:
+    refused = UnsupportedInFormat("linear got float16 and float32 together")
+    assert failure_of(refused) == "linear got float16 and float32 together"
+    assert failure_of(ValueError("no")) == "ValueError: no"
+    assert failure_of(KeyError()) == "KeyError"
+
+
 def test_what_goes_wrong_is_one_line(job: dict[str, Any], tmp_path: Path) -> None:
     assert score(runs(PATCHED, of_ones()), "broken", job, tmp_path) == "ValueError: no such scope"
     gone = {**job, "function": job["function"].replace("weights", "gone")}
     assert "has no 'gone'" in str(score(runs(PATCHED, of_ones()), FP32, gone, tmp_path))
     more = score(runs(PATCHED, of_ones()), FP32, {**job, "most": 1}, tmp_path)
     assert more == "the function gave more numbers than in FP32, where it gave 1: they are no pairs"
+
+
+FOLLOWING = """
+import sys, time
+from auditor.verify.worker import jobs
+handed = jobs()
+next(handed)
+print(repr(sys.stdin.read()), flush=True)
+print(list(handed), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_ends_with_whoever_holds_its_standard_input(tmp_path: Path, root: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process: Any = subprocess.Popen(
+        [sys.executable, "-c", FOLLOWING], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    for job in ({"scratch": str(scratch)}, "one", "tw\no", None):
+        hand(process, job)
+    assert process.stdout.readline() == b"''\n"  # its own standard input is empty
+    assert process.stdout.readline() == b"['one', 'tw\\no']\n"
+    assert scratch.exists()
+    process.stdin.close()
+    assert process.wait(timeout=60) == 1
+    assert not scratch.exists()
