@@ -126,7 +126,7 @@ def _ran(settings: Command, target: str, progress: Listener, known: Audit | None
 
 def _subject(settings: Command, target: str) -> Subject:
     from ..loading import load
-    from ..training.discovery import load_training
+    from ..training.objective import load_training
 
     loaded = partial(load_training, loss=settings.loss) if settings.training else load
     return loaded(target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 
 import torch
@@ -22,77 +22,55 @@ COPIED = "copied"
 def lowered(exported: Exported, table: Table, low: frozenset[str]) -> fx.GraphModule:
     """The exported model with these operations low; it shares with it the weights that stay FP32.
 
-    Inputs and outputs are FP32: their casts are in the graph.
+    Inputs and outputs are FP32: their casts are in the graph. Weights that nothing reads in FP32 are converted for good.
     """
-    writing = _Writing(table, low)
-    for node in exported.graph_module.graph.nodes:
-        writing.copy(node)
-    writing.graph._codegen = exported.graph_module.graph._codegen
-    writing.graph.lint()
-    module = fx.GraphModule(exported.graph_module, writing.graph)
-    for node in writing.stored:
-        path, _, name = str(node.target).rpartition(".")
-        holder, tensor = module.get_submodule(path), attrgetter(str(node.target))(module)
-        small = tensor.detach().to(writing.dtype)
-        setattr(holder, name, nn.Parameter(small, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else small)
+    source, dtype, graph = exported.graph_module.graph, dtype_of(table.format), fx.Graph()
+    kinds = {node: dtype if _is_low(node, table, low) else torch.float32 for node in source.nodes}
+    copies: dict[fx.Node, fx.Node] = {}
+    casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
+
+    def read(given: fx.Node, wanted: torch.dtype | None) -> fx.Node:
+        """The copy of a value, cast to what is wanted where that differs."""
+        copy = copies[given]
+        if given.name not in table.values or wanted is None or kinds[given] is wanted:
+            return copy
+        if (given, wanted) not in casts:
+            cast = casts[given, wanted] = graph.call_function(torch.ops.aten.to.dtype, (copy, wanted))
+            cast.meta = {key: x for key, x in copy.meta.items() if key == "nn_module_stack"}
+            cast.meta["val"] = copy.meta["val"].to(wanted)
+        return casts[given, wanted]
+
+    for node in source.nodes:
+        args, kwargs = node.args, node.kwargs
+        wanted: torch.dtype | None = torch.float32
+        if node.name in low:
+            args, kwargs = low_arguments(node, dtype, table.operations[node.name].literals)
+            wanted = dtype
+        elif node.op != "output" and node.name not in table.operations:
+            wanted = None  # as picking one of several takes them as they are
+        args, kwargs = fx.node.map_arg((args, kwargs), partial(read, wanted=wanted))
+        copy = copies[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
+        copy.meta = {key: value for key, value in node.meta.items() if key in ("nn_module_stack", "stack_trace")}
+        copy.meta |= {COPIED: node.name, "val": outlines(node.meta.get("val"), kinds[node])}
+    graph._codegen = source._codegen
+    graph.lint()
+    module = fx.GraphModule(exported.graph_module, graph)
+    for node in source.nodes:
+        if node.op == "get_attr" and kinds[node] is dtype:
+            path, _, name = str(node.target).rpartition(".")
+            tensor = attrgetter(str(node.target))(module)
+            small = tensor.detach().to(dtype)
+            stored = nn.Parameter(small, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else small
+            setattr(module.get_submodule(path), name, stored)
     return module
 
 
-class _Writing:
-    """Copies a graph node by node. stored: weights that nothing reads in FP32, which are converted once and for all."""
-
-    def __init__(self, table: Table, low: frozenset[str]) -> None:
-        self.table, self.low, self.dtype = table, low, dtype_of(table.format)
-        self.graph = fx.Graph()
-        self.stored: list[fx.Node] = []
-        self._copies: dict[fx.Node, fx.Node] = {}
-        self._casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
-
-    def copy(self, node: fx.Node) -> None:
-        """One node, in the precision that it has."""
-        args, kwargs = node.args, node.kwargs
-        if node.name in self.low:
-            args, kwargs = low_arguments(node, self.dtype, self.table.operations[node.name].literals)
-        reading = self._reading(self._wanted(node))
-        args, kwargs = fx.node.map_arg(args, reading), fx.node.map_arg(kwargs, reading)
-        copy = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
-        copy.meta = {key: value for key, value in node.meta.items() if key in ("nn_module_stack", "stack_trace")}
-        copy.meta |= {COPIED: node.name, "val": outlines(node.meta.get("val"), self._dtype(node))}
-        if node.op == "get_attr" and self._dtype(node) is self.dtype:
-            self.stored.append(copy)
-        self._copies[node] = copy
-
-    def _wanted(self, node: fx.Node) -> torch.dtype | None:
-        """What a node has its FP32 values in; None takes them as they are, as picking one of several does."""
-        if node.op != "output" and node.name not in self.table.operations:
-            return None
-        return self.dtype if node.name in self.low else torch.float32
-
-    def _reading(self, wanted: torch.dtype | None) -> Callable[[fx.Node], fx.Node]:
-        def reading(source: fx.Node) -> fx.Node:
-            copy, kind = self._copies[source], self._dtype(source)
-            if source.name not in self.table.values or wanted is None or kind is wanted:
-                return copy
-            if (copy, wanted) not in self._casts:
-                cast = self.graph.call_function(torch.ops.aten.to.dtype, (copy, wanted))
-                cast.meta = {key: x for key, x in copy.meta.items() if key == "nn_module_stack"}
-                cast.meta["val"] = copy.meta["val"].to(wanted)
-                self._casts[copy, wanted] = cast
-            return self._casts[copy, wanted]
-
-        return reading
-
-    def _dtype(self, node: fx.Node) -> torch.dtype:
-        """What a node gives instead of FP32."""
-        value = self.table.values.get(node.name)
-        stored = (
-            value is not None
-            and value.stored
-            and bool(node.users)
-            and all(user.name in self.low for user in node.users)
-        )
-        low = stored or node.name in self.low or (value is not None and value.made_by in self.low)
-        return self.dtype if low else torch.float32
+def _is_low(node: fx.Node, table: Table, low: frozenset[str]) -> bool:
+    """Whether a node gives low values instead of FP32, a weight because all that read it do so low."""
+    value = table.values.get(node.name)
+    if value is not None and value.stored:
+        return bool(node.users) and all(user.name in low for user in node.users)
+    return node.name in low or (value is not None and value.made_by in low)
 
 
 def memory_needed(module: fx.GraphModule) -> Memory:

@@ -1,11 +1,12 @@
-"""Where a training step's loss comes from: a function and its targets, or the model's own output."""
+"""Where a training step's loss comes from: a function and its targets, by the names people give them, or the model's own output."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,15 +15,19 @@ from torch.utils import _pytree as pytree
 
 from ..errors import LoadError
 from ..isolation import isolated
-from ..loading.inputs import as_batches, forward_parameters
-from ..loading.sandbox import blame
+from ..loading import load
+from ..loading.inputs import as_batches, forward_parameters, named_inputs
+from ..loading.sandbox import blame, call
 from ..loading.state import in_eval, switch
 from ..loading.stored import raised
 from ..loading.subject import from_object
+from ..loading.target import named_in, parse
 from ..raised import let_through
 from ..records import Batch, Objective, Subject
 from .step import TrainingStep, step_batches
 
+LOSS_NAMES = ("loss_fn", "get_loss", "criterion")
+TARGET_NAMES = ("get_targets", "targets")
 OWN_LOSS = "the model's own loss"
 WHOLE_BATCH = "batch"
 """A loss function whose only parameter besides the outputs has this name is given the whole batch."""
@@ -75,7 +80,7 @@ def checked(subject: Subject) -> Subject:
                 let_through(error, memory=False)
                 raise LoadError(
                     f"{objective.source} raised {blame(error)}: it is called with the model's outputs and "
-                    f"{_targets(batch)}",
+                    f"{_described(batch)}",
                     slug="bad-loss",
                 ) from error
         _check_loss(loss, objective)
@@ -145,7 +150,7 @@ def _split_one(
     return (args[: len(args) - count], kwargs), (args[len(args) - count :], {})
 
 
-def _targets(batch: Batch) -> str:
+def _described(batch: Batch) -> str:
     _, _, targets, named = batch[0]
     shapes = [
         f"{list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__ for t in (*targets, *named.values())
@@ -155,3 +160,83 @@ def _targets(batch: Batch) -> str:
 
 def _name(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def load_training(
+    target: str, *, inputs: str | None = None, weights: str | None = None, seed: int = 0, loss: str | None = None
+) -> Subject:
+    """As `load`, with the loss and targets of a training step.
+
+    loss: `file.py:name`, or a name in the target's file. Without it, the file's `loss_fn`, what its `get_loss()` returns,
+    or its `criterion`; else the model's own loss. Targets: `get_targets()` or `targets` of the file, one entry per batch
+    of inputs; else the last entries of every batch. `audit_spec()` may have `loss` and `targets`.
+    Raises: LoadError, those of `load` and slug="missing-loss" | "no-loss" | "bad-loss" | "bad-targets" | "no-gradient".
+    """
+    return checked(load(target, inputs=inputs, weights=weights, seed=seed, objective=_Finder(target, loss, seed)))
+
+
+@dataclass(frozen=True)
+class _Finder:
+    target: str
+    loss: str | None
+    seed: int
+
+    def __call__(self, module: ModuleType, spec: Mapping[str, Any], subject: Subject) -> Subject:
+        """The subject with its objective; targets are taken out of its batches where they are in there."""
+        label = parse(self.target).label
+        loss_fn, source = self._loss(module, spec, label)
+        targets = _targets(module, spec, label)
+        if targets is None:
+            batches, targets = split(subject.batches, loss_fn, subject.model)
+            held_out = subject.held_out
+            if any(args or named for args, named in targets):  # held-out batches then hold targets too
+                held_out, _ = split(held_out, loss_fn, subject.model)
+            subject = replace(subject, batches=batches, held_out=held_out)
+        if len(targets) != len(subject.batches):
+            raise LoadError(
+                f"{label} has targets for {len(targets)} batches and inputs for {len(subject.batches)}: give one entry "
+                "of targets per batch of inputs",
+                slug="bad-targets",
+            )
+        return replace(subject, objective=Objective(loss_fn, tuple(targets), source))
+
+    def _loss(self, module: ModuleType, spec: Mapping[str, Any], label: str) -> tuple[Callable[..., Any] | None, str]:
+        if self.loss is not None:
+            return self._named(self.loss, module, label), f"--loss {self.loss}"
+        if "loss" in spec:
+            return _callable(spec["loss"], f"'loss' of audit_spec() in {label}"), f"{label}:audit_spec"
+        for name in LOSS_NAMES:
+            if hasattr(module, name):
+                value = getattr(module, name)
+                made = call(value, f"{name}() in {label}", "bad-loss") if name == "get_loss" else value
+                return _callable(made, f"{name} in {label}"), f"{label}:{name}"
+        return None, OWN_LOSS
+
+    def _named(self, text: str, module: ModuleType, label: str) -> Callable[..., Any]:
+        advice, slug = "give --loss file.py:name of a loss function", "missing-loss"
+        if ":" not in text:
+            if not hasattr(module, text):
+                raise LoadError(f"{label} has no {text!r}: {advice}", slug=slug)
+            return _callable(getattr(module, text), f"{text} in {label}")
+        target = parse(text)
+        return _callable(named_in(target, advice, slug, self.seed), f"{target.symbol} in {target.label}")
+
+
+def _callable(value: Any, what: str) -> Callable[..., Any]:
+    if isinstance(value, type) or not callable(value):
+        raise LoadError(
+            f"{what} is of type {type(value).__name__}: a loss is called as loss(outputs, *targets)",
+            slug="missing-loss",
+        )
+    function: Callable[..., Any] = value
+    return function
+
+
+def _targets(module: ModuleType, spec: Mapping[str, Any], label: str) -> Sequence[Batch] | None:
+    if "targets" in spec:
+        return named_inputs(spec["targets"], f"'targets' of audit_spec() in {label}")
+    for name in TARGET_NAMES:
+        if hasattr(module, name):
+            value = getattr(module, name)
+            return named_inputs(value, f"{name}{'()' if callable(value) else ''} in {label}")
+    return None

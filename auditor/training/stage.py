@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..capture.paths import usable_batches
 from ..errors import LoadError
@@ -13,19 +16,28 @@ from ..execution.policy import Policy
 from ..execution.resolve import resolve
 from ..execution.step import Step, bind_step, gradient_error, run_step
 from ..numerics.formats import FORMATS
-from ..numerics.histogram import flushed, magnitudes_of, merged, significant
-from ..records import Capture, Magnitudes, Plan, Subject
-from ..records.training import BackwardNode, Bf16Outlook, LossScale, ModuleGradients, ParameterGradients, Training
+from ..numerics.histogram import flushed, largest_scale, magnitudes_of, merged, significant
+from ..raised import let_through
+from ..records import Batch, Capture, Magnitudes, Objective, Plan, Subject
+from ..records.training import (
+    BackwardNode,
+    BatchSize,
+    Bf16Outlook,
+    ModuleGradients,
+    ParameterGradients,
+    Training,
+)
 from ..rulebook.verdicts import reasoned
 from .advice import advice_of
 from .backward import backward_nodes
-from .batches import batch_sizes
 from .objective import in_training
 from .own import Lowering, own_step, settle
 from .recommend import format_to_train_in
-from .step import capture_step, step_batches
-from .trials import trials_of
-from .window import loss_scale, outlook, ratios_of
+from .step import LOSS, capture_step, step_batches, with_literals_of
+from .window import loss_scale, outlook, ratios_of, trials_of
+
+HALVINGS, PARTS = 2, 2
+"""How often the batch is halved, and how many parts of one size are run at most."""
 
 Tick = Callable[[str], None]
 Weights = Mapping[str, tuple[Magnitudes, dict[int, int]]]
@@ -97,7 +109,8 @@ def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | N
     cast = {parameter.name for parameter in parameters if parameter.low}
     with in_training(prepared.subject.model):
         tick("low steps")
-        errors = {f: _gradient_error(prepared.first, lowerings[f], scale) for f in prepared.formats}
+        init = scale.init if scale and scale.init else 1.0
+        errors = {f: _gradient_error(prepared.first, lowerings[f], init) for f in prepared.formats}
         trials = trials_of(prepared.first, lowerings["fp16"], scale, cast) if scale else ()
         tick("batch sizes")
         sizes = batch_sizes(prepared.subject, prepared.first, errors, lowerings)
@@ -144,9 +157,9 @@ def _usable(plan: Plan | None) -> Plan | None:
     return plan if any(choice.precision != "fp32" for choice in plan.scopes.values()) else None
 
 
-def _gradient_error(step: Step, low: Lowering, scale: LossScale | None) -> float | None:
-    factor = scale.init if FORMATS[low.format].loss_scaling and scale is not None and scale.init else 1.0
-    found = own_step(step, low, factor)
+def _gradient_error(step: Step, low: Lowering, scale: float) -> float | None:
+    """How far the gradients of a low step are off; None where it raises. scale: where the format asks for one."""
+    found = own_step(step, low, scale if FORMATS[low.format].loss_scaling else 1.0)
     return None if found.failure is not None else gradient_error(step.by_parameter, found.gradients)
 
 
@@ -209,3 +222,84 @@ def parameter_gradients(
             gradient = gradients[place.name]
             found[place.fqn] = ParameterGradients(place.fqn, module, weight, gradient, ratios, place.name in low)
     return tuple(found.values())
+
+
+def batch_sizes(
+    subject: Subject, whole: Step, errors: Mapping[str, float | None], lowerings: Mapping[str, Lowering]
+) -> tuple[BatchSize, ...]:
+    """Quarters, halves and all of the first batch, two parts of one size averaged; all of it alone where it cannot be cut.
+
+    The sizes of gradients and errors are root mean squares over the parts, the largest gradient is that of any part.
+    """
+    total = _samples(subject.batches[0])
+    if total is None:
+        return ()
+    found = [_row(total, [whole], [errors])]
+    for halving in range(1, HALVINGS + 1):
+        count = total >> halving
+        steps = _steps(subject, whole, total, count) if count else []
+        if not steps:
+            break
+        found.append(_row(count, steps, [_errors(step, lowerings) for step in steps]))
+    return tuple(reversed(found))
+
+
+def _row(samples: int, steps: Sequence[Step], errors: Sequence[Mapping[str, float | None]]) -> BatchSize:
+    pool = merged(_inner(step) for step in steps)
+    norms = [merged(magnitudes_of(g) for g in step.by_parameter.values()).norm for step in steps]
+    known = {fmt: [row[fmt] for row in errors] for fmt in errors[0]}
+    return BatchSize(
+        samples,
+        pool.max_abs,
+        _rms(norms),
+        flushed(pool.exponents, FORMATS["fp16"]),
+        {fmt: None if None in found else _rms([e for e in found if e is not None]) for fmt, found in known.items()},
+    )
+
+
+def _inner(step: Step) -> Magnitudes:
+    """Gradients inside the model, and of its weights; the loss's own, which is 1, is left out."""
+    return merged(
+        significant(magnitudes_of(g))
+        for name, gradients in step.gradients.items()
+        for g in gradients
+        if g is not None and (name not in step.capture.nodes or step.capture.nodes[name].owner != LOSS)
+    )
+
+
+def _rms(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values))
+
+
+def _steps(subject: Subject, whole: Step, total: int, count: int) -> list[Step]:
+    try:
+        captured = capture_step(_part(subject, total, slice(0, count)), (), whole.seed)
+        if list(captured.nodes) != list(whole.capture.nodes):
+            return []
+        captured = with_literals_of(captured, whole.capture)
+        starts = range(0, total - count + 1, count)
+        kept = list(starts)[: PARTS if captured.method == "run" else 1]
+        parts = [_part(subject, total, slice(start, start + count)) for start in kept]
+        return [settle(run_step(bind_step(captured, part, step_batches(part)[0], whole.seed))) for part in parts]
+    except Exception as error:
+        let_through(error)
+        return []  # a model may insist on its batch size
+
+
+def _errors(step: Step, lowerings: Mapping[str, Lowering]) -> dict[str, float | None]:
+    scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / 16, 2.0**24)
+    return {fmt: _gradient_error(step, low, scale) for fmt, low in lowerings.items()}
+
+
+def _samples(batch: Batch) -> int | None:
+    sizes = {x.shape[0] for x in pytree.tree_leaves(batch) if isinstance(x, torch.Tensor) and x.dim()}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _part(subject: Subject, total: int, rows: slice) -> Subject:
+    def cut(tree: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda x: x[rows] if x.dim() and x.shape[0] == total else x, tree)
+
+    assert subject.objective is not None
+    objective = Objective(subject.objective.loss_fn, (cut(subject.objective.targets[0]),), subject.objective.source)
+    return replace(subject, batches=(cut(subject.batches[0]),), held_out=(), objective=objective)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from auditor.errors import AuditorError
 from auditor.records import Audit
-from tests.any_model import dtype_parts, more_parts, parts, rare_parts
+from tests.any_model import dtype_parts, more_parts, parts
 from tests.any_model.holding import held
 from tests.any_model.parts import Part, linear
 
@@ -28,14 +28,12 @@ TABLES = {
     "writes": more_parts.WRITES,
     "state": more_parts.STATE,
     "dtypes": dtype_parts.DTYPES,
-    "rare": rare_parts.RARE,
-    "odd": rare_parts.ODD,
 }
 PARTS = {name: make for table in TABLES.values() for name, make in table.items()}
 BLOCKS = ("residual", "twice", "sequential", "scope", "unrolled", "remembered", "detached", "mixed", "early", "vmapped")
 VARIANTS = 8
-EXAMPLES = 29
-"""Draws of a quick test; seven of them make 200."""
+EXAMPLES = 10
+"""Draws of a quick test."""
 
 DESERVED = {"nan-output", "no-floating-point", "nothing-to-audit", "capture-failed"}
 """What some models are refused for."""

@@ -40,21 +40,12 @@ def twice() -> Any:
     return x, x
 
 
-def halves() -> Any:
-    return tuple(normal(4, 16).chunk(2, -1))
-
-
 def overlapping() -> Any:
     x = normal(4, 12)
     return x[:, :8], x[:, 4:]
 
 
-def base_and_view() -> Any:
-    x = X.clone()
-    return x, x.view(4, 8)
-
-
-INPUTS: list[Callable[[], Any]] = [twice, halves, overlapping, base_and_view]
+INPUTS: list[Callable[[], Any]] = [twice, overlapping]
 
 
 @pytest.mark.parametrize("inputs", INPUTS)
@@ -68,20 +59,13 @@ def test_one_tensor_given_twice_is_one_tensor_to_the_model() -> None:
     assert sum(report.node.op == "aten.linear.default" for report in audit.nodes) == 2
 
 
-@pytest.mark.parametrize(
-    "x", [normal(1, 8).expand(4, 8), normal(8, 4).t(), normal(8, 16)[::2, ::2], X.requires_grad_()]
-)
-def test_inputs_that_are_views(x: Tensor) -> None:
-    held(lambda: (seeded(Two).eval(), ((x,), {})), formats=("fp16",))
-
-
 class Masked(Two):
     def forward(self, x: Tensor, mask: Tensor) -> Any:
         mask.mul_(2)
         return super().forward(x) * mask + mask.sum()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16])
 def test_half_inputs_that_are_written(dtype: torch.dtype) -> None:
     mask = X.to(dtype)
     before = mask.clone()
@@ -101,18 +85,6 @@ class OneStorage(Two):
         x = self.first(x)
         self.a.add_(x.mean(0).float())
         return self.second(x) * self.same.to(x.dtype) + self.b.sum().to(x.dtype) + self.whole.sum().to(x.dtype)
-
-
-class TransposedAndPlain(Two):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("a", torch.arange(16.0).view(4, 4))
-        self.register_buffer("b", self.a.t())
-        self.plain = self.a.view(-1)[::2]
-
-    def forward(self, x: Tensor) -> Any:
-        self.a.copy_(self.first(x)[:, :4])
-        return self.second(x) * self.b.sum(0).repeat(2) + self.plain
 
 
 class BufferOnAWeight(Two):
@@ -148,7 +120,7 @@ class FlatWeights(nn.Module):
         return F.linear(x, self.weight, self.bias) + self.flat.sum()
 
 
-@pytest.mark.parametrize("kind", [OneStorage, TransposedAndPlain, BufferOnAWeight, FlatWeights])
+@pytest.mark.parametrize("kind", [OneStorage, BufferOnAWeight, FlatWeights])
 def test_state_on_one_memory(kind: type[nn.Module]) -> None:
     audit = held(lambda: (seeded(kind).eval(), ((X.detach().clone(),), {})), formats=("bf16",))
     # With the memory untied while plans are tried, none but those of FP32 weights would hold.
@@ -168,19 +140,13 @@ class Tied(nn.Module):
         super().__init__()
         self.how, self.words, self.body = how, nn.Embedding(12, 8), nn.Linear(8, 8)
         self.head = nn.Linear(8, 12, bias=False)
-        if how == "parameter":
-            self.head.weight = self.words.weight
-        elif how == "data":
+        if how == "data":
             self.head.weight.data = self.words.weight.data
-        elif how == "registered":
-            self.head.register_parameter("weight", self.words.weight)
         elif how == "buffer":
             del self.head.weight
             self.head.register_buffer("weight", self.words.weight.data)
         elif how == "transposed":
             self.turned = nn.Parameter(self.words.weight.data.t())
-        elif how == "list":
-            self.plain, self.listed = [self.words.weight], nn.ParameterList([self.words.weight])
         elif how == "module":
             self.again = nn.ModuleList([self.body])
 
@@ -190,14 +156,16 @@ class Tied(nn.Module):
             self.head.weight = self.words.weight
         if self.how == "transposed":
             return x @ self.turned
-        if self.how == "list":
-            return F.linear(x, self.plain[0]) + F.linear(x, self.listed[0])
-        if self.how == "functional":
-            return x @ self.words.weight.T
         return self.head(self.again[0](x) if self.how == "module" else x)
 
 
-WAYS = ["parameter", "data", "registered", "buffer", "transposed", "list", "module", "forward", "functional"]
+WAYS = [
+    "data",
+    "buffer",
+    "transposed",
+    "module",
+    "forward",
+]
 
 
 @pytest.mark.parametrize("how", WAYS)

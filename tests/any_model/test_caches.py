@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
@@ -38,15 +37,6 @@ class Rotary(nn.Module):
         return self.second(torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2))
 
 
-class InAttribute(Rotary):
-    kept: Any = None
-
-    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if self.kept is None:
-            self.kept = table()
-        return self.kept
-
-
 class InEmptyBuffer(Rotary):
     def __init__(self) -> None:
         super().__init__()
@@ -59,17 +49,6 @@ class InEmptyBuffer(Rotary):
         return self.cos, self.sin
 
 
-class InBufferOfForward(Rotary):
-    places = 0
-
-    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if x.shape[1] > self.places:
-            for name, value in zip(("cos", "sin"), table(x.dtype), strict=True):
-                self.register_buffer(name, value, persistent=False)
-            self.places = x.shape[1]
-        return self.cos, self.sin
-
-
 class ByDtype(Rotary):
     def __init__(self) -> None:
         super().__init__()
@@ -79,15 +58,6 @@ class ByDtype(Rotary):
         if x.dtype not in self.tables:
             self.tables[x.dtype] = table(x.dtype)
         return self.tables[x.dtype]
-
-
-class InProperty(Rotary):
-    @functools.cached_property
-    def kept(self) -> tuple[Tensor, Tensor]:
-        return table()
-
-    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.kept
 
 
 class ByDevice(nn.Module):
@@ -117,11 +87,8 @@ def test_biases_kept_for_each_device_follow_the_weights() -> None:
 
 
 ROTARY = [
-    InAttribute,
     InEmptyBuffer,
-    InBufferOfForward,
     ByDtype,
-    InProperty,
 ]
 
 
@@ -152,16 +119,6 @@ class Preallocated(Attention):
         return self.attend(x, *self.kept[:, : self.filled].chunk(2, -1))
 
 
-class Listed(Attention):
-    def __init__(self) -> None:
-        super().__init__()
-        self.past: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.past.append(self.kv(x))
-        return self.attend(x, *torch.cat(self.past, 1).chunk(2, -1))
-
-
 class Cache:
     """Keys and values of earlier calls."""
 
@@ -182,7 +139,7 @@ class Held(Attention):
         return self.attend(x, *self.cache.update(self.kv(x)))
 
 
-@pytest.mark.parametrize("kind", [Preallocated, Listed, Held])
+@pytest.mark.parametrize("kind", [Preallocated, Held])
 def test_key_value_caches_of_the_model(kind: type[nn.Module]) -> None:
     audit = held(lambda: (seeded(kind).eval(), ((X.clone(),), {})), formats=("fp16",))
     assert any("keeps state between calls" in warning for warning in audit.warnings)
@@ -214,18 +171,6 @@ class Lazy(nn.Module):
         return self.last(self.norm(self.first(x)).relu())
 
 
-class ParameterInForward(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        if not hasattr(self, "weight"):
-            self.weight = nn.Parameter(torch.randn(8, 8, dtype=x.dtype))
-        return x @ self.weight.to(x.dtype)
-
-
 class ModuleInForward(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -238,6 +183,6 @@ class ModuleInForward(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("kind", [Lazy, ParameterInForward, ModuleInForward])
+@pytest.mark.parametrize("kind", [Lazy, ModuleInForward])
 def test_what_the_first_forward_makes(kind: type[nn.Module]) -> None:
     held(lambda: (seeded(kind).eval(), ((normal(4, 8),), {})), formats=("fp16",))

@@ -122,15 +122,6 @@ def test_it_ends_in_an_audit_and_verified_plans_hold(name: str) -> None:
     held(lambda: (model_of(name), ((normal(4, 8),), {})))
 
 
-@pytest.mark.parametrize("view", [Tensor.conj, lambda z: z.conj().imag])
-def test_inputs_that_are_views(view: Callable[[Tensor], Tensor]) -> None:
-    def ends(m: Any, z: Tensor) -> Tensor:
-        result: Tensor = m.first(z.real) + m.second(z.imag) if z.is_complex() else m.first(z)
-        return result
-
-    held(lambda: (Model(ends, first=linear(8, 8), second=linear(8, 8)).eval(), ((view(complexes(4, 8)),), {})))
-
-
 def test_errors_of_complex_outputs_are_attributed() -> None:
     """In BF16 the layer is all that errs (there is no such transform), so what it alone does is what the plan does."""
     audit = auditor.audit(model_of("complex output"), (normal(4, 8),), device="cpu")

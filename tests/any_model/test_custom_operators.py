@@ -25,11 +25,7 @@ class Speechless(Exception):
 
 RAISED: dict[str, Callable[[], BaseException]] = {
     "assertion": AssertionError,
-    "index": lambda: IndexError("out of range"),
-    "key": lambda: KeyError("half"),
-    "missing": lambda: NotImplementedError("no half"),
     "lines": lambda: ValueError("first\nsecond\nthird"),
-    "own": lambda: Own("mine"),
     "speechless": Speechless,
     "stop": StopIteration,
     "exit": lambda: SystemExit(3),
@@ -176,7 +172,7 @@ def test_what_gives_something_else_in_half(operator: Callable[[Tensor], Any]) ->
     assert audit.plans["autocast_fp16"].low_precision_flops > 0.6
 
 
-@pytest.mark.parametrize("calls", [1, 2, 3, 4, 6, 8, 11, 15])
+@pytest.mark.parametrize("calls", [1, 2, 4, 8, 15])
 def test_one_that_raises_after_some_calls_ends_in_one_line_or_an_audit(calls: int) -> None:
     left = [calls]
 

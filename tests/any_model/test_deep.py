@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,14 +31,6 @@ class Around(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.inner(x)
-        return result
-
-
-class Residual(Around):
-    """Adds its input to it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + 0.5 * self.inner(x)
         return result
 
 
@@ -82,19 +73,6 @@ def test_it_is_audited_where_only_the_audit_would_run_it() -> None:
         assert auditor.audit(model, args, device="cpu", formats=("bf16",)).plans["autocast_bf16"].verified
 
 
-def test_every_level_computes() -> None:
-    held(lambda: nested(Residual, 60), formats=("bf16",))
-
-
-def test_in_a_thread_whose_stack_is_what_it_is() -> None:
-    model, (args, _) = nested(Around, 250)
-    found: list[auditor.Audit] = []
-    thread = threading.Thread(target=lambda: found.append(auditor.audit(model, args, device="cpu", formats=("bf16",))))
-    thread.start()
-    thread.join()
-    assert found[0].plans["cast_bf16"].verified
-
-
 def test_endless_recursion_is_one_clear_line() -> None:
     with pytest.raises(AuditorError, match="RecursionError"):
         auditor.audit(Endless(), (X,), device="cpu")
@@ -125,13 +103,12 @@ class Layered(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, pytest.param(nn.GRU, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [nn.LSTM])
 def test_over_a_thousand_steps(kind: Callable[..., nn.Module]) -> None:
     held(lambda: (seeded(lambda: Layered(kind)).eval(), ((normal(2, 1_200, 8),), {})), formats=("fp16",))
 
 
 LONG: dict[str, Callable[[], tuple[nn.Module, Call]]] = {
-    "1,500 layers": lambda: (nn.Sequential(*(nn.Linear(16, 16) for _ in range(1_500))), ((torch.randn(4, 16),), {})),
     "layers and activations": lambda: (
         nn.Sequential(*(layer for _ in range(750) for layer in (nn.Linear(16, 16), nn.ReLU()))),
         ((torch.randn(4, 16),), {}),

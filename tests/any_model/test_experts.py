@@ -40,26 +40,6 @@ def added_by_index(m: Any, x: Tensor) -> Tensor:
     return out
 
 
-def written_by_mask(m: Any, x: Tensor) -> Tensor:
-    route, out = routed(m, x), torch.empty_like(x)
-    for index, expert in enumerate(m.experts):
-        mask = route == index
-        if mask.any():
-            out[mask] = expert(x[mask]).to(x.dtype)
-    return out
-
-
-def one_hot(m: Any, x: Tensor) -> Tensor:
-    weights, chosen = torch.topk(m.gate(x).softmax(-1, dtype=torch.float), 2)
-    weights = (weights / weights.sum(-1, keepdim=True)).to(x.dtype)
-    mask = F.one_hot(chosen, num_classes=3).permute(2, 1, 0)
-    out = torch.zeros_like(x)
-    for index in mask.sum((-1, -2)).nonzero().flatten():
-        which, rows = torch.where(mask[index])
-        out.index_add_(0, rows, (m.experts[int(index)](x[rows]) * weights[rows, which, None]).to(x.dtype))
-    return out
-
-
 def sorted_and_split(m: Any, x: Tensor) -> Tensor:
     route = routed(m, x)
     order = route.argsort(stable=True)
@@ -70,23 +50,6 @@ def sorted_and_split(m: Any, x: Tensor) -> Tensor:
     return out
 
 
-def empty_and_normalised(m: Any, x: Tensor) -> Tensor:
-    route, out = routed(m, x), torch.zeros_like(x)
-    for index, expert in enumerate(m.experts):
-        rows = (route == index).nonzero().squeeze(-1)
-        found = F.normalize(F.layer_norm(expert(x.index_select(0, rows)), (8,)), dim=-1)
-        out = out.index_copy(0, rows, found.to(x.dtype))
-    return out
-
-
-def scattered(m: Any, x: Tensor) -> Tensor:
-    route, out = routed(m, x), x.clone()
-    for index, expert in enumerate(m.experts):
-        mask = (route == index)[:, None].expand_as(x)
-        out = out.masked_scatter(mask, expert(torch.masked_select(x, mask).view(-1, 8)).to(x.dtype))
-    return out
-
-
 def token_by_token(m: Any, x: Tensor) -> Tensor:
     return torch.stack([m.experts[index](row) for index, row in zip(routed(m, x).tolist(), x, strict=True)])
 
@@ -94,11 +57,7 @@ def token_by_token(m: Any, x: Tensor) -> Tensor:
 SPELLINGS: list[Callable[[Any, Tensor], Tensor]] = [
     written_by_index,
     added_by_index,
-    written_by_mask,
-    one_hot,
     sorted_and_split,
-    empty_and_normalised,
-    scattered,
     token_by_token,
 ]
 

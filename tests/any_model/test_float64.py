@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import CaptureError
-from auditor.loading import load
 from tests.any_model.holding import Call, held, raised
 from tests.any_model.test_stored_low import Runs, mlp, normal, one, seeded
 
@@ -86,17 +84,3 @@ def test_a_model_in_fp64_alone_has_nothing_to_audit() -> None:
         auditor.audit(mlp().double(), normal(4, 16, dtype=FP64), device="cpu")
     assert caught.value.slug == "nothing-to-audit"
     assert "\n" not in str(caught.value)
-
-
-def test_the_command_line_keeps_fp64_as_well(tmp_path: Path) -> None:
-    source = (
-        "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.low, self.wide = nn.Linear(4, 4).half(), nn.Linear(4, 4).double()\n    def forward(self, x):\n"
-        "        return self.wide(self.low(x.to(self.low.weight.dtype)).double())\n"
-        "def get_inputs():\n    return torch.ones(2, 4, dtype=torch.float64)\n"
-    )
-    (tmp_path / "net.py").write_text(source, encoding="utf-8")
-    subject = load(str(tmp_path / "net.py"))
-    assert subject.model.wide.weight.dtype is FP64
-    assert subject.batches[0][0][0].dtype is FP64
-    assert subject.raised == "weights"

@@ -44,14 +44,12 @@ def model_of(function: Callable[..., Any], **state: Any) -> nn.Module:
     return Model(function, first=linear(8, 8), second=linear(8, 8, seed=1), third=linear(8, 8, seed=2), **state).eval()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ON_NESTED)
+@pytest.mark.parametrize(("name", "layout"), zip(ON_NESTED, LAYOUTS * 2, strict=True))
 def test_nested_inputs(name: str, layout: torch.layout) -> None:
     held(lambda: (model_of(ON_NESTED[name]), ((ragged(layout),), {})))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("returned", [True, False])
+@pytest.mark.parametrize(("layout", "returned"), [(torch.jagged, True), (torch.strided, False)])
 def test_nested_on_the_way(returned: bool, layout: torch.layout) -> None:
     def run(m: Any, a: Tensor, b: Tensor) -> Tensor:
         found: Tensor = m.second(joined(m, a, b))
@@ -60,7 +58,7 @@ def test_nested_on_the_way(returned: bool, layout: torch.layout) -> None:
     held(lambda: (model_of(run, layout=layout), ((normal(3, 8), normal(5, 8)), {})))
 
 
-@pytest.mark.parametrize("function", [lambda m, x: m.first(x).sum(1), lambda m, x: m.first(x).mean(dim=1)])
+@pytest.mark.parametrize("function", [lambda m, x: m.first(x).mean(dim=1)])
 def test_ragged_dimensions_reduced(function: Callable[..., Any]) -> None:
     held(lambda: (model_of(function), ((ragged(torch.jagged),), {})))
 
@@ -113,7 +111,6 @@ def test_encoders_with_a_padding_mask(kind: type[nn.Module]) -> None:
 RECURRENT = {
     "lstm": lambda: nn.LSTM(8, 8, batch_first=True, bidirectional=True),
     "gru": lambda: nn.GRU(8, 8, 2, batch_first=True),
-    "rnn": lambda: nn.RNN(8, 8, batch_first=True),
 }
 
 
@@ -132,8 +129,7 @@ class Recurrent(nn.Module):
         return pad_packed_sequence(self.layers(packed)[0], batch_first=True)
 
 
-@pytest.mark.parametrize("kind", RECURRENT)
-@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(("kind", "inside"), [("lstm", True), ("gru", False)])
 def test_packed_sequences(kind: str, inside: bool) -> None:
     def build() -> tuple[nn.Module, Any]:
         model, x = seeded(type("Recurrent", (Recurrent,), {"kind": kind})), normal(3, 6, 8)

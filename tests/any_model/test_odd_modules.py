@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,11 +42,6 @@ class Deaf(Net):
             super().__setattr__(name, value)
 
 
-class Undeletable(Net):
-    def __delattr__(self, name: str) -> None:
-        raise TypeError("nothing is deleted")
-
-
 class AnswersAll(Net):
     """Has every attribute that it is asked for."""
 
@@ -58,14 +52,6 @@ class AnswersAll(Net):
             if name.startswith("__"):
                 raise
             return None
-
-
-class AnswersOtherwise(Net):
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            raise KeyError(name) from None
 
 
 class Child(nn.Module):
@@ -105,16 +91,6 @@ class Moody(Net):
         raise RuntimeError("stays as it is")
 
     train = eval = to = half = float = bfloat16 = _apply = _refuse
-
-
-class Forgetful(Net):
-    """Modes and dtypes return nothing."""
-
-    def train(self, mode: bool = True) -> Any:
-        return "of no use"
-
-    def half(self) -> Any:
-        return None
 
 
 class Trainable(Net):
@@ -200,12 +176,6 @@ def replaced_forward() -> nn.Module:
     return model
 
 
-def partial_forward() -> nn.Module:
-    model = Net()
-    model.forward = functools.partial(Net.forward, model)  # type: ignore[method-assign]
-    return model
-
-
 def hooked() -> nn.Module:
     model = Net()
     model.first.register_forward_pre_hook(lambda module, args, kwargs: ((2 * args[0],), kwargs), with_kwargs=True)
@@ -229,8 +199,8 @@ def local() -> nn.Module:
 
 
 ODD: list[Callable[[], nn.Module]] = [
-    *(Sealed, Deaf, Undeletable, AnswersAll, AnswersOtherwise, Linked, Uncopied, Moody, Forgetful, Trainable, Called),
-    *(Empty, AllAlike, replaced_forward, partial_forward, hooked, under_inference_mode, local),
+    *(Sealed, Deaf, AnswersAll, Linked, Uncopied, Moody, Trainable, Called),
+    *(Empty, AllAlike, replaced_forward, hooked, under_inference_mode, local),
 ]
 
 
@@ -245,9 +215,8 @@ def of(make: Callable[[], nn.Module], *args: Tensor, **kwargs: Any) -> Callable[
 
 
 @pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("around", [lambda model: model, Around], ids=["whole", "as a part"])
-def test_odd_modules_are_audited(make: Callable[[], nn.Module], around: Any) -> None:
-    audit = held(of(lambda: around(make())))
+def test_odd_modules_are_audited(make: Callable[[], nn.Module]) -> None:
+    audit = held(of(lambda: Around(make())), formats="fp16")
     assert audit.plans["autocast_fp16"].low_precision_flops == 1
 
 

@@ -19,13 +19,6 @@ def definite(h: Tensor) -> Tensor:
     return h @ h.T + 4 * torch.eye(4)
 
 
-def written_out(h: Tensor) -> Tensor:
-    out, values, places = torch.zeros(8, 8), torch.empty(4, 2), torch.empty(4, 2, dtype=torch.long)
-    torch.cumsum(h, 1, out=out[:4])
-    torch.topk(h, 2, out=(values, places))
-    return out[:4, :2] + values + places
-
-
 def in_place(h: Tensor) -> Tensor:
     y = h.clone().mul_(2).relu_().pow_(2).t_().squeeze_()
     y[0].zero_()
@@ -39,17 +32,12 @@ OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
     "least squares": lambda h: torch.linalg.lstsq(definite(h), h).solution,
     "eigenvectors": lambda h: torch.linalg.eigh(definite(h)).eigenvectors.abs(),
     "determinants": lambda h: (torch.linalg.slogdet(definite(h)), torch.linalg.matrix_exp(definite(h) / 9)),
-    "products": lambda h: (torch.linalg.multi_dot([h, h.T, h]), torch.kron(h[:2], h[2:]), torch.chain_matmul(h, h.T)),
     "special": lambda h: torch.special.i0e(h) + torch.special.ndtri(h.sigmoid()) + torch.special.entr(h.exp()),
-    "gamma": lambda h: torch.special.gammainc(h.exp(), h.exp()) + torch.special.polygamma(1, h.exp()),
     "bessel": lambda h: torch.special.bessel_j0(h) + torch.special.airy_ai(h) + torch.special.zeta(h.exp() + 2, 2.0),
-    "selected": lambda h: torch.masked_select(h, h > 0),
     "sorted": lambda h: (h.gather(1, h.argsort(1)), h.median(1), h.kthvalue(2), torch.msort(h)),
-    "reduced by index": lambda h: torch.ones(4, 8).scatter_reduce(0, torch.zeros(4, 8).long(), h, "prod"),
     "segments": lambda h: torch.segment_reduce(h, "mean", lengths=torch.tensor([1, 3])),
     "searched": lambda h: (h, torch.bucketize(h, torch.linspace(-1, 1, 5)), torch.searchsorted(h.sort(1).values, h)),
     "running": lambda h: (h.cummax(1), h.logcumsumexp(1), h.cumprod(1), h.diff()),
-    "quantiles": lambda h: (h.quantile(0.3, 1), torch.histc(h, 5), torch.cov(h), torch.std_mean(h)),
     "einsum": lambda h: torch.einsum("ab,bc,cd,ad->a", h, h.T, h, h),
     "distances": lambda h: (torch.cdist(h, h + 1, p=1), F.pdist(h), F.cosine_similarity(h, h + 1)),
     "losses": lambda h: (
@@ -60,10 +48,8 @@ OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
     "ctc": lambda h: F.ctc_loss(
         h[:, None].log_softmax(-1), torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2]), reduction="none"
     ),
-    "out": written_out,
     "in place": in_place,
     "vmap": lambda h: torch.vmap(lambda a, b: torch.linalg.norm(a) * b.softmax(0), in_dims=(0, 1))(h, h.T),
-    "foreach": lambda h: torch._foreach_add(torch._foreach_mul([h, h.T], 2.0), 1.0),
     "bits": lambda h: (torch.ldexp(*torch.frexp(h)), h.view(torch.int32) >> 8, torch.nextafter(h, h + 1)),
     "drawn": lambda h: (torch.multinomial(h.softmax(1), 2), torch.poisson(h.exp()), h),
 }

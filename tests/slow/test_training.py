@@ -11,8 +11,7 @@ import torch
 
 from auditor.execution.step import bind_step, run_step
 from auditor.records import Contribution
-from auditor.training.backward import backward_errors
-from auditor.training.gradients import attribute_gradients, jumps, rerun
+from auditor.training.backward import attribute_gradients, backward_errors, jumps, rerun
 from auditor.training.objective import in_training
 from auditor.training.step import capture_step, step_batches
 from benchmarks.learning import fresh, loop, subject_of, task

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+import auditor
 from auditor.graphs.exported import Exported, exported
 from auditor.graphs.operations import Table, table_of
 from auditor.plan.workbench import Workbench
+from auditor.records import Audit
 from tests.planning import bench_of
 from tests.unit.graphs.models import flat
 
@@ -27,6 +29,12 @@ def graph(bench: Workbench) -> Exported:
 @pytest.fixture(scope="session")
 def table(bench: Workbench, graph: Exported) -> Table:
     return table_of(graph.graph_module.graph, "fp16", bench)
+
+
+@pytest.fixture(scope="session")
+def audit() -> Audit:
+    torch.manual_seed(0)
+    return auditor.audit(flat(), torch.randn(4, 16), strategies="graph", device="cpu")
 
 
 @pytest.fixture

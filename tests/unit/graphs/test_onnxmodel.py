@@ -1,4 +1,4 @@
-"""ONNX models: what computes in FP32 is counted, and ends become low without changing what lies between."""
+"""ONNX models: what computes in FP32 is counted, ends become low, and every value is rounded as on a GPU."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import onnx_ir
 import onnxruntime
+import pytest
 import torch
 from onnx import TensorProto, checker, helper
 
-from auditor.graphs.onnxfile import as_bytes, counted, lowered_ends, read, tidied
+from auditor.graphs.onnxfile import as_bytes, counted, lowered_ends, read, rounded, tidied
 
 HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
 
@@ -31,10 +32,6 @@ def model() -> Any:
 def ran(made: Any, x: Any) -> list[Any]:
     session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
     return list(session.run(None, {"x": x}))
-
-
-def test_casts_are_no_arithmetic_and_fp32_is_what_reads_or_gives_it() -> None:
-    assert counted(read(model().SerializeToString())) == (2, 1, 2)
 
 
 def test_what_looks_at_shapes_is_no_operation_and_what_has_to_be_fp32_no_choice() -> None:
@@ -64,6 +61,7 @@ def test_a_cast_to_the_type_that_is_there_is_gone() -> None:
 def test_low_ends_need_fewer_casts_and_answer_the_same() -> None:
     x = np.array([1.0, 2.5, -3.0], dtype=np.float16)
     before, changed = ran(model(), x.astype(np.float32)), read(model().SerializeToString())
+    assert counted(changed) == (2, 1, 2)  # casts are no arithmetic
     lowered_ends(changed, "fp16")
     checker.check_model(as_bytes(changed), full_check=True)
     after = ran(onnx_ir.to_proto(changed), x)
@@ -72,18 +70,66 @@ def test_low_ends_need_fewer_casts_and_answer_the_same() -> None:
     assert counted(changed) == (2, 1, 2)  # into the FP32 sum and out of it
 
 
-def test_constants_are_folded_and_an_epsilon_is_left() -> None:
-    scalar = {name: helper.make_tensor(name, FULL, [], [value]) for name, value in (("a", 4e-10), ("b", 6e-10))}
-    nodes = [helper.make_node("Constant", [], [name], value=value) for name, value in scalar.items()]
-    nodes += [helper.make_node("Add", ["a", "b"], ["eps"])]
-    nodes += [helper.make_node("Add", ["x", "eps"], [f"apart_{i}"]) for i in range(2)]
-    nodes += [helper.make_node("Div", ["eps", "apart_0"], ["y"]), helper.make_node("Sqrt", ["apart_1"], ["z"])]
-    ports = [helper.make_tensor_value_info(name, FULL, [2]) for name in ("x", "y", "z")]
-    graph = helper.make_graph(nodes, "apart", ports[:1], ports[1:])
-    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    found = onnx_ir.to_proto(tidied(onnx_ir.from_proto(whole)))
-    checker.check_model(found, full_check=True)
-    assert [node.op_type for node in found.graph.node] == ["Add", "Div", "Sqrt"]
-    answer, root = ran(found, np.array([0.0, 1.0], dtype=np.float32))
-    np.testing.assert_allclose(answer, [1.0, 1e-9], rtol=1e-5)
-    np.testing.assert_allclose(root, [1e-9**0.5, 1.0], rtol=1e-5)
+KINDS = {"fp16": (TensorProto.FLOAT16, torch.float16), "bf16": (TensorProto.BFLOAT16, torch.bfloat16)}
+
+
+def low_model(low: int, nodes: list[Any], *others: Any) -> bytes:
+    """x and y in a low format, and what is between them."""
+    ports = [helper.make_tensor_value_info(name, low, [2]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "low", ports[:1], ports[1:], list(others))
+    made: Any = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    content: bytes = made.SerializeToString()
+    return content
+
+
+@pytest.mark.parametrize("format", KINDS)
+def test_every_value_is_rounded_the_input_too(format: str) -> None:
+    low, dtype = KINDS[format]
+    weight = helper.make_tensor("weight", low, [2], [1.5, 0.1])
+    nodes = [
+        helper.make_node("Mul", ["x", "weight"], ["product"]),
+        helper.make_node("Cast", ["product"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Exp", ["wide"], ["grown"]),
+        helper.make_node("Cast", ["grown"], ["back"], to=low),
+        helper.make_node("Add", ["back", "x"], ["y"]),
+    ]
+    made = read(low_model(low, nodes, weight))
+    rounded(made, format)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(as_bytes(made), options, providers=["CPUExecutionProvider"])
+    given = torch.tensor([1.0001, 3.1416])
+    (found,) = session.run(None, {session.get_inputs()[0].name: given.numpy()})
+    x = given.to(dtype)
+    product = x * torch.tensor([1.5, 0.1]).to(dtype)
+    expected = product.float().exp().to(dtype) + x
+    np.testing.assert_allclose(found, expected.float().numpy(), rtol=1e-6)
+    assert not np.allclose(found, (given * torch.tensor([1.5, 0.1])).exp() + given, rtol=1e-5)
+
+
+def test_nothing_is_left_in_the_format_but_what_casts_give() -> None:
+    low = TensorProto.FLOAT16
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["ones"], value=helper.make_tensor("v", low, [1], [1.0])),
+        helper.make_node("RandomNormalLike", ["x"], ["drawn"], dtype=low),
+        helper.make_node("Sum", ["x", "ones", "drawn"], ["y"]),
+    ]
+    made = read(low_model(low, nodes, helper.make_tensor("shape", TensorProto.INT64, [1], [2])))
+    rounded(made, "fp16")
+    again = read(as_bytes(made))
+    left = [value for node in again.graph for value in node.outputs if value.dtype == low]
+    assert [value.producer().op_type for value in left] == ["Cast"] * 4
+    assert {value.dtype for value in (*again.graph.inputs, *again.graph.outputs)} == {TensorProto.FLOAT}
+
+
+def test_a_graph_in_a_node_is_refused() -> None:
+    low = TensorProto.FLOAT16
+    branches = {
+        f"{which}_branch": helper.make_graph(
+            [helper.make_node(op, ["x"], [op])], which, [], [helper.make_tensor_value_info(op, low, [2])]
+        )
+        for which, op in (("then", "Exp"), ("else", "Neg"))
+    }
+    nodes = [helper.make_node("If", ["asked"], ["y"], **branches)]
+    with pytest.raises(ValueError, match="If has a graph of its own"):
+        rounded(read(low_model(low, nodes, helper.make_tensor("asked", TensorProto.BOOL, [], [True]))), "fp16")

@@ -71,14 +71,6 @@ def test_an_embedding_that_dominates(lookup: tuple[Prepared, Training]) -> None:
     assert "embedding-dominates" not in codes(prepared, louder(training, "a.weight", 100.0))
 
 
-def test_it_is_found_in_a_real_step() -> None:
-    prepared = prepared_lookup(200.0)
-    found = conclude(prepared, {}, None, lambda name: None)
-    (advice,) = (a for a in found.advice if a.code == "embedding-dominates")
-    assert "embed.weight" in advice.title
-    assert float(advice.evidence["share"]) > 0.9
-
-
 def test_outliers_among_the_layers(lookup: tuple[Prepared, Training]) -> None:
     prepared, training = lookup
     assert "gradient-outliers" not in codes(prepared, training)

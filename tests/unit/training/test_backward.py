@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
 
-from auditor.records import NodeError
-from auditor.training.backward import Tested, backward_errors
+from auditor.execution.step import Step, bind_step, run_step
+from auditor.records import Contribution, NodeError
+from auditor.training import backward
+from auditor.training.backward import Tested, attribute_gradients, backward_errors, backward_nodes, rerun
+from auditor.training.objective import in_training, training_subject
+from auditor.training.step import capture_step, step_batches
 from tests.stepping import Scaled, stepped
+from tests.unit.training.conftest import loss_fn, made
 
 U = 2.0**-7
 """Spacing of BF16 above 1."""
@@ -60,3 +67,84 @@ def test_what_has_no_kernel_says_so() -> None:
     assert found.error.unsupported is not None
     assert "kernel on CUDA" in found.error.unsupported
     assert (found.error.local_error, found.handed) == (None, None)
+
+
+U = 2.0**-7
+
+
+def test_errors_and_what_they_move() -> None:
+    # y = w x and y^2 with x = 1 + U: w gets 2 (1 + U)^2, which BF16 rounds to 2 (1 + 2 U), off by 2 U^2
+    step = stepped(Scaled(1.0, Tensor.square), torch.tensor([1 + U]), torch.tensor([1.0]))
+    found, why = backward_nodes(step, ("fp16", "bf16"))
+    assert why is None
+    product = found[0]
+    assert (product.op, product.owner, set(product.errors)) == ("aten.mul.Tensor", "", {"fp16", "bf16"})
+    off = (U / (1 + U)) ** 2
+    assert product.errors["bf16"].local_error == pytest.approx(off, rel=1e-3)
+    # forwards 1 + U is exact, and there is no other gradient
+    assert product.contributions["bf16"].backward == pytest.approx(off, rel=2**-7)
+    assert product.contributions["bf16"].isolated == pytest.approx(off, rel=2**-7)
+    assert product.contributions["bf16"].decided_by == "first-order"
+
+
+def test_what_breaks_in_a_low_step_alone_reaches_what_it_reaches_there() -> None:
+    # Alone, the root of 1e-8 is rounded to that of 0, whose derivative is infinite; times x, which is 0, it is NaN.
+    step = stepped(Scaled(1.0, Tensor.sqrt), torch.tensor([1e-8]), torch.tensor([1.0]))
+    (root,) = (node for node in backward_nodes(step, ("fp16",))[0] if node.name == "sqrt")
+    assert (root.errors["fp16"].overflow, root.reaches["fp16"]) == (1, "w")
+
+
+def test_where_gradients_are_not_the_models_nothing_is_attributed() -> None:
+    step = stepped(Scaled(), torch.tensor([1 + U]), torch.tensor([1.5]))
+    step.faithful = False
+    found, why = backward_nodes(step, ("bf16",))
+    assert why is not None
+    assert "other gradients than the model" in why
+    assert found[0].contributions == {}
+    assert found[0].errors["bf16"].local_error is not None
+
+
+@pytest.fixture(scope="module")
+def steps() -> tuple[Step, dict[str, dict[str, Contribution]]]:
+    model, tokens, targets = made()
+    subject = training_subject(copy.deepcopy(model), (tokens, targets), {}, loss_fn)
+    with in_training(subject.model):
+        captured = capture_step(subject, ("bf16",))
+        batch = step_batches(subject)[0]
+        step = run_step(bind_step(captured, subject, batch, 0))
+        handed = {
+            n: {f: one.handed for f, one in found.items()} for n, found in backward_errors(step, ("bf16",)).items()
+        }
+        twice = run_step(bind_step(captured, subject, batch, 0), create_graph=True)
+        return step, attribute_gradients(twice, handed, seed=0, passes=32)
+
+
+def test_first_order_is_near_brute_force(steps: tuple[Step, dict[str, dict[str, Contribution]]]) -> None:
+    step, first = steps
+    brute = rerun(step, first)
+    checked = 0
+    for name, found in first.items():
+        true = brute[name]["bf16"]
+        if true.isolated > 1e-6:
+            assert true.decided_by == "re-run"
+            assert found["bf16"].isolated == pytest.approx(true.isolated, rel=0.6)
+            checked += 1
+    assert checked >= 8
+    worst = max(first, key=lambda name: first[name]["bf16"].isolated)
+    top = sorted(brute, key=lambda name: -brute[name]["bf16"].isolated)[:3]
+    assert worst in top
+
+
+def test_operations_are_run_again_by_what_they_move_in_any_format(
+    steps: tuple[Step, dict[str, dict[str, Contribution]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, known = steps
+    guesses = dict(zip(known, [{"fp16": 0.1, "bf16": 0.9}, {"fp16": 0.5, "bf16": 0.5}], strict=False))
+    first = {name: {fmt: Contribution(moved, 0.0, 0.0) for fmt, moved in one.items()} for name, one in guesses.items()}
+    heavier, lighter = first
+    monkeypatch.setattr(backward, "RERUNS", 1)
+    found = rerun(step, first)
+    assert {one.decided_by for one in found[heavier].values()} == {"re-run"}
+    assert found[lighter] == first[lighter]
+    monkeypatch.setattr(backward, "ELEMENTS", 1)
+    assert rerun(step, first) == first  # the results of this step hold more than one entry

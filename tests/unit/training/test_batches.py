@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from auditor.execution.step import bind_step, run_step
-from auditor.training.batches import batch_sizes
 from auditor.training.objective import training_subject
 from auditor.training.own import Lowering
+from auditor.training.stage import batch_sizes
 from auditor.training.step import capture_step, step_batches
 from tests.stepping import Scaled
 

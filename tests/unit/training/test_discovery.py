@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from auditor.errors import AuditorError
-from auditor.training.discovery import load_training
+from auditor.training.objective import load_training
 
 MODEL = """
 import torch
@@ -31,9 +31,8 @@ def write(folder: Path, text: str) -> str:
     [
         (INPUTS + TARGETS + "loss_fn = mse\n", None, "subject.py:loss_fn"),
         (INPUTS + TARGETS + "def get_loss(): return nn.MSELoss()\n", None, "subject.py:get_loss"),
-        (INPUTS + TARGETS + "criterion = nn.MSELoss()\n", None, "subject.py:criterion"),
+        (INPUTS + "targets = Y\ncriterion = nn.MSELoss()\n", None, "subject.py:criterion"),
         (INPUTS + TARGETS, "mse", "--loss mse"),
-        (INPUTS + "targets = Y\nloss_fn = mse\n", None, "subject.py:loss_fn"),
         ("def get_inputs(): return X, Y\nloss_fn = mse\n", None, "subject.py:loss_fn"),
         (
             "def get_inputs(): return {'input': X, 't': Y}\ndef loss_fn(y, t): return mse(y, t)\n",

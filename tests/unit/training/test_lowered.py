@@ -43,10 +43,6 @@ def test_results_and_what_is_lowered_for_a_reader(captured: Capture, low: frozen
     assert low == {"linear", name_of(captured, "layer.weight"), x}
 
 
-def test_in_fp32_nothing_is_low(captured: Capture) -> None:
-    assert low_names(captured, "fp16", plain("fp32")) == frozenset()
-
-
 def test_gradients_by_module(captured: Capture, low: frozenset[str]) -> None:
     weight, scale = name_of(captured, "layer.weight"), name_of(captured, "scale")
     spreads = {

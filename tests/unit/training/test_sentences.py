@@ -16,8 +16,6 @@ from auditor.report.view import view
 from tests.unit.training.conftest import Trained, loss_fn
 from tests.unit.training.own_steps import audited, fp32_gradients, low_gradients, off
 
-BOTH = ("autocast", "cast")
-
 
 class Sum(nn.Module):
     """A weight whose gradient is a small difference of large inputs: FP16 makes 1000.5 of 1000.3, and BF16 1000."""
@@ -107,18 +105,6 @@ def test_the_window_that_fp16_is_recommended_with(trained: Trained) -> None:
     for scale, finite in ((window.minimum, True), (window.maximum, True), (4 * window.maximum, False)):
         gradients = low_gradients(model, trained.batch, loss_fn, found.plans["autocast_fp16"], scale)
         assert all(bool(torch.isfinite(g).all()) for g in gradients.values()) is finite, scale
-
-
-def test_how_far_gradients_are_off_is_what_a_step_shows() -> None:
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-    batch, loss = (torch.randn(8, 16), torch.randn(8, 4)), nn.functional.mse_loss
-    found, training = audited(model, batch, loss)
-    assert training.fp16 is not None and training.fp16.init is not None
-    reference = fp32_gradients(model, batch, loss)
-    for fmt, scale in (("fp16", training.fp16.init), ("bf16", 1.0)):
-        shown = off(low_gradients(model, batch, loss, found.plans[f"autocast_{fmt}"], scale), reference)
-        assert training.errors[fmt] == pytest.approx(shown, rel=1e-3)
 
 
 def test_the_loss_is_outside_of_a_plans_regions_as_in_the_loop() -> None:
