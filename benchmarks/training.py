@@ -21,8 +21,7 @@ from auditor.training.objective import in_training
 from auditor.training.own import Lowering, settle
 from auditor.training.stage import low_by_module, low_names
 from auditor.training.step import capture_step, step_batches
-from auditor.training.window import trial
-from auditor.training.window import loss_scale, lost_by_adam, lost_by_sgd, ratios_of
+from auditor.training.window import loss_scale, lost_by_adam, lost_by_sgd, ratios_of, trial
 from benchmarks.drawing import Curves, drawn
 from benchmarks.learning import Loop, Task, fresh, loop, subject_of, task
 

@@ -65,11 +65,9 @@ def _coordinates() -> tuple[Tensor, Tensor]:
 CASES = (
     Case(
         name="ema_bf16_lost_update",
-        seen_in="averaged weights kept in a half format",
         formats=BOTH,
         citation="d8ahazard/sd_dreambooth_extension PR#1417; PaddlePaddle/PaddleMIX PR#515",
         mechanism="(1 - decay) * (weight - average) is below half a last place: the average stands still",
-        remedy="the average in FP32",
         build=lambda: (
             MovingAverage(0.999),
             (uniform(64, low=1, high=2), uniform(64, low=1, high=2, seed=1) + 0.5),
@@ -80,11 +78,9 @@ CASES = (
     ),
     Case(
         name="residual_stream_bf16",
-        seen_in="deep residual streams: residual_in_fp32 of Mamba and Zaya",
         formats=("bf16",),
         citation="huggingface/transformers modeling_zaya.py; state-spaces/mamba residual_in_fp32",
         mechanism="what each block adds is below a last place of the stream",
-        remedy="the stream in FP32",
         build=lambda: (ResidualStream(4.0, 2.0**-7), (normal(8, 32, scale=0.1),)),
         twin=lambda: (ResidualStream(0.0, 0.5), (normal(8, 32),)),
         culprits=(("add", "layers"),),
@@ -92,11 +88,9 @@ CASES = (
     ),
     Case(
         name="raft_coords_accumulate",
-        seen_in="RAFT and RAFT-Stereo: coordinates += update",
         formats=BOTH,
         citation="princeton-vl/RAFT#54; princeton-vl/RAFT-Stereo#66",
         mechanism="coordinates near 700 are 0.5 apart in FP16, 4 in BF16: each sub-pixel update is lost",
-        remedy="coordinates and flow in FP32",
         build=lambda: (Inside(refine=FlowRefinement(on_coordinates=True)), _coordinates()),
         twin=lambda: (Inside(refine=FlowRefinement(on_coordinates=False)), _coordinates()),
         culprits=(("add", "refine"),),

@@ -76,11 +76,9 @@ def _wide() -> tuple[Tensor, Tensor, Tensor]:
 CASES = (
     Case(
         name="var_ex2_minus_ex_sq",
-        seen_in="one-pass variances in group norms and running statistics",
         formats=BOTH,
         citation="pytorch/executorch PR#16727",
         mechanism="two rounded numbers near 1600 differ by 0.25; the variance may come out negative",
-        remedy="two passes, or FP32",
         build=lambda: (Inside(norm=Standardise(one_pass=True)), (coarse(normal(8, 64) * 0.5 + 40),)),
         twin=lambda: (Inside(norm=Standardise(one_pass=False)), (normal(8, 64),)),
         culprits=(("sub", "norm"),),
@@ -88,11 +86,9 @@ CASES = (
     ),
     Case(
         name="expanded_pairwise_distance",
-        seen_in="codebooks of VQ models, cdist by matrix product",
         formats=BOTH,
         citation="NVIDIA/cuvs#991; pytorch/pytorch#136748, #42479, #57690",
         mechanism="|a|^2 + |b|^2 - 2ab leaves less than a last place of |a|^2: another code is nearest",
-        remedy="subtract before squaring, or FP32",
         build=lambda: (NearestCode(expanded=True), (_codes(),)),
         twin=lambda: (NearestCode(expanded=False), (_codes(),)),
         culprits=(("sub", ""),),
@@ -100,11 +96,9 @@ CASES = (
     ),
     Case(
         name="focal_clamp_1m1e4",
-        seen_in="focal losses of EfficientDet and CenterNet",
         formats=BOTH,
         citation="zylo117/Yet-Another-EfficientDet-Pytorch#502; xingyizhou/CenterNet#234; keras-team/keras-core#196",
         mechanism="1 - 1e-4 rounds to 1, and the logarithm of 1 - p is -inf",
-        remedy="an eps of 5e-3, or the loss from logits",
         build=lambda: (FocalLoss(1e-4), _logits()),
         twin=lambda: (FocalLoss(2**-6), _logits()),
         culprits=(("clamp", ""), ("log", "")),
@@ -112,11 +106,9 @@ CASES = (
     ),
     Case(
         name="normal_logprob_small_sigma",
-        seen_in="log-probabilities of Gaussian policies",
         formats=BOTH,
         citation="HorizonRobotics/alf PR#1651",
         mechanism="the squared scale and the squared distance are both tiny; their ratio is rounding",
-        remedy="FP32 for the projection and its log-probability",
         build=lambda: (GaussianLogProbability(), _narrow()),
         twin=lambda: (GaussianLogProbability(), _wide()),
         culprits=(("sub", ""), ("div", ""), ("mul", "")),

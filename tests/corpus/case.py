@@ -28,11 +28,9 @@ class Case:
     """
 
     name: str
-    seen_in: str
     formats: tuple[str, ...]
     citation: str
     mechanism: str
-    remedy: str
     build: Build
     twin: Build
     culprits: tuple[tuple[str, str], ...]

@@ -32,16 +32,12 @@ def _raised(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *inputs: function(*(x.float() for x in inputs)).to(inputs[0].dtype)
 
 
-def _refused(
-    name: str, seen_in: str, citation: str, function: Callable[..., Tensor], operation: str, *inputs: Tensor
-) -> Case:
+def _refused(name: str, citation: str, function: Callable[..., Tensor], operation: str, *inputs: Tensor) -> Case:
     return Case(
         name=name,
-        seen_in=seen_in,
         formats=BOTH,
         citation=citation,
         mechanism="there is no half kernel, or it refuses",
-        remedy="FP32 around the operation",
         build=_core(function, *inputs),
         twin=_core(_raised(function), *inputs),
         culprits=((operation, "core"),),
@@ -71,11 +67,9 @@ WELL_CONDITIONED = torch.eye(4) * 0.5 + 0.125
 CASES = (
     Case(
         name="masked_fill_1e9",
-        seen_in="attention masks filled with -1e9 or less",
         formats=("fp16",),
         citation="NVIDIA/apex#1052, #1105; facebookresearch/fairseq#3575; huggingface/transformers modeling_reformer.py",
         mechanism="the literal does not fit, and torch raises",
-        remedy="the smallest number of the dtype, -inf, or -1e4",
         build=lambda: (Inside(attn=MaskedAttention(-1e9)), (normal(3, 4), NO_PADDED_ROW)),
         twin=lambda: (Inside(attn=MaskedAttention(float("-inf"))), (normal(3, 4), NO_PADDED_ROW)),
         culprits=(("masked_fill", "attn"),),
@@ -83,7 +77,6 @@ CASES = (
     ),
     _refused(
         "linalg_svd",
-        "alignment by singular values (Kabsch, LatentSync)",
         "NVIDIA/apex#887; pytorch/pytorch#98308; bytedance/LatentSync#241",
         _singular_values,
         "linalg_svd",
@@ -91,7 +84,6 @@ CASES = (
     ),
     _refused(
         "linalg_inv",
-        "inverses of cameras and homographies",
         "pytorch/pytorch#40427, #17413",
         torch.linalg.inv,
         "linalg_inv",
@@ -99,7 +91,6 @@ CASES = (
     ),
     _refused(
         "fft_rfft",
-        "Autoformer, TimesNet, FreeU",
         "thuml/Time-Series-Library#761; ChenyangSi/FreeU PR#11; pytorch/pytorch PR#74857, #117844",
         _spectrum,
         "fft_rfft",
@@ -107,7 +98,6 @@ CASES = (
     ),
     _refused(
         "stft_mel",
-        "mel losses of VITS and its relatives",
         "innnky/so-vits-svc#11",
         _spectrogram,
         "stft",
@@ -115,7 +105,6 @@ CASES = (
     ),
     _refused(
         "cdist_half",
-        "matchers of DETR, point clouds",
         "pytorch/pytorch#29528, #136748; deepspeedai/DeepSpeed#939; open-mmlab/mmdetection PR#9607",
         torch.cdist,
         "cdist",
@@ -124,7 +113,6 @@ CASES = (
     ),
     _refused(
         "antialias_resize",
-        "resized position embeddings of SigLIP 2, on a CPU",
         "huggingface/transformers modeling_siglip2.py",
         _resized,
         "_upsample_bilinear2d_aa",
@@ -132,11 +120,9 @@ CASES = (
     ),
     Case(
         name="matrix_exp_silent_garbage",
-        seen_in="Lie groups and orthogonal parametrisations by torch.matrix_exp",
         formats=BOTH,
         citation="seen on torch 2.13, CPU; compare tensorflow/tensorflow#121912, PR#122575",
         mechanism="it accepts a well-conditioned matrix of small norm and returns 1e30, without raising",
-        remedy="torch.matrix_exp(a.float())",
         build=_core(torch.matrix_exp, WELL_CONDITIONED),
         twin=_core(_raised(torch.matrix_exp), WELL_CONDITIONED),
         culprits=(("matrix_exp", "core"), ("linalg_matrix_exp", "core")),

@@ -16,7 +16,7 @@ from tests.subjects import normal, seeded
 SAID = "CUDA error: device-side assert triggered"
 
 
-@pytest.mark.parametrize("share", [0.002, 0.1, 0.4, 0.7, 0.95])
+@pytest.mark.parametrize("share", [0.002, 0.4, 0.95])
 @natively
 def test_it_ends_in_one_line(share: float) -> None:
     model, inputs = seeded(lambda: nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))).eval(), (normal(3, 4),)

@@ -22,8 +22,11 @@ from tests.pretend_gpu.models import MODELS, architecture, made
 from tests.pretend_gpu.natively import ROOT, SITE, natively
 from tests.pretend_gpu.same import differences
 
+SLOW = pytest.mark.slow
+QUICK_MODELS = ("mlp", "transformer", "recurrent", "regions")
 
-@pytest.mark.parametrize("name", list(MODELS))
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK_MODELS else SLOW) for n in MODELS])
 @natively
 def test_an_audit_finds_natively_what_it_finds_emulated(name: str) -> None:
     model, inputs = made(name)
@@ -35,9 +38,6 @@ def test_an_audit_finds_natively_what_it_finds_emulated(name: str) -> None:
     assert differences(emulated, native) == []
     assert all(value.device.type == "cpu" for value in model.state_dict().values())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-
-
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

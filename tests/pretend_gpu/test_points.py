@@ -119,20 +119,6 @@ def test_attention_drops_the_same_entries_low_and_in_fp32() -> None:
     same(emulated, native)
 
 
-@natively
-def test_a_large_1x1_convolution_on_one_thread() -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
-        audit = auditor.audit(
-            seeded(lambda: model).eval(), (normal(1, 8, 128, 128),), device="pretend", formats="fp16", quick=True
-        )
-    finally:
-        torch.set_num_threads(threads)
-    assert audit.environment.execution == "native"
-
-
 @pytest.mark.parametrize("as_criterion", [False, True])
 @natively
 def test_the_users_measures_get_tensors_of_the_cpu(as_criterion: bool) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.numerics.histogram import magnitudes_of
-from auditor.records.training import BatchSize, ParameterGradients, Training
-from auditor.training.advice import advice_of, backward_fails, reduce_dtype
+from auditor.records.training import Training
+from auditor.training.advice import advice_of, reduce_dtype
 from auditor.training.objective import training_subject
 from auditor.training.stage import Prepared, conclude, prepare
 
@@ -46,37 +46,6 @@ def codes(prepared: Prepared, training: Training) -> set[str]:
     return {advice.code for advice in advice_of(training, prepared.capture)}
 
 
-def louder(training: Training, name: str, factor: float) -> Training:
-    """The same audit with one parameter's gradient larger."""
-
-    def changed(p: ParameterGradients) -> ParameterGradients:
-        return replace(p, gradient=replace(p.gradient, norm=p.gradient.norm * factor)) if p.name == name else p
-
-    return replace(training, parameters=tuple(map(changed, training.parameters)))
-
-
-def test_an_operation_that_fails_backwards_names_its_module(lookup: tuple[Prepared, Training]) -> None:
-    prepared, training = lookup
-    assert "backward-fails" not in codes(prepared, training)
-    node = replace(training.nodes[0], owner="a", reasons={"fp16": "it overflows"})
-    (advice,) = backward_fails(replace(training, nodes=(node,)), prepared.capture)
-    assert advice.evidence == {"module": "a", "format": "fp16"}
-    assert advice.text.endswith(": it overflows.")
-
-
-def test_an_embedding_that_dominates(lookup: tuple[Prepared, Training]) -> None:
-    prepared, training = lookup
-    assert "embedding-dominates" not in codes(prepared, training)
-    assert "embedding-dominates" in codes(prepared, louder(training, "embed.weight", 100.0))
-    assert "embedding-dominates" not in codes(prepared, louder(training, "a.weight", 100.0))
-
-
-def test_outliers_among_the_layers(lookup: tuple[Prepared, Training]) -> None:
-    prepared, training = lookup
-    assert "gradient-outliers" not in codes(prepared, training)
-    assert "gradient-outliers" in codes(prepared, louder(training, "b.weight", 1000.0))
-
-
 def test_master_weights_by_the_share_of_lost_updates(lookup: tuple[Prepared, Training]) -> None:
     prepared, training = lookup
     assert training.bf16 is not None
@@ -107,20 +76,3 @@ def test_ranks_until_the_sum_overflows(lookup: tuple[Prepared, Training]) -> Non
     window = replace(training.fp16, init=1024.0)
     (advice,) = reduce_dtype(replace(training, parameters=(one,), fp16=window), prepared.capture)
     assert advice.evidence["ranks"] == 65504 / (2 * 1024)
-
-
-def test_a_collective_in_the_graph(lookup: tuple[Prepared, Training]) -> None:
-    prepared, training = lookup
-    assert "low-collective" not in codes(prepared, training)
-    name, node = next(iter(prepared.capture.nodes.items()))
-    nodes = {**prepared.capture.nodes, name: replace(node, op="_c10d_functional.all_reduce.default")}
-    found = advice_of(training, replace(prepared.capture, nodes=nodes))
-    assert "low-collective" in {advice.code for advice in found}
-
-
-def test_batch_sizes_that_differ(lookup: tuple[Prepared, Training]) -> None:
-    prepared, training = lookup
-    small, large = (BatchSize(n, 1.0, 1.0, 0.0, {"bf16": error}) for n, error in ((4, 0.01), (16, 0.03)))
-    assert "batch-size" in codes(prepared, replace(training, batch_sizes=(small, large)))
-    same = replace(large, error={"bf16": 0.012})
-    assert "batch-size" not in codes(prepared, replace(training, batch_sizes=(small, same)))

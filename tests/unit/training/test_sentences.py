@@ -175,20 +175,6 @@ def test_a_plan_that_runs_nothing_low_is_none_to_train_under() -> None:
     assert view(found).headline.endswith("Train it in FP32.")
 
 
-def test_nothing_is_low_where_there_is_no_product() -> None:
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * self.weight).tanh()
-
-    _, training = audited(Scale(), (torch.randn(4, 8), torch.randn(4, 8)), nn.functional.mse_loss, strategies=("cast",))
-    assert training.recommendation == "FP32: autocast lowers nothing in this step"
-    assert set(training.errors.values()) == {0.0}
-
-
 def explained(training: Training) -> list[tuple[bool, bool, str | None]]:
     return [(t.predicted_overflow, t.overflow, t.explained) for t in training.trials]
 
@@ -253,23 +239,6 @@ def test_a_loss_that_is_not_finite() -> None:
     )
     assert explained(training)[0] == (False, True, "the loss itself is not finite in this step")
     assert "FP16 gives no finite gradients" in training.recommendation or "no format" in training.recommendation
-
-
-def test_a_slope_that_overflows() -> None:
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-            nn.init.constant_(self.layer.weight, 0.01)
-            nn.init.ones_(self.layer.bias)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (self.layer(x).abs() * 1e-8).sqrt()  # 0 in FP16, and the slope of a root there is infinite
-
-    _, training = audited(Root(), (torch.randn(4, 8),), lambda y: y.sum(), formats=("fp16",), strategies=("cast",))
-    predicted, seen, why = explained(training)[0]
-    assert (predicted, seen) == (False, True)
-    assert re.fullmatch(r"gradients of .+ overflow, though FP32's largest, scaled, is \S+", why or "")
 
 
 def test_a_step_that_raises() -> None:

@@ -21,48 +21,6 @@ from auditor.numerics.metrics import output_error
 from tests.subjects import normal
 
 
-class TableByDtype(nn.Module):
-    """Makes a table when a dtype is first seen, in a dictionary that nobody copies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.tables = nn.Linear(8, 8), {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.lin(x)
-        if y.dtype not in self.tables:
-            self.tables[y.dtype] = torch.arange(8, dtype=torch.float32, device=y.device).cos().to(y.dtype)
-        return y * self.tables[y.dtype]
-
-
-class Counting(nn.Module):
-    """Scales by how often it was called, and keeps the last result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(8, 8)
-        self.register_buffer("calls", torch.ones(()))
-        self.register_buffer("last", torch.zeros(4, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        y = self.lin(x) * self.calls + self.last
-        self.last.copy_(y)
-        return y
-
-
-class Sampling(nn.Module):
-    """Draws by the reparametrisation trick, as a VAE does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean, self.log_variance, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean, deviation = self.mean(x), (0.5 * self.log_variance(x)).exp()
-        return self.out(mean + torch.randn_like(deviation) * deviation)
-
-
 class Noisy(nn.Module):
     """Drops entries in evaluation, adds noise in place, and chooses softly among columns."""
 
@@ -88,9 +46,6 @@ class Products(nn.Module):
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "table by dtype": (TableByDtype, (4, 8)),
-    "counting": (Counting, (4, 8)),
-    "sampling": (Sampling, (4, 8)),
     "noisy": (Noisy, (4, 8)),
     "graph module": (lambda: fx.symbolic_trace(Products()), (4, 8)),
 }
