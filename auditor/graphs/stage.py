@@ -22,9 +22,8 @@ from ..records import Baseline, Memory, Plan, Program, ScopeChoice, Timing, Toda
 from ..score import judged as scored_against
 from ..verify import PROGRAM, Answers, NotHandedOver, Runs, Verifier
 from ..verify import saved as as_saved
-from .choices import Choice, Operations, Refused, Trial, kept_of
+from .choices import Choice, Operations, Refused, Trial, kept_of, lowered, memory_needed
 from .exported import Saved, cannot, exported, saved
-from .lowered import lowered, memory_needed
 from .operations import Table, table_of
 
 T = TypeVar("T")

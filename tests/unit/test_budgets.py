@@ -49,7 +49,7 @@ BUDGET = {
     "document": (900, "document"),
     "execution": (1480, "execution"),
     "fleet": (490, "fleet"),
-    "graphs": (1430, "graphs"),
+    "graphs": (1420, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2670, "loading"),
     "loose files": (1560, "flow"),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from auditor.graphs import stage
+from auditor.graphs.choices import lowered
 from auditor.graphs.exported import Exported, saved
-from auditor.graphs.lowered import lowered
 from auditor.graphs.operations import Table
 from auditor.plan.workbench import Workbench
 from auditor.verify import Answers, NotHandedOver, Verifier

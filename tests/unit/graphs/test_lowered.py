@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
+from auditor.graphs.choices import lowered
 from auditor.graphs.exported import Exported
-from auditor.graphs.lowered import lowered
 from auditor.graphs.operations import Table
 
 to = torch.ops.aten.to.dtype

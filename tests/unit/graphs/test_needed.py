@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.graphs.choices import lowered, memory_needed
 from auditor.graphs.exported import exported
-from auditor.graphs.lowered import lowered, memory_needed
 from auditor.graphs.operations import table_of
 from auditor.graphs.stage import memory_in_fp32
 from auditor.records import Memory
