@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,21 +77,6 @@ def test_endless_recursion_is_one_clear_line() -> None:
         auditor.audit(Endless(), (X,), device="cpu")
 
 
-class InSteps(nn.Module):
-    """A cell called for every step, in Python."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state, found = (torch.zeros(len(x), 8), torch.zeros(len(x), 8)), []
-        for step in x.unbind(1):
-            state = self.cell(step, state)
-            found.append(state[0])
-        return torch.stack(found, 1)
-
-
 class Layered(nn.Module):
     def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()
@@ -106,34 +90,6 @@ class Layered(nn.Module):
 @pytest.mark.parametrize("kind", [nn.LSTM])
 def test_over_a_thousand_steps(kind: Callable[..., nn.Module]) -> None:
     held(lambda: (seeded(lambda: Layered(kind)).eval(), ((normal(2, 1_200, 8),), {})), formats=("fp16",))
-
-
-LONG: dict[str, Callable[[], tuple[nn.Module, Call]]] = {
-    "layers and activations": lambda: (
-        nn.Sequential(*(layer for _ in range(750) for layer in (nn.Linear(16, 16), nn.ReLU()))),
-        ((torch.randn(4, 16),), {}),
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LONG)
-def test_many_layers_are_audited_within_a_minute(name: str) -> None:
-    """Of processor time: other work on the machine shows in it too, but less than in the time of day."""
-    torch.manual_seed(0)
-    model, (args, _) = LONG[name]()
-    begun = time.process_time()
-    audit = auditor.audit(model.eval(), args, device="cpu")
-    assert time.process_time() - begun <= 60
-    assert all(plan.verified and plan.low_precision_flops == 1 for plan in audit.plans.values())
-
-
-@pytest.mark.slow
-def test_over_a_thousand_steps_in_python() -> None:
-    model, x = seeded(InSteps).eval(), normal(2, 1_200, 8)
-    audit = auditor.audit(model, (x,), device="cpu")
-    assert len(audit.nodes) > 4_800
-    assert all(plan.verified and plan.low_precision_flops == 1 for plan in audit.plans.values())
 
 
 SOURCE = """
