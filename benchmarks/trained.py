@@ -24,7 +24,6 @@ COLUMNS = {
     "model": "",
     "plan": "",
     "without it": ".2g",
-    "rules alone": ".2g",
     "predicted": ".2g",
     "measured": ".2g",
     "FLOPs low": ".1%",
@@ -51,12 +50,10 @@ def rows_of(name: str) -> list[Row]:
 def row_of(name: str, audit: Audit, plan: Plan) -> Row:
     """islands: FP32 modules that lie directly in a low one, or low ones in an FP32 model."""
     baseline = audit.baselines[plan.name]
-    rules = baseline.rules_only
     return {
         "model": name,
         "plan": plan.name,
         "without it": _number(baseline.measured_error),
-        "rules alone": _number(rules.measured_error if rules else None),
         "predicted": plan.predicted_error,
         "measured": _number(plan.measured_error),
         "FLOPs low": plan.low_precision_flops,

@@ -84,11 +84,6 @@ def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
     return square, float(kept.square().sum())
 
 
-def worst_output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
-    """Largest `output_error` of any one tensor."""
-    return max((output_error([r], [c]) for r, c in paired(reference, candidate)), default=0.0)
-
-
 def disagreement(reference: torch.Tensor, candidate: torch.Tensor) -> float:
     """Share of entries of a discrete tensor (indices, masks) that differ. Empty -> 0.0."""
     if reference.numel() == 0:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..numerics.formats import runs
-from ..records import Baseline, Plan, RulesOnly
+from ..records import Baseline, Plan
 from .choices import as_another, as_candidate, as_plan, ruled
 from .modules import Modules
 from .reasons import Weighed, with_reasons
@@ -47,10 +47,9 @@ class Planner:
             space.log[space.key(space.low)] = error
         kept = ruled(space.problem, self.bench.findings)
         space.known = [space.low, kept]
-        alone = found.measured_error, found.finite
         if kept != space.low:
-            alone = finite(space.error(kept))
-        return replace(found, rules_only=RulesOnly(*alone, low_precision_flops=kept.low_flops))
+            space.error(kept)
+        return found
 
     def plans(self, baselines: Mapping[str, Baseline]) -> dict[str, Plan]:
         """Every plan, verified on inputs it was not made from where there are any."""

@@ -17,7 +17,7 @@ from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
-from ..numerics.metrics import output_error, worst_output_error
+from ..numerics.metrics import output_error
 from ..raised import let_through
 from ..records import Baseline, CriterionValue, Plan, Today, Verification
 from ..verify import Answers, failure_of, said_no_memory
@@ -96,7 +96,6 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
 def _held_against(bench: Workbench, plan: Plan, pairs: Sequence[Pair], graded: Pair | None) -> Plan:
     try:
         found = worst_of([bench.distance(r, c) for r, c in pairs])
-        worst = worst_of([worst_output_error(r, c) for r, c in pairs])
         enabled = bench.distance(*graded) if graded else None
     except MeasureError as error:
         return _failed(bench, plan, str(error))
@@ -111,7 +110,6 @@ def _held_against(bench: Workbench, plan: Plan, pairs: Sequence[Pair], graded: P
         criteria=named,
         apart=apart(pairs),
         finite=is_finite,
-        worst_output=worst if is_finite and math.isfinite(worst) else None,
         with_gradients=enabled if is_finite else None,
         noise=bench.floor.error,
         floor=bench.floor.floor if bench.floor.floor > bench.budget else 0.0,
@@ -135,7 +133,7 @@ def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
 
 def _unrun(bench: Workbench) -> Verification:
     inputs = "held-out" if bench.subject.held_out else "audited"
-    return Verification(None, False, None, inputs, "native" if bench.native else "emulated")
+    return Verification(None, False, inputs, "native" if bench.native else "emulated")
 
 
 def _pairs(expected: Answers, answer: Answers) -> tuple[list[Pair], Pair | None]:

@@ -31,7 +31,7 @@ from .measure import (
 )
 from .plan import Memory, Plan, Reason, ScopeChoice, Verification
 from .program import Kept, Onnx, Program
-from .run import Baseline, CriterionValue, Evaluation, NonFinite, RulesOnly, Score, Timed, Times, Timing, Today
+from .run import Baseline, CriterionValue, Evaluation, NonFinite, Score, Timed, Times, Timing, Today
 
 __all__ = [
     "FORMAT_VERSION",
@@ -70,7 +70,6 @@ __all__ = [
     "Proposal",
     "Provenance",
     "Reason",
-    "RulesOnly",
     "ScopeChoice",
     "Score",
     "Subject",

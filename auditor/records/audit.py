@@ -14,7 +14,7 @@ from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes
 from .plan import Plan
 from .run import Baseline, Evaluation, Timing, Today
 from .training import Training
-from .written import Unwritten, Written
+from .written import Measured, Unwritten, Written, empty
 
 FORMAT_VERSION = 1
 """Version of the files; raised when a field changes its meaning or goes. In the first, plan.json held everything."""
@@ -33,26 +33,15 @@ class Proposal:
     output: Annotated[str, Written("the output, by its name in what the model returns")]
     criterion: Annotated[str, Written("as `--criterion` takes it; the limit is a suggestion")]
     because: Annotated[str, Written("what speaks for it, in words")]
-    holds: Annotated[
-        bool,
-        Written(
-            "`true`: plans are held to it by default, and `--criterion` sets another limit; `false`: it is proposed"
-        ),
-    ] = False
+    holds: Annotated[bool, Written("`true`: plans are held to it by default; `false`: it is proposed")] = False
 
 
 @dataclass(frozen=True)
 class Dtypes:
     """What one operation reads, computes in and gives when the model runs under a plan; dtypes as torch names them."""
 
-    inputs: Annotated[
-        tuple[str, ...],
-        Written("dtypes of the tensors that it reads, as they reach it and before autocast casts them, each once"),
-    ]
-    computed: Annotated[
-        str,
-        Written("dtype that its kernel is handed: what autocast, promotion or a `dtype` argument make of its inputs"),
-    ]
+    inputs: Annotated[tuple[str, ...], Written("dtypes of the tensors that it reads, before autocast casts them")]
+    computed: Annotated[str, Written("dtype that its kernel is handed after autocast and promotion")]
     output: Annotated[str, Written("dtype of its result, of the first of several")]
 
 
@@ -93,27 +82,13 @@ class Environment:
         str, Written("`native`: a GPU ran the formats; `emulated`: a CPU imitated one", choices=("native", "emulated"))
     ]
     seed: Annotated[int, Written("of every random choice")]
-    seconds: Annotated[
-        Mapping[str, float],
-        Written("what each stage took, by name, in seconds; other from run to run, where all else is the same"),
-    ] = field(default_factory=dict)
-    libraries: Annotated[
-        Mapping[str, str], Written("versions of what computes there: CUDA, cuDNN and the driver, or oneDNN")
-    ] = field(default_factory=dict)
+    seconds: Annotated[Mapping[str, float], Written("seconds of each stage, by name")] = empty()
+    libraries: Annotated[Mapping[str, str], Written("versions of CUDA, cuDNN and driver, or oneDNN")] = empty()
     flags: Annotated[
-        Mapping[str, Any],
-        Written(
-            "how the caller had set torch to compute, by its names below `torch.backends`, and environment variables that "
-            "overrule it; the audit's own FP32 is IEEE whatever they say"
-        ),
-    ] = field(default_factory=dict)
+        Mapping[str, Any], Written("how the caller had set torch to compute, by name; the audit's own FP32 is IEEE")
+    ] = empty()
     memory: Annotated[tuple[str, ...], Written("what was done to hold no more than `--memory`")] = ()
-    held: Annotated[
-        str | None,
-        Written(
-            "what `--memory` came to in the process that measured: how much was written to mapped files, and the most that was resident"
-        ),
-    ] = None
+    held: Annotated[str | None, Written("what `--memory` wrote to mapped files, and the most that was resident")] = None
 
 
 @dataclass(frozen=True)
@@ -123,27 +98,13 @@ class NodeReport:
     node: Annotated[Node, Written("the operation")]
     findings: Annotated[tuple[str, ...], Written("codes of the rules that fired on it")]
     verdicts: Annotated[Mapping[str, Verdict], Written("by format: what is said of it, and why")]
-    exposed: Annotated[
-        Mapping[str, tuple[str, ...]],
-        Written("by format: strategies that would run it low if nothing was done about it"),
-    ]
+    exposed: Annotated[Mapping[str, tuple[str, ...]], Written("by format: strategies that would run it low")]
     errors: Annotated[Mapping[str, NodeError], Written("by format: what it does to the operation itself")]
     contributions: Annotated[Mapping[str, Contribution], Written("by format: how far it moves the outputs")]
-    flops: Annotated[
-        int,
-        Written("multiply-adds counted as two; 0 for operations that are not matrix products or convolutions", least=0),
-    ]
+    flops: Annotated[int, Written("of matrix products and convolutions; 0 for others", least=0)]
     range: Annotated[Magnitudes | None, Written("magnitudes of its FP32 result; `null` where that is not floating")]
-    written: Annotated[
-        bool, Written("whether its largest magnitude is a number that the author wrote, such as a mask's -1e9")
-    ] = False
-    planned: Annotated[
-        Dtypes | None,
-        Written(
-            "dtypes seen in a run under the recommended plan; `null` where there is none, or it could not be followed "
-            "operation by operation"
-        ),
-    ] = None
+    written: Annotated[bool, Written("whether its largest magnitude is a literal, such as a mask's -1e9")] = False
+    planned: Annotated[Dtypes | None, Written("dtypes seen in a run under the recommended plan; `null`: none")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,112 +118,52 @@ class Audit:
 
     subject: Annotated[Provenance, Written("the model and its inputs")]
     live: Unwritten[Subject | None] = None
-    parameters: Annotated[
-        int,
-        Written(
-            "how many numbers the model's parameters hold, shared ones once; `apply` refuses another count", least=0
-        ),
-    ]
-    structure: Annotated[
-        str, Written("digest of the modules' classes and the parameters' shapes; `apply` refuses another")
-    ] = ""
+    parameters: Annotated[int, Written("numbers in the parameters, shared ones once; `apply` refuses another", least=0)]
+    structure: Annotated[str, Written("digest of modules and parameters; `apply` refuses another")] = ""
     inputs: Annotated[tuple[str, ...], Written("dtype and shape of each tensor of the first batch")]
     tied_parameters: Annotated[Groups, Written("groups of names in the state dict that are one parameter")] = ()
     shared_modules: Annotated[Groups, Written("groups of paths that are one module")] = ()
     formats: Annotated[tuple[str, ...], Written("number formats that were audited")]
     max_error: Annotated[float, Written("the error that a plan may have", least=0, exact=True)]
     metric: Annotated[str, Written("what errors are measured in")]
-    criteria: Annotated[
-        tuple[str, ...],
-        Written(
-            "criteria that were set, and the budget of the outputs that none speaks of; `max_error` is 1 then, and errors are "
-            "the largest share of what they allow"
-        ),
-    ] = ()
+    criteria: Annotated[tuple[str, ...], Written("criteria that were set; errors are shares of what they allow")] = ()
     proposals: Annotated[
-        tuple[Proposal, ...],
-        Written("criteria that nobody set: what discrete outputs are held to by default, and what else is proposed"),
+        tuple[Proposal, ...], Written("criteria that nobody set: those that hold by default, and proposed ones")
     ] = ()
     capture_method: Annotated[
-        str,
-        Written(
-            "one run was recorded. `run`: nothing in it depends on values; `path`: Python or a shape did, and other inputs "
-            "may take other paths",
-            choices=("run", "path"),
-        ),
+        str, Written("`path`: Python or a shape depends on values; `run`: nothing does", choices=("run", "path"))
     ]
     environment: Annotated[Environment, Written("what ran the audit")]
-    recommended: Annotated[
-        str | None,
-        Written("name of the plan to use; `null`: no plan holds the budget and gains anything by what is low"),
-    ]
+    recommended: Annotated[str | None, Written("name of the plan to use; `null`: FP32")]
     use: Annotated[str, Written("what the recommended plan is for", choices=("inference", "training"))] = "inference"
     recommendation: Annotated[str, Written("why, in one sentence")]
     plans: Annotated[Mapping[str, Plan], Written("one per strategy and format, under names such as `autocast_bf16`")]
     baselines: Annotated[Mapping[str, Baseline], Written("what happens without a plan, under the same names")]
-    fp32_today: Annotated[
-        Today | None,
-        Written(
-            "the model in FP32 under the caller's own flags, such as TF32; `null` where that does not differ from FP32 in IEEE "
-            "arithmetic"
-        ),
-    ] = None
-    timing: Annotated[Timing | None, Written("what time and memory were measured on; `null` where they were not")] = (
-        None
-    )
-    nodes: Annotated[
-        tuple[NodeReport, ...], Written("every operation of the captured graph, in the order it runs", measured=True)
-    ] = ()
-    classes: Annotated[
-        Mapping[str, str],
-        Written(
-            "classes of the modules that others run in and that run nothing themselves, by path; those of all others "
-            "stand with their operations",
-            measured=True,
-        ),
-    ] = field(default_factory=dict)
-    graph_inputs: Annotated[
-        tuple[str, ...],
-        Written(
-            "the model's inputs, by name in the captured graph: tensors of the first batch in order, then those of other paths alone",
-            measured=True,
-        ),
-    ] = ()
+    fp32_today: Annotated[Today | None, Written("FP32 under the caller's own flags; `null`: it is IEEE")] = None
+    timing: Annotated[Timing | None, Written("what time and memory were measured on; `null`: they were not")] = None
+    nodes: Annotated[tuple[NodeReport, ...], Measured("every operation of the graph, in the order it runs")] = ()
+    classes: Annotated[Mapping[str, str], Measured("by path: classes of modules that run nothing themselves")] = empty()
+    graph_inputs: Annotated[tuple[str, ...], Measured("inputs, by name in the captured graph")] = ()
     graph_outputs: Annotated[
-        tuple[str, ...],
-        Written("the model's outputs: what gives each returned tensor, by name in the captured graph", measured=True),
+        tuple[str, ...], Measured("what gives each returned tensor, by name in the captured graph")
     ] = ()
-    weights: Annotated[tuple[Weight, ...], Written("magnitudes of every parameter and buffer", measured=True)] = ()
-    regions: Annotated[
-        tuple[FlaggedRegion, ...], Written("flagged operations that lie together, run together", measured=True)
-    ] = ()
-    linearity: Annotated[
-        tuple[Linearity, ...],
-        Written("by format: predictions held against runs, where some come near the budget", measured=True),
-    ] = ()
-    noise: Annotated[Noise | None, Written("how far FP32 is from itself when it is run again", measured=True)] = None
+    weights: Annotated[tuple[Weight, ...], Measured("magnitudes of every parameter and buffer")] = ()
+    regions: Annotated[tuple[FlaggedRegion, ...], Measured("flagged operations that lie together, run together")] = ()
+    linearity: Annotated[tuple[Linearity, ...], Measured("by format: predictions held against runs")] = ()
+    noise: Annotated[Noise | None, Measured("how far FP32 is from itself when it is run again")] = None
     findings: Annotated[tuple[Finding, ...], Written("every rule that fired, each place by itself")]
     contributions: Annotated[
         Mapping[str, Mapping[str, Mapping[str, float]]],
-        Written(
-            "what the next audit compares with: by format, module and operation the largest contribution (relative L2), of "
-            "those that are sensitive or would be if they were 2 times as large"
-        ),
-    ] = field(default_factory=dict)
+        Written("by format, module and operation the largest contribution, for the next audit"),
+    ] = empty()
     warnings: Annotated[tuple[str, ...], Written("what limits this audit, in words")]
     training: Annotated[Training | None, Written("what a training step meets; `null` in mode `inference`")] = None
-    evaluation: Annotated[
-        Evaluation | None,
-        Written("the user's own function, and what it says of the FP32 model; `null` where none was given"),
-    ] = None
-    command: Annotated[str, Written("what was called", measured=True)] = ""
+    evaluation: Annotated[Evaluation | None, Written("the user's own function; `null`: none was given")] = None
+    command: Annotated[str, Measured("what was called")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
-    plan_errors: Annotated[
-        Mapping[str, float],
-        Written(
-            "by node: relative L2 error of its output in a run of the graph under the recommended plan", measured=True
-        ),
-    ] = field(default_factory=dict)
+    plan_errors: Annotated[Mapping[str, float], Measured("by node: relative L2 error under the recommended plan")] = (
+        empty()
+    )
 
     @property
     def seconds(self) -> Mapping[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from .written import Unwritten, Written
+from .written import Unwritten, Written, empty
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ class Origin:
     symbol: str
     kind: str
     init_args: tuple[Any, ...] = ()
-    init_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    init_kwargs: Mapping[str, Any] = empty()
     weights: str | None = None
     folder: str | None = None
     digest: str | None = None
@@ -75,8 +75,8 @@ class Subject:
     warnings: tuple[str, ...] = ()
     objective: Objective | None = None
     raised: str = "none"
-    stored_low: Mapping[str, int] = field(default_factory=dict)
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    stored_low: Mapping[str, int] = empty()
+    flags: Mapping[str, Any] = empty()
     given: Subject | None = None
 
 
@@ -111,7 +111,7 @@ class Literals:
     then; dtypes that torch has not are rows of the table of formats.
     """
 
-    arguments: Mapping[int | str, Any] = field(default_factory=dict)
+    arguments: Mapping[int | str, Any] = empty()
     result: Any = None
 
 
@@ -138,9 +138,7 @@ class Node:
     op: Annotated[str, Written("ATen overload, for example `aten.softmax.int`")]
     owner: Annotated[str, Written("module it belongs to")]
     owner_type: Annotated[str, Written("class of that module")]
-    source: Annotated[
-        str | None, Written("line that wrote it, outside of torch; `null` where no file's line was on the way")
-    ]
+    source: Annotated[str | None, Written("line that wrote it, outside of torch; `null`: none was on the way")]
     source_path: Annotated[str | None, Written("the file of `source`, from its repository or from `site-packages`")]
     code: Annotated[str | None, Written("what stands there")]
     inputs: Annotated[tuple[str, ...], Written("names of the nodes that it reads")]
@@ -155,12 +153,7 @@ class Node:
     autocast_literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     called_from: CalledFrom = None
     caller_path: Annotated[str | None, Written("the file of `called_from`")] = None
-    batch: Annotated[
-        int,
-        Written(
-            "number of the audited batch whose run it was recorded in, where the first batch does not run it", least=1
-        ),
-    ] = 1
+    batch: Annotated[int, Written("number of the batch whose run it was recorded in", least=1)] = 1
 
 
 @dataclass(frozen=True)
@@ -175,7 +168,7 @@ class Placeholder:
     name: str
     kind: str
     fqn: str | None
-    made_in: Mapping[str, torch.dtype] = field(default_factory=dict)
+    made_in: Mapping[str, torch.dtype] = empty()
     holders: tuple[str, ...] = ()
     argument: str | None = None
 
@@ -207,11 +200,11 @@ class Capture:
     method: str
     operations: int = 0
     compared: bool = False
-    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = empty()
     same_path: frozenset[tuple[int, ...]] = frozenset()
     warnings: tuple[str, ...] = ()
     paths: tuple[ModelPath, ...] = ()
-    twins: Mapping[str, str] = field(default_factory=dict)
+    twins: Mapping[str, str] = empty()
 
     @property
     def first(self) -> Capture:

@@ -21,8 +21,8 @@ class Kept:
         str,
         Written(
             "`unsafe`: it must not run low; `untested`: what it does low is not known; `refused`: it cannot run low; "
-            "`budget`: the error that it would add is more than the time it saves is worth; `no-gain`: lowering it alone "
-            "saves nothing",
+            "`budget`: the error that it would add is more than the time it saves is worth; `no-gain`: lowering it "
+            "alone saves nothing",
             choices=REASONS,
         ),
     ]
@@ -36,35 +36,19 @@ class Onnx:
 
     file: Annotated[str, Written("name of the file beside plan.json")]
     ends: Annotated[
-        str,
-        Written(
-            "what its floating inputs and outputs are: `fp32`, or `low`: the plan's format", choices=("fp32", "low")
-        ),
+        str, Written("its floating inputs and outputs: `fp32`, or `low`: the plan's format", choices=("fp32", "low"))
     ]
-    nodes: Annotated[
-        int,
-        Written(
-            "operations that read or give floating values; casts, constants and what asks for shapes aside", least=0
-        ),
-    ]
+    nodes: Annotated[int, Written("operations on floating values, without casts and constants", least=0)]
     high: Annotated[int, Written("those of them that read or give FP32 where they could another format", least=0)]
     casts: Annotated[int, Written("casts in the graph", least=0)]
     runtime: Annotated[str, Written("what ran it, and its version")]
     error: Annotated[
-        float | None,
-        Written(
-            "relative L2 error of the outputs as the runtime gave them in a fresh process, worst batch; `null`: it did not run. "
-            "onnxruntime on a CPU computes in FP32 where it has no kernel of the format, and may look better than a GPU"
-        ),
+        float | None, Written("relative L2 error of the outputs as the runtime gave them; `null`: it did not run")
     ]
     program_error: Annotated[float | None, Written("the same of the plan's own program")]
     failure: Annotated[str | None, Written("why it did not run, in one line")] = None
     rounded_error: Annotated[
-        float | None,
-        Written(
-            "the error of the same model with every value in the plan's format computed in FP32 and rounded to it, as a GPU does; "
-            "`null`: it did not run so"
-        ),
+        float | None, Written("the error with every value rounded to the plan's format, as a GPU does")
     ] = None
 
 
@@ -77,8 +61,5 @@ class Program:
     low: Annotated[int, Written("those that run in the format", least=0)]
     casts: Annotated[int, Written("conversions in the graph", least=0)]
     kept: Annotated[tuple[Kept, ...], Written("operations that stay FP32")] = ()
-    fixed: Annotated[
-        str | None,
-        Written("why it takes the audited batch size alone; `null`: it takes any, the first dimension is open"),
-    ] = None
+    fixed: Annotated[str | None, Written("why it takes the audited batch size alone; `null`: it takes any")] = None
     onnx: Annotated[Onnx | None, Written("the same as an ONNX model, where that was asked for")] = None

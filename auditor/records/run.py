@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
-from .written import Written
+from .written import Written, empty
 
 
 @dataclass(frozen=True)
@@ -17,16 +17,9 @@ class CriterionValue:
     kind: Annotated[str, Written("what is measured of it (see [criteria](criteria.md))")]
     sign: Annotated[str, Written("on which side of the limit it holds", choices=("<=", ">="))]
     limit: Annotated[float, Written("the limit", exact=True)]
-    value: Annotated[
-        float | None,
-        Written("what was measured, worst run without gradients; `null`: nothing, it failed, or was not finite"),
-    ]
+    value: Annotated[float | None, Written("what was measured, worst run; `null`: nothing, or not finite")]
     share: Annotated[
-        float | None,
-        Written(
-            "how much of what the limit allows that takes, in proportion to the size of the error: of `kl` and `cosine`, "
-            "which grow with its square, the root; the largest share is the error that stands for the whole model"
-        ),
+        float | None, Written("how much of what the limit allows that takes; the largest is the model's error")
     ]
     holds: Annotated[bool, Written("whether it holds in every run, with and without gradients")]
 
@@ -35,17 +28,8 @@ class CriterionValue:
 class Today:
     """FP32 as the user's own flags have it, held against FP32 in IEEE arithmetic."""
 
-    computed_in: Annotated[
-        tuple[str, ...],
-        Written("what the flags in `environment` let FP32 be computed in on this device: `tf32`, `bf16`"),
-    ]
-    measured_error: Annotated[
-        float | None,
-        Written(
-            "of the model under those flags against FP32 in IEEE arithmetic, from which all other errors are, worst batch; "
-            "`null`: it failed or was not finite"
-        ),
-    ]
+    computed_in: Annotated[tuple[str, ...], Written("what those flags let FP32 be computed in: `tf32`, `bf16`")]
+    measured_error: Annotated[float | None, Written("against FP32 in IEEE arithmetic, worst batch; `null`: not finite")]
     finite: Annotated[bool, Written("whether the outputs were")]
     failure: Annotated[str | None, Written("why it did not run")] = None
 
@@ -62,8 +46,8 @@ class NonFinite:
     cause: Annotated[
         str,
         Written(
-            "why: `overflow` and `rounding` of the operation itself or of what it reads; `underflow`: a value that it reads "
-            "went to zero; `cancellation`: a difference that it reads lost its digits, and with them its sign",
+            "why: `overflow` and `rounding` of the operation itself or of what it reads; `underflow`: a value that it"
+            " reads went to zero; `cancellation`: a difference that it reads lost its digits, and with them its sign",
             choices=("overflow", "underflow", "cancellation", "rounding"),
         ),
     ]
@@ -83,12 +67,7 @@ class Times:
     low: Annotated[float, Written("first quartile of the repeats", least=0)]
     high: Annotated[float, Written("third quartile", least=0)]
     repeats: Annotated[int, Written("how many were timed, after those that warm up", least=1)]
-    speedup: Annotated[
-        float | None,
-        Written(
-            "median of FP32 in IEEE arithmetic, run in the same way, over this one's; `null` where that was not run"
-        ),
-    ] = None
+    speedup: Annotated[float | None, Written("median of FP32 in IEEE arithmetic over this one's")] = None
     speedup_low: Annotated[float | None, Written("FP32's first quartile over this one's third")] = None
     speedup_high: Annotated[float | None, Written("FP32's third quartile over this one's first")] = None
 
@@ -102,24 +81,11 @@ class Timed:
     cuda_graph: Annotated[Times | None, Written("captured in a CUDA graph and replayed; `null`: see `missing`")] = None
     memory: Annotated[
         int | None,
-        Written(
-            "bytes: the model's parameters and buffers, the inputs, and the most that torch's allocator gave out beyond them "
-            "in one forward, run as it is; `null`: see `missing`",
-            least=0,
-        ),
+        Written("bytes of weights and inputs, and the most allocated beside; `null`: see `missing`", least=0),
     ] = None
-    memory_share: Annotated[
-        float | None, Written("`memory` over that of FP32 in IEEE arithmetic; `null` of that itself", least=0)
-    ] = None
-    decides: Annotated[
-        bool,
-        Written(
-            "whether the recommendation goes by `eager` and `memory`: on a GPU; those of a CPU say nothing of the GPU in `target`"
-        ),
-    ] = False
-    missing: Annotated[
-        Mapping[str, str], Written("why there is none of `eager`, `compiled`, `cuda_graph` or `memory`, by its name")
-    ] = field(default_factory=dict)
+    memory_share: Annotated[float | None, Written("`memory` over that of FP32; `null` of that itself", least=0)] = None
+    decides: Annotated[bool, Written("whether the recommendation goes by `eager` and `memory`: on a GPU")] = False
+    missing: Annotated[Mapping[str, str], Written("why one of these is missing, by its name")] = empty()
 
 
 @dataclass(frozen=True)
@@ -130,10 +96,7 @@ class Timing:
     batch: Annotated[int | None, Written("entries along the first axis of the first tensor that the model was given")]
     threads: Annotated[int, Written("how many threads torch had on the CPU", least=1)]
     fp32: Annotated[Timed, Written("the model in FP32, in IEEE arithmetic")]
-    fp32_today: Annotated[
-        Timed | None,
-        Written("the same under the caller's own flags, where these let it be computed otherwise, such as in TF32"),
-    ] = None
+    fp32_today: Annotated[Timed | None, Written("the same under the caller's own flags, such as TF32")] = None
 
 
 DIRECTIONS = ("higher", "lower")
@@ -147,15 +110,11 @@ class Evaluation:
     function: Annotated[str, Written("the function, as it was named")]
     better: Annotated[str, Written("which scores are the better ones", choices=DIRECTIONS)]
     max_drop: Annotated[
-        float | None,
-        Written("how much worse than in FP32 a plan's score may be; `null`: it is reported and not judged", exact=True),
+        float | None, Written("how much worse a plan's score may be; `null`: it is not judged", exact=True)
     ]
     score: Annotated[float, Written("of the FP32 model")]
     samples: Annotated[
-        int | None,
-        Written(
-            "how many numbers it is the mean of, a sample's or a batch's each; `null`: the function gave one", least=1
-        ),
+        int | None, Written("how many numbers it is the mean of; `null`: the function gave one", least=1)
     ]
     of_mean: Annotated[str | None, Written("the function of that mean that the score is; `null`: the mean itself")]
     calls: Annotated[int, Written("calls of the model that one score takes", least=0)]
@@ -165,20 +124,13 @@ class Evaluation:
 class Score:
     """What the function says of the model under one plan."""
 
-    value: Annotated[
-        float | None, Written("of the model under the plan; `null`: there is none, and `failure` says why")
-    ]
+    value: Annotated[float | None, Written("of the model under the plan; `null`: see `failure`")]
     difference: Annotated[float | None, Written("`value` minus the FP32 model's score")] = None
-    standard_error: Annotated[
-        float | None,
-        Written(
-            "of `difference`, from pairs: the same sample or batch in FP32 and under the plan; `null`: there are none, or "
-            "one"
-        ),
-    ] = None
+    standard_error: Annotated[float | None, Written("of `difference`, from pairs; `null`: there are none, or one")] = (
+        None
+    )
     passed: Annotated[
-        bool | None,
-        Written("whether the score is worse by no more than `max_drop`; `null`: none was given, so it is not judged"),
+        bool | None, Written("whether it is worse by no more than `max_drop`; `null`: none was given")
     ] = None
     failure: Annotated[str | None, Written("why there is no score, in one line")] = None
 
@@ -189,47 +141,13 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a whole model gave without a plan."""
+class Baseline:
+    """What happens without a plan: the whole model under plain autocast, or plainly cast."""
 
     measured_error: Annotated[
-        float | None,
-        Written(
-            "of the whole model under plain autocast, or plainly cast, on the inputs that plans are verified on; worst "
-            "batch; `null`: it failed or was not finite"
-        ),
+        float | None, Written("on what plans are verified on; `null`: it failed or was not finite")
     ]
     finite: Annotated[bool, Written("whether the outputs were")]
     failure: Annotated[str | None, Written("why it did not run")] = None
-
-
-@dataclass(frozen=True)
-class RulesOnly(Outcome):
-    """The same with FP32 in every module where a rule fired, measurements left aside."""
-
-    low_precision_flops: Annotated[
-        float | None, Written("share of the floating-point operations that run low", least=0, most=1)
-    ] = None
-
-
-@dataclass(frozen=True)
-class Baseline(Outcome):
-    """What happens without a plan: the whole model under plain autocast, or plainly cast."""
-
-    rules_only: Annotated[
-        RulesOnly | None,
-        Written(
-            "the same with FP32 in every module where a rule fired, measurements left aside; it also has "
-            "`low_precision_flops`"
-        ),
-    ] = None
-    criteria: Annotated[
-        tuple[CriterionValue, ...], Written("the criteria that were set, each with what it came to")
-    ] = ()
-    nonfinite: Annotated[
-        NonFinite | None,
-        Written(
-            "where the run is not finite: its first operation that is not; `null` where the recorded graph, run so, "
-            "stays finite"
-        ),
-    ] = None
+    criteria: Annotated[tuple[CriterionValue, ...], Written("the criteria that were set, each with its value")] = ()
+    nonfinite: Annotated[NonFinite | None, Written("its first operation that is not finite; `null`: none is")] = None

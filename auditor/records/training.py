@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from .graph import CalledFrom
 from .measure import Contribution, Magnitudes, NodeError
-from .written import Written
+from .written import Measured, Written, empty
 
 FlushedUnscaled = Annotated[
     float, Written("share of the low gradients that FP16 turns to zero without a scale", least=0, most=1)
@@ -21,13 +21,7 @@ class ModuleGradients:
 
     module: Annotated[str, Written("path of the module; `(loss)` is what the model does not hold")]
     activations: Annotated[Magnitudes, Written("histogram of the gradients of what its operations return")]
-    low: Annotated[
-        Magnitudes | None,
-        Written(
-            "of those that autocast makes low, without what FP32 itself would lose beside the largest of the same tensor; "
-            "`null`: none"
-        ),
-    ]
+    low: Annotated[Magnitudes | None, Written("of those that autocast makes low, without what FP32 would lose")]
 
 
 @dataclass(frozen=True)
@@ -41,12 +35,7 @@ class ParameterGradients:
     module: Annotated[str, Written("path of the module that reads it; `(loss)` is what the model does not hold")]
     weight: Annotated[Magnitudes, Written("histogram of its values")]
     gradient: Annotated[Magnitudes, Written("histogram of its gradient")]
-    ratios: Annotated[
-        Mapping[int, int],
-        Written(
-            "count by floor(log2 of gradient over half a BF16 spacing of the weight), where neither is zero", least=1
-        ),
-    ]
+    ratios: Annotated[Mapping[int, int], Written("by log2 of gradient over half a BF16 spacing: how many", least=1)]
     low: Annotated[bool, Written("its gradient passes through the low format under autocast")]
 
 
@@ -60,9 +49,7 @@ class BackwardNode:
     source: Annotated[str | None, Written("line that wrote it, as for operations")]
     errors: Annotated[Mapping[str, NodeError], Written("by format: what it does to that which it hands to its inputs")]
     contributions: Annotated[Mapping[str, Contribution], Written("by format: how far it moves the gradients")]
-    reaches: Annotated[
-        Mapping[str, str], Written("parameter whose gradient turns non-finite with it; `null`: none does")
-    ]
+    reaches: Annotated[Mapping[str, str], Written("parameter whose gradient turns non-finite with it")]
     reasons: Annotated[Mapping[str, str], Written("why it must not run in the format when training; `null`: it may")]
     called_from: CalledFrom = None
 
@@ -71,27 +58,16 @@ class BackwardNode:
 class LossScale:
     """The window of loss scales for FP16, all powers of two, and what is outside of it."""
 
-    minimum: Annotated[
-        float, Written("the smallest that keeps the flushed share of the low gradients within `allowed`", exact=True)
-    ]
+    minimum: Annotated[float, Written("the smallest that keeps the flushed share within `allowed`", exact=True)]
     maximum: Annotated[float, Written("the largest at which no low gradient overflows", exact=True)]
     init: Annotated[float | None, Written("what to give GradScaler; `null`: the window is empty", exact=True)]
     flushed_unscaled: FlushedUnscaled
     allowed: Annotated[float, Written("the share that may be flushed", least=0, most=1, exact=True)]
-    closed_by: Annotated[
-        str | None,
-        Written(
-            "the module whose gradients overflow first, if the window is empty; `null`: it is open; `(loss)`: the loss itself"
-        ),
-    ]
+    closed_by: Annotated[str | None, Written("the module whose gradients overflow first, if the window is empty")]
     largest: Annotated[str, Written("module that sets the window's upper end")]
     starved: Annotated[str | None, Written("module that loses most at the upper end; `null`: none loses any")]
-    flushed: Annotated[
-        Mapping[int, float], Written("by log2 of the scale: share of the low gradients turned to zero", least=0, most=1)
-    ]
-    subnormal: Annotated[
-        Mapping[int, float], Written("by log2 of the scale: share kept with fewer bits", least=0, most=1)
-    ]
+    flushed: Annotated[Mapping[int, float], Written("by log2 of the scale: share turned to zero", least=0, most=1)]
+    subnormal: Annotated[Mapping[int, float], Written("by log2 of the scale: share with fewer bits", least=0, most=1)]
 
 
 @dataclass(frozen=True)
@@ -101,11 +77,7 @@ class Bf16Outlook:
     flushed: Annotated[float, Written("share of the low gradients that it turns to zero", least=0, most=1)]
     lost_adam: Annotated[
         Mapping[float, float],
-        Written(
-            "by learning rate of Adam: share of the updates smaller than half a spacing of weights stored in BF16",
-            least=0,
-            most=1,
-        ),
+        Written("by learning rate of Adam: share of the updates that BF16 weights lose", least=0, most=1),
     ]
     lost_sgd: Annotated[Mapping[float, float], Written("the same for SGD", least=0, most=1)]
 
@@ -118,9 +90,7 @@ class BatchSize:
     max_gradient: Annotated[float, Written("largest gradient inside the model")]
     gradient_norm: Annotated[float, Written("norm of the parameters' gradients")]
     flushed_unscaled: FlushedUnscaled
-    error: Annotated[
-        Mapping[str, float | None], Written("by format: relative L2 error of all parameter gradients under autocast")
-    ]
+    error: Annotated[Mapping[str, float | None], Written("by format: of all parameter gradients under autocast")]
 
 
 @dataclass(frozen=True)
@@ -132,9 +102,7 @@ class Trial:
     predicted: Annotated[float, Written("what the histograms say of it", least=0, most=1)]
     overflow: Annotated[bool, Written("GradScaler would skip the step")]
     predicted_overflow: Annotated[bool, Written("the scale is beyond the window")]
-    explained: Annotated[str | None, Written("why overflow was seen and not predicted, or predicted and not seen")] = (
-        None
-    )
+    explained: Annotated[str | None, Written("why overflow was seen and not predicted, or the reverse")] = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +112,7 @@ class Advice:
     code: Annotated[str, Written("its kind")]
     title: Annotated[str, Written("what to do")]
     text: Annotated[str, Written("why")]
-    evidence: Annotated[Mapping[str, Any], Written("the numbers by name")] = field(default_factory=dict)
+    evidence: Annotated[Mapping[str, Any], Written("the numbers by name")] = empty()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,31 +124,16 @@ class Training:
     plan: Annotated[str | None, Written("plan whose islands the window holds for; `null`: plain autocast")]
     loss: Annotated[float, Written("its value in FP32, the mean of the `batches`")]
     loss_source: Annotated[str, Written("where the loss came from")]
-    fp16: Annotated[
-        LossScale | None, Written("the loss-scale window; `null` where FP16 was not audited or autocast lowers nothing")
-    ]
+    fp16: Annotated[LossScale | None, Written("the loss-scale window; `null`: FP16 was not audited")]
     bf16: Annotated[Bf16Outlook | None, Written("what BF16 loses; `null` where it was not audited")]
     errors: Annotated[
-        Mapping[str, float | None],
-        Written(
-            "by format: relative L2 error of all parameter gradients in one low step under autocast; `null`: it failed"
-        ),
+        Mapping[str, float | None], Written("by format: relative L2 of all parameter gradients; `null`: it failed")
     ]
-    trials: Annotated[
-        tuple[Trial, ...], Written("FP16 steps that were run, against what was predicted", measured=True)
-    ] = ()
-    modules: Annotated[
-        tuple[ModuleGradients, ...], Written("gradients of what each module's operations return", measured=True)
-    ] = ()
-    parameters: Annotated[
-        tuple[ParameterGradients, ...], Written("every trainable parameter and its gradient", measured=True)
-    ] = ()
-    nodes: Annotated[
-        tuple[BackwardNode, ...], Written("the backward pass of every operation of model and loss", measured=True)
-    ] = ()
-    batch_sizes: Annotated[
-        tuple[BatchSize, ...], Written("the same step on parts of the first batch", measured=True)
-    ] = ()
+    trials: Annotated[tuple[Trial, ...], Measured("FP16 steps that were run, against predictions")] = ()
+    modules: Annotated[tuple[ModuleGradients, ...], Measured("gradients of what each module's operations return")] = ()
+    parameters: Annotated[tuple[ParameterGradients, ...], Measured("every trainable parameter and its gradient")] = ()
+    nodes: Annotated[tuple[BackwardNode, ...], Measured("the backward pass of every operation")] = ()
+    batch_sizes: Annotated[tuple[BatchSize, ...], Measured("the same step on parts of the first batch")] = ()
     advice: Annotated[tuple[Advice, ...], Written("what to do, with the numbers that ask for it")]
     attribution: Annotated[
         str | None, Written("why contributions to the gradients are missing; `null`: they are there")
@@ -188,11 +141,9 @@ class Training:
     returned: Annotated[
         str,
         Written(
-            "what the model hands to the loss: one `tensor`, `tensors` in a structure; its own loss as `attribute` or in a "
-            "`mapping`",
+            "what the model hands to the loss: one `tensor`, `tensors` in a structure; its own loss as `attribute` or"
+            " in a `mapping`",
             choices=("tensor", "tensors", "attribute", "mapping"),
         ),
     ] = "tensor"
-    batches: Annotated[
-        int, Written("how many batches had a step measured: those of the first one's shapes and path", least=1)
-    ] = 1
+    batches: Annotated[int, Written("how many batches had a step measured", least=1)] = 1

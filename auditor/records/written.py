@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -72,6 +72,18 @@ class Written:
 
     def _number(self, value: float | None) -> Any:
         return value if self.exact and math.isfinite(value or 0) else plain(value)
+
+
+@dataclass(frozen=True)
+class Measured(Written):
+    """A field that measurements.json holds."""
+
+    measured: bool = True
+
+
+def empty() -> Any:
+    """A field that is an empty mapping unless it is given."""
+    return field(default_factory=dict)
 
 
 class _Anything:

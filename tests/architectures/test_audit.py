@@ -88,10 +88,3 @@ def test_no_plan_is_further_off_than_the_model_without_one(audited: Audited) -> 
         baseline = audited.audit.baselines[name]
         if baseline.measured_error is not None:
             assert plan.measured_error <= baseline.measured_error, name
-
-
-def test_rules_alone_are_measured_beside(audited: Audited) -> None:
-    for name, baseline in audited.audit.baselines.items():
-        assert baseline.rules_only is not None, name
-        assert 0 <= baseline.rules_only.low_precision_flops <= 1, name
-        print(name, baseline.measured_error, baseline.rules_only, audited.audit.plans[name].low_precision_flops)

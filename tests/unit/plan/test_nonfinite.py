@@ -62,13 +62,13 @@ def plan(ran: Verification, precision: str = "fp16") -> Plan:
 
 
 def test_plans_alike(bench):
-    ran = Verification(None, False, None, "audited", "emulated")
+    ran = Verification(None, False, "audited", "emulated")
     found = located_plans(
         bench,
         {
             "low": plan(ran),
             "fp32": plan(ran, "fp32"),
-            "raised": plan(Verification(None, False, None, "audited", "emulated", "no")),
+            "raised": plan(Verification(None, False, "audited", "emulated", "no")),
         },
     )
     operations = {name: one.verification.nonfinite and one.verification.nonfinite.op for name, one in found.items()}

@@ -204,7 +204,7 @@ def test_a_format_is_said_to_have_nothing_only_under_the_strategy_that_has_nothi
 
 
 def test_a_plan_that_raised_is_not_said_to_miss_the_budget() -> None:
-    chosen, ran = named("cast_bf16", predicted_speedup=3.0), Verification(None, False, None, "audited", "emulated")
+    chosen, ran = named("cast_bf16", predicted_speedup=3.0), Verification(None, False, "audited", "emulated")
     refused = replace(named("cast_fp16"), verified=False, verification=replace(ran, failure="full has a literal"))
     assert "; FP16 fails to run." in recommend(plans(chosen, refused), 0.01)[1]
     endless = replace(refused, verification=ran)

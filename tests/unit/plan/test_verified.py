@@ -122,7 +122,7 @@ def test_a_plan_is_outdone_by_a_model_without_one_that_is_closer() -> None:
     assert is_outdone(plan, Baseline(0.001, True))
     assert not is_outdone(plan, Baseline(0.002, True))
     assert not is_outdone(plan, Baseline(None, False))
-    noisy = replace(plan, verification=Verification(0.002, True, None, "held-out", "native", noise=0.0004))
+    noisy = replace(plan, verification=Verification(0.002, True, "held-out", "native", noise=0.0004))
     assert not is_outdone(noisy, Baseline(0.001, True))  # no further apart than runs in FP32 are
     assert is_outdone(noisy, Baseline(0.0007, True))
     assert not is_outdone(replace(plan, scopes=ROOT), Baseline(0.001, True))  # everything low: that is no plan

@@ -252,7 +252,7 @@ def _plan(strategy: str, fmt: str, island: str | None, measured: float | None) -
         measured,
         finite,
         Verification(
-            measured, finite, measured, "held-out", "emulated", None if finite else "RuntimeError: expected scalar type"
+            measured, finite, "held-out", "emulated", None if finite else "RuntimeError: expected scalar type"
         ),
         tuple(
             (predicted * 2.0**k, (0.5 if strategy == "autocast" else 0.42) + 0.04 * (6 - k) ** 1.3)

@@ -76,7 +76,7 @@ def test_sentences_are_short(first):
 
 def test_a_plan_that_is_not_finite_was_run_and_says_so():
     made = audit(autocast_fp16=Baseline(0.1, True), cast_fp16=Baseline(0.1, True))
-    ran = Verification(None, False, None, "audited", "emulated", nonfinite=FIRST)
+    ran = Verification(None, False, "audited", "emulated", nonfinite=FIRST)
     plan = replace(made.plans["cast_fp16"], measured_error=None, verified=False, verification=ran)
     made = replace(made, plans={**made.plans, plan.name: plan})
     assert said(made)[0].startswith("The plan FP16 with cast weights: outputs turn NaN at sqrt in norm (unet.py:28).")

@@ -46,9 +46,9 @@ def test_headline_counts_what_is_kept_apart():
         ({"measured_error": 0.02}, "over budget"),
         ({"measured_error": float("nan")}, "non-finite"),
         ({"verified": False}, "not verified"),
-        ({"verification": Verification(None, False, None, "audited", "native", "KeyError: x")}, "failed"),
-        ({"verification": Verification(0.001, False, 0.001, "audited", "native")}, "non-finite"),
-        ({"verification": Verification(0.001, True, 0.001, "audited", "native", with_gradients=0.02)}, "over budget"),
+        ({"verification": Verification(None, False, "audited", "native", "KeyError: x")}, "failed"),
+        ({"verification": Verification(0.001, False, "audited", "native")}, "non-finite"),
+        ({"verification": Verification(0.001, True, "audited", "native", with_gradients=0.02)}, "over budget"),
     ],
 )
 def test_plan_verdicts(change, verdict):
