@@ -39,3 +39,12 @@ def ramp(*shape: int, scale: float = 1.0) -> Tensor:
 def on(function: Callable[..., object], *inputs: Tensor) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
     """Model and inputs of a case that is a plain function."""
     return (lambda: Function(function)), inputs
+
+
+def raised(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same, where the author raises what it reads to FP32, and lowers what it gives."""
+
+    def wide(*inputs: Tensor) -> Tensor:
+        return function(*(x.float() if x.is_floating_point() else x for x in inputs)).to(inputs[0].dtype)
+
+    return wide

@@ -97,12 +97,7 @@ CASES = (
         {"BND001": {"linear"}, "BND002": {"linear_1"}},
         ("BND003", "BND004"),
     ),
-    Case(
-        "two heads",
-        TwoHeads,
-        (ramp(2, 8),),
-        {"BND001": {"linear"}, "BND002": {"linear_1", "linear_2"}},
-    ),
+    Case("two heads", TwoHeads, (ramp(2, 8),), {"BND001": {"linear"}, "BND002": {"linear_1", "linear_2"}}),
     Case(
         "head upcast by hand",
         HeadUpcast,

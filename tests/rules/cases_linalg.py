@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.capturing import Function
-from tests.rules.case import Case, ramp
+from tests.rules.case import Case, on, raised, ramp
 
 IMAGE = ramp(1, 1, 8, 8)
 SQUARE = torch.eye(3) * 4 + ramp(3, 3)
@@ -19,10 +19,6 @@ def svd(x: Tensor) -> Tensor:
 
 def inverse_and_determinant(x: Tensor) -> Tensor:
     return torch.inverse(x) * torch.linalg.det(x)
-
-
-def svd_upcast(x: Tensor) -> Tensor:
-    return torch.linalg.svd(x.float())[1].to(x.dtype)
 
 
 def cheap(x: Tensor) -> Tensor:
@@ -37,10 +33,6 @@ def spectrogram(x: Tensor) -> Tensor:
     return torch.stft(x, 4, window=torch.ones(4), return_complex=True).abs()
 
 
-def spectrum_upcast(x: Tensor) -> Tensor:
-    return torch.fft.rfft(x.float()).abs()
-
-
 def frequencies(x: Tensor) -> Tensor:
     return x * torch.fft.fftshift(torch.fft.fftfreq(8))
 
@@ -49,51 +41,31 @@ def resized(mode: str) -> Function:
     return Function(lambda x: F.interpolate(x, size=(3, 3), mode=mode, antialias=True))
 
 
-def resized_upcast(x: Tensor) -> Tensor:
-    return F.interpolate(x.float(), size=(3, 3), mode="bilinear", antialias=True).to(x.dtype)
-
-
 def distances_by_hand(x: Tensor) -> Tensor:
     return (x[:, None] - x[None]).abs().sum(-1)
 
 
 CASES = (
-    Case("svd", lambda: Function(svd), (SQUARE,), {"LIN001": {"linalg_svd"}}, ("LIN002", "LIN003", "LIN004")),
-    Case(
-        "inverse and determinant",
-        lambda: Function(inverse_and_determinant),
-        (SQUARE,),
-        {"LIN001": {"inverse", "linalg_det"}},
-    ),
-    Case("cholesky", lambda: Function(torch.linalg.cholesky), (SQUARE @ SQUARE.T,), {"LIN001": {"linalg_cholesky"}}),
-    Case("svd, upcast", lambda: Function(svd_upcast), (SQUARE,), {}, ("LIN001",)),
-    Case("norms and products", lambda: Function(cheap), (SQUARE,), {}, ("LIN001", "LIN003", "LIN004")),
-    Case("rfft", lambda: Function(spectrum), (ramp(2, 8),), {"LIN002": {"fft_rfft"}}, ("LIN001",)),
-    Case("stft", lambda: Function(spectrogram), (ramp(2, 16),), {"LIN002": {"stft"}}),
-    Case("rfft, upcast", lambda: Function(spectrum_upcast), (ramp(2, 8),), {}, ("LIN002",)),
-    Case("frequencies", lambda: Function(frequencies), (ramp(2, 8),), {}, ("LIN002",)),
-    Case("cdist", lambda: Function(torch.cdist), (ramp(2, 8), ramp(3, 8)), {"LIN003": {"cdist"}}),
-    Case("pdist", lambda: Function(torch.pdist), (ramp(3, 8),), {"LIN003": {"pdist"}}),
-    Case(
-        "cdist, upcast", lambda: Function(lambda x: torch.cdist(x.float(), x.float())), (ramp(3, 8),), {}, ("LIN003",)
-    ),
+    Case("svd", *on(svd, SQUARE), {"LIN001": {"linalg_svd"}}, ("LIN002", "LIN003", "LIN004")),
+    Case("inverse and determinant", *on(inverse_and_determinant, SQUARE), {"LIN001": {"inverse", "linalg_det"}}),
+    Case("cholesky", *on(torch.linalg.cholesky, SQUARE @ SQUARE.T), {"LIN001": {"linalg_cholesky"}}),
+    Case("svd, upcast", *on(raised(svd), SQUARE), {}, ("LIN001",)),
+    Case("norms and products", *on(cheap, SQUARE), {}, ("LIN001", "LIN003", "LIN004")),
+    Case("rfft", *on(spectrum, ramp(2, 8)), {"LIN002": {"fft_rfft"}}, ("LIN001",)),
+    Case("stft", *on(spectrogram, ramp(2, 16)), {"LIN002": {"stft"}}),
+    Case("rfft, upcast", *on(raised(spectrum), ramp(2, 8)), {}, ("LIN002",)),
+    Case("frequencies", *on(frequencies, ramp(2, 8)), {}, ("LIN002",)),
+    Case("cdist", *on(torch.cdist, ramp(2, 8), ramp(3, 8)), {"LIN003": {"cdist"}}),
+    Case("pdist", *on(torch.pdist, ramp(3, 8)), {"LIN003": {"pdist"}}),
+    Case("cdist, upcast", *on(lambda x: torch.cdist(x.float(), x.float()), ramp(3, 8)), {}, ("LIN003",)),
     Case("resized", lambda: resized("bilinear"), (IMAGE,), {"LIN005": {"_upsample_bilinear2d_aa"}}),
     Case("resized, bicubic", lambda: resized("bicubic"), (IMAGE,), {"LIN005": {"_upsample_bicubic2d_aa"}}),
-    Case("resized, upcast", lambda: Function(resized_upcast), (IMAGE,), {}, ("LIN005",)),
-    Case("enlarged", lambda: Function(lambda x: F.interpolate(x, scale_factor=2.0)), (IMAGE,), {}, ("LIN005",)),
-    Case("distances by hand", lambda: Function(distances_by_hand), (ramp(3, 8),), {}, ("LIN003",)),
-    Case("matrix exponential", lambda: Function(torch.matrix_exp), (SQUARE,), {"LIN004": {"matrix_exp"}}, ("LIN001",)),
+    Case("resized, upcast", *on(raised(resized("bilinear")), IMAGE), {}, ("LIN005",)),
+    Case("enlarged", *on(lambda x: F.interpolate(x, scale_factor=2.0), IMAGE), {}, ("LIN005",)),
+    Case("distances by hand", *on(distances_by_hand, ramp(3, 8)), {}, ("LIN003",)),
+    Case("matrix exponential", *on(torch.matrix_exp, SQUARE), {"LIN004": {"matrix_exp"}}, ("LIN001",)),
     Case(
-        "of a difference",
-        lambda: Function(lambda x: torch.linalg.matrix_exp(x - x.mT)),
-        (SQUARE,),
-        {"LIN004": {"linalg_matrix_exp"}},
+        "of a difference", *on(lambda x: torch.linalg.matrix_exp(x - x.mT), SQUARE), {"LIN004": {"linalg_matrix_exp"}}
     ),
-    Case(
-        "matrix exponential, upcast",
-        lambda: Function(lambda x: torch.matrix_exp(x.float())),
-        (SQUARE,),
-        {},
-        ("LIN004",),
-    ),
+    Case("matrix exponential, upcast", *on(lambda x: torch.matrix_exp(x.float()), SQUARE), {}, ("LIN004",)),
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.capturing import Function
-from tests.rules.case import Case, on, ramp
+from tests.rules.case import Case, on, raised, ramp
 
 POSITIONS = torch.arange(4)
 FREQUENCIES = torch.tensor([1.0, 0.1])
@@ -74,11 +73,6 @@ def fourier_features_shifted(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return torch.stack([phase.cos(), phase.sin()])
 
 
-def step_embedding_upcast(t: Tensor, x: Tensor) -> Tensor:
-    phase = t.float()[:, None] * x.float()
-    return torch.cat([phase.sin(), phase.cos()], -1).to(x.dtype)
-
-
 def counted(x: Tensor) -> Tensor:
     return x * torch.arange(x.shape[-1], dtype=x.dtype)
 
@@ -91,16 +85,8 @@ def cast_ids(x: Tensor, ids: Tensor) -> Tensor:
     return x * ids.to(x.dtype)
 
 
-def cast_ids_upcast(x: Tensor, ids: Tensor) -> Tensor:
-    return (x.float() * ids.float()).to(x.dtype)
-
-
 def decoded(offset: Tensor, cell: Tensor) -> Tensor:
     return (offset + cell.to(offset.dtype)) * 8.0
-
-
-def decoded_upcast(offset: Tensor, cell: Tensor) -> Tensor:
-    return ((offset.float() + cell.float()) * 8.0).to(offset.dtype)
 
 
 def apart(boxes: Tensor, label: Tensor) -> Tensor:
@@ -109,11 +95,6 @@ def apart(boxes: Tensor, label: Tensor) -> Tensor:
 
 def apart_by_subtraction(boxes: Tensor, label: Tensor) -> Tensor:
     return boxes - label.to(boxes.dtype)[:, None] * boxes.amax()
-
-
-def apart_upcast(boxes: Tensor, label: Tensor) -> Tensor:
-    boxes32 = boxes.float()
-    return boxes32 + (label.float() * (boxes32.max() + 1))[:, None]
 
 
 def additive_mask(x: Tensor, keep: Tensor) -> Tensor:
@@ -143,7 +124,7 @@ CASES = (
         {"POS004": {"matmul"}},
     ),
     Case("fourier features, near", *on(fourier_features, X2), {}, ("POS004",)),
-    Case("step embedding, upcast", *on(step_embedding_upcast, FAR, X2), {}, ("POS004", "POS002")),
+    Case("step embedding, upcast", *on(raised(step_embedding), FAR, X2), {}, ("POS004", "POS002")),
     # 256 is the last whole number before BF16 leaves one out
     Case("counted to 257", *on(counted, ramp(1, 258)), {"POS002": {"arange"}}, ("POS003",)),
     Case("ids to 300", *on(cast_ids, ramp(4), FAR // 3), {"POS002": {"to"}}, ("POS003",)),
@@ -151,15 +132,15 @@ CASES = (
     Case("counted in float32", *on(counted_upcast, ramp(1, 3000)), {}, ("POS002", "POS003")),
     Case("counted to 2049", *on(counted, ramp(1, 2050)), {"POS002": {"arange"}, "POS003": {"arange"}}),
     Case("ids to 9000", *on(cast_ids, ramp(4), FAR * 10), {"POS002": {"to"}, "POS003": {"to"}}),
-    Case("ids in float32", *on(cast_ids_upcast, ramp(4), FAR * 10), {}, ("POS002", "POS003")),
+    Case("ids in float32", *on(raised(cast_ids), ramp(4), FAR * 10), {}, ("POS002", "POS003")),
     Case("grid", *on(decoded, ramp(4), IDS), {"POS005": {"add"}}, ("POS006",)),
     Case("grid below", *on(lambda x, cell: x - cell.to(x.dtype), ramp(4), IDS), {"POS005": {"sub"}}),
     Case("small grid", *on(decoded, ramp(4), POSITIONS), {}, ("POS005",)),
-    Case("grid, upcast", *on(decoded_upcast, ramp(4), IDS), {}, ("POS005",)),
+    Case("grid, upcast", *on(raised(decoded), ramp(4), IDS), {}, ("POS005",)),
     # 4 * 301 = 1204
     Case("apart by class", *on(apart, X * 300, LABELS), {"POS006": {"add_1"}}),
     Case("apart by subtraction", *on(apart_by_subtraction, X * 300, LABELS), {"POS006": {"sub"}}),
-    Case("apart, upcast", *on(apart_upcast, X * 300, LABELS), {}, ("POS006",)),
+    Case("apart, upcast", *on(raised(apart), X * 300, LABELS), {}, ("POS006",)),
     Case("an additive mask", *on(additive_mask, X, LABELS), {}, ("POS005", "POS006")),
-    Case("wave of a model", lambda: Function(lambda x: (x * 30).sin().sum()), (X,), {}, ("POS001", "POS004")),
+    Case("wave of a model", *on(lambda x: (x * 30).sin().sum(), X), {}, ("POS001", "POS004")),
 )

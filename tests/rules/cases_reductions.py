@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.rules.case import Case, on, ramp
+from tests.rules.case import Case, on, raised, ramp
 
 
 def pooled(x: Tensor) -> Tensor:
@@ -16,10 +16,6 @@ def pooled_by_factor(x: Tensor) -> Tensor:
     return x.sum((1, 2), keepdim=True).squeeze() * (1 / 128)
 
 
-def pooled_upcast(x: Tensor) -> Tensor:
-    return (x.float().sum(1) / 64.0).to(x.dtype)
-
-
 def variance(x: Tensor) -> Tensor:
     mean = x.mean(-1, keepdim=True)
     return (x * x).mean(-1, keepdim=True) - mean * mean
@@ -27,10 +23,6 @@ def variance(x: Tensor) -> Tensor:
 
 def variance_of_squares(x: Tensor) -> Tensor:
     return x.square().mean(0) - x.mean(0).pow(2)
-
-
-def variance_upcast(x: Tensor) -> Tensor:
-    return variance(x.float()).to(x.dtype)
 
 
 def variance_in_two_passes(x: Tensor) -> Tensor:
@@ -56,10 +48,6 @@ def length(x: Tensor) -> Tensor:
 
 def length_guarded(x: Tensor) -> Tensor:
     return (x.pow(2).sum(-1, keepdim=True) + 1e-3) ** 0.5
-
-
-def length_upcast(x: Tensor) -> Tensor:
-    return torch.sqrt(x.float().pow(2).sum(-1)).to(x.dtype)
 
 
 class Stream(nn.Module):
@@ -118,14 +106,14 @@ CASES = (
     Case("pooled", *on(pooled, ramp(2, 64, 4)), {"RED001": {"sum_1"}}, ("RED002", "RED003", "RED007")),
     Case("pooled by a factor", *on(pooled_by_factor, ramp(2, 16, 8)), {"RED001": {"sum_1"}}),
     Case("pooled few", *on(pooled, ramp(2, 32, 4)), {}, ("RED001",)),
-    Case("pooled, upcast", *on(pooled_upcast, ramp(2, 64, 4)), {}, ("RED001",)),
+    Case("pooled, upcast", *on(raised(pooled), ramp(2, 64, 4)), {}, ("RED001",)),
     Case("mean", *on(lambda x: x.mean(1), ramp(2, 64, 4)), {}, ("RED001", "RED002")),
     # 64 * 2000 = 128000 > 65504
     Case("pooled, large", *on(pooled, torch.full((1, 64, 2), 2000.0)), {"RED001": {"sum_1"}}, ("RED002",)),
     # 20 ** 4 = 160000
     Case("large product", *on(lambda x: x.prod(-1), torch.full((1, 4), 20.0)), {"RED002": {"prod"}}),
     Case("large total", *on(lambda x: x.cumsum(-1), torch.full((1, 8), 9000.0)), {"RED002": {"cumsum"}}),
-    Case("large total, upcast", *on(pooled_upcast, torch.full((1, 64, 2), 2000.0)), {}, ("RED002",)),
+    Case("large total, upcast", *on(raised(pooled), torch.full((1, 64, 2), 2000.0)), {}, ("RED002",)),
     Case("cumsum", *on(lambda x: x.cumsum(-1), ramp(2, 256)), {"RED003": {"cumsum"}}),
     Case("cumprod", *on(lambda x: x.cumprod(0), ramp(300, 2)), {"RED003": {"cumprod"}}),
     Case("short cumsum", *on(lambda x: x.cumsum(-1), ramp(300, 2)), {}, ("RED003",)),
@@ -134,7 +122,7 @@ CASES = (
     # the mean square is 10000, the variance 0.3 ** 2: 17 bits cancel
     Case("small variance", *on(variance, 100 + ramp(2, 8, scale=0.3)), {"RED004": {"sub"}}, ("RED009",)),
     Case("variance of squares", *on(variance_of_squares, ramp(2, 8)), {"RED004": {"sub"}}),
-    Case("variance, upcast", *on(variance_upcast, ramp(2, 8)), {}, ("RED004",)),
+    Case("variance, upcast", *on(raised(variance), ramp(2, 8)), {}, ("RED004",)),
     Case("variance in two passes", *on(variance_in_two_passes, ramp(2, 8)), {}, ("RED004",)),
     Case("log of sum of exp", *on(energy, ramp(2, 8)), {"RED005": {"exp"}}),
     Case("log of mean of exp, guarded", *on(energy_guarded, ramp(2, 8)), {"RED005": {"exp"}}),
@@ -142,7 +130,7 @@ CASES = (
     Case("logsumexp", *on(lambda x: x.logsumexp(-1), ramp(2, 8)), {}, ("RED005", "RED007")),
     Case("length", *on(length, ramp(2, 8)), {"RED006": {"mul"}}),
     Case("length, guarded", *on(length_guarded, ramp(2, 8)), {"RED006": {"pow_1"}}),
-    Case("length, upcast", *on(length_upcast, ramp(2, 8)), {}, ("RED006",)),
+    Case("length, upcast", *on(raised(length), ramp(2, 8)), {}, ("RED006",)),
     Case("native length", *on(lambda x: torch.linalg.vector_norm(x, dim=-1), ramp(2, 8)), {}, ("RED006",)),
     Case("long mean", *on(lambda x: x.mean(-1), ramp(2, 5000)), {"RED007": {"mean"}}),
     Case("long variance", *on(lambda x: x.var(), ramp(2, 2049)), {"RED007": {"var"}}),
@@ -152,7 +140,7 @@ CASES = (
     Case("moving average", *on(average, ramp(2, 4), ramp(4, 2).reshape(2, 4)), {"RED008": {"add_11"}}),
     Case("stream of 11", lambda: Stream(11), (ramp(2, 4),), {}, ("RED008",)),
     Case("stream of large updates", lambda: Stream(16, 1.0), (ramp(2, 4),), {}, ("RED008",)),
-    Case("stream of vanishing updates", lambda: Stream(16, 1e-6), (ramp(2, 4),), {}, ("RED008",)),
+    Case("stream of vanishing updates", lambda: Stream(16, 1e-06), (ramp(2, 4),), {}, ("RED008",)),
     Case("a clean decoder of eight layers", Decoder, (torch.arange(8)[None],), {}, ("RED008",)),
     Case("stream, upcast", *on(stream_upcast, ramp(2, 4)), {}, ("RED008",)),
     Case("additions side by side", *on(separate, ramp(2, 4)), {}, ("RED008",)),

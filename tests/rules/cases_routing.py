@@ -5,15 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.rules.case import Case, on, ramp
+from tests.rules.case import Case, on, raised, ramp
 
 
 def chosen(scores: Tensor) -> Tensor:
     return scores.softmax(-1).topk(2)[0]
-
-
-def chosen_upcast(scores: Tensor) -> Tensor:
-    return scores.float().softmax(-1).topk(2)[0].to(scores.dtype)
 
 
 def largest(x: Tensor) -> Tensor:
@@ -26,10 +22,6 @@ def expanded(x: Tensor, codes: Tensor) -> Tensor:
 
 def expanded_in_place_of_cdist(x: Tensor, codes: Tensor) -> Tensor:
     return x.pow(2).sum(1, keepdim=True) - 2.0 * torch.matmul(x, codes.t()) + codes.pow(2).sum(1)
-
-
-def expanded_upcast(x: Tensor, codes: Tensor) -> Tensor:
-    return expanded(x.float(), codes.float()).to(x.dtype)
 
 
 def direct(x: Tensor, codes: Tensor) -> Tensor:
@@ -55,14 +47,14 @@ CODES = ramp(5, 4, scale=2)
 CASES = (
     Case("router", *on(chosen, X), {"RTE001": {"topk"}}, ("RTE002",)),
     Case("sorted", *on(lambda x: x.sort(-1)[0], X), {"RTE001": {"sort"}}, ("RTE002", "RTE004")),
-    Case("router, upcast", *on(chosen_upcast, X), {}, ("RTE001",)),
+    Case("router, upcast", *on(raised(chosen), X), {}, ("RTE001",)),
     Case("largest", *on(largest, X), {}, ("RTE001", "RTE002")),
     Case("greedy", *on(lambda x: x.argmax(-1) + x, ramp(4, 4)), {"RTE002": {"argmax"}}),
     Case("nearest", *on(lambda x, c: direct(x, c).argmin(-1) + x[:, 0], X, CODES), {"RTE002": {"argmin"}}, ("RTE003",)),
     Case("greedy, upcast", *on(lambda x: x.float().argmax(-1) + x.float(), ramp(4, 4)), {}, ("RTE002",)),
     Case("expanded", *on(expanded, X, CODES), {"RTE003": {"sub"}}),
     Case("expanded, another order", *on(expanded_in_place_of_cdist, X, CODES), {"RTE003": {"add"}}),
-    Case("expanded, upcast", *on(expanded_upcast, X, CODES), {}, ("RTE003",)),
+    Case("expanded, upcast", *on(raised(expanded), X, CODES), {}, ("RTE003",)),
     Case("direct", *on(direct, X, CODES), {}, ("RTE003",)),
     Case("bucket", *on(lambda x: (bucket(x), x.exp()), X), {"RTE004": {"to"}}),
     Case("bucketize", *on(lambda x: torch.bucketize(x, EDGES) + x, X), {"RTE004": {"bucketize"}}),

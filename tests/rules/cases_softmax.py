@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.capturing import Function
-from tests.rules.case import Case, ramp
+from tests.rules.case import Case, on, raised, ramp
 
 
 def unshifted(x: Tensor) -> Tensor:
@@ -29,17 +28,6 @@ def shifted_by_max_values(x: Tensor) -> Tensor:
     return e / e.sum(-1, keepdim=True).clamp_min(1e-6)
 
 
-def unshifted_upcast(x: Tensor) -> Tensor:
-    e = torch.exp(x.float())
-    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
-
-
-def shifted_upcast(x: Tensor) -> Tensor:
-    x32 = x.float()
-    e = torch.exp(x32 - x32.amax(-1, keepdim=True))
-    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
-
-
 def log_softmax(x: Tensor) -> Tensor:
     shifted = x - x.amax(-1, keepdim=True)
     return shifted - shifted.exp().sum(-1, keepdim=True).log()
@@ -50,10 +38,6 @@ def log_softmax_from_the_logits(x: Tensor) -> Tensor:
     return x - (torch.log((x - top).exp().sum(-1, keepdim=True)) + top)
 
 
-def log_softmax_upcast(x: Tensor) -> Tensor:
-    return log_softmax(x.float()).to(x.dtype)
-
-
 def gate(x: Tensor) -> Tensor:
     return torch.exp(x) / (1 + torch.exp(-x))  # exponentials and a quotient, but no sum over an axis
 
@@ -61,83 +45,30 @@ def gate(x: Tensor) -> Tensor:
 HAND = ("SFT002", "SFT003")
 
 CASES = (
+    Case("softmax", *on(lambda x: x.softmax(-1), ramp(2, 8)), {"SFT001": {"softmax"}}, (*HAND, "SFT005", "SFT006")),
     Case(
-        "softmax",
-        lambda: Function(lambda x: x.softmax(-1)),
-        (ramp(2, 8),),
-        {"SFT001": {"softmax"}},
-        (*HAND, "SFT005", "SFT006"),
+        "log softmax", *on(lambda x: x.log_softmax(-1), ramp(2, 8)), {"SFT001": {"log_softmax"}}, ("SFT005", "SFT007")
     ),
-    Case(
-        "log softmax",
-        lambda: Function(lambda x: x.log_softmax(-1)),
-        (ramp(2, 8),),
-        {"SFT001": {"log_softmax"}},
-        ("SFT005", "SFT007"),
-    ),
-    Case(
-        "softmax in float32",
-        lambda: Function(lambda x: torch.softmax(x, -1, dtype=torch.float32)),
-        (ramp(2, 8),),
-        {},
-        ("SFT001",),
-    ),
-    Case(
-        "softmax of a float32 copy",
-        lambda: Function(lambda x: x.float().softmax(-1)),
-        (ramp(2, 32768),),
-        {},
-        ("SFT001", "SFT006"),
-    ),
-    Case("unshifted", lambda: Function(unshifted), (ramp(2, 8),), {"SFT002": {"exp"}}, ("SFT003", "SFT004")),
+    Case("softmax in float32", *on(lambda x: torch.softmax(x, -1, dtype=torch.float32), ramp(2, 8)), {}, ("SFT001",)),
+    Case("softmax of a float32 copy", *on(lambda x: x.float().softmax(-1), ramp(2, 32768)), {}, ("SFT001", "SFT006")),
+    Case("unshifted", *on(unshifted, ramp(2, 8)), {"SFT002": {"exp"}}, ("SFT003", "SFT004")),
     # exp(20) = 4.9e8; halved, exp(10) = 22026 fits
-    Case(
-        "unshifted, large",
-        lambda: Function(unshifted),
-        (ramp(2, 8, scale=20),),
-        {"SFT002": {"exp"}},
-        ("SFT004", "ACT001"),
-    ),
-    Case(
-        "unshifted, guarded",
-        lambda: Function(unshifted_guarded),
-        (ramp(2, 8, scale=20),),
-        {"SFT002": {"exp"}},
-        ("SFT003", "SFT004"),
-    ),
-    Case("shifted", lambda: Function(shifted), (ramp(2, 8, scale=20),), {"SFT003": {"exp"}}, ("SFT002", "SFT004")),
-    Case("shifted by max", lambda: Function(shifted_by_max_values), (ramp(2, 8),), {"SFT003": {"exp"}}, ("SFT002",)),
-    Case("unshifted, upcast", lambda: Function(unshifted_upcast), (ramp(2, 8, scale=20),), {}, (*HAND, "SFT004")),
-    Case("shifted, upcast", lambda: Function(shifted_upcast), (ramp(2, 8),), {}, HAND),
-    Case("log softmax by hand", lambda: Function(log_softmax), (ramp(2, 8),), {"SFT007": {"sum_1"}}, (*HAND, "RED005")),
-    Case(
-        "log softmax by hand, from the logits",
-        lambda: Function(log_softmax_from_the_logits),
-        (ramp(2, 8),),
-        {"SFT007": {"sum_1"}},
-    ),
-    Case("log softmax by hand, upcast", lambda: Function(log_softmax_upcast), (ramp(2, 8),), {}, ("SFT007",)),
-    Case("a gate", lambda: Function(gate), (ramp(2, 8),), {}, HAND),
+    Case("unshifted, large", *on(unshifted, ramp(2, 8, scale=20)), {"SFT002": {"exp"}}, ("SFT004", "ACT001")),
+    Case("unshifted, guarded", *on(unshifted_guarded, ramp(2, 8, scale=20)), {"SFT002": {"exp"}}, ("SFT003", "SFT004")),
+    Case("shifted", *on(shifted, ramp(2, 8, scale=20)), {"SFT003": {"exp"}}, ("SFT002", "SFT004")),
+    Case("shifted by max", *on(shifted_by_max_values, ramp(2, 8)), {"SFT003": {"exp"}}, ("SFT002",)),
+    Case("unshifted, upcast", *on(raised(unshifted), ramp(2, 8, scale=20)), {}, (*HAND, "SFT004")),
+    Case("shifted, upcast", *on(raised(shifted), ramp(2, 8)), {}, HAND),
+    Case("log softmax by hand", *on(log_softmax, ramp(2, 8)), {"SFT007": {"sum_1"}}, (*HAND, "RED005")),
+    Case("log softmax by hand, from the logits", *on(log_softmax_from_the_logits, ramp(2, 8)), {"SFT007": {"sum_1"}}),
+    Case("log softmax by hand, upcast", *on(raised(log_softmax), ramp(2, 8)), {}, ("SFT007",)),
+    Case("a gate", *on(gate, ramp(2, 8)), {}, HAND),
     # expm1(12) = 162754
-    Case("expm1", lambda: Function(torch.expm1), (ramp(2, 8, scale=12),), {"SFT004": {"expm1"}}),
-    Case("log of softmax", lambda: Function(lambda x: x.softmax(-1).log()), (ramp(2, 8),), {"SFT005": {"log"}}),
-    Case(
-        "log of sigmoid", lambda: Function(lambda x: torch.log(x.sigmoid()[:, :4])), (ramp(2, 8),), {"SFT005": {"log"}}
-    ),
-    Case(
-        "log of something else",
-        lambda: Function(lambda x: torch.log(x.softmax(-1) + 1)),
-        (ramp(2, 8),),
-        {},
-        ("SFT005",),
-    ),
-    Case("long axis", lambda: Function(lambda x: x.softmax(-1)), (ramp(1, 16385),), {"SFT006": {"softmax"}}),
-    Case("long first axis", lambda: Function(lambda x: x.softmax(0)), (ramp(20000, 2),), {"SFT006": {"softmax"}}),
-    Case(
-        "longest safe axis",
-        lambda: Function(lambda x: x.softmax(-1)),
-        (ramp(2, 16384),),
-        {"SFT001": {"softmax"}},
-        ("SFT006",),
-    ),
+    Case("expm1", *on(torch.expm1, ramp(2, 8, scale=12)), {"SFT004": {"expm1"}}),
+    Case("log of softmax", *on(lambda x: x.softmax(-1).log(), ramp(2, 8)), {"SFT005": {"log"}}),
+    Case("log of sigmoid", *on(lambda x: torch.log(x.sigmoid()[:, :4]), ramp(2, 8)), {"SFT005": {"log"}}),
+    Case("log of something else", *on(lambda x: torch.log(x.softmax(-1) + 1), ramp(2, 8)), {}, ("SFT005",)),
+    Case("long axis", *on(lambda x: x.softmax(-1), ramp(1, 16385)), {"SFT006": {"softmax"}}),
+    Case("long first axis", *on(lambda x: x.softmax(0), ramp(20000, 2)), {"SFT006": {"softmax"}}),
+    Case("longest safe axis", *on(lambda x: x.softmax(-1), ramp(2, 16384)), {"SFT001": {"softmax"}}, ("SFT006",)),
 )

@@ -15,8 +15,7 @@ from torch.utils import _pytree as pytree
 
 from auditor.capture.imitation import Imitation
 from auditor.capture.intercept import intercepted
-from auditor.numerics.kernels import UnsupportedInFormat, run_op
-from auditor.numerics.nodes import op_name, overload_named
+from auditor.numerics.nodes import op_name
 from auditor.records import Capture, Finding
 
 LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -54,12 +53,6 @@ class Call:
     @property
     def activations(self) -> list[Tensor]:
         return [x for x in tensors((self.args, self.kwargs)) if id(x) not in self.fixed]
-
-    def low(self, fmt: str, *args: Any) -> Any:
-        """The operation again, on low tensors: its own arguments, or these in the place of the first ones."""
-        given = (*args, *self.args[len(args) :])
-        dtype = LOW[fmt]
-        return run_op(overload_named(self.op), cast(given, dtype), cast(self.kwargs, dtype))
 
 
 @dataclass
@@ -112,12 +105,3 @@ def call_of(finding: Finding, capture: Capture, run: Run) -> Call | None:
     calls = run.calls.get(finding.op, [])
     at = same.index(finding.node)
     return calls[at] if at < len(calls) else None
-
-
-def refused(call: Call, fmt: str) -> bool:
-    """Whether the operation has no kernel in the format."""
-    try:
-        call.low(fmt)
-    except UnsupportedInFormat:
-        return True
-    return False

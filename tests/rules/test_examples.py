@@ -9,12 +9,12 @@ from torch import nn
 
 from auditor.asked import asked
 from auditor.loading import from_object
-from auditor.records import Finding
 from auditor.rulebook.facts import EACH
 from auditor.rulebook.findings import classify, silenced
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
 from tests.capturing import captured
+from tests.findings import finding
 from tests.rules.examples import Side, example
 from tests.slow.agreement import Specimen, found_in
 
@@ -37,8 +37,8 @@ def fired(rules: list[Rule], *, fixed: bool) -> dict[str, set[str]]:
         inputs += tensors
     toy = captured(Side(parts), *inputs)
     found: dict[str, set[str]] = {rule.code: set() for rule in rules}
-    for finding in classify(toy.capture, toy.facts, RULES):
-        found[finding.owner.partition(".")[0]].add(finding.rule)
+    for one in classify(toy.capture, toy.facts, RULES):
+        found[one.owner.partition(".")[0]].add(one.rule)
     return found
 
 
@@ -64,27 +64,14 @@ def test_the_examples_of_measured_rules_are_found_unsafe_and_foreseen_by_no_othe
     for rule in RULES:
         if rule.family == "measured" and EACH not in rule.formats:
             found = found_in(Specimen(rule.code, lambda rule=rule: from_object(*example(rule)), failing=True), RULES)
-            assert {(finding.rule, finding.agrees) for finding in found} == {("MSR001", True), ("MSR002", True)}
+            assert {(one.rule, one.agrees) for one in found} == {("MSR001", True), ("MSR002", True)}
 
 
 def test_the_example_of_an_unused_ignore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (rule,) = (rule for rule in RULES if rule.code == "CFG001")
     assert rule.example is not None
-    norm = Finding(
-        rule="NRM001",
-        name="",
-        node="pow_1",
-        owner="blocks.0.ln",
-        op="",
-        source=None,
-        severity="warning",
-        confidence="high",
-        formats=("fp16",),
-        message="",
-        why="",
-        advice="",
-    )
+    norm = finding("NRM001", "pow_1", owner="blocks.0.ln")
     file = tmp_path / "pyproject.toml"
     file.write_text(rule.example.code)
     assert [item.rule for item in silenced((norm,), asked({}).selection, RULES)] == ["NRM001", "CFG001"]
