@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
 import torch
 
 from auditor.records import NodeError, Verdict
 from auditor.records.training import BackwardNode
-from auditor.rulebook.verdicts import Judgement, reason_of, reasoned, with_backward
+from auditor.rulebook.verdicts import Judgement, reasoned, with_backward
 from auditor.training.step import capture_step
 from tests.stepping import Scaled, subject_on
 from tests.subjects import capture_of
@@ -17,38 +16,8 @@ from tests.subjects import capture_of
 BREAKS = NodeError(local_error=float("inf"), overflow=1)
 
 
-@pytest.mark.parametrize(
-    ("error", "reaches", "expected"),
-    [
-        (
-            BREAKS,
-            "w",
-            "its backward pass turns 1 finite gradient into Inf or NaN in FP16, and the gradient of w with them",
-        ),
-        (
-            NodeError(overflow=1200, nan=34),
-            "head.weight",
-            "its backward pass turns 1,234 finite gradients into Inf or NaN in FP16, and the gradient of head.weight "
-            "with them",
-        ),
-    ],
-)
-def test_reasons(error: NodeError, reaches: str, expected: str) -> None:
-    assert reason_of(error, reaches, "fp16") == expected
-
-
 def node(name: str, reaches: Mapping[str, str], **errors: NodeError) -> BackwardNode:
     return BackwardNode(name, "aten.exp.default", "", None, errors, {}, reaches, {})
-
-
-def test_every_format_has_its_own_reason() -> None:
-    (found,) = reasoned([node("exp", {"fp16": "w"}, fp16=BREAKS, bf16=NodeError(local_error=0.0))])
-    assert list(found.reasons) == ["fp16"]
-
-
-def test_what_is_absorbed_is_no_reason() -> None:
-    (found,) = reasoned([node("exp", {}, fp16=BREAKS)])
-    assert found.reasons == {}
 
 
 SAFE, UNSAFE = Verdict("safe", "fine"), Verdict("unsafe", "overflow", "range")

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from auditor.numerics.formats import auditable
 from auditor.rulebook.findings import classify
-from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.message import about
 from auditor.rulebook.rule import Rule
@@ -85,14 +84,6 @@ def test_a_finding_carries_what_reporters_need_of_its_rule() -> None:
 def test_a_retired_rule_stays_silent() -> None:
     retired = tuple(replace(rule, status="retired") for rule in RULES)
     assert classify(TOY.capture, TOY.facts, retired) == ()
-
-
-def test_an_unknown_fact_reads_unknown() -> None:
-    (rule,) = (rule for rule in RULES if rule.code == "SFT001")
-    talkative = replace(rule, message="up to {output_max_abs:.3g} over {reduction_length}")
-    without_ranges = gather(TOY.capture, {})
-    (finding,) = classify(TOY.capture, without_ranges, [talkative])
-    assert finding.message == "up to unknown over 4"
 
 
 def test_an_owner_type_narrows_a_match() -> None:

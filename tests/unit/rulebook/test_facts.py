@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 import torch
 
-from auditor.rulebook.facts import FACTS, address_problem, fact_at, value_at
+from auditor.rulebook.facts import address_problem, fact_at, value_at
 from tests.capturing import facts_of
-
-
-def test_the_table_describes_every_fact() -> None:
-    assert {"op", "reduction_length", "gemm_k", "eps", "headroom_bits"} <= FACTS.keys()
-    assert all(fact.meaning and fact.type in {"text", "flag", "number", "texts", "numbers"} for fact in FACTS.values())
-    assert FACTS["gemm_k"].unit == "elements"
 
 
 def test_facts_by_format_have_addresses() -> None:
@@ -38,21 +31,3 @@ def test_facts_by_format_have_addresses() -> None:
 )
 def test_what_is_wrong_with_an_address(address: str, expected: str | None) -> None:
     assert address_problem(address) == expected
-
-
-def test_a_format_that_there_is_not() -> None:
-    problem = address_problem("verdict.fp15")
-    assert problem is not None
-    assert problem.startswith("'fp15' is not one of ")
-    assert "bf16" in problem
-
-
-def test_facts_have_the_types_that_the_table_gives_them() -> None:
-    kinds = {"text": str, "flag": bool, "number": (int, float), "texts": tuple, "numbers": tuple}
-    for facts in facts_of(lambda x: (x @ x).softmax(-1), torch.ones(2, 2)).facts.values():
-        for name, fact in FACTS.items():
-            value = getattr(facts, name)
-            if fact.by_format:
-                assert isinstance(value, Mapping)
-            else:
-                assert value is None or isinstance(value, kinds[fact.type]), name

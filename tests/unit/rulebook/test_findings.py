@@ -13,6 +13,7 @@ from auditor.rulebook.findings import classify, confronted, silenced
 from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
 from tests.capturing import captured
+from tests.findings import finding as made
 
 RULES = load_rules()
 UNSAFE, SAFE, UNTESTED = Verdict("unsafe", "overflow"), Verdict("safe", "fine"), Verdict("untested", "not reached")
@@ -21,20 +22,7 @@ UNSAFE, SAFE, UNTESTED = Verdict("unsafe", "overflow"), Verdict("safe", "fine"),
 def finding(
     rule: str, node: str, owner: str = "", severity: str = "warning", formats: tuple[str, ...] = ("fp16",)
 ) -> Finding:
-    return Finding(
-        rule=rule,
-        name=rule.lower(),
-        node=node,
-        owner=owner,
-        op="aten.exp.default",
-        source=None,
-        severity=severity,
-        confidence="high",
-        formats=formats,
-        message="m",
-        why="w",
-        advice="a",
-    )
+    return made(rule, node, owner=owner, severity=severity, formats=formats)
 
 
 def unmeasurable(rule: str, node: str, owner: str) -> Finding:
@@ -64,11 +52,6 @@ def test_what_is_measured_to_be_unsafe_is_certain() -> None:
     assert [item.confidence for item in found] == ["high", "low", "low"]
 
 
-def test_a_format_the_rule_does_not_speak_of_is_not_asked() -> None:
-    (found,) = confronted([finding("NRM001", "n")], {"n": {"fp16": SAFE, "bf16": UNSAFE}})
-    assert found.agrees is False
-
-
 def test_one_of_its_formats_is_enough_to_bear_a_rule_out() -> None:
     both = finding("NRM001", "n", formats=("fp16", "bf16"))
     for verdicts in ({"fp16": UNSAFE, "bf16": SAFE}, {"fp16": SAFE, "bf16": Verdict("sensitive", "a third of it")}):
@@ -94,13 +77,6 @@ def test_an_unsafe_node_that_no_rule_foresaw_is_reported() -> None:
     assert codes(found) == [("NRM001", "a"), ("NRM004", "c"), ("MSR001", "c"), ("MSR001", "d")]
 
 
-def test_a_rule_that_the_measurement_refutes_explains_nothing() -> None:
-    found = confronted(
-        [finding("NRM001", "a", "norm"), finding("MSR001", "b", "norm")], {"a": {"fp16": SAFE}, "b": {"fp16": UNSAFE}}
-    )
-    assert codes(found) == [("NRM001", "a"), ("MSR001", "b")]
-
-
 def test_the_whole_model_is_no_module_that_explains_its_operations() -> None:
     found = confronted([finding("NRM001", "a"), finding("MSR001", "b")], {"b": {"fp16": UNSAFE}})
     assert codes(found) == [("NRM001", "a"), ("MSR001", "b")]
@@ -124,14 +100,6 @@ def test_whether_a_rule_can_be_measured_stands_in_its_file() -> None:
     assert all(rule.measurable == (rule.family not in families) for rule in RULES)
 
 
-def test_what_the_author_raised_is_not_reported_as_unforeseen() -> None:
-    toy = captured(Raised(), torch.ones(2, 4))
-    verdicts = {name: {"fp16": UNSAFE, "bf16": UNSAFE} for name in toy.facts}
-    facts = gather(toy.capture, toy.ranges, verdicts)
-    found = confronted(classify(toy.capture, facts, RULES), verdicts)
-    assert codes(found) == [(code, node) for node in ("to_1", "cos") for code in ("MSR001", "MSR002")]
-
-
 def test_one_format_does_not_explain_the_other() -> None:
     verdicts = {"a": {"fp16": UNSAFE, "bf16": UNSAFE}}
     found = confronted(
@@ -143,11 +111,6 @@ def test_one_format_does_not_explain_the_other() -> None:
 class Toy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.tanh().cos()
-
-
-class Raised(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.float() / 3.0).tan().to(x.dtype).cos()
 
 
 def test_facts_of_the_measurement_fire_their_rules() -> None:
@@ -187,14 +150,3 @@ def test_a_used_ignore_is_none_and_the_finding_itself_can_be_ignored() -> None:
     assert silenced(found, Selection(ignores=(Ignore("NRM001"),)), RULES) == ()
     assert silenced((), Selection(ignores=(Ignore("NRM001"), Ignore("CFG001"))), RULES) == ()
     assert silenced((), Selection(select=("SFT",), ignores=(Ignore("NRM001"),)), RULES) == ()
-
-
-def test_without_the_rule_there_is_nothing_to_say_about_ignores() -> None:
-    others = tuple(rule for rule in RULES if rule.code != "CFG001")
-    assert silenced((), Selection(ignores=(Ignore("NRM001"),)), others) == ()
-
-
-def test_the_rule_of_settings_never_fires_on_a_graph() -> None:
-    toy = captured(Toy(), torch.ones(2, 4))
-    (rule,) = (rule for rule in RULES if rule.code == "CFG001")
-    assert classify(toy.capture, toy.facts, [replace(rule, severity="error")]) == ()

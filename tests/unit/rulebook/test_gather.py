@@ -11,11 +11,6 @@ from auditor.rulebook.gather import gather
 from tests.capturing import captured, facts_of
 
 
-def test_the_short_name_of_an_operation() -> None:
-    facts = facts_of(lambda x: torch.linalg.vector_norm(x).view(1), torch.ones(2)).facts
-    assert [fact.operation for fact in facts.values()] == ["linalg_vector_norm", "view"]
-
-
 def test_verdicts_of_a_measurement_become_facts() -> None:
     toy = facts_of(lambda x: x.exp().sin(), torch.ones(2))
     assert (toy.facts["exp"].verdict, toy.facts["exp"].reason) == ({}, {})
@@ -42,12 +37,6 @@ def test_what_autocast_does_to_an_operation() -> None:
         "sum": "fp32_unless_dtype",
     }
     assert captured(nn.LSTM(2, 2), torch.ones(2, 1, 2)).facts["lstm"].autocast == "lower"
-
-
-def test_without_ranges_the_measured_facts_are_unknown() -> None:
-    toy = captured(nn.Linear(2, 2), torch.ones(1, 2))
-    facts = gather(toy.capture, {})["linear"]
-    assert (facts.input_max_abs, facts.output_max_abs, facts.headroom_bits["fp16"]) == (None, None, None)
 
 
 def test_neighbours_look_through_reshapes_and_casts() -> None:

@@ -34,22 +34,7 @@ def test_a_product_is_low_in_both_and_so_is_what_it_hands_on() -> None:
     assert found["matmul"] is None
 
 
-def test_the_dtypes_of_the_runs_say_the_same() -> None:
-    """On the model itself: `x * x` of a layer is low under autocast, its square by pow is not, and in half both are."""
-    layer, x = nn.Linear(4, 4), torch.ones(2, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        low = layer(x)
-        assert (low * low).dtype is torch.bfloat16
-        assert (x * 2).dtype is torch.float32
-    assert layer.bfloat16()(x.bfloat16()).pow(2).dtype is torch.bfloat16
-
-
 def test_a_cast_that_follows_another_tensor_is_low_where_that_is() -> None:
     facts = facts_of(lambda x, ids: x.exp() * ids.to(x.dtype), torch.ones(4), torch.arange(4)).facts
     assert facts["to"].low_where == CAST  # x is FP32 under autocast
     assert facts["mul"].low_where == CAST
-
-
-def test_integers_are_low_nowhere() -> None:
-    facts = facts_of(lambda x: x.argmax() + x, torch.ones(4)).facts
-    assert facts["argmax"].low_where is None

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.records import Magnitudes
-from auditor.rulebook.numbers import cancelled_bits, divisor_min_abs
 from tests.capturing import facts_of
 
 
@@ -50,21 +48,3 @@ def test_the_smallest_divisor() -> None:
     facts = toy.facts
     assert facts["div"].divisor_min_abs == facts["log"].divisor_min_abs == pytest.approx(1e-9)
     assert facts["div_1"].divisor_min_abs is facts["mul"].divisor_min_abs is None
-
-
-def test_cancelled_bits_by_hand() -> None:
-    toy = facts_of(lambda x, y: (x - y, x * y), torch.ones(2), torch.ones(2)).capture
-    nodes = {node.name: node for node in toy.graph_module.graph.nodes}
-    assert cancelled_bits(nodes["sub"], 24.0, 3.0) == 3.0  # log2 of 8
-    assert cancelled_bits(nodes["sub"], 24.0, 0.0) is None  # all of them, and nobody knows how many that is
-    assert cancelled_bits(nodes["sub"], None, 3.0) is None
-    assert cancelled_bits(nodes["mul"], 24.0, 3.0) is None
-
-
-def test_a_divisor_of_zeros_alone_has_no_smallest_magnitude() -> None:
-    toy = facts_of(lambda x, y: x / y.view(2), torch.ones(2), torch.ones(2)).capture
-    nodes = {node.name: node for node in toy.graph_module.graph.nodes}
-    (_, y) = (place.name for place in toy.placeholders)
-    assert divisor_min_abs(nodes["div"], {y: Magnitudes(4.0, 0.25, 0, {})}) == 0.25  # measured before the reshape
-    assert divisor_min_abs(nodes["div"], {y: Magnitudes(0.0, 0.0, 2, {})}) is None
-    assert divisor_min_abs(nodes["div"], {}) is None

@@ -63,14 +63,3 @@ def test_what_reaches_no_output_is_no_last_layer() -> None:
 
     found = positions(capture_of(Unused(), torch.tensor([[1, 2]])))
     assert found.last == {"linear"}
-
-
-def test_arithmetic_on_weights_alone() -> None:
-    class Scaled(Tokens):
-        def forward(self, ids: Tensor) -> Tensor:
-            return (self.table.exp() * 2.0)[ids]
-
-    found = positions(capture_of(Scaled(), torch.tensor([[1, 2]])))
-    assert {"exp", "mul"} <= found.from_weights
-    assert "index" not in found.from_weights
-    assert found.first == found.last == {"index"}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from auditor.rulebook.conditions import COMPARISONS
 from auditor.rulebook.explain import reference
-from auditor.rulebook.facts import FACTS
 from auditor.rulebook.load import load_rules
 from tests.rule_files import RULE, write
 
@@ -28,13 +26,3 @@ def test_two_families_in_one_document(tmp_path: Path) -> None:
         assert f"\n### {code}: bad-thing\n" in text
     assert text.index("### ABC001") < text.index("## Tests") < text.index("### TST001")
     assert "\n#### What it looks for\n" in text
-
-
-def test_the_tables_name_every_fact_and_every_comparison(tmp_path: Path) -> None:
-    write(tmp_path)
-    text = reference(load_rules([tmp_path]))
-    for name, fact in FACTS.items():
-        meaning = fact.meaning.replace("|", "\\|")
-        assert f"| `{name}` | {fact.type} | {fact.unit} | {meaning} |" in text
-    for kind in COMPARISONS:
-        assert f"\n| {kind} | `" in text

@@ -13,6 +13,7 @@ from auditor.records import Contribution, Finding, NodeError, Plan, ScopeChoice,
 from auditor.rulebook.causes import Graph
 from auditor.rulebook.severities import about, followed
 from tests.capturing import captured
+from tests.findings import finding as found
 
 
 class Model(nn.Module):
@@ -39,23 +40,8 @@ def plan(strategy: str, fmt: str, verified: bool = True, speedup: float = 1.5, *
 
 def finding(name: str, severity: str = "error", formats: tuple[str, ...] = ("fp16",), **more: object) -> Finding:
     node = TOY.capture.nodes[name]
-    return replace(
-        Finding(
-            rule="R",
-            name="r",
-            node=name,
-            owner=node.owner,
-            op=node.op,
-            source=node.source,
-            severity=severity,
-            confidence="high",
-            formats=formats,
-            message="m",
-            why="w",
-            advice="a",
-        ),
-        **more,
-    )
+    about = {"owner": node.owner, "op": node.op, "source": node.source, "severity": severity, "formats": formats}
+    return found("R", name, **{**about, **more})
 
 
 def graph(broken: tuple[str, ...] = (), unsafe: tuple[str, ...] = ()) -> Graph:
@@ -112,18 +98,10 @@ def test_what_breaks_under_other_plans_stays_a_warning(severity: str, less: str)
     assert one(finding(UP, severity), plan("autocast", "bf16"), graph(broken=(UP,)))[0] == less
 
 
-def test_rounding_in_a_format_that_the_plan_does_not_have_is_less_severe() -> None:
-    assert one(finding(UP, "warning"), plan("autocast", "bf16"), graph(unsafe=(UP,)))[:2] == ("info", "elsewhere")
-
-
 def test_what_the_plan_keeps_in_fp32_is_a_warning() -> None:
     assert one(finding(UP), KEEPING, graph(unsafe=(UP,))) == ("warning", "kept", "autocast_fp16")
     assert one(finding(UP, "warning"), KEEPING, graph()) == ("warning", "kept", "autocast_fp16")
     assert one(finding(UP, "info"), KEEPING, graph())[0] == "info"
-
-
-def test_what_the_plan_runs_low_and_holds_is_less_severe() -> None:
-    assert one(finding(UP, "warning"), AUTOCAST, graph(unsafe=(UP,)))[:2] == ("info", "low")
 
 
 def test_speed_and_gradients_are_as_severe_as_their_rules_where_the_plan_runs_them_low() -> None:
@@ -148,20 +126,7 @@ def test_a_format_that_cannot_be_run_stops_nothing() -> None:
 
 
 def test_a_finding_on_no_operation_keeps_its_severity() -> None:
-    stale = Finding(
-        rule="CFG001",
-        name="unused-ignore",
-        node="",
-        owner="",
-        op="auditor.ignore",
-        source=None,
-        severity="warning",
-        confidence="high",
-        formats=(),
-        message="m",
-        why="w",
-        advice="a",
-    )
+    stale = found("CFG001", "", op="auditor.ignore", formats=())
     assert one(stale, AUTOCAST, graph()) == ("warning", None, "autocast_fp16")
 
 

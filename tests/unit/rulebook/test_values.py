@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from auditor.numerics.formats import FORMATS
-from auditor.rulebook.values import headroom_bits, largest, smallest, spacing
+from auditor.rulebook.values import spacing
 from tests.capturing import captured, facts_of
 
 
@@ -74,30 +74,6 @@ def test_shapes_of_arithmetic() -> None:
     assert [name for name, fact in facts.items() if fact.squares] == ["pow_1", "mul"]
     assert [name for name, fact in facts.items() if fact.centres] == ["sub"]
     assert [name for name, fact in facts.items() if fact.shifts_by_max] == ["sub_2"]
-
-
-def test_the_largest_of_what_a_node_reads() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([[math.inf, -4.0], [0.0, 0.5]]))
-        model[0].bias.zero_()
-    facts = captured(model, torch.ones(1, 2)).facts
-    assert (facts["linear"].weight_max_abs, facts["linear"].buffer_max_abs) == (4.0, None)
-    assert facts["batch_norm"].buffer_max_abs == 1.0  # of the variance; the number of batches is no floating buffer
-    assert (facts["linear"].weight_uses, facts["batch_norm"].weight_uses) == (1, 1)
-
-
-def test_doublings_that_are_left() -> None:
-    fp16 = FORMATS["fp16"]
-    assert headroom_bits(65504.0, fp16) == 0.0
-    assert headroom_bits(65504.0 / 8, fp16) == 3.0
-    assert headroom_bits(2 * 65504.0, fp16) == -1.0
-    assert (headroom_bits(0.0, fp16), headroom_bits(None, fp16)) == (None, None)
-
-
-def test_what_is_not_known_does_not_count() -> None:
-    assert (smallest([None, 2, 1]), largest([None, 2, 1])) == (1, 2)
-    assert (smallest([None]), largest([])) == (None, None)
 
 
 def test_the_spacing_of_numbers_is_that_of_their_binade() -> None:
