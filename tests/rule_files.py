@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-RULE = """code = "TST001"
-name = "bad-thing"
-since = "0.1.0"
-status = "stable"
-severity = "warning"
+RULE = """severity = "warning"
 confidence = "low"
 formats = ["fp16"]
 when = [{ fact = "reduction_length", above = 8 }]

@@ -30,7 +30,7 @@ is not known holds neither way, so a rule fires only on what is known.
 
 def as_data(rule: Rule) -> dict[str, Any]:
     """The rule as JSON holds it; where it looks and on which condition it fires are in words."""
-    fields = ("code", "name", "family", "since", "status", "severity", "confidence", "formats", "supersedes")
+    fields = ("code", "name", "family", "severity", "confidence", "formats", "supersedes")
     texts = ("message", "why", "advice", "references")
     return {
         **{name: getattr(rule, name) for name in fields},
@@ -47,7 +47,7 @@ def explain(rule: Rule) -> str:
     sections = [
         f"# {rule.code}: {rule.name}",
         f"Severity: {rule.severity}. Confidence: {_confidence(rule)}. Formats: {', '.join(rule.formats)}. "
-        f"Family: {rule.family}. Since {rule.since} ({rule.status}).",
+        f"Family: {rule.family}.",
         "## Why",
         rule.why,
         *(_example(rule.example) if rule.example else []),

@@ -39,7 +39,7 @@ def classify(
     findings = [
         _finding(rule, capture, facts[name], name, spoken, why)
         for rule in rules
-        if rule.status != "retired" and (trains or rule.family != TRAINING)
+        if trains or rule.family != TRAINING
         if (spoken := _spoken(rule, formats))
         for why in [about(rule.why, formats or auditable(), auditable())]
         for name in matcher.find(rule.match)

@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,13 +13,13 @@ import networkx as nx
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import RuleError
-from ..numerics.formats import narrower
 from ..resources import resource_dir
 from .conditions import Condition
 from .facts import EACH
 from .rule import Chain, ChainNode, Example, Match, Rule
 
-_FORM = TypeAdapter(Rule)
+_RULE, _NODES = TypeAdapter(Rule), TypeAdapter(dict[str, ChainNode])
+_CALLED = re.compile(r"[A-Z]{3}\d{3}(-[a-z0-9]+)+")
 _AS_GIVEN = Condition("fact", "upcast", {"equals": False})
 _TABLES = {"match": Match, "chain": Chain, "nodes": ChainNode, "example": Example}
 
@@ -28,6 +27,7 @@ _TABLES = {"match": Match, "chain": Chain, "nodes": ChainNode, "example": Exampl
 def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
     """Every rule under the directories (`<family>/<CODE>-<name>.toml`), by code; the shipped ones by default.
 
+    Nodes of chains that several rules of a directory have stand in its `nodes.toml`.
     Raises: RuleError(slug="rule-..."), also for a directory without rules, a code used twice, a family whose codes
     have different prefixes, and a rule that supersedes what it can not stand for.
     """
@@ -36,7 +36,9 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
         paths = sorted(Path(directory).glob("*/*.toml"))
         if not paths:
             raise RuleError(f"{directory} holds no rule; expected <family>/<CODE>-<name>.toml", slug="rule-none-found")
-        rules += [_read(path) for path in paths]
+        common = Path(directory) / "nodes.toml"
+        shared = _validated(common, _NODES, _table(common)) if common.exists() else {}
+        rules += [_read(path, shared) for path in paths]
     _check_codes(rules)
     _check_superseded({rule.code: rule for rule in rules})
     return tuple(sorted(rules, key=lambda rule: rule.code))
@@ -64,30 +66,32 @@ def _in(condition: Condition, fmt: str) -> Condition:
     return replace(condition, fact=fact, parts=tuple(_in(part, fmt) for part in condition.parts))
 
 
-def _read(path: Path) -> Rule:
+def _read(path: Path, shared: Mapping[str, ChainNode]) -> Rule:
+    table = _table(path)
+    if "path" in table:
+        _refuse(path, ("path",), "unknown key", "rule-unknown-key")
+    if not _CALLED.fullmatch(path.stem):
+        _refuse(path, (), "must be called <CODE>-<name>.toml, such as OWN001-the-bad-thing.toml")
+    rule: Rule = _validated(path, _RULE, {**table, "path": path})
+    rule = replace(rule, match=_whole(rule, shared))
+    return rule if rule.upcast else replace(rule, when=replace(rule.when, parts=(_AS_GIVEN, *rule.when.parts)))
+
+
+def _table(path: Path) -> dict[str, Any]:
     try:
-        return _parsed(path, path.read_text(encoding="utf-8"), tuple(narrower()))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         line = re.search(r"at line (\d+)", str(error))
         raise RuleError(f"{path}:{line[1] if line else 1}: file: {error}", slug="rule-not-toml") from error
 
 
-@lru_cache(maxsize=1024)
-def _parsed(path: Path, text: str, formats: tuple[str, ...]) -> Rule:
-    """Once for a text and the formats that are registered: a process may audit many models."""
-    table = tomllib.loads(text)
-    if "path" in table:
-        _refuse(path, text, ("path",), "unknown key", "rule-unknown-key")
+def _validated(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> Any:
     try:
-        rule = _FORM.validate_python({**table, "path": path})
+        return form.validate_python(table)
     except ValidationError as error:
         worst = min(error.errors(), key=lambda one: one["type"] != "unexpected_keyword_argument")
         place = (*worst["loc"], *worst.get("ctx", {}).get("at", ()))
-        _refuse(path, text, place, *_said(worst, place))
-    if path.stem != f"{rule.code}-{rule.name}":
-        _refuse(path, text, ("name",), f"the file must be called {rule.code}-{rule.name}.toml")
-    _check_match(rule, text)
-    return rule if rule.upcast else replace(rule, when=replace(rule.when, parts=(_AS_GIVEN, *rule.when.parts)))
+        _refuse(path, place, *_said(worst, place))
 
 
 def _said(error: Mapping[str, Any], place: tuple[str | int, ...]) -> tuple[str, str]:
@@ -106,24 +110,25 @@ def _said(error: Mapping[str, Any], place: tuple[str | int, ...]) -> tuple[str, 
     return wrong, "rule-bad-type" if kind.endswith("_type") else "rule-bad-value"
 
 
-def _check_match(rule: Rule, text: str) -> None:
-    """Every chain is drawn of nodes that are there, and every node stands in one."""
+def _whole(rule: Rule, shared: Mapping[str, ChainNode]) -> Match:
+    """The match with the shared nodes that it draws; every chain is drawn of nodes that are there, and every node stands in one."""
     match, drawn = rule.match, [name for chain in rule.match.chains for path in chain.drawn for name in path]
     if match == Match():
-        _refuse(
-            rule.path, text, ("match",), "says nothing; give ops, position, owner_type or chain", "rule-missing-key"
-        )
+        _refuse(rule.path, ("match",), "says nothing; give ops, position, owner_type or chain", "rule-missing-key")
+    roles = dict.fromkeys(name.rstrip("?") for name in drawn)
+    nodes = {**{name: shared[name] for name in roles if name in shared}, **match.nodes}
     for name in drawn:
-        if name.rstrip("?") not in match.nodes:
-            _refuse(rule.path, text, ("match", "chain", "paths"), f"{name!r} is not described under nodes")
+        if name.rstrip("?") not in nodes:
+            _refuse(rule.path, ("match", "chain", "paths"), f"{name!r} is not described under nodes")
     for chain in match.chains:
         if not any(chain.report in path for path in chain.drawn):
-            _refuse(rule.path, text, ("match", "chain", "report"), f"{chain.report!r} is on no path, or may be missing")
-    for name in match.nodes.keys() - {name.rstrip("?") for name in drawn}:
-        _refuse(rule.path, text, ("match", "nodes", name), "stands on no path")
+            _refuse(rule.path, ("match", "chain", "report"), f"{chain.report!r} is on no path, or may be missing")
+    for name in nodes.keys() - roles.keys():
+        _refuse(rule.path, ("match", "nodes", name), "stands on no path")
+    return replace(match, nodes=nodes)
 
 
-def _check_codes(rules: list[Rule]) -> None:
+def _check_codes(rules: Sequence[Rule]) -> None:
     codes: dict[str, Rule] = {}
     prefixes: dict[str, Rule] = {}
     for rule in rules:
@@ -151,14 +156,14 @@ def _check_superseded(rules: dict[str, Rule]) -> None:
                 problem = f"{code} supersedes {rule.code} in turn"
             else:
                 continue
-            _refuse(rule.path, rule.path.read_text(encoding="utf-8"), ("supersedes",), problem)
+            _refuse(rule.path, ("supersedes",), problem)
 
 
-def _refuse(path: Path, text: str, place: Sequence[str | int], problem: str, slug: str = "rule-bad-value") -> NoReturn:
+def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "rule-bad-value") -> NoReturn:
     """Raises: RuleError, with file, line and key."""
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     shown = key if key.isprintable() else ascii(key)
-    raise RuleError(f"{path}:{_line(text, place)}: {shown or 'file'}: {problem}", slug=slug)
+    raise RuleError(f"{path}:{_line(path.read_text(encoding='utf-8'), place)}: {shown or 'file'}: {problem}", slug=slug)
 
 
 def _line(text: str, place: Sequence[str | int]) -> int:
@@ -169,7 +174,7 @@ def _line(text: str, place: Sequence[str | int]) -> int:
     """
     at = 0
     for name in [part for part in place if isinstance(part, str)]:
-        pattern = rf"(?:^\s*|[{{,]\s*|^\[+[\w.]*){re.escape(name)}(?:\s*=|\]|\.)"
+        pattern = rf"(?:^\s*|[{{,]\s*|^\[+[\w.]*|\.){re.escape(name)}(?:\s*=|\]|\.)"
         found = re.compile(pattern, re.MULTILINE).search(text, at)
         at = found.end() if found else at
     return text.count("\n", 0, at) + 1

@@ -1,13 +1,12 @@
-"""Where a rule's match applies: by op, position, owner, or a chain of ops found by subgraph isomorphism."""
+"""Where a rule's match applies: by op, position, owner, or a chain of ops found in the graph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import product
+from itertools import pairwise, product
 
 import networkx as nx
-from networkx.algorithms.isomorphism import DiGraphMatcher
 
 from ..numerics.operations import operation
 from ..records import Capture
@@ -15,7 +14,8 @@ from .conditions import evaluate
 from .facts import NodeFacts
 from .rule import Chain, ChainNode, Match
 
-Roles = dict[str, set[str]]
+Edges = Sequence[tuple[str, str]]
+"""(role, role that reads its value)."""
 
 
 def op_matches(op: str, pattern: str) -> bool:
@@ -41,85 +41,46 @@ class Matcher:
         if match.owner_type is not None:
             found = {name for name in found if fnmatchcase(self._facts[name].owner_type, match.owner_type)}
         if match.chains:
-            graphs = ((graph, chain.report) for chain in match.chains for graph in _alternatives(chain))
-            found &= {name for graph, report in graphs for name in self._find_chain(graph, match, report)}
-        return found
-
-    def _find_chain(self, chain: nx.DiGraph, match: Match, report: str) -> set[str]:
-        """Names of the nodes that play the reported role in an occurrence of the chain."""
-        pattern = nx.DiGraph(chain.edges)
-        pattern.add_nodes_from((name, {"role": name}) for name in chain)
-        roles = self._roles(chain, match)
-        if not all(roles.values()):
-            return set()
-        played: dict[str, set[str]] = {}
-        for role, names in roles.items():
-            for name in names:
-                played.setdefault(name, set()).add(role)
-        candidates = self._graph.subgraph(played)
-        found: set[str] = set()
-        for part in nx.weakly_connected_components(candidates):
-            graph = nx.DiGraph(candidates.subgraph(part).edges)
-            graph.add_nodes_from((name, {"roles": played[name]}) for name in part)
-            found |= _reported(graph, pattern, report, roles[report] & part)
+            players = {role: self._players(node) for role, node in match.nodes.items()}
+            drawn = [(edges, chain.report) for chain in match.chains for edges in _drawings(chain)]
+            found &= {
+                name
+                for edges, report in drawn
+                for name in players[report]
+                if self._played(edges, players, {report: name})
+            }
         return found
 
     def _with_ops(self, patterns: tuple[str, ...]) -> set[str]:
         ops = [op for op in self._by_op if any(op_matches(op, pattern) for pattern in patterns)]
         return {name for op in ops for name in self._by_op[op]}
 
-    def _roles(self, chain: nx.DiGraph, match: Match) -> Roles:
-        """Candidates of every role, thinned until each has a candidate neighbour along each of the chain's edges."""
-        roles = {name: self._candidates(match.nodes[name]) for name in chain}
-        thinning = True
-        while thinning and all(roles.values()):
-            thinning = False
-            for above, below in chain.edges:
-                uppers = {name for name in roles[above] if not roles[below].isdisjoint(self._graph.successors(name))}
-                lowers = {name for name in roles[below] if not uppers.isdisjoint(self._graph.predecessors(name))}
-                thinning |= len(uppers) < len(roles[above]) or len(lowers) < len(roles[below])
-                roles[above], roles[below] = uppers, lowers
-        return roles
+    def _players(self, node: ChainNode) -> set[str]:
+        """What may play a role in a chain; any value, an input too, where any operation may."""
+        named = set(self._graph) if node.ops == ("*",) else self._with_ops(node.ops) & set(self._graph)
+        return {n for n in named if n not in self._facts or evaluate(node.when, self._facts[n]) is True}
 
-    def _candidates(self, node: ChainNode) -> set[str]:
-        if node.ops == ("*",):
-            return {name for name in self._graph if name not in self._facts or self._holds(node, name)}
-        return {name for name in self._with_ops(node.ops) if name in self._graph and self._holds(node, name)}
-
-    def _holds(self, node: ChainNode, name: str) -> bool:
-        return evaluate(node.when, self._facts[name]) is True
+    def _played(self, edges: Edges, players: Mapping[str, set[str]], cast: dict[str, str]) -> bool:
+        """Whether a chain of which some roles are cast can be played to its end, each role by a node of its own."""
+        known = [(above, below) for above, below in edges if above in cast and below in cast]
+        if not all(self._graph.has_edge(cast[above], cast[below]) for above, below in known):
+            return False
+        for above, below in edges:
+            if (above in cast) != (below in cast):
+                role = below if above in cast else above
+                near = self._graph.succ[cast[above]] if above in cast else self._graph.pred[cast[below]]
+                free = (name for name in near if name in players[role] and name not in cast.values())
+                return any(self._played(edges, players, {**cast, role: name}) for name in free)
+        return True
 
 
-def _alternatives(chain: Chain) -> Iterator[nx.DiGraph]:
-    """The graphs that a chain stands for: with and without each node that may be missing."""
+def _drawings(chain: Chain) -> Iterator[Edges]:
+    """The edges that a chain stands for: with and without each node that may be missing."""
     optional = sorted({name for path in chain.drawn for name in path if name.endswith("?")})
     for there in product((True, False), repeat=len(optional)):
-        left_out = {name for name, kept in zip(optional, there, strict=True) if not kept}
-        graph = nx.DiGraph()
-        for path in chain.drawn:
-            nx.add_path(graph, [name.rstrip("?") for name in path if name not in left_out])
-        yield graph
-
-
-def _reported(graph: nx.DiGraph, pattern: nx.DiGraph, report: str, wanted: set[str]) -> set[str]:
-    found: set[str] = set()
-    for name in wanted:
-        # Everything of one occurrence lies within the pattern's own diameter of the reported node.
-        near = graph.subgraph(_around(graph, name, len(pattern) - 1)).copy()
-        near.nodes[name]["roles"] = {report}
-        matcher = DiGraphMatcher(near, pattern, node_match=lambda held, asked: asked["role"] in held["roles"])
-        if any(name in mapping for mapping in matcher.subgraph_monomorphisms_iter()):
-            found.add(name)
-    return found
-
-
-def _around(graph: nx.DiGraph, name: str, radius: int) -> set[str]:
-    """The nodes at most so many edges away, whichever way those lead."""
-    found = frontier = {name}
-    for _ in range(radius):
-        frontier = {other for near in frontier for other in (*graph.pred[near], *graph.succ[near])} - found
-        found = found | frontier
-    return found
+        kept = dict(zip(optional, there, strict=True))
+        paths = [[name.rstrip("?") for name in path if kept.get(name, True)] for path in chain.drawn]
+        yield list(dict.fromkeys(edge for path in paths for edge in pairwise(path)))
 
 
 def _values_graph(capture: Capture) -> nx.DiGraph:

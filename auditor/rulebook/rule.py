@@ -122,31 +122,37 @@ class Example(_Table):
 
 @dataclass(frozen=True)
 class Rule(_Table):
-    """One way for a model to be hurt by a format. status: retired ones are kept, and never fire.
+    """One way for a model to be hurt by a format.
 
     upcast: whether it also speaks of operations on values that the author raised to FP32; `when` says so by the time it is a
     Rule. supersedes: codes of more general rules, which say nothing where this one fires; it then speaks with the highest
     severity and confidence among them. measurable: whether running one operation low can bear the rule out.
     """
 
-    code: Annotated[Text, Field(pattern=r"^[A-Z]{3}\d{3}$")]
-    name: Annotated[Text, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
-    severity: Literal["info", "warning", "error"]
-    confidence: Literal["low", "medium", "high"]
-    formats: Annotated[tuple[Annotated[Text, AfterValidator(_format)], ...], Field(min_length=1)]
     match: Match
     message: Annotated[Text, AfterValidator(_template)]
     why: Text
     advice: Text
     references: Texts
     path: Path
+    severity: Literal["info", "warning", "error"] = "warning"
+    confidence: Literal["low", "medium", "high"] = "medium"
+    formats: Annotated[tuple[Annotated[Text, AfterValidator(_format)], ...], Field(min_length=1)] = ("fp16", "bf16")
     when: When = ALWAYS
     upcast: Annotated[bool, Strict()] = False
-    since: Annotated[Text, Field(pattern=r"^\d+\.\d+\.\d+$")] = "0.1.0"
-    status: Literal["stable", "preview", "retired"] = "stable"
     example: Example | None = None
     supersedes: Texts = ()
     measurable: Annotated[bool, Strict()] = True
+
+    @property
+    def code(self) -> str:
+        """Three letters, the same for the whole family, and three digits: what its file is called before the first `-`."""
+        return self.path.stem.partition("-")[0]
+
+    @property
+    def name(self) -> str:
+        """The bad thing: what the file is called behind that."""
+        return self.path.stem.partition("-")[2]
 
     @property
     def family(self) -> str:

@@ -95,7 +95,7 @@ def written(rule: dict[str, Any], folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def rule() -> dict[str, Any]:
-    return {**tomllib.loads(FILE.read_text()), "code": "EVL001"}
+    return tomllib.loads(FILE.read_text())
 
 
 def audited(rules: Path) -> str:

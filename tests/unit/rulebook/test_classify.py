@@ -81,11 +81,6 @@ def test_a_finding_carries_what_reporters_need_of_its_rule() -> None:
     assert (finding.declared, finding.references, finding.measurable) == (rule.severity, rule.references, True)
 
 
-def test_a_retired_rule_stays_silent() -> None:
-    retired = tuple(replace(rule, status="retired") for rule in RULES)
-    assert classify(TOY.capture, TOY.facts, retired) == ()
-
-
 def test_an_owner_type_narrows_a_match() -> None:
     (rule,) = (rule for rule in RULES if rule.code == "BND001")
     for owner_type, count in (("Lin*", 1), ("Conv*", 0)):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from auditor.rulebook.explain import reference
 from auditor.rulebook.load import load_rules
-from tests.rule_files import RULE, write
+from tests.rule_files import write
 
 
 def test_two_families_in_one_document(tmp_path: Path) -> None:
     write(tmp_path)
-    write(tmp_path, RULE.replace("TST001", "ABC001"), family="early", stem="ABC001-bad-thing")
+    write(tmp_path, family="early", stem="ABC001-bad-thing")
     text = reference(load_rules([tmp_path]))
     headings = re.findall(r"(?m)^(##?) ([A-Z].+)$", text)
     assert headings == [
