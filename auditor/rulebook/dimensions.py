@@ -28,45 +28,29 @@ def reduction_length(node: fx.Node) -> int | None:
     return found
 
 
-def gemm_size(node: fx.Node) -> Gemm | None:
-    """(m, n, k) of one matrix product: [m, k] @ [k, n]. A layer's leading dimensions count into m.
+def gemm(node: fx.Node) -> dict[str, Any]:
+    """(m, n, k) of one matrix product, [m, k] @ [k, n], and how they suit tensor cores; nothing of what is no product.
 
-    Convolutions are taken as the implicit product of one group. None for ops that are no matrix product.
+    A layer's leading dimensions count into m. Convolutions are taken as the implicit product of one group; what a tensor core
+    tiles are n and k, or the channels.
     """
-    found: Gemm | None = _apply(_GEMMS, row_of(node).gemm, node)
-    return found
-
-
-def gemm_alignment(node: fx.Node) -> int | None:
-    """Largest power of two, at most 64, that divides the dimensions a tensor core tiles: n and k, or the channels."""
-    tiled = _tiled(node)
-    return gcd(*tiled, LARGEST_TILE) if tiled else None
-
-
-def misaligned(node: fx.Node) -> str | None:
-    """Those of the dimensions a tensor core tiles that are no multiples of eight, in words; None where all are."""
-    odd = dict.fromkeys(str(width) for width in _tiled(node) or () if width % 8)
-    return " and ".join(odd) if odd else None
-
-
-def gemm_m_alignment(node: fx.Node) -> int | None:
-    """Largest power of two, at most 64, that divides the rows of a matrix product: for a layer, batch times positions."""
-    size = gemm_size(node)
-    return gcd(size[0], LARGEST_TILE) if size else None
-
-
-def gemm_padding(node: fx.Node) -> float | None:
-    """Share of multiplications added when the dimensions a tensor core tiles are rounded up to multiples of eight."""
-    tiled = _tiled(node)
-    return prod(math.ceil(width / 8) * 8 for width in tiled) / prod(tiled) - 1 if tiled and prod(tiled) else None
-
-
-def _tiled(node: fx.Node) -> tuple[int, ...] | None:
-    size = gemm_size(node)
+    size: Gemm | None = _apply(_GEMMS, row_of(node).gemm, node)
     if size is None:
-        return None
+        return {}
+    m, n, k = size
     weight = arguments_with_defaults(node).get("weight") if row_of(node).gemm.endswith("convolution") else None
-    return shape(weight)[:2] if weight is not None else size[1:]
+    tiled = shape(weight)[:2] if weight is not None else (n, k)
+    odd = dict.fromkeys(str(width) for width in tiled if width % 8)
+    padded = prod(math.ceil(width / 8) * 8 for width in tiled)
+    return {
+        "gemm_m": m,
+        "gemm_n": n,
+        "gemm_k": k,
+        "gemm_alignment": gcd(*tiled, LARGEST_TILE),
+        "gemm_m_alignment": gcd(m, LARGEST_TILE),
+        "gemm_padding": padded / prod(tiled) - 1 if prod(tiled) else None,
+        "misaligned": " and ".join(odd) or None,
+    }
 
 
 def sequence_length(node: fx.Node) -> int | None:

@@ -38,7 +38,7 @@ class Fact:
 
 
 def _fact(unit: str, meaning: str) -> Any:
-    return field(metadata={"unit": unit, "meaning": meaning})
+    return field(default=None, metadata={"unit": unit, "meaning": meaning})
 
 
 @dataclass(frozen=True)
@@ -70,20 +70,12 @@ class NodeFacts:
     gemm_m: int | None = _fact("elements", "rows of the result of one matrix product, batch included for layers")
     gemm_n: int | None = _fact("elements", "columns of the result of one matrix product")
     gemm_k: int | None = _fact("elements", "products summed into one element of a matrix product")
-    gemm_alignment: int | None = _fact(
-        "elements", "largest power of two up to 64 that divides columns and summed products"
-    )
+    gemm_alignment: int | None = _fact("elements", "power of two, at most 64, that divides columns and summed products")
     gemm_m_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides the rows")
-    gemm_padding: float | None = _fact(
-        "1", "work added by padding columns and summed products to multiples of 8, as a share"
-    )
+    gemm_padding: float | None = _fact("1", "share of work added by padding these to multiples of 8")
     misaligned: str | None = _fact("", "columns and summed products that are no multiples of 8, in words")
     additions: int = _fact("1", "length of the run of additions to one value that ends here; 0 elsewhere")
-
-    absorbed: Mapping[str, float | None] = _fact(
-        "1",
-        "what that run loses in a format, in its spacings: the largest updates of half a spacing or less, added up",
-    )
+    absorbed: Mapping[str, float | None] = _fact("1", "what that run loses in a format, in spacings of its numbers")
 
     constants: tuple[float, ...] = _fact("1", "finite literals among the arguments, dtype-derived ones left out")
     constant_max_abs: float | None = _fact("1", "largest magnitude among the literals")
@@ -93,9 +85,7 @@ class NodeFacts:
     constants_beyond: tuple[str, ...] = _fact("", "formats whose range one of the literals exceeds")
     constants_as_one: tuple[str, ...] = _fact("", "formats in which one of the literals, not one, is one")
     follows_dtype: bool = _fact("", "one of its literals is computed from the dtype of a tensor")
-    eps: float | None = _fact(
-        "1", "the guard of a denominator: an eps argument, or a small literal added or clamped to"
-    )
+    eps: float | None = _fact("1", "guard of a denominator: an eps argument, or a small literal added or clamped to")
     reduce_op: str | None = _fact("", "what a collective reduces by: sum, avg, max, min, product")
     whole_numbers: bool = _fact("", "holds whole numbers by construction: an arange, or integers cast to a float")
     reads_whole_numbers: bool = _fact("", "one of its operands is an integer tensor, or holds whole numbers")
@@ -109,14 +99,10 @@ class NodeFacts:
     buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating buffers it reads")
     input_max_abs: float | None = _fact("1", "largest magnitude among its activations in, measured in FP32")
     output_max_abs: float | None = _fact("1", "largest magnitude of its output, measured in FP32")
-    divisor_min_abs: float | None = _fact(
-        "1", "smallest non-zero magnitude that it divides by, or takes the logarithm of"
-    )
+    divisor_min_abs: float | None = _fact("1", "smallest non-zero magnitude that it divides by, or takes the log of")
     cancelled_bits: float | None = _fact("bits", "log2(input_max_abs / output_max_abs) of a sum of two tensors")
     spacing: Mapping[str, float | None] = _fact("1", "distance of a format's numbers at output_max_abs")
-    headroom_bits: Mapping[str, float | None] = _fact(
-        "bits", "doublings of output_max_abs left before a format overflows"
-    )
+    headroom_bits: Mapping[str, float | None] = _fact("bits", "doublings of output_max_abs before a format overflows")
     verdict: Mapping[str, str] = _fact("", "safe, sensitive, unsafe or untested in a format, by measurement")
     label: Mapping[str, str] = _fact("", "what a format is called, as label.fp16")
     reason: Mapping[str, str] = _fact("", "why the measurement says so of a format, in one clause, as reason.fp16")

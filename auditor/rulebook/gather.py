@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -11,36 +12,36 @@ from ..numerics.formats import FORMATS, label, narrower
 from ..numerics.nodes import dtype, op_of, readers, source
 from ..numerics.operations import operation
 from ..records import Capture, Magnitudes, Verdict
-from .dimensions import (
-    gemm_alignment,
-    gemm_m_alignment,
-    gemm_padding,
-    gemm_size,
-    misaligned,
-    reduction_length,
-    sequence_length,
-)
+from .dimensions import gemm, reduction_length, sequence_length
 from .facts import NodeFacts
-from .lowered import Uses, autocast_on
-from .numbers import additions, cancelled_bits, divisor_min_abs, phases, reads_whole_numbers, reduce_op, whole_numbers
-from .position import Positions, positions
+from .lowered import Uses
 from .values import (
+    additions,
     as_one,
     beyond,
+    cancelled_bits,
     centres,
     constants,
     derived_arguments,
+    divisor_min_abs,
     eps,
-    formats_where,
     headroom_bits,
     input_max_abs,
-    largest,
     numel,
+    phases,
+    reads_whole_numbers,
+    reduce_op,
     shifts_by_max,
-    smallest,
     spacing,
     squares,
+    whole_numbers,
 )
+
+OF_NODE = (
+    *(numel, reduction_length, sequence_length, reduce_op),
+    *(whole_numbers, reads_whole_numbers, squares, centres, shifts_by_max),
+)
+"""Facts that are found by functions of their names."""
 
 
 def gather(
@@ -53,121 +54,113 @@ def gather(
     ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format: Verdict}}. Facts
     that need either stay None without it.
     """
-    collector = _Collector(capture, ranges, verdicts or {})
-    return {node.name: collector.facts(node) for node in capture.graph_module.graph.nodes if node.name in capture.nodes}
+    stands, uses, derived = positions(capture), Uses(capture), derived_arguments(capture)
+    runs, in_phases = additions(capture, ranges), phases(capture)
+    kinds = {item.name: item.kind for item in capture.placeholders}
 
-
-class _Collector:
-    """What is computed once per capture and read for every node."""
-
-    def __init__(
-        self,
-        capture: Capture,
-        ranges: Mapping[str, Magnitudes],
-        verdicts: Mapping[str, Mapping[str, Verdict]],
-    ) -> None:
-        self._capture = capture
-        self._ranges = ranges
-        self._verdicts = verdicts
-        self._kinds = {item.name: item.kind for item in capture.placeholders}
-        self._positions: Positions = positions(capture)
-        self._uses = Uses(capture)
-        self._derived = derived_arguments(capture)
-        self._additions = additions(capture, ranges)
-        self._phases = phases(capture)
-
-    def facts(self, node: fx.Node) -> NodeFacts:
-        """Facts of one operation."""
-        return NodeFacts(**self._place(node), **_by_itself(node), **self._literals(node), **self._magnitudes(node))
-
-    def _place(self, node: fx.Node) -> dict[str, Any]:
-        """What it is, where it stands, and what autocast makes of it."""
-        record, name = self._capture.nodes[node.name], node.name
+    def facts(node: fx.Node) -> NodeFacts:
+        record, name = capture.nodes[node.name], node.name
         row = operation(record.op)
-        return {
-            "op": record.op,
-            "operation": row.name,
-            "owner": record.owner,
-            "owner_type": record.owner_type,
-            "dtype": record.dtype,
-            "input_dtype": _input_dtype(node),
-            "is_first_layer": name in self._positions.first,
-            "is_last_layer": name in self._positions.last,
-            "from_weights": name in self._positions.from_weights,
-            "consumers": tuple(sorted({op_of(reader) for reader in readers(node)})),
-            "producers": tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
-            "upcast": name in self._uses.upcasts,
-            "casts_up": self._uses.casts_up(node),
-            "casts_up_input": self._uses.casts_up_input(node),
-            "low_where": self._uses.where(node),
-            "autocast_off": not autocast_on(self._capture, name),
-            "autocast": "none" if record.in_place else row.autocast,
-            "additions": self._additions[node].length,
-            "absorbed": self._additions[node].absorbed,
-            "in_a_phase": node in self._phases,
-            "weight_uses": max((len({*readers(item)}) for item in self._held(node, "parameter")), default=None),
+        held = {
+            kind: {item for item in map(source, node.all_input_nodes) if kinds.get(item.name) == kind}
+            for kind in ("parameter", "buffer")
         }
-
-    def _held(self, node: fx.Node, kind: str) -> set[fx.Node]:
-        """Parameters or buffers that the node reads directly, or through reshapes and casts."""
-        return {item for item in map(source, node.all_input_nodes) if self._kinds.get(item.name) == kind}
-
-    def _held_max_abs(self, node: fx.Node, kind: str) -> float | None:
-        return largest(
-            [self._ranges[item.name].max_abs for item in self._held(node, kind) if item.name in self._ranges]
+        sizes = {kind: [ranges[x.name].max_abs for x in items if x.name in ranges] for kind, items in held.items()}
+        read = node.all_input_nodes[0] if node.all_input_nodes else None
+        output = ranges[name].max_abs if name in ranges else None
+        into = input_max_abs(node, ranges, stands.from_weights)
+        said = verdicts.get(name, {}) if verdicts else {}
+        by_itself: dict[str, Any] = {fact.__name__: fact(node) for fact in OF_NODE}
+        return NodeFacts(
+            op=record.op,
+            operation=row.name,
+            owner=record.owner,
+            owner_type=record.owner_type,
+            dtype=record.dtype,
+            input_dtype=str(found).removeprefix("torch.") if read and (found := dtype(read)) else None,
+            is_first_layer=name in stands.first,
+            is_last_layer=name in stands.last,
+            from_weights=name in stands.from_weights,
+            consumers=tuple(sorted({op_of(reader) for reader in readers(node)})),
+            producers=tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
+            upcast=name in uses.upcasts,
+            casts_up=uses.casts_up(node),
+            casts_up_input=uses.casts_up_input(node),
+            low_where=uses.where(node),
+            autocast_off=record.region is not None and not record.region.enabled,
+            autocast="none" if record.in_place else row.autocast,
+            additions=runs[node].length,
+            absorbed=runs[node].absorbed,
+            in_a_phase=node in in_phases,
+            weight_uses=max((len({*readers(item)}) for item in held["parameter"]), default=None),
+            weight_max_abs=max(sizes["parameter"], default=None),
+            buffer_max_abs=max(sizes["buffer"], default=None),
+            input_max_abs=into,
+            output_max_abs=output,
+            divisor_min_abs=divisor_min_abs(node, ranges),
+            cancelled_bits=cancelled_bits(node, into, output),
+            spacing={fmt: spacing(output, FORMATS[fmt]) for fmt in narrower()},
+            headroom_bits={fmt: headroom_bits(output, FORMATS[fmt]) for fmt in narrower()},
+            verdict={fmt: one.verdict for fmt, one in said.items()},
+            label={fmt: label(fmt) for fmt in narrower()},
+            reason={fmt: one.reason for fmt, one in said.items()},
+            **gemm(node),
+            **by_itself,
+            **_literals(node, record.floating, derived[name]),
         )
 
-    def _literals(self, node: fx.Node) -> dict[str, Any]:
-        """The numbers that the author wrote into it."""
-        floating = self._capture.nodes[node.name].floating
-        derived = self._derived.get(node.name, frozenset())
-        literals = constants(node, derived) if floating else ()
-        return {
-            "constants": literals,
-            "constant_max_abs": largest([abs(c) for c in literals]),
-            "constant_largest": max(literals, key=abs, default=None),
-            "constant_min_abs": smallest([abs(c) for c in literals if c]),
-            "constant_gap_to_one": smallest([abs(1 - c) for c in literals if c != 1]),
-            "constants_beyond": formats_where(beyond, literals),
-            "constants_as_one": formats_where(as_one, literals),
-            "follows_dtype": bool(derived),
-            "eps": eps(node, literals),
-        }
-
-    def _magnitudes(self, node: fx.Node) -> dict[str, Any]:
-        """What was measured of the values it reads and gives, and what was judged by it."""
-        output = self._ranges.get(node.name)
-        output_max_abs = output.max_abs if output else None
-        into = input_max_abs(node, self._ranges, self._positions.from_weights)
-        verdicts = self._verdicts.get(node.name, {})
-        return {
-            "weight_max_abs": self._held_max_abs(node, "parameter"),
-            "buffer_max_abs": self._held_max_abs(node, "buffer"),
-            "input_max_abs": into,
-            "output_max_abs": output_max_abs,
-            "divisor_min_abs": divisor_min_abs(node, self._ranges),
-            "cancelled_bits": cancelled_bits(node, into, output_max_abs),
-            "spacing": {name: spacing(output_max_abs, FORMATS[name]) for name in narrower()},
-            "headroom_bits": {name: headroom_bits(output_max_abs, FORMATS[name]) for name in narrower()},
-            "verdict": {name: found.verdict for name, found in verdicts.items()},
-            "label": {name: label(name) for name in narrower()},
-            "reason": {name: found.reason for name, found in verdicts.items()},
-        }
+    return {node.name: facts(node) for node in capture.graph_module.graph.nodes if node.name in capture.nodes}
 
 
-def _by_itself(node: fx.Node) -> dict[str, Any]:
-    """How much work it is, by shapes alone, and what it is known to do by how it is written."""
-    m, n, k = gemm_size(node) or (None, None, None)
-    return {"gemm_m": m, "gemm_n": n, "gemm_k": k, **{fact.__name__: fact(node) for fact in _OF_NODE}}
+def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> dict[str, Any]:
+    """The numbers that the author wrote into it."""
+    literals = constants(node, derived) if floating else ()
+    return {
+        "constants": literals,
+        "constant_max_abs": max(map(abs, literals), default=None),
+        "constant_largest": max(literals, key=abs, default=None),
+        "constant_min_abs": min((abs(c) for c in literals if c), default=None),
+        "constant_gap_to_one": min((abs(1 - c) for c in literals if c != 1), default=None),
+        "constants_beyond": tuple(fmt for fmt in narrower() if any(beyond(c, fmt) for c in literals)),
+        "constants_as_one": tuple(fmt for fmt in narrower() if any(as_one(c, fmt) for c in literals)),
+        "follows_dtype": bool(derived),
+        "eps": eps(node, literals),
+    }
 
 
-_OF_NODE: Sequence[Callable[[fx.Node], Any]] = (
-    *(numel, reduction_length, sequence_length, gemm_alignment, gemm_m_alignment, gemm_padding, misaligned, reduce_op),
-    *(whole_numbers, reads_whole_numbers, squares, centres, shifts_by_max),
-)
-"""Facts that are found by functions of their names."""
+@dataclass(frozen=True)
+class Positions:
+    """Names of the nodes at each position."""
+
+    first: frozenset[str]
+    last: frozenset[str]
+    from_weights: frozenset[str]
 
 
-def _input_dtype(node: fx.Node) -> str | None:
-    found = dtype(node.all_input_nodes[0]) if node.all_input_nodes else None
-    return str(found).removeprefix("torch.") if found else None
+def positions(capture: Capture) -> Positions:
+    """First layers: no other layer upstream. Last layers: none between them and an output they reach.
+
+    A layer is an operation that makes one, of which some, but not all, inputs come from parameters alone (through any arithmetic: a
+    weight norm's product counts); norms and scales are none. A model with several branches has several firsts and lasts.
+    """
+    fixed = {item.name for item in capture.placeholders if item.kind != "input"}
+    of_parameters = {item.name for item in capture.placeholders if item.kind == "parameter"}
+    layers, below = set(), set()
+    for name, node in capture.nodes.items():
+        row, alone = operation(node.op), fixed.issuperset(node.inputs)
+        learned = not of_parameters.isdisjoint(node.inputs)
+        if row.makes_layer and learned and (not alone or row.embedding):
+            layers.add(name)
+        if alone:
+            fixed.add(name)
+            of_parameters |= {name} if learned else set()
+        if any(item in layers or item in below for item in node.inputs):
+            below.add(name)
+    reaching, above = set(capture.outputs), set[str]()
+    for name, node in reversed([*capture.nodes.items()]):
+        if name in reaching:
+            reaching.update(node.inputs)
+        if name in above or (name in layers and name in reaching):
+            above.update(node.inputs)
+    alive = layers & reaching
+    return Positions(frozenset(alive - below), frozenset(alive - above), frozenset(fixed))

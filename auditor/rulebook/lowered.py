@@ -12,7 +12,7 @@ from ..execution.policy import Policy, plain
 from ..execution.resolve import Resolution, is_low, resolve
 from ..numerics.nodes import dtype, row_of, shape
 from ..records import Capture
-from .numbers import is_floating
+from .values import is_floating
 
 WORDS = {
     (True, True): "under autocast and in a cast model",
@@ -74,12 +74,6 @@ class Uses:
         beside_low = any(self._cast.low(item.name) for item in reader.all_input_nodes)
         made = _is_made(_unshaped(node)) and beside_low and not (row.promotes or row.transparent)
         return self._is_high(node) and not made
-
-
-def autocast_on(capture: Capture, name: str) -> bool:
-    """Whether an ambient autocast reaches the node: no region around it switches it off."""
-    node = capture.nodes.get(name)
-    return node is None or node.region is None or node.region.enabled
 
 
 def _plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:

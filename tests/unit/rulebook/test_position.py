@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from auditor.rulebook.position import positions
+from auditor.rulebook.gather import positions
 from tests.capturing import captured
 from tests.subjects import capture_of
 
