@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..isolation import isolated
 from ..isolation.eager import uncompiled, unfused
+from ..isolation.members import named_modules, named_parameters
 from ..isolation.process import swapped
 from ..loading.importer import as_script
 from ..loading.sandbox import blame
 from ..raised import let_through
 from ..trees import tensors_in
 from .function import Scoring
-from .watched import Changed, watched
 
 Told = Callable[[int], None]
 """Hears how many numbers there are so far."""
@@ -66,31 +67,58 @@ def given_by(
     most: numbers beyond which there are more than are of use. limit: seconds.
     Raises: Unscored.
     """
-    deadline = math.inf if limit is None else time.monotonic() + limit
+    deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
 
-    def in_time(count: int | None) -> None:
+    def in_time(count: int | None = None) -> None:
         if count is not None:
             told(count)
         if time.monotonic() > deadline:
             raise Unscored(f"the function gave no score within {limit:g} seconds")
 
+    def called(module: nn.Module, args: Any) -> None:
+        nonlocal calls
+        if module is model:
+            calls += 1
+            in_time()
+
     kept = tensors_in([cell.cell_contents for cell in getattr(scoring.function, "__closure__", None) or ()])
     try:
-        with (
-            _importable(scoring),
-            isolated(model, scoring.function, kept, seed=seed),
-            unfused(),
-            uncompiled(),
-            torch.no_grad(),
-        ):
-            with watched(model, lambda: in_time(None)) as calls, around():
+        with isolated(model, scoring.function, kept, seed=seed), unfused(), uncompiled(), torch.no_grad(), around():
+            with _importable(scoring), _heard(called):
+                before = _made_of(model)
                 values, single = _values(scoring.function(model), in_time, most)
-            return Given(values, single, calls.count)
-    except (Unscored, Changed) as error:
-        raise Unscored(str(error)) from error
+                _check_same(before, _made_of(model))
+            return Given(values, single, calls)
+    except Unscored:
+        raise
     except (Exception, SystemExit) as error:
         let_through(error, memory=False)
         raise Unscored(f"the function raised {blame(error)}") from error
+
+
+@contextmanager
+def _heard(called: Callable[[nn.Module, Any], None]) -> Iterator[None]:
+    hook = register_module_forward_pre_hook(called)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """What a plan put into the model: its modules and how they run, its parameters and what they hold."""
+    modules = {f"module {path!r}": (id(m), id(vars(m).get("forward"))) for path, m in named_modules(model)}
+    # tensors made in inference mode count no writes
+    written = {name: (x, 0 if x.is_inference() else x._version) for name, x in named_parameters(model)}
+    return modules | {f"parameter {name!r}": (id(x), x.dtype, writes) for name, (x, writes) in written.items()}
+
+
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """A function that changed the model says nothing of the plan. Raises: Unscored."""
+    changed = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+    if changed is not None:
+        why = "so that what it says is of another one: have it only call the model"
+        raise Unscored(f"the function changed the model ({changed}), {why}")
 
 
 def number(value: Any, what: str) -> float:

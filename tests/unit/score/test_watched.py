@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from auditor.score import Scoring, Unscored, given_by
-from auditor.score.watched import watched
 
 X = torch.ones(1, 2)
 
@@ -58,30 +57,6 @@ def test_a_function_that_changes_the_model_is_found(function: Callable[[nn.Modul
         torch.testing.assert_close(x, before[name], rtol=0, atol=0)
 
 
-class Growing(nn.Module):
-    """Makes a layer and writes a parameter in its own forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-        self.count = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count += 1
-        setattr(self, f"layer_{self.count}", nn.Identity())
-        with torch.no_grad():
-            self.scale.add_(1)
-        return x * self.scale
-
-
-def test_what_a_call_changes_is_the_models_own_affair() -> None:
-    net = Growing()
-    found = given_by(Scoring(lambda net: [float(net(X).sum()) for _ in range(3)], "score"), net)
-    assert found.values == (4.0, 6.0, 8.0)  # 2 * (1 + call)
-    assert found.calls == 3
-    assert float(net.scale) == 1.0
-
-
 def test_switching_modes_and_asking_for_the_weights_changes_nothing() -> None:
     def looking(net: nn.Module) -> float:
         net.eval()
@@ -89,18 +64,3 @@ def test_switching_modes_and_asking_for_the_weights_changes_nothing() -> None:
         return float(net(X))
 
     assert given_by(Scoring(looking, "score"), model()).calls == 1
-
-
-def test_calls_of_the_model_alone_are_counted_and_the_hooks_are_gone() -> None:
-    net, calls = model(), 0
-
-    def called() -> None:
-        nonlocal calls
-        calls += 1
-
-    with watched(net, called) as seen:
-        net(X)
-        net[0](X)
-        net(X)
-    net(X)
-    assert (seen.count, calls) == (2, 2)
