@@ -1,14 +1,121 @@
-"""One criterion: an output, what is measured of it, the limit that this must keep to, and what FP32 does by itself."""
+"""A criterion: an output, what is measured of it, the limit that this must keep to; the kinds, and what FP32 does by itself."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
-from .kinds import FUNCTION, KINDS, Kind, Options
+AT_MOST, AT_LEAST = "<=", ">="
+
+NOTHING = 2.0
+"""The share of a limit that allows nothing, to which what is lost is added: more is worse, and it stays a number."""
+
+Options = tuple[tuple[str, "int | float | str"], ...]
+"""What is said of a kind in brackets: names and values, in the order of its row."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a kind of criterion is. Units: `unit`; a limit lies within [least, most].
+
+    sign: on which side of the limit a plan holds. says: what is reduced over what. takes: {name in brackets: the type of
+    its value, or the words it may be}. squares: it grows with the square of an error, so that of two independent errors
+    the values add up. floating, discrete: which outputs it is defined for. best: its value where nothing differs.
+    """
+
+    name: str
+    unit: str
+    says: str
+    sign: str = AT_MOST
+    takes: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
+    squares: bool = False
+    floating: bool = True
+    discrete: bool = False
+    least: float = 0.0
+    most: float = math.inf
+    best: float = 0.0
+
+    def holds(self, value: float, limit: float) -> bool:
+        """Whether a value keeps to a limit; NaN does not."""
+        return value <= limit if self.sign == AT_MOST else value >= limit
+
+    def share(self, value: float, limit: float) -> float:
+        """How much of what the limit allows a value takes, proportional to the size of the error; at most 1 if it holds.
+
+        Of a kind that grows with the square of an error it is the root. See NOTHING for a limit that allows nothing.
+        """
+        if math.isnan(value):
+            return math.inf
+        lost, allowed = self._lost(value), self._lost(limit)
+        if allowed <= 0:
+            return 0.0 if self.holds(value, limit) else NOTHING + lost
+        found = lost / allowed
+        found = math.sqrt(max(found, 0.0)) if self.squares else max(found, 0.0)
+        return min(found, 1.0) if self.holds(value, limit) else max(found, math.nextafter(1, 2))
+
+    def _lost(self, value: float) -> float:
+        if self.sign == AT_MOST:
+            return value
+        return 10 ** (-value / 20) if math.isinf(self.best) else self.best - value
+
+
+_DIM: Mapping[str, type | tuple[str, ...]] = {"dim": int}
+
+_AT_MOST = (
+    Kind("rel_l2", "1", "L2 norm of the difference over the L2 norm of the reference, over all entries"),
+    Kind("max_abs", "of the output", "largest difference of any entry"),
+    Kind("mean_abs", "of the output", "mean difference of all entries"),
+    Kind("rel_max", "1", "largest difference of any entry over the largest magnitude of the reference"),
+    Kind(
+        "kl", "nats", "Kullback-Leibler divergence of the softmax of each row, mean over rows", takes=_DIM, squares=True
+    ),
+    Kind("nats", "nats", "largest difference of any entry of the log_softmax of a row", takes=_DIM),
+    Kind(
+        "flips",
+        "1",
+        "share of entries that differ; of floats, of those with another sign, or on the other side of `threshold`",
+        takes={"threshold": float},
+        discrete=True,
+        most=1.0,
+    ),
+)
+_of_one = partial(Kind, sign=AT_LEAST, most=1.0, best=1.0)
+_AT_LEAST = (
+    _of_one("top1", "1", "share of rows whose largest entry is the same one", takes=_DIM),
+    _of_one(
+        "topk", "1", "share of the `k` largest entries of a row that stay so, mean over rows", takes={"k": int, **_DIM}
+    ),
+    _of_one("cosine", "1", "cosine of the angle between the two rows, mean", takes=_DIM, squares=True, least=-1.0),
+    _of_one(
+        "iou",
+        "1",
+        "intersection over union of each box (the last dimension, `xyxy` unless said), the smallest, or their `mean`",
+        takes={"form": ("xyxy", "xywh", "cxcywh"), "over": ("min", "mean")},
+    ),
+    Kind(
+        "psnr",
+        "dB",
+        "10 log10(peak^2 / mean squared difference); `peak` is the range of the reference unless said",
+        sign=AT_LEAST,
+        takes={"peak": float},
+        least=-math.inf,
+        best=math.inf,
+    ),
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_AT_MOST, *_AT_LEAST)}
+"""{name: kind}."""
+
+FUNCTION = Kind(
+    "function",
+    "its own",
+    "what a function of the user's gives for (reference, candidate): a number that is 0 where nothing differs",
+    discrete=True,
+)
+"""The kind of a criterion that is a Python function."""
 
 FLOOR = 3.0
 """How many times what runs in FP32 differ by an error has to be, to be called one."""

@@ -24,16 +24,14 @@ APART = 10.0
 
 def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Capture) -> tuple[Criterion, ...]:
     """`flips <= 0` for every discrete output that is computed from floating values, where no criterion speaks of it."""
-    found = []
-    for name, output, node in _matched(outputs, capture):
-        if (
-            not is_number(output)
-            and output.numel()
-            and not _spoken_of(criteria, name)
-            and (node is None or _rounded(node))
-        ):
-            found.append(Criterion(name, "flips", 0.0))
-    return tuple(found)
+    nodes = _returned(capture)
+    told_apart = len(nodes) == len(outputs)
+    return tuple(
+        Criterion(name, "flips", 0.0)
+        for index, (name, output) in enumerate(zip(outputs.names, outputs, strict=True))
+        if not is_number(output) and output.numel() and not _spoken_of(criteria, name)
+        if not told_apart or _rounded(nodes[index])
+    )
 
 
 def may_flip(capture: Capture) -> bool:
@@ -50,27 +48,29 @@ def held_by_default(criteria: Iterable[Criterion]) -> list[Proposal]:
 def proposed(criteria: Sequence[Criterion], names: Sequence[str], capture: Capture) -> Iterator[Proposal]:
     """Criteria for log-probabilities and for what may be logits, by the operations that give these outputs."""
     nodes = _returned(capture)
-    if len(nodes) != len(names):
-        return
-    for name, node in zip(names, nodes, strict=True):
-        if _spoken_of(criteria, name):
-            continue
-        given = source(node)
-        if row_of(given).distribution == "logarithms":
-            yield Proposal(name, f"{name}: nats{_dim(given)} <= {NATS:g}", "its last operation is a log_softmax")
-        elif row_of(given).gemm == "linear" and shape(given)[-1:] > (1,) and not _normalised(node):
-            columns = shape(given)[-1]
-            yield Proposal(
-                name,
-                f"{name}: kl <= {KL:g}",
-                f"its last operation is a linear layer of {columns:,} columns, which no softmax in the model reads: maybe logits",
-            )
-        elif _floating(node) and _counts(node):
-            yield Proposal(
-                name,
-                f"{name}: max_abs <= {UNITS:g}",
-                "whole numbers are added into it, as positions are: maybe in units such as pixels",
-            )
+    if len(nodes) == len(names):
+        for name, node in zip(names, nodes, strict=True):
+            if not _spoken_of(criteria, name) and (found := _meant(node)):
+                yield Proposal(name, f"{name}: {found[0]}", found[1])
+
+
+def _meant(node: fx.Node) -> tuple[str, str] | None:
+    """What an output may be held to, by the operation that gives it, and what speaks for that."""
+    given = source(node)
+    columns = shape(given)[-1:]
+    if row_of(given).distribution == "logarithms":
+        return f"nats{_dim(given)} <= {NATS:g}", "its last operation is a log_softmax"
+    if (
+        row_of(given).gemm == "linear"
+        and columns > (1,)
+        and not any(row_of(one).distribution for one in readers(given))
+    ):
+        linear = f"its last operation is a linear layer of {columns[0]:,} columns"
+        return f"kl <= {KL:g}", f"{linear}, which no softmax in the model reads: maybe logits"
+    if _floating(node) and _counts(node):
+        why = "whole numbers are added into it, as positions are: maybe in units such as pixels"
+        return f"max_abs <= {UNITS:g}", why
+    return None
 
 
 def apart(runs: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> dict[str, float]:
@@ -99,13 +99,6 @@ def by_itself(
             yield Proposal(
                 name, f"{name}: rel_l2 <= {limit:g}", f"its own relative error is {error:.2g} in {plan}{times}"
             )
-
-
-def _matched(outputs: NamedTensors, capture: Capture) -> Iterator[tuple[str, torch.Tensor, fx.Node | None]]:
-    """The outputs with what gives them on the tape; None where they are not told apart there."""
-    nodes = _returned(capture)
-    known = nodes if len(nodes) == len(outputs) else [None] * len(outputs)
-    yield from zip(outputs.names, outputs, known, strict=True)
 
 
 def _returned(capture: Capture) -> list[fx.Node]:
@@ -151,11 +144,6 @@ def _counts(node: fx.Node) -> bool:
             waiting.extend(x for x in more if x not in seen)
             seen.update(more)
     return False
-
-
-def _normalised(node: fx.Node) -> bool:
-    """Whether a softmax reads it."""
-    return any(row_of(reader).distribution for reader in readers(source(node)))
 
 
 def _dim(node: fx.Node) -> str:

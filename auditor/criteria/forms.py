@@ -22,12 +22,8 @@ Form = Callable[[torch.Tensor], torch.Tensor]
 def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
     """What shapes the signs for an output; None where the kind has no quadratic form, or its limit allows nothing."""
     make = FORMS.get(criterion.kind) if criterion.function is None else None
-    if (
-        make is None
-        or _nothing(criterion)
-        or not reference.numel()
-        or (make is not _rel_l2 and not is_plain(reference))
-    ):
+    nothing = criterion.limit == (0.0 if criterion.how.sign == "<=" else criterion.how.best)
+    if make is None or nothing or not reference.numel() or (criterion.kind != "rel_l2" and not is_plain(reference)):
         return None
     return make(criterion, reference.detach())
 
@@ -37,18 +33,10 @@ def across(criterion: Criterion, reference: torch.Tensor) -> bool:
     return "dim" in criterion.how.takes and criterion.option("dim", -1) % max(reference.dim(), 1) == 0
 
 
-def _nothing(criterion: Criterion) -> bool:
-    return criterion.limit == (0.0 if criterion.how.sign == "<=" else criterion.how.best)
-
-
 def scaled(reference: torch.Tensor, limit: float) -> Form | None:
     """Relative L2 beside a limit."""
     size = float(finite(entries(reference)).double().norm())
     return (lambda signs: signs / (size * limit)) if size else None
-
-
-def _rel_l2(criterion: Criterion, reference: torch.Tensor) -> Form | None:
-    return scaled(reference, criterion.limit)
 
 
 def _psnr(criterion: Criterion, reference: torch.Tensor) -> Form | None:
@@ -92,7 +80,7 @@ def _cosine(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 
 
 FORMS: dict[str, Callable[[Criterion, torch.Tensor], Form | None]] = {
-    "rel_l2": _rel_l2,
+    "rel_l2": lambda criterion, reference: scaled(reference, criterion.limit),
     "psnr": _psnr,
     "kl": _kl,
     "cosine": _cosine,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import AuditorError, LoadError
-from .criterion import Criterion, Function, name_of
-from .kinds import KINDS, Kind, Options
+from .criterion import KINDS, Criterion, Function, Kind, Options, name_of
 
 
 def loaded(text: str) -> Function:
@@ -29,6 +29,7 @@ def loaded(text: str) -> Function:
 
 GRAMMAR = "write 'OUTPUT: KIND <= X', such as 'logits: kl <= 0.01'"
 SLUG = "bad-criterion"
+WANTED = "criteria of {!r} are strings such as 'max_abs <= 0.5', or (function, limit), not"
 
 _LINE = re.compile(r"(?P<kind>[^<>=(]+?)\s*(?:\((?P<said>[^()]*)\))?\s*(?P<sign><=|>=)\s*(?P<limit>\S+)", re.DOTALL)
 
@@ -48,50 +49,32 @@ def criteria_of(given: Any) -> tuple[Criterion, ...]:
     return found
 
 
-def _each(given: Any) -> Iterable[Criterion]:
+def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
+    """output: the one that is spoken of, where that is known."""
     if isinstance(given, Criterion):
         yield given
     elif isinstance(given, str):
-        for text in _apart(given):
-            output, colon, rest = text.partition(":")
-            if not colon or not output.strip():
+        texts = [text.strip() for text in given.split(";") if text.strip()]
+        for text in texts or [given]:  # what is left empty by mistake would judge nothing
+            name, colon, rest = (output, ":", text) if output else text.partition(":")
+            if not (texts and colon and name.strip()):
                 raise AuditorError(f"{text!r} is no criterion: {GRAMMAR}", slug=SLUG)
-            yield _written(output.strip(), rest.strip())
-    elif isinstance(given, Mapping):
-        for output, said in given.items():
-            yield from _of_output(output, said)
-    elif isinstance(given, Collection) and not isinstance(given, bytes):
+            yield _written(name.strip(), rest.strip())
+    elif isinstance(given, Mapping) and output is None:
+        for name, said in given.items():
+            if type(name) not in (str, int):
+                wrong = f"an output is named by a string or a position, not by {name!r}: {GRAMMAR}"
+                raise AuditorError(wrong, slug=SLUG)
+            yield from _each(said, str(name))
+    elif output is not None and isinstance(given, tuple) and len(given) == 2 and callable(given[0]):
+        function, limit = given
+        yield made(output, name_of(function), limit, function=function)
+    elif isinstance(given, Collection) and not isinstance(given, bytes | Mapping):
         for one in given:
-            yield from _each(one)
+            yield from _each(one, output)
     else:
-        raise AuditorError(f"criteria are strings or a dict by output, not {given!r:.80}: {GRAMMAR}", slug=SLUG)
-
-
-def _apart(given: str) -> list[str]:
-    """The criteria in one string, which holds at least one: what is left empty by mistake would judge nothing."""
-    found = [text.strip() for text in given.split(";") if text.strip()]
-    if not found:
-        raise AuditorError(f"{given!r} is no criterion: {GRAMMAR}", slug=SLUG)
-    return found
-
-
-def _of_output(output: Any, said: Any) -> Iterable[Criterion]:
-    if not isinstance(output, str | int) or isinstance(output, bool):
-        raise AuditorError(f"an output is named by a string or a position, not by {output!r}: {GRAMMAR}", slug=SLUG)
-    if isinstance(said, str):
-        for text in _apart(said):
-            yield _written(str(output), text)
-    elif isinstance(said, tuple) and len(said) == 2 and callable(said[0]):
-        function, limit = said
-        yield made(str(output), name_of(function), limit, function=function)
-    elif isinstance(said, list | tuple):
-        for one in said:
-            yield from _of_output(output, one)
-    else:
-        raise AuditorError(
-            f"criteria of {output!r} are strings such as 'max_abs <= 0.5', or (function, limit), not {said!r:.80}",
-            slug=SLUG,
-        )
+        what = "criteria are strings or a dict by output, not" if output is None else WANTED.format(output)
+        raise AuditorError(f"{what} {given!r:.80}" + (f": {GRAMMAR}" if output is None else ""), slug=SLUG)
 
 
 def _written(output: str, text: str) -> Criterion:
@@ -99,10 +82,9 @@ def _written(output: str, text: str) -> Criterion:
     match = _LINE.fullmatch(text)
     if match is None:
         raise AuditorError(f"{f'{output}: {text}'!r} is no criterion: {GRAMMAR}", slug=SLUG)
-    kind, sign = match["kind"].strip(), match["sign"]
-    if ":" in kind:
-        return made(output, kind, match["limit"], sign=sign, function=loaded(kind))
-    return made(output, kind, match["limit"], sign=sign, said=match["said"])
+    kind = match["kind"].strip()
+    function = loaded(kind) if ":" in kind else None
+    return made(output, kind, match["limit"], sign=match["sign"], said=match["said"], function=function)
 
 
 def made(
@@ -120,10 +102,7 @@ def made(
         hint = f": did you mean {close[0]}?" if close else "."
         raise AuditorError(f"{kind!r} is no kind of criterion{hint} They are {', '.join(KINDS)}", slug=SLUG)
     found = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
-    how = found.how
-    found = Criterion(
-        output, kind, _number(limit, f"the limit of '{output}: {found.measured}'"), found.options, function
-    )
+    found, how = replace(found, limit=_number(limit, f"the limit of '{output}: {found.measured}'")), found.how
     if sign is not None and sign != how.sign:
         more = "more" if how.sign == ">=" else "less"
         raise AuditorError(f"{more} of {kind} is better: write '{found}'. It is: {how.says}"[:400], slug=SLUG)
@@ -151,7 +130,8 @@ def _options(kind: Kind, said: str | None) -> Options:
     for part in filter(None, (part.strip() for part in (said or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))
         if not equals:
-            name, text = _meant(kind, name, found), name
+            left = (one for one, takes in kind.takes.items() if one not in found and _may_be(takes, name))
+            name, text = next(left, ""), name
         if name not in kind.takes or name in found:
             takes = ", ".join(kind.takes) or "nothing"
             raise AuditorError(f"{kind.name} takes {takes} in brackets, not {part!r}", slug=SLUG)
@@ -161,22 +141,19 @@ def _options(kind: Kind, said: str | None) -> Options:
     return tuple((name, found[name]) for name in kind.takes if name in found)
 
 
-def _meant(kind: Kind, text: str, found: Collection[str]) -> str:
-    for name, type_ in kind.takes.items():
-        if name not in found and (text in type_ if isinstance(type_, tuple) else True):
-            return name
-    return ""
+def _may_be(takes: type | tuple[str, ...], text: str) -> bool:
+    return not isinstance(takes, tuple) or text in takes
 
 
 def _option(kind: Kind, name: str, text: str) -> int | float | str:
-    type_ = kind.takes[name]
-    if isinstance(type_, tuple):
-        if text in type_:
+    takes, what = kind.takes[name], f"{name} of {kind.name}"
+    if isinstance(takes, tuple):
+        if text in takes:
             return text
-        raise AuditorError(f"{name} of {kind.name} is {' or '.join(type_)}, not {text!r}", slug=SLUG)
-    found = _number(text, f"{name} of {kind.name}")
-    whole, counted = type_ is int, name in ("k", "peak")
+        raise AuditorError(f"{what} is {' or '.join(takes)}, not {text!r}", slug=SLUG)
+    found = _number(text, what)
+    whole, counted = takes is int, name in ("k", "peak")
     if math.isinf(found) or (whole and found != int(found)) or (counted and found <= 0):
         words = f"a{' whole' if whole else ''} number{' above 0' if counted else ''}"
-        raise AuditorError(f"{name} of {kind.name} is {words}, not {text}", slug=SLUG)
+        raise AuditorError(f"{what} is {words}, not {text}", slug=SLUG)
     return int(found) if whole else found

@@ -28,11 +28,9 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
     for r, c in paired([dense(reference)], [dense(candidate)]):
         if is_number(r):
             r64, c64 = _plain(r), _plain(c)
-            known = ~torch.isnan(r64)
-            finite = torch.isfinite(r64)
-            if not torch.equal(torch.isfinite(c64) & known, finite) or not torch.equal(
-                r64[known & ~finite], c64[known & ~finite]
-            ):
+            known, finite = ~torch.isnan(r64), torch.isfinite(r64)
+            odd = known & ~finite
+            if not torch.equal(torch.isfinite(c64) & known, finite) or not torch.equal(r64[odd], c64[odd]):
                 return math.nan
         else:
             r64, c64 = r, c
@@ -172,18 +170,8 @@ def _corners(boxes: torch.Tensor, form: str) -> torch.Tensor:
 
 
 VALUES: dict[str, Value] = {
-    "rel_l2": rel_l2,
-    "max_abs": max_abs,
-    "mean_abs": mean_abs,
-    "rel_max": rel_max,
-    "kl": kl,
-    "nats": nats,
-    "top1": top1,
-    "topk": topk,
-    "flips": flips,
-    "cosine": cosine,
-    "psnr": psnr,
-    "iou": iou,
+    function.__name__: function
+    for function in (rel_l2, max_abs, mean_abs, rel_max, kl, nats, top1, topk, flips, cosine, psnr, iou)
 }
 """{name of a kind: what it makes of two tensors of the same shape}."""
 
@@ -213,7 +201,5 @@ def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | Non
     if not how.holds(found, criterion.limit) and not (math.isnan(found) and criterion.function is None):
         return f"{criterion.measured} of {name} is {found:g} where nothing differs, which does not hold {criterion.limit:g}"
     if math.isnan(found):
-        return (
-            f"{criterion.measured} cannot be computed of {name}, whose FP32 values are not finite where it counts them"
-        )
+        return f"{criterion.measured} cannot be computed of {name}, whose FP32 values are not finite where it counts"
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,8 +76,6 @@ def _scoring(
 ) -> Scoring:
     own = DIRECTIONS[bool(getattr(function, LOWER, False))]
     of_mean = getattr(function, OF_MEAN, None)
-    if of_mean is not None and not callable(of_mean):
-        raise LoadError(f"{name}.{OF_MEAN} is no function of the mean of the scores: make it one", slug="missing-score")
     return Scoring(function, name, better or own, max_drop, of_mean, place)
 
 
@@ -89,8 +86,6 @@ def _checked(function: Any, what: str) -> Callable[..., Any]:
             "func(model) -> a number, or one for each sample",
             slug="missing-score",
         )
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise LoadError(f"{what} is asynchronous: write it as a plain function", slug="missing-score")
     found: Callable[..., Any] = function
     return found
 

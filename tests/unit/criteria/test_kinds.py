@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.criteria.kinds import FUNCTION, KINDS, Kind
+from auditor.criteria.criterion import FUNCTION, KINDS, Kind
 from auditor.criteria.values import VALUES
 
 

@@ -145,7 +145,7 @@ def test_a_function_is_called_with_the_two_tensors() -> None:
             torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
             "kl is for tensors of one shape, and it is nested: float32[(2,), (3,)]",
         ),
-        ("kl <= 0.5", torch.tensor([[INF, 1.0]]), "whose FP32 values are not finite where it counts them"),
+        ("kl <= 0.5", torch.tensor([[INF, 1.0]]), "whose FP32 values are not finite where it counts"),
     ],
 )
 def test_what_does_not_fit_says_why(text: str, reference: Tensor, why: str) -> None:

@@ -31,13 +31,6 @@ class Scores:
     def one(model):
         return 1.0
 
-async def later(model):
-    return 1.0
-
-def odd(model):
-    return 1.0
-
-odd.of_mean = 3
 number = 3
 layer = nn.Linear(1, 1)
 """
@@ -96,8 +89,6 @@ def test_the_module_is_imported_once(file: Path) -> None:
         ("{}:number", "", "missing-score", "is of type int: a score is a function of the model"),
         ("{}:Scores", "", "missing-score", "is of type type"),
         ("{}:layer", "", "missing-score", "is of type Linear"),
-        ("{}:later", "", "missing-score", "is asynchronous"),
-        ("{}:odd", "", "missing-score", "odd.of_mean is no function"),
         ("accuracy", "timm:resnet18", "missing-score", "has no file for --evaluate"),
         ("nowhere.py:accuracy", "", "missing-target", "does not exist"),
     ],

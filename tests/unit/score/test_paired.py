@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from auditor.score import Given, Scoring, Unscored, judged, settled
-from auditor.score.paired import standard_error
+from auditor.score.calling import standard_error
 
 
 def given(*values: float, single: bool = False) -> Given:
