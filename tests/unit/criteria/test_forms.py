@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from auditor.criteria import criteria_of
-from auditor.criteria.forms import FORMS, across, form_of, scaled
+from auditor.criteria.forms import FORMS, form_of
 from auditor.criteria.values import value
 from tests.subjects import normal
 
@@ -43,19 +42,3 @@ def test_kinds_without_a_form_and_limits_that_allow_nothing_have_none() -> None:
     for text in ("max_abs <= 1", "top1 >= 0.5", "kl <= 0", "cosine >= 1"):
         (one,) = criteria_of(f"output: {text}")
         assert form_of(one, normal(3, 4)) is None
-
-
-@pytest.mark.parametrize(("text", "tied"), [("kl <= 1", False), ("kl(dim=0) <= 1", True), ("psnr >= 1", False)])
-def test_whether_samples_can_be_told_apart(text: str, tied: bool) -> None:
-    (one,) = criteria_of(f"output: {text}")
-    assert across(one, normal(3, 4)) is tied
-
-
-def test_one_row_alone_ties_its_entries() -> None:
-    (one,) = criteria_of("output: kl <= 1")
-    assert across(one, normal(4))
-
-
-@pytest.mark.parametrize("reference", [torch.zeros(3), torch.zeros(0)])
-def test_nothing_has_no_scale(reference: Tensor) -> None:
-    assert scaled(reference, 0.1) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.criteria.criterion import FUNCTION, KINDS, Kind
+from auditor.criteria.criterion import FUNCTION, KINDS, Kind, floor_of
 from auditor.criteria.values import VALUES
 
 
@@ -52,3 +52,11 @@ def test_a_share_is_above_one_exactly_where_the_limit_does_not_hold(kind: object
     for limit in (0.0, 0.1, 0.9, 1.0):
         for value in (0.0, 0.1, math.nextafter(0.1, 1), math.nextafter(0.9, 0), 0.9, 1.0, math.nan):
             assert (kind.share(value, limit) <= 1) == kind.holds(value, limit)
+
+
+def test_the_floor_is_three_times_the_noise_as_long_as_outputs_are_alike() -> None:
+    assert floor_of(0.0, 0.0) == 0.0
+    assert floor_of(0.02, 0.01) == 0.06
+    assert floor_of(5.0, 0.3) == 15.0  # in the user's own measure
+    assert floor_of(0.02, 0.34) == 0.0
+    assert floor_of(math.inf, 0.0) == 0.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from auditor.criteria import Criterion, criteria_of
 from auditor.errors import AuditorError
@@ -100,3 +102,38 @@ def test_what_means_nothing_is_refused_in_one_line(given: Any, said: str) -> Non
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.slug in ("bad-criterion", "missing-target")
+
+
+@pytest.mark.parametrize(
+    ("output", "name", "meant"),
+    [
+        ("boxes", "boxes", True),
+        ("boxes", "boxes.0", True),
+        ("boxes", "boxes2", False),
+        ("boxes", "0.boxes", False),
+        ("*.boxes", "0.boxes", True),
+        ("0", "0", True),
+        ("0", "10", False),
+        ("*", "anything.at.all", True),
+    ],
+)
+def test_names_prefixes_and_patterns(output: str, name: str, meant: bool) -> None:
+    assert Criterion(output, "max_abs", 1.0).speaks_of(name) is meant
+
+
+def test_a_function_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "score.py").write_text(
+        "def far(reference, candidate):\n    return (reference - candidate).abs().sum()\n"
+    )
+    (one,) = criteria_of(f"boxes: {tmp_path / 'score.py'}:far <= 0.5")
+    assert one.function is not None
+    assert float(one.function(torch.ones(3), torch.zeros(3))) == 3.0
+    assert one.how.sign == "<="
+
+
+def test_a_name_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "scores.py").write_text("far = 3\n")
+    with pytest.raises(
+        AuditorError, match=r"scores.py has no function 'far': a criterion names a function as f.py:name"
+    ):
+        criteria_of(f"boxes: {tmp_path / 'scores.py'}:far <= 0.5")

@@ -15,20 +15,9 @@ from auditor.document.live import apply, patched_source, read_plans, select
 from auditor.errors import PlanError
 from auditor.records import Origin, Subject
 from tests import documents
-from tests.patching import AUTOCAST, CAST, Net, patched, plan, scope
-from tests.subjects import normal, seeded, subject_of
+from tests.patching import AUTOCAST, CAST, Net
+from tests.subjects import seeded, subject_of
 from tests.unit.report.factory import make_audit
-
-
-def test_a_scope_that_is_missing() -> None:
-    model = seeded(Net)
-    with pytest.raises(ValueError, match=r"'body\.3'"):
-        apply_plan(model, plan("cast", {"": scope("bf16"), "body.3": scope("fp32")}))
-    assert not any(is_wrapped(module) for module in model.modules())
-    assert {p.dtype for p in model.parameters()} == {torch.float32}  # nothing was begun
-    with pytest.raises(PlanError) as caught:
-        apply(model, plan("autocast", {"body.3": scope("fp32")}))
-    assert caught.value.slug == "plan-mismatch"
 
 
 @pytest.mark.parametrize("wrap", [torch.nn.DataParallel, torch.compile])
@@ -38,36 +27,6 @@ def test_a_wrapped_model_follows_the_plan_of_the_one_inside(wrap: Any) -> None:
     assert apply_plan(model, AUTOCAST) is model
     paths = [path for path, module in inner.named_modules() if is_wrapped(module)]
     assert paths == [path for path, module in apply_plan(seeded(Net), AUTOCAST).named_modules() if is_wrapped(module)]
-
-
-def test_a_property_for_a_forward_cannot_be_wrapped() -> None:
-    class Fixed(Net):
-        @property
-        def forward(self) -> Any:
-            return lambda x: x
-
-    model = seeded(Fixed)
-    with pytest.raises(ValueError, match="property for a forward"):
-        apply_plan(model, AUTOCAST)
-    assert not any(is_wrapped(module) for module in model.modules())
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [plan("autocast", {"": scope("fp32")}), plan("cast", {"": scope("bf16"), "gone": scope("fp32")})],
-    ids=["lost weights", "missing scope"],
-)
-def test_a_refused_plan_leaves_the_earlier_one_in_place(refused: dict[str, Any]) -> None:
-    model, x = patched("cast"), normal(2, 4)
-    before = {path: (module, module.__dict__.get("forward")) for path, module in model.named_modules()}
-    weights = {name: (id(value), value.dtype) for name, value in model.state_dict(keep_vars=True).items()}
-    expected = model(x)
-    with pytest.raises(ValueError, match=r"audit it again|load the FP32 checkpoint"):
-        apply_plan(model, refused)
-    after = {path: (module, module.__dict__.get("forward")) for path, module in model.named_modules()}
-    assert all(after[path][0] is kept and after[path][1] is forward for path, (kept, forward) in before.items())
-    assert weights == {name: (id(value), value.dtype) for name, value in model.state_dict(keep_vars=True).items()}
-    assert torch.equal(model(x), expected)
 
 
 def document(parameters: int) -> dict[str, Any]:
@@ -103,18 +62,6 @@ def test_plans_that_cannot_be_run_are_not_offered() -> None:
     assert caught.value.slug == "no-arithmetic"
 
 
-def test_a_scope_that_cannot_be_run() -> None:
-    with pytest.raises(PlanError, match="torch has no arithmetic in FP8 E4M3") as caught:
-        apply(seeded(Net), plan("cast", {"": scope("bf16"), "body": scope("fp8_e4m3")}))
-    assert caught.value.slug == "no-arithmetic"
-
-
-def test_something_else_than_a_plan() -> None:
-    for nonsense in (3, {}, None, {"plans": {}}):
-        with pytest.raises(PlanError):
-            apply(seeded(Net), nonsense)
-
-
 def test_an_audit_stands_for_the_plan_that_it_recommends() -> None:
     found = make_audit(8)
     assert found.recommended is not None
@@ -122,13 +69,6 @@ def test_an_audit_stands_for_the_plan_that_it_recommends() -> None:
     other = next(name for name in sorted(found.plans) if name != found.recommended)
     assert select(found, other) == (found, found.plans[other])
     assert select(found.plans, other) == (None, found.plans[other])
-
-
-def test_a_plan_in_a_format_of_elsewhere_is_no_reason_to_refuse_the_others() -> None:
-    told = documents.document({"autocast_bf16": AUTOCAST, "cast_e6m9": CAST | {"format": "e6m9"}})
-    assert select(told, "autocast_bf16")[1].format == "bf16"
-    with pytest.raises(PlanError, match="torch has no arithmetic in E6M9"):
-        select(told, "cast_e6m9")
 
 
 def test_strategy_format_and_scopes_are_enough_of_a_plan() -> None:
@@ -161,13 +101,6 @@ def test_plans_that_run_are_taken_without_what_was_measured(file: Path) -> None:
     }
 
 
-def test_another_plan_by_name_or_none_of_that_name(file: Path) -> None:
-    assert read_plans(file, "autocast_bf16")[2] == "autocast_bf16"
-    with pytest.raises(PlanError) as caught:
-        read_plans(file, "cast_fp16")
-    assert caught.value.slug == "no-such-plan"
-
-
 def subject(tmp_path: Path) -> Subject:
     origin = Origin(str(tmp_path / "model.py"), None, "Net", "class")
     return replace(subject_of(seeded(Net), torch.ones(1, 4)), origin=origin)
@@ -180,13 +113,6 @@ def test_the_text_holds_every_plan_and_what_one_rounds_the_next_may_want_in_fp32
     assert "autocast_bf16" in text
     assert "cast_bf16" in text
     assert {parameter.dtype for parameter in model.model.parameters()} == {torch.float32}
-
-
-def test_a_plan_of_another_model_is_refused(file: Path, tmp_path: Path) -> None:
-    other = replace(subject(tmp_path), model=torch.nn.Linear(4, 4))
-    with pytest.raises(PlanError) as caught:
-        patched_source(other, *read_plans(file, None), tmp_path)
-    assert caught.value.slug == "plan-mismatch"
 
 
 def test_what_was_stored_low_in_the_audit_is_handed_on(file: Path, tmp_path: Path) -> None:

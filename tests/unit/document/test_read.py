@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from auditor.document.codec import merged, to_measurements, to_plan
 from auditor.document.read import AGAIN, applicable, audit_of, json_path, load, load_plan
 from auditor.errors import PlanError
-from tests.documents import Place, at, places, replaced, without
+from tests.documents import Place, places, replaced, without
 from tests.unit.report.factory import make_audit
 
 LINE = re.compile(
@@ -61,34 +60,14 @@ def whole(document: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-OPTIONAL = {  # of the records in the document below, those with a default
-    *(
-        "structure",
-        "tied_parameters",
-        "shared_modules",
-        "criteria",
-        "proposals",
-        "use",
-        "fp32_today",
-        "timing",
-        "nodes",
-    ),
-    *("classes", "graph_inputs", "graph_outputs", "weights", "regions", "linearity", "noise", "contributions"),
-}
-
-
 def test_what_lacks_one_thing_is_read_or_refused_with_its_place(
     document: dict[str, Any], measured: dict[str, Any]
 ) -> None:
     found = whole(document, measured)
+    known = [("format_version",), ("plans", document["recommended"])]
     for place in places(found):
-        if isinstance(place[-1], int) or (isinstance(at(found, place[:-1]), dict) and place[0] == "contributions"):
-            continue
-        said = refusal(audit_of, without(found, place))
-        if len(place) == 1 and place[0] in OPTIONAL:
-            assert said is None, place
-        if said is not None and place != ("format_version",):
-            assert f"`{json_path(place)}` is missing" in said or place == ("plans", document["recommended"])
+        said = None if isinstance(place[-1], int) else refusal(audit_of, without(found, place))
+        assert said is None or f"`{json_path(place)}` is missing" in said or place in known
 
 
 def test_what_is_wrong_in_one_place_is_said_with_that_place(document: dict[str, Any], measured: dict[str, Any]) -> None:
@@ -132,34 +111,6 @@ def test_what_is_said(document: dict[str, Any], place: Place, value: Any, said: 
     assert found is None if said is None else said in str(found)
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "said"),
-    [
-        (("plans", "cast_bf16", "pareto", 0), [1.0], "`$.plans.cast_bf16.pareto[0][1]` is missing."),
-        (
-            ("nodes", 0, "errors", "fp16", "underflow"),
-            2.0,
-            "`$.nodes[0].errors.fp16.underflow` should be less than or equal to 1, is 2.0.",
-        ),
-        (
-            ("nodes", 0, "range", "exponents"),
-            {"x": 1},
-            '`$.nodes[0].range.exponents.x` should be a whole number, is "x".',
-        ),
-        (("nodes", 1, "findings"), [1, 2, 3], "`$.nodes[1].findings[0]` should be text, is 1 (2 more like it)."),
-        (
-            ("format_version",),
-            None,
-            "`$.format_version` should be 1, is null.",
-        ),
-    ],
-)
-def test_what_is_said_of_measurements(
-    document: dict[str, Any], measured: dict[str, Any], place: Place, value: Any, said: str
-) -> None:
-    assert said in str(refusal(audit_of, replaced(merged(document, measured), place, value)))
-
-
 def test_names_that_are_not_known_matter_where_a_plan_is_applied(document: dict[str, Any]) -> None:
     for key, name, known in (("format", "half", "bf16, fp16"), ("strategy", "magic", "autocast, cast")):
         changed = replaced(document, ("plans", "cast_bf16", key), name)
@@ -191,15 +142,6 @@ def test_files_that_are_no_json(content: bytes, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_objects_in_objects_beyond_pythons_depth(tmp_path: Path) -> None:
-    deep: Any = 1
-    for _ in range(5000):
-        deep = {"a": deep}
-    with pytest.raises(PlanError, match="it is not a plan: ") as caught:
-        audit_of({"format_version": 1, "plans": deep}, "it")
-    assert "\n" not in str(caught.value)
-
-
 def test_paths_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "folder" / "plan.json").mkdir(parents=True)
     for path, reason in (
@@ -210,17 +152,3 @@ def test_paths_that_cannot_be_opened(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match=reason) as caught:
             load_plan(path)
         assert caught.value.slug == "missing-plan"
-
-
-def test_numbers_that_json_lacks_are_read_as_python_writes_them(document: dict[str, Any], tmp_path: Path) -> None:
-    changed = replaced(document, ("plans", "cast_bf16", "predicted_error"), float("nan"))
-    assert math.isnan(audit_of(changed, "it").plans["cast_bf16"].predicted_error)
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps(changed), encoding="utf-8")
-    assert math.isnan(load(file).plans["cast_bf16"].predicted_error)
-
-
-def test_an_audit_without_plans_is_compared_but_not_applied(document: dict[str, Any]) -> None:
-    empty = {**document, "plans": {}, "recommended": None}
-    assert refusal(audit_of, empty) is None
-    assert "`$.plans` should be an object with a plan" in str(refusal(applicable, empty))

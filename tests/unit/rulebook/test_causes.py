@@ -66,12 +66,6 @@ def test_blocks_that_repeat_have_one_cause_whatever_the_measurement_says_of_each
     assert causes(found, of) == [f"{'model.py:7' if line else 'blocks.*.norm'} exp"] * 3
 
 
-def test_an_outcome_that_is_not_finite_counts_as_a_break_without_an_overflow_of_its_own() -> None:
-    guard, root = node("a", "add", 1), node("b", "rsqrt", 2, "a")
-    of = graph([guard, root], {"a": ROUNDED, "b": OVERFLOW}, {"a": math.inf})
-    assert causes([finding("ACT006", root)], of) == ["model.py:1 add"]
-
-
 def test_what_the_measurement_alone_finds_goes_to_the_nearest_rule_that_is_borne_out() -> None:
     names = [node(name, "linear", i, *inputs) for i, (name, inputs) in enumerate(CHAIN, 1)]
     of = graph(names, {}, {name: 0.02 for name, _ in CHAIN})
@@ -82,13 +76,6 @@ def test_what_the_measurement_alone_finds_goes_to_the_nearest_rule_that_is_borne
 
 
 CHAIN = [("a", ()), ("b", ("a",)), ("c", ("b",)), ("d", ("e",)), ("e", ("c",)), ("f", ("e",))]
-
-
-def test_rules_that_are_refuted_or_about_a_break_take_nothing_to_themselves() -> None:
-    a, b, c = node("a", "linear", 1), node("b", "softmax", 2, "a"), node("c", "linear", 3, "b")
-    of = graph([a, b, c], {"c": OVERFLOW}, {"a": 0.02, "b": 0.02, "c": 0.5})
-    refuted = finding("SFT001", b, "info", agrees=False)
-    assert causes([refuted, finding("ACT002", c), finding("MSR001", a)], of)[2] == "model.py:1 linear"
 
 
 def test_where_no_rule_foresaw_it_what_lies_together_has_one_cause_at_its_strongest_operation() -> None:
@@ -172,8 +159,3 @@ def test_how_fast_a_line_runs_is_no_part_of_what_breaks_on_it() -> None:
         "model.py:1 linear: HWR001",
         "model.py:1 linear",
     ]
-
-
-def test_a_finding_on_no_operation_begins_at_its_own_line() -> None:
-    stale = replace(finding("CFG001", node("", "ignore", None)), source="pyproject.toml:3")
-    assert causes([stale], graph([], {})) == ["pyproject.toml:3"]

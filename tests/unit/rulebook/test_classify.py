@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -81,13 +80,6 @@ def test_a_finding_carries_what_reporters_need_of_its_rule() -> None:
     assert (finding.declared, finding.references, finding.measurable) == (rule.severity, rule.references, True)
 
 
-def test_an_owner_type_narrows_a_match() -> None:
-    (rule,) = (rule for rule in RULES if rule.code == "BND001")
-    for owner_type, count in (("Lin*", 1), ("Conv*", 0)):
-        narrowed = replace(rule, match=replace(rule.match, owner_type=owner_type))
-        assert len(classify(TOY.capture, TOY.facts, [narrowed])) == count
-
-
 def test_findings_speak_of_no_format_that_the_audit_is_not_about() -> None:
     def function(x: Tensor, position: Tensor) -> Tensor:
         angle = position.to(x.dtype)[:, None] * x
@@ -115,9 +107,3 @@ def test_no_part_of_a_finding_names_a_format_beside_the_audited_ones(audited: st
     why = about(rule.why, (audited,), auditable())
     assert why
     assert not re.search(others, why + rule.advice)
-
-
-def test_gradients_are_spoken_of_where_the_audit_trains() -> None:
-    toy = facts_of(lambda x: (x.pow(2).sum(-1) + 1e-12).sqrt(), torch.ones(2, 4))
-    assert "TRN002" in {item.rule for item in classify(toy.capture, toy.facts, RULES, trains=True)}
-    assert "TRN002" not in {item.rule for item in classify(toy.capture, toy.facts, RULES, trains=False)}

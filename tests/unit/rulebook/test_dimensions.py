@@ -79,11 +79,6 @@ def test_rows_and_what_gemm_paddings() -> None:
     assert facts_of(torch.exp, torch.ones(2)).facts["exp"].gemm_padding is None
 
 
-def test_what_a_formula_does_not_cover_is_unknown() -> None:
-    facts = facts_of(lambda x: torch.einsum("...i,...i->...", x, x), torch.ones(2, 3)).facts
-    assert {fact.gemm_k for fact in facts.values()} == {None}
-
-
 def test_sequence_length_counts_steps_or_calls() -> None:
     batch_first = captured(nn.GRU(3, 4, batch_first=True), torch.ones(2, 9, 3)).facts["gru"]
     time_first = captured(nn.LSTM(3, 4), torch.ones(2, 9, 3)).facts["lstm"]

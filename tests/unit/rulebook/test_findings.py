@@ -45,22 +45,6 @@ def test_the_measurement_wins() -> None:
     ]
 
 
-def test_what_is_measured_to_be_unsafe_is_certain() -> None:
-    rules = [replace(finding("NRM001", name), confidence="low") for name in ("unsafe", "sensitive", "safe")]
-    sensitive = Verdict("sensitive", "a third of it")
-    found = confronted(rules, {"unsafe": {"fp16": UNSAFE}, "sensitive": {"fp16": sensitive}, "safe": {"fp16": SAFE}})
-    assert [item.confidence for item in found] == ["high", "low", "low"]
-
-
-def test_one_of_its_formats_is_enough_to_bear_a_rule_out() -> None:
-    both = finding("NRM001", "n", formats=("fp16", "bf16"))
-    for verdicts in ({"fp16": UNSAFE, "bf16": SAFE}, {"fp16": SAFE, "bf16": Verdict("sensitive", "a third of it")}):
-        (found,) = confronted([both], {"n": verdicts})
-        assert (found.agrees, found.severity) == (True, "warning")
-    (refuted,) = confronted([both], {"n": {"fp16": SAFE, "bf16": SAFE}})
-    assert (refuted.agrees, refuted.severity) == (False, "info")
-
-
 def test_an_unsafe_node_that_no_rule_foresaw_is_reported() -> None:
     verdicts = {"a": {"fp16": UNSAFE}, "b": {"fp16": UNSAFE}, "c": {"fp16": UNSAFE}, "d": {"fp16": UNSAFE}}
     found = confronted(
@@ -77,11 +61,6 @@ def test_an_unsafe_node_that_no_rule_foresaw_is_reported() -> None:
     assert codes(found) == [("NRM001", "a"), ("NRM004", "c"), ("MSR001", "c"), ("MSR001", "d")]
 
 
-def test_the_whole_model_is_no_module_that_explains_its_operations() -> None:
-    found = confronted([finding("NRM001", "a"), finding("MSR001", "b")], {"b": {"fp16": UNSAFE}})
-    assert codes(found) == [("NRM001", "a"), ("MSR001", "b")]
-
-
 def test_speed_gradients_and_ranks_are_neither_borne_out_nor_refuted_and_explain_nothing() -> None:
     rules = [unmeasurable(code, "a", "head") for code in ("TRN001", "COL001", "HWR001")]
     rules.append(finding("MSR001", "a", "head"))
@@ -92,12 +71,6 @@ def test_speed_gradients_and_ranks_are_neither_borne_out_nor_refuted_and_explain
         ("MSR001", True),
     ]
     assert [item.severity for item in confronted(rules[:3], {"a": {"fp16": SAFE}})] == ["warning"] * 3
-
-
-def test_whether_a_rule_can_be_measured_stands_in_its_file() -> None:
-    families = {rule.family for rule in RULES if not rule.measurable}
-    assert families == {"training", "collectives", "hardware", "settings"}
-    assert all(rule.measurable == (rule.family not in families) for rule in RULES)
 
 
 def test_one_format_does_not_explain_the_other() -> None:

@@ -9,18 +9,10 @@ from torch import nn
 
 from auditor.rulebook.conditions import Condition
 from auditor.rulebook.load import load_rules
-from auditor.rulebook.patterns import Matcher, op_matches
+from auditor.rulebook.patterns import Matcher
 from auditor.rulebook.rule import Chain, ChainNode, Match
 from tests.capturing import Function, captured
 from tests.rule_files import CHAIN, RULE, write
-
-
-def test_op_patterns() -> None:
-    assert op_matches("aten.softmax.int", "aten.softmax")
-    assert op_matches("aten.softmax.int", "aten.softmax.int")
-    assert op_matches("aten.linalg_svd.default", "aten.linalg_*")
-    assert not op_matches("aten.softmax.int", "aten.softmax.default")
-    assert not op_matches("aten.log_softmax.int", "aten.softmax")
 
 
 def found(tmp_path: Path, function: object) -> set[str]:
@@ -36,10 +28,6 @@ def test_a_chain_is_found_with_and_without_its_optional_node(tmp_path: Path) -> 
 
 def test_a_chain_looks_through_reshapes_and_casts(tmp_path: Path) -> None:
     assert found(tmp_path, lambda x: x.exp().view(2, 8).transpose(0, 1).double().sum()) == {"exp"}
-
-
-def test_a_chain_does_not_look_through_arithmetic(tmp_path: Path) -> None:
-    assert found(tmp_path, lambda x: (x.exp().sin().sum(), x.sum().exp())) == set()
 
 
 def test_everything_a_match_says_must_hold() -> None:

@@ -77,11 +77,6 @@ def test_what_runs_in_fp32_on_low_values_is_not_said_to_run_low_nor_to_be_spared
     assert one(finding(name), plan("cast", "fp16", **{"": "fp32"}), graph())[1] == "kept"
 
 
-@pytest.mark.parametrize("name", [POW, ADD])
-def test_what_overflows_low_is_spared_where_it_runs_in_fp32_on_low_values(name: str) -> None:
-    assert one(finding(name), AUTOCAST, graph(broken=(name,)))[:2] == ("warning", "elsewhere")
-
-
 def test_it_takes_the_strategies_that_compute_it_low_and_not_those_that_hand_it_what_is() -> None:
     said = about([finding(n, formats=FORMATS) for n in (TWICE, UP, POW, ADD)], {}, None, TOY.capture, graph())
     assert [f.met for f in said] == [
@@ -116,13 +111,6 @@ def test_without_a_plan_errors_stay_errors_and_what_is_unsafe_stops_it() -> None
     low, fine = finding(UP), finding(DOWN)
     found = about([low, fine], {failed.name: failed}, None, TOY.capture, graph(unsafe=(UP,)))
     assert [(f.severity, f.bearing, f.plan) for f in found] == [("error", "stops", None), ("error", None, None)]
-
-
-def test_a_format_that_cannot_be_run_stops_nothing() -> None:
-    simulated = plan("autocast", "fp8_e4m3", verified=False)
-    low = finding(UP, formats=("fp8_e4m3",))
-    (found,) = about([low], {simulated.name: simulated}, None, TOY.capture, graph(unsafe=(UP,)))
-    assert (found.severity, found.bearing, found.plan) == ("error", None, None)
 
 
 def test_a_finding_on_no_operation_keeps_its_severity() -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.capturing import Captured, Function, captured
-
-
-def facts_of(function: object, *inputs: Tensor) -> Captured:
-    return captured(Function(function), *inputs)  # type: ignore[arg-type]
+from auditor.rulebook.lowered import WORDS
+from tests.capturing import Captured, captured, facts_of
 
 
 class Upcast(nn.Module):
@@ -67,19 +64,33 @@ def test_a_tensor_out_of_nothing_raises_what_it_is_promoted_with() -> None:
     assert {name for name, fact in toy.facts.items() if fact.casts_up} == {"arange", "ones_2"}
 
 
-def test_an_index_from_raised_values_is_raised() -> None:
-    toy = facts_of(lambda x: (x + (x.float() * 3).long(), (x * 3).long()), torch.ones(2))
-    assert upcasts(toy) == {"mul", "to_1"}
+BOTH, CAST = WORDS[True, True], WORDS[False, True]
 
 
-def test_what_is_computed_from_raised_integers_alone_stays_fp32_in_a_cast_model() -> None:
-    def rotate(x: Tensor) -> Tensor:
-        frequency = 10000 ** (-torch.arange(0, 8, 2).float() / 8)
-        angle = torch.arange(6)[:, None] * frequency
-        assert angle.dtype is torch.float32  # whatever x is
-        return x * angle.cos()
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
 
-    toy = facts_of(rotate, torch.ones(6, 4))
-    assert {"neg", "div", "pow_1", "mul", "cos"} <= upcasts(toy)
-    assert toy.facts["mul"].low_where is None
-    assert rotate(torch.ones(6, 4).half()).dtype is torch.float32
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x * 2)
+        h = h * h  # low where the layer is
+        h = h.pow(2)  # autocast raises it
+        h = h + h.sum()
+        with torch.autocast("cpu", enabled=False):
+            h = h.float() @ h.float().t()
+        return h.to(x.dtype).tanh()
+
+
+def test_a_product_is_low_in_both_and_so_is_what_it_hands_on() -> None:
+    facts = captured(Block(), torch.ones(2, 4)).facts
+    found = {name: fact.low_where for name, fact in facts.items()}
+    assert (found["mul"], found["linear"], found["mul_1"]) == (CAST, BOTH, BOTH)
+    assert (found["pow_1"], found["sum_1"], found["add"]) == (CAST, CAST, CAST)
+    assert found["matmul"] is None
+
+
+def test_a_cast_that_follows_another_tensor_is_low_where_that_is() -> None:
+    facts = facts_of(lambda x, ids: x.exp() * ids.to(x.dtype), torch.ones(4), torch.arange(4)).facts
+    assert facts["to"].low_where == CAST  # x is FP32 under autocast
+    assert facts["mul"].low_where == CAST

@@ -130,12 +130,6 @@ def test_a_run_and_a_prediction_have_different_words(contribution: Contribution,
     assert (found.verdict, found.reason) == (verdict, reason)
 
 
-def test_safe_reasons_admit_what_went_wrong() -> None:
-    assert "absorb" in verdict(0.0, NodeError(overflow=2, cause="overflow")).reason
-    assert "90%" in verdict(0.0, NodeError(underflow=0.9, cause="underflow")).reason
-    assert verdict(0.0, NodeError(overflow=2)).limited_by is None
-
-
 class Plain(nn.Module):
     """A product, which both strategies lower, and a softmax, which autocast keeps in FP32."""
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import auditor
 from auditor.score import Given, Scoring, Unscored, given_by
 
 INPUTS = torch.linspace(-1, 1, 12).reshape(6, 2)
@@ -104,14 +103,6 @@ def test_what_the_function_raises_is_one_line_with_its_place() -> None:
         scored(late)
 
 
-def test_the_callers_own_time_limit_is_no_failure_of_the_function() -> None:
-    def slow(model: nn.Module) -> float:
-        raise TimeoutError("of the caller")
-
-    with pytest.raises(TimeoutError):
-        scored(slow)
-
-
 def test_one_that_never_ends_is_ended_where_it_calls_the_model_or_gives_a_number() -> None:
     def endless(model: nn.Module) -> Iterator[float]:
         while True:
@@ -128,12 +119,6 @@ def test_one_that_never_ends_is_ended_where_it_calls_the_model_or_gives_a_number
         assert time.monotonic() - start < 5
     with pytest.raises(Unscored, match="gave more numbers than in FP32, where it gave 3"):
         scored(endless, most=3)
-
-
-def test_numbers_are_told_as_they_come() -> None:
-    told: list[int] = []
-    scored(lambda model: iter([1.0, 2.0, 3.0]), told=told.append)
-    assert told == [1, 2, 3]
 
 
 class Counting(nn.Module):
@@ -164,29 +149,3 @@ def test_the_model_and_the_tensors_that_the_function_holds_come_back() -> None:
     assert first == second
     assert (float(model.calls), model.seen, float(metric["total"])) == (0.0, [], 0.0)
     torch.testing.assert_close(torch.random.get_rng_state(), generator, rtol=0, atol=0)
-
-
-def test_gradients_are_off_unless_the_function_wants_some() -> None:
-    asked: list[bool] = []
-
-    def slope(model: nn.Module) -> float:
-        asked.append(model(INPUTS).requires_grad)
-        with torch.enable_grad():
-            x = INPUTS.clone().requires_grad_()
-            return float(torch.autograd.grad(model(x).sum(), x)[0].sum())
-
-    model = net()
-    assert scored(slope, model).values[0] == pytest.approx(float(6 * model.weight.sum()), rel=1e-6)
-    assert asked == [False]
-
-
-def test_the_model_runs_inside_of_what_is_around_it() -> None:
-    dtypes: list[torch.dtype] = []
-
-    def seeing(model: nn.Module) -> float:
-        with torch.autocast("cuda", torch.float16):
-            dtypes.append(model(INPUTS).dtype)
-        return 0.0
-
-    scored(seeing, around=lambda: auditor.imitated("cuda"))
-    assert dtypes == [torch.float16]

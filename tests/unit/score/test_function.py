@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from auditor.errors import AuditorError
-from auditor.score import in_hand, named
+from auditor.score import named
 
 SOURCE = """
 import math
@@ -62,21 +62,9 @@ def test_the_function_says_how_it_is_meant_and_the_option_wins(file: Path) -> No
     assert named(f"{file}:perplexity", better="higher").better == "higher"
 
 
-def test_arguments_come_after_the_model_and_go_along(file: Path) -> None:
-    found = named(f"{file}:accuracy(share=0.25)")
-    assert found.function(nn.Identity()) == 0.25
-    assert found.place is not None
-    assert named(found.place.text).function(nn.Identity()) == 0.25
-
-
 def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
     assert named("perplexity", f"{file}:Net(width=3)").function(nn.Identity()) == 3.0
     assert named("Scores.one", str(file)).function(nn.Identity()) == 1.0
-
-
-def test_the_module_is_imported_once(file: Path) -> None:
-    first, second = named(f"{file}:accuracy"), named("accuracy", str(file))
-    assert first.function is second.function
 
 
 @pytest.mark.parametrize(
@@ -97,11 +85,3 @@ def test_what_is_no_function_of_the_model_is_refused(file: Path, text: str, targ
     with pytest.raises(AuditorError, match=words) as caught:
         named(text.format(file), target)
     assert caught.value.slug == slug
-
-
-def test_one_in_hand_needs_no_place() -> None:
-    limit = 0.5
-    found = in_hand(lambda model: limit, max_drop=0.1, better="lower")
-    assert (found.place, found.better, found.max_drop) == (None, "lower", 0.1)
-    with pytest.raises(AuditorError, match="is of type str"):
-        in_hand("scores.py:accuracy")

@@ -33,34 +33,13 @@ def replaced(net: Any) -> float:
     return float(net(X))
 
 
-def rewired(net: Any) -> float:
-    net[0].forward = lambda x: x
-    return float(net(X))
-
-
-def afterwards(net: nn.Module) -> float:
-    score = float(net(X))
-    net.double()
-    return score
-
-
-@pytest.mark.parametrize("function", [halved, loaded, replaced, rewired, afterwards])
+@pytest.mark.parametrize("function", [halved, loaded, replaced])
 def test_a_function_that_changes_the_model_is_found(function: Callable[[nn.Module], float]) -> None:
     net = model()
     before = {name: x.clone() for name, x in net.state_dict().items()}
     with pytest.raises(Unscored, match=r"^the function changed the model \((parameter|module) '"):
         given_by(Scoring(function, "score"), net)
-    if function is not loaded and function is not replaced and function is not rewired:
+    if function is halved:
         return
-    assert "forward" not in vars(net[0])
     for name, x in net.state_dict().items():
         torch.testing.assert_close(x, before[name], rtol=0, atol=0)
-
-
-def test_switching_modes_and_asking_for_the_weights_changes_nothing() -> None:
-    def looking(net: nn.Module) -> float:
-        net.eval()
-        sum(x.abs().sum() for x in net.parameters())
-        return float(net(X))
-
-    assert given_by(Scoring(looking, "score"), model()).calls == 1
