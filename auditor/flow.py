@@ -37,11 +37,10 @@ from .raised import device_failed, device_is_full, gave_up, origin_of
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.training import Training
 from .recursion import deep
-from .rulebook.causes import Graph, with_causes
+from .rulebook.causes import Graph, about, with_causes
 from .rulebook.findings import classify, concerning, confronted, silenced, with_batches
 from .rulebook.gather import gather
 from .rulebook.load import spread
-from .rulebook.severities import about
 from .rulebook.verdicts import Judgement, judge, with_backward
 from .settings import Settings
 from .stages import Stages

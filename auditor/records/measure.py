@@ -144,12 +144,6 @@ class Magnitudes:
         """How many entries are finite and not zero."""
         return sum(self.exponents.values())
 
-    @property
-    def zero_share(self) -> float:
-        """Share of exact zeros among the finite entries; 0 where there are none."""
-        finite = self.nonzero + self.zeros
-        return self.zeros / finite if finite else 0.0
-
 
 @dataclass(frozen=True)
 class Weight:

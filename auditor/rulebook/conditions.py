@@ -6,6 +6,7 @@ is known.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,15 +16,21 @@ from pydantic_core import PydanticCustomError
 
 from .facts import FACTS, NodeFacts, address_problem, fact_at, value_at
 
-_NUMERIC: Mapping[str, Callable[[float, float], bool]] = {
-    "above": lambda value, bound: value > bound,
-    "at_least": lambda value, bound: value >= bound,
-    "below": lambda value, bound: value < bound,
-    "at_most": lambda value, bound: value <= bound,
+_HOLDS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "above": operator.gt,
+    "at_least": operator.ge,
+    "below": operator.lt,
+    "at_most": operator.le,
+    "equals": operator.eq,
+    "is_in": lambda value, wanted: value in wanted,
+    "matches": fnmatchcase,
+    "contains": lambda value, wanted: any(
+        fnmatchcase(item, wanted) if isinstance(item, str) else item == wanted for item in value
+    ),
 }
 
 COMPARISONS: Mapping[str, tuple[str, ...]] = {
-    "number": (*_NUMERIC, "equals", "is_in", "present"),
+    "number": ("above", "at_least", "below", "at_most", "equals", "is_in", "present"),
     "text": ("equals", "is_in", "matches", "present"),
     "flag": ("equals",),
     "texts": ("contains", "present"),
@@ -103,19 +110,7 @@ def _leaf_holds(condition: Condition, facts: NodeFacts) -> bool | None:
         return False
     if value is None and others:
         return None
-    return all(_holds(value, name, wanted) for name, wanted in others.items())
-
-
-def _holds(value: Any, comparison: str, wanted: Any) -> bool:
-    if comparison in _NUMERIC:
-        return _NUMERIC[comparison](value, wanted)
-    if comparison == "is_in":
-        return value in wanted
-    if comparison == "matches":
-        return fnmatchcase(value, wanted)
-    if comparison == "contains":
-        return any(fnmatchcase(item, wanted) if isinstance(item, str) else item == wanted for item in value)
-    return bool(value == wanted)
+    return all(_HOLDS[name](value, wanted) for name, wanted in others.items())
 
 
 Place = tuple[str | int, ...]

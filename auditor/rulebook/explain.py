@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -122,17 +122,17 @@ def reference(rules: Sequence[Rule]) -> str:
 
 
 def _overview(rules: Sequence[Rule]) -> str:
-    rows = [
-        f"| [{rule.code}](#{_anchor(rule)}) | {rule.name} | {rule.family} | {rule.severity} | {rule.confidence} "
-        f"| {', '.join(rule.formats)} |"
-        for rule in rules
-    ]
-    head = ["| code | name | family | severity | confidence | formats |", "|---|---|---|---|---|---|"]
-    return "\n".join([*head, *rows]) + "\n"
+    def row(rule: Rule) -> tuple[str, ...]:
+        linked = f"[{rule.code}](#{rule.code.lower()}-{rule.name})"
+        return linked, rule.name, rule.family, rule.severity, rule.confidence, ", ".join(rule.formats)
+
+    return _table(("code", "name", "family", "severity", "confidence", "formats"), map(row, rules))
 
 
-def _anchor(rule: Rule) -> str:
-    return f"{rule.code.lower()}-{rule.name}"
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    lines = (f"|{'|'.join(row)}|" if row[0] == "---" else f"| {' | '.join(row)} |" for row in cells)
+    return "\n".join(lines) + "\n"
 
 
 def _demoted(text: str) -> str:
@@ -141,14 +141,12 @@ def _demoted(text: str) -> str:
 
 
 def _comparisons() -> str:
-    rows = [f"| {kind} | {', '.join(f'`{name}`' for name in names)} |" for kind, names in COMPARISONS.items()]
-    return "\n".join(["| type of fact | comparisons |", "|---|---|", *rows]) + "\n"
+    return _table(
+        ("type of fact", "comparisons"),
+        ((kind, ", ".join(f"`{name}`" for name in names)) for kind, names in COMPARISONS.items()),
+    )
 
 
 def _facts() -> str:
-    rows = [f"| `{name}` | {fact.type} | {fact.unit} | {_cell(fact.meaning)} |" for name, fact in FACTS.items()]
-    return "\n".join(["| fact | type | unit | meaning |", "|---|---|---|---|", *rows]) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    rows = ((f"`{name}`", fact.type, fact.unit, fact.meaning) for name, fact in FACTS.items())
+    return _table(("fact", "type", "unit", "meaning"), rows)

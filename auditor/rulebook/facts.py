@@ -72,7 +72,7 @@ class NodeFacts:
     gemm_k: int | None = _fact("elements", "products summed into one element of a matrix product")
     gemm_alignment: int | None = _fact("elements", "power of two, at most 64, that divides columns and summed products")
     gemm_m_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides the rows")
-    gemm_padding: float | None = _fact("1", "share of work added by padding these to multiples of 8")
+    gemm_padding: float | None = _fact("1", "share of work added by padding both to multiples of 8")
     misaligned: str | None = _fact("", "columns and summed products that are no multiples of 8, in words")
     additions: int = _fact("1", "length of the run of additions to one value that ends here; 0 elsewhere")
     absorbed: Mapping[str, float | None] = _fact("1", "what that run loses in a format, in spacings of its numbers")

@@ -14,9 +14,8 @@ from ..records import Capture, Finding, Verdict
 from ..records.measure import MEASURED
 from .conditions import evaluate, facts_used
 from .facts import FACTS, NodeFacts, value_at
-from .message import FORMATS, ByFormat, about, facts_shown, filled
 from .patterns import Matcher
-from .rule import CONFIDENCES, SEVERITIES, Rule
+from .rule import CONFIDENCES, FORMATS, SEVERITIES, ByFormat, Rule, about, facts_shown, filled
 
 TRAINING = "training"
 """The family of rules that speak of gradients."""

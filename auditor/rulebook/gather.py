@@ -1,4 +1,4 @@
-"""Facts of every node of a capture, put together."""
+"""Facts of every node of a capture, put together: where it stands, where it computes low, which numbers it meets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import fx
 
+from ..execution.policy import Policy, plain
+from ..execution.resolve import Resolution, is_low, resolve
 from ..numerics.formats import FORMATS, label, narrower
-from ..numerics.nodes import dtype, op_of, readers, source
+from ..numerics.nodes import dtype, op_of, readers, row_of, shape, source
 from ..numerics.operations import operation
 from ..records import Capture, Magnitudes, Verdict
 from .dimensions import gemm, reduction_length, sequence_length
 from .facts import NodeFacts
-from .lowered import Uses
 from .values import (
     additions,
     as_one,
@@ -27,6 +28,7 @@ from .values import (
     eps,
     headroom_bits,
     input_max_abs,
+    is_floating,
     numel,
     phases,
     reads_whole_numbers,
@@ -67,9 +69,6 @@ def gather(
         }
         sizes = {kind: [ranges[x.name].max_abs for x in items if x.name in ranges] for kind, items in held.items()}
         read = node.all_input_nodes[0] if node.all_input_nodes else None
-        output = ranges[name].max_abs if name in ranges else None
-        into = input_max_abs(node, ranges, stands.from_weights)
-        said = verdicts.get(name, {}) if verdicts else {}
         by_itself: dict[str, Any] = {fact.__name__: fact(node) for fact in OF_NODE}
         return NodeFacts(
             op=record.op,
@@ -95,21 +94,32 @@ def gather(
             weight_uses=max((len({*readers(item)}) for item in held["parameter"]), default=None),
             weight_max_abs=max(sizes["parameter"], default=None),
             buffer_max_abs=max(sizes["buffer"], default=None),
-            input_max_abs=into,
-            output_max_abs=output,
-            divisor_min_abs=divisor_min_abs(node, ranges),
-            cancelled_bits=cancelled_bits(node, into, output),
-            spacing={fmt: spacing(output, FORMATS[fmt]) for fmt in narrower()},
-            headroom_bits={fmt: headroom_bits(output, FORMATS[fmt]) for fmt in narrower()},
-            verdict={fmt: one.verdict for fmt, one in said.items()},
-            label={fmt: label(fmt) for fmt in narrower()},
-            reason={fmt: one.reason for fmt, one in said.items()},
+            **_measured(node, ranges, stands.from_weights, verdicts.get(name, {}) if verdicts else {}),
             **gemm(node),
             **by_itself,
             **_literals(node, record.floating, derived[name]),
         )
 
     return {node.name: facts(node) for node in capture.graph_module.graph.nodes if node.name in capture.nodes}
+
+
+def _measured(
+    node: fx.Node, ranges: Mapping[str, Magnitudes], weights: frozenset[str], verdicts: Mapping[str, Verdict]
+) -> dict[str, Any]:
+    """The sizes of what it reads and gives, and what was judged by that."""
+    into = input_max_abs(node, ranges, weights)
+    output = ranges[node.name].max_abs if node.name in ranges else None
+    return {
+        "input_max_abs": into,
+        "output_max_abs": output,
+        "divisor_min_abs": divisor_min_abs(node, ranges),
+        "cancelled_bits": cancelled_bits(node, into, output),
+        "spacing": {fmt: spacing(output, FORMATS[fmt]) for fmt in narrower()},
+        "headroom_bits": {fmt: headroom_bits(output, FORMATS[fmt]) for fmt in narrower()},
+        "label": {fmt: label(fmt) for fmt in narrower()},
+        "verdict": {fmt: one.verdict for fmt, one in verdicts.items()},
+        "reason": {fmt: one.reason for fmt, one in verdicts.items()},
+    }
 
 
 def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> dict[str, Any]:
@@ -164,3 +174,82 @@ def positions(capture: Capture) -> Positions:
             above.update(node.inputs)
     alive = layers & reaching
     return Positions(frozenset(alive - below), frozenset(alive - above), frozenset(fixed))
+
+
+WORDS = {
+    (True, True): "under autocast and in a cast model",
+    (True, False): "under autocast (not in a cast model)",
+    (False, True): "in a cast model (not under autocast)",
+    (False, False): None,
+}
+
+
+class Uses:
+    """The dtypes of a capture in both plain uses. upcasts: operations, casts aside, that compute high by the author's word.
+
+    What autocast lowers, such as a product, reads raised values but hands none on, unless autocast is off around it.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        formats = (fmt for node in capture.nodes.values() for fmt in (*node.literals, *node.autocast_literals))
+        fmt = next(formats, "bf16")
+        self._under, self._cast = (plainly(capture, strategy, fmt) for strategy in ("autocast", "cast"))
+        self.upcasts = frozenset(
+            node.name
+            for node in capture.graph_module.graph.nodes
+            if node.name in capture.nodes and self._is_upcast(node)
+        )
+
+    def where(self, node: fx.Node) -> str | None:
+        """Under which use it computes on low values, in words; None where it does under neither."""
+        floating = is_floating(node)
+        return WORDS[floating and self._under.low(node.name), floating and self._cast.low(node.name)]
+
+    def casts_up(self, node: fx.Node) -> bool:
+        """Whether the node itself makes FP32 out of what it reads, or out of nothing."""
+        makes = row_of(node).cast or _is_made(node)
+        return makes and self._is_high(node)
+
+    def casts_up_input(self, node: fx.Node) -> bool:
+        """Whether one of the node's inputs is a cast up, reshapes aside."""
+        return node.name in self.upcasts and any(
+            row_of(origin).cast and self._is_high(origin) for origin in map(_unshaped, node.all_input_nodes)
+        )
+
+    def _is_high(self, node: fx.Node) -> bool:
+        """Whether the value stays high in both uses; a scalar that is made promotes nothing."""
+        if node.op != "call_function" or not is_floating(node) or (_is_made(node) and shape(node) == ()):
+            return False
+        return not self._cast.low(node.name) and not self._under.low(node.name)
+
+    def _is_upcast(self, node: fx.Node) -> bool:
+        reads = any(self._hands_on(item, node) for item in node.all_input_nodes)
+        if not is_floating(node) or row_of(node).cast:
+            return reads and not is_floating(node)
+        if is_low(self._cast.computed(node.name)):
+            return False
+        return reads or (self._is_high(node) and (_is_made(node) or not self._under.low(node.name)))
+
+    def _hands_on(self, node: fx.Node, reader: fx.Node) -> bool:
+        """Whether the reader computes high because of this input; beside low ones, what is made takes part in promotion only."""
+        row = row_of(reader)
+        beside_low = any(self._cast.low(item.name) for item in reader.all_input_nodes)
+        made = _is_made(_unshaped(node)) and beside_low and not (row.promotes or row.transparent)
+        return self._is_high(node) and not made
+
+
+def plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
+    """The dtypes of a model of which all is low."""
+    return resolve(Policy(capture, strategy, plain(fmt), fmt))
+
+
+def _is_made(node: fx.Node) -> bool:
+    """Whether it is made out of nothing, or of integers alone."""
+    read = [dtype(item) for item in node.all_input_nodes]
+    return node.op == "call_function" and not any(held and (held.is_floating_point or held.is_complex) for held in read)
+
+
+def _unshaped(node: fx.Node) -> fx.Node:
+    while (row := row_of(node)).transparent and not row.cast and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from ..artefact.strategies import names
 from ..capture.paths import same_operations
 from ..criteria.criterion import FLOOR, strict
-from ..execution.policy import Policy, plain
-from ..execution.resolve import Resolution, kept_low, resolve
+from ..execution.resolve import kept_low
 from ..measure.calibrate import Calibration
 from ..measure.rerun import SENSITIVE_SHARE
 from ..numerics.formats import FORMATS, label
 from ..records import Capture, Contribution, Magnitudes, Node, NodeError, Noise, Verdict
 from ..records.training import BackwardNode
+from .gather import plainly
 
 GRADES = ("safe", "sensitive", "untested", "unsafe")
 """Verdicts, the worst last."""
@@ -178,36 +178,28 @@ def judge(
     """The verdict of every node in every format."""
     verdicts: dict[str, dict[str, Verdict]] = {name: {} for name in capture.nodes}
     exposed: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in capture.nodes}
+
+    def of(known: Calibration, name: str, node: Node, used: tuple[str, ...], fmt: str) -> Verdict:
+        error, contribution = known.errors.get(name, {}).get(fmt), known.contributions.get(name, {}).get(fmt)
+        return verdict_of(node, error, contribution, known.ranges.get(name), used, fmt, max_error, noise)
+
     for fmt in formats:
-        plainly = {strategy: _plainly(capture, strategy, fmt) for strategy in names()}
+        used = {strategy: plainly(capture, strategy, fmt) for strategy in names()}
         own = kept_low(capture, names(), fmt)
         for name, node in capture.nodes.items():
-            strategies = _exposed(name, plainly)
+            strategies = tuple(strategy for strategy, dtypes in used.items() if dtypes.touches_low(name))
             exposed[name][fmt] = strategies
             if own.get(name, fmt) != fmt:
                 verdicts[name][fmt] = Verdict("safe", f"the author runs it in {label(own[name])}, whatever the plan")
                 continue
-            verdict = _verdict_from(found, name, node, strategies, fmt, max_error, noise)
+            verdict = of(found, name, node, strategies, fmt)
             if found.first is not None:
                 known = capture.twins.get(name, name)
-                first = _verdict_from(found.first, known, node, strategies, fmt, max_error, noise)
+                first = of(found.first, known, node, strategies, fmt)
                 alike = known in found.first.errors and first.verdict == verdict.verdict
                 verdict = verdict if alike else _with_batch(verdict, found.contributions.get(name, {}).get(fmt))
             verdicts[name][fmt] = verdict
     return Judgement(verdicts, exposed)
-
-
-def _verdict_from(
-    found: Calibration,
-    name: str,
-    node: Node,
-    exposed: tuple[str, ...],
-    fmt: str,
-    max_error: float,
-    noise: Noise,
-) -> Verdict:
-    error, contribution = found.errors.get(name, {}).get(fmt), found.contributions.get(name, {}).get(fmt)
-    return verdict_of(node, error, contribution, found.ranges.get(name), exposed, fmt, max_error, noise)
 
 
 def _with_batch(verdict: Verdict, contribution: Contribution | None) -> Verdict:
@@ -218,29 +210,20 @@ def _with_batch(verdict: Verdict, contribution: Contribution | None) -> Verdict:
     return replace(verdict, reason=f"{verdict.reason} (batch {number})", batch=number)
 
 
-def _plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
-    return resolve(Policy(capture, strategy, plain(fmt), fmt))
-
-
-def _exposed(name: str, plainly: Mapping[str, Resolution]) -> tuple[str, ...]:
-    """Strategies under which the node, or something its kernel reads, is low."""
-    return tuple(strategy for strategy, resolution in plainly.items() if resolution.touches_low(name))
-
-
 def reasoned(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
     """The operations, each with the reasons why it must not run backwards in a format."""
-    found = []
-    for node in nodes:
-        reasons = {fmt: reason_of(node.errors[fmt], parameter, fmt) for fmt, parameter in node.reaches.items()}
-        found.append(replace(node, reasons=reasons))
-    return tuple(found)
 
+    def reason(error: NodeError, reaches: str, fmt: str) -> str:
+        broken = error.overflow + error.nan
+        many = "1 finite gradient" if broken == 1 else f"{broken:,} finite gradients"
+        return (
+            f"its backward pass turns {many} into Inf or NaN in {label(fmt)}, and the gradient of {reaches} with them"
+        )
 
-def reason_of(error: NodeError, reaches: str, fmt: str) -> str:
-    """Why an operation must not run backwards in a format that makes the gradient of a parameter non-finite."""
-    broken = error.overflow + error.nan
-    many = "1 finite gradient" if broken == 1 else f"{broken:,} finite gradients"
-    return f"its backward pass turns {many} into Inf or NaN in {label(fmt)}, and the gradient of {reaches} with them"
+    return tuple(
+        replace(node, reasons={fmt: reason(node.errors[fmt], name, fmt) for fmt, name in node.reaches.items()})
+        for node in nodes
+    )
 
 
 def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> Judgement:

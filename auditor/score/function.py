@@ -57,46 +57,34 @@ def named(
     if parsed.symbol is None or parsed.hub:
         raise LoadError(f"{text!r} names no function: write --evaluate file.py:name", slug="missing-score")
     found = named_in(parsed, "give --evaluate file.py:name of a function that takes the model", "missing-score", seed)
-    function = _checked(found, f"{parsed.symbol} in {parsed.label}")
     place = Place(f"{parsed.script}:{_call(parsed)}", parsed.script, parsed.folders)
-    scoring = _scoring(function, text, better, max_drop, place)
+    scoring = _scoring(found, f"{parsed.symbol} in {parsed.label}", text, better, max_drop, place)
     if not parsed.args and not parsed.kwargs:
         return scoring
-    return replace(scoring, function=lambda model: function(model, *parsed.args, **parsed.kwargs))
+    return replace(scoring, function=lambda model: found(model, *parsed.args, **parsed.kwargs))
 
 
 def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> Scoring:
     """A function of the caller's own. Raises: LoadError(slug="missing-score")."""
     name = str(getattr(function, "__name__", type(function).__name__))
-    return _scoring(_checked(function, f"evaluate={name}"), name, better, max_drop, None)
+    return _scoring(function, f"evaluate={name}", name, better, max_drop, None)
 
 
 def _scoring(
-    function: Callable[..., Any], name: str, better: str | None, max_drop: float | None, place: Place | None
+    function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: Place | None
 ) -> Scoring:
-    own = DIRECTIONS[bool(getattr(function, LOWER, False))]
-    of_mean = getattr(function, OF_MEAN, None)
-    return Scoring(function, name, better or own, max_drop, of_mean, place)
-
-
-def _checked(function: Any, what: str) -> Callable[..., Any]:
     if isinstance(function, type | nn.Module) or not callable(function):
-        raise LoadError(
-            f"{what} is of type {type(function).__name__}: a score is a function of the model, "
-            "func(model) -> a number, or one for each sample",
-            slug="missing-score",
-        )
-    found: Callable[..., Any] = function
-    return found
+        wanted = "a score is a function of the model, func(model) -> a number, or one for each sample"
+        raise LoadError(f"{what} is of type {type(function).__name__}: {wanted}", slug="missing-score")
+    own = DIRECTIONS[bool(getattr(function, LOWER, False))]
+    return Scoring(function, name, better or own, max_drop, getattr(function, OF_MEAN, None), place)
 
 
 def _place_of(target: str) -> str:
     """The file or module of a target."""
     parsed = parse(target)
     if parsed.hub:
-        raise LoadError(
-            f"{target} has no file for --evaluate to look in: write --evaluate file.py:name", "missing-score"
-        )
+        raise LoadError(f"{target} has no file to look in: write --evaluate file.py:name", "missing-score")
     return parsed.script
 
 

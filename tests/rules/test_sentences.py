@@ -14,8 +14,7 @@ import auditor
 from auditor.numerics.formats import label
 from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules
-from auditor.rulebook.message import facts_shown
-from auditor.rulebook.rule import Rule
+from auditor.rulebook.rule import Rule, facts_shown
 from tests.capturing import Function, captured
 from tests.corpus.case import Case as Failure
 from tests.corpus.catalogue import CASES as CORPUS

@@ -58,14 +58,6 @@ def test_a_mask_may_not_flip_by_default() -> None:
     assert "--criterion 'mask: flips <= X' allows a share X of them" in flat
 
 
-def test_a_mask_made_of_a_shape_has_nothing_to_flip() -> None:
-    def forward(self: Any, x: Tensor) -> tuple[Tensor, ...]:
-        y = self.body(x)
-        return y, torch.ones_like(y, dtype=torch.bool).tril(), y.new_zeros(3, dtype=torch.long)
-
-    assert audited(forward, quick=True).criteria == ()
-
-
 def test_some_flips_are_allowed_by_a_criterion_or_a_metric_of_ones_own() -> None:
     allowed = audited(near_ties, criteria="mask: flips <= 1")
     assert allowed.criteria == ("mask: flips <= 1", "the other outputs: rel_l2 <= 0.01")

@@ -48,15 +48,6 @@ def test_values_over_runs_are_the_worst_and_what_no_run_has_does_not_hold() -> N
     assert [(one.value, one.holds) for one in found.values([(without, list(without))])][:2] == [(None, False)] * 2
 
 
-def test_the_others_may_have_a_measure_of_the_users_own() -> None:
-    def count(reference: object, low: object) -> float:
-        return 0.25
-
-    found = bound(criteria_of(["boxes: max_abs <= 0.5"]), 0.5, REFERENCE, count)
-    assert str(found.all[-1]) == "the other outputs: count <= 0.5"
-    assert found(REFERENCE, REFERENCE) == 0.5
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

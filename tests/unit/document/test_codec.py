@@ -25,7 +25,7 @@ from auditor.document.codec import (
     to_measurements,
     to_plan,
 )
-from auditor.document.read import ALONE, load, programs_in
+from auditor.document.read import ALONE, load
 from auditor.records import (
     Audit,
     Baseline,
@@ -40,7 +40,6 @@ from auditor.records.training import Training
 from auditor.records.written import plain
 from auditor.report import reporters
 from tests.documents import records
-from tests.subjects import normal
 from tests.unit.report.factory import make_audit
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -76,16 +75,6 @@ def seeded() -> Net:
 @pytest.fixture(scope="module")
 def real() -> Audit:
     return auditor.audit(seeded(), torch.randn(16, 8), device="cpu")
-
-
-@pytest.fixture(scope="module")
-def trained() -> Audit:
-    data = [(torch.randn(8, 8), torch.randint(0, 4, (8,))) for _ in range(2)]
-
-    def loss(outputs: Any, target: Tensor) -> Tensor:
-        return nn.functional.nll_loss(outputs[0].log(), target)
-
-    return auditor.audit(seeded(), data, mode="training", loss_fn=loss, device="cpu")
 
 
 @pytest.mark.parametrize("kind", RECORDS)
@@ -141,15 +130,6 @@ def test_a_real_audit_comes_back_whole(real: Audit, tmp_path: Path) -> None:
         assert plan.verification is not None
 
 
-def test_training_comes_back(trained: Audit, tmp_path: Path) -> None:
-    found = check(trained, tmp_path)
-    assert found.training is not None
-    assert trained.training is not None
-    assert [trial.scale for trial in found.training.trials] == [trial.scale for trial in trained.training.trials]
-    windows = found.training.fp16, trained.training.fp16
-    assert len({(w.minimum, w.maximum, w.init, w.largest) for w in windows if w is not None}) == 1
-
-
 def test_a_plan_alone_or_beside_other_measurements_says_what_is_not_there(real: Audit, tmp_path: Path) -> None:
     real.save(tmp_path)
     plan = json.loads((tmp_path / "plan.json").read_text())
@@ -198,20 +178,3 @@ def test_what_stages_took_is_left_out_of_comparisons() -> None:
     assert digest(slow) != digest({**slow, "environment": {"seed": 1, "seconds": {"plan": 9.0}}})
     assert steady(slow) == {"environment": {"seed": 0}, "plans": {}}
     assert (steady([1]), steady({"environment": 3})) == ([1], {"environment": 3})
-
-
-def test_programs_go_with_the_plan_that_names_them_and_nothing_else_does(tmp_path: Path) -> None:
-    model, x = nn.Linear(8, 4), normal(2, 8)
-    auditor.audit(model, (x,), formats=("bf16",), strategies=("graph",)).save(tmp_path)
-    others = dict.fromkeys(("mine.pt2", "graph_fp16.pt2", "notes.txt"), b"mine")
-    for name, text in others.items():
-        (tmp_path / name).write_bytes(text)
-    assert programs_in(tmp_path) == ("graph_bf16.pt2",)
-    plan = (tmp_path / "plan.json").read_text()
-    auditor.audit(model, (x,), formats=("bf16",), strategies=("cast",)).save(tmp_path)
-    assert not (tmp_path / "graph_bf16.pt2").exists()
-    assert {name: (tmp_path / name).read_bytes() for name in others} == others
-    assert programs_in(tmp_path) == ()
-    for spoilt in ("", "[]", '{"plans": 3}', plan.replace("graph_bf16.pt2", "../up.pt2")):
-        (tmp_path / "plan.json").write_text(spoilt)
-        assert programs_in(tmp_path) == ()

@@ -113,15 +113,3 @@ def test_the_text_holds_every_plan_and_what_one_rounds_the_next_may_want_in_fp32
     assert "autocast_bf16" in text
     assert "cast_bf16" in text
     assert {parameter.dtype for parameter in model.model.parameters()} == {torch.float32}
-
-
-def test_what_was_stored_low_in_the_audit_is_handed_on(file: Path, tmp_path: Path) -> None:
-    low = {**AUTOCAST, "raised": "weights", "stored_low": {"bfloat16": 10**6}}
-    write(file, autocast_bf16=low, cast_bf16=CAST)
-    audit, plans, _ = read_plans(file, None)
-    model = subject(tmp_path)
-    model.model.bfloat16()
-    text = patched_source(model, audit, {"autocast_bf16": plans["autocast_bf16"]}, "autocast_bf16", tmp_path)
-    assert "'raised': 'weights',\n        'stored_low': {'bfloat16': 1000000}," in text
-    with pytest.raises(PlanError, match="load the FP32 checkpoint"):
-        patched_source(model, audit, plans, "cast_bf16", tmp_path)

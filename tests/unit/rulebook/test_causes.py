@@ -129,19 +129,6 @@ def test_ahead_of_what_amplifies_the_value_that_it_reads_is_the_cause_not_the_la
     assert set(causes(found, amplified(nodes, EFFECTS | {"c": 0.03, "m": 0.05, "q": 0.9}))) == {"model.py:1 linear"}
 
 
-@pytest.mark.parametrize(("op", "inputs"), [("where", ("mask", "s")), ("add", ("s", "bias")), ("transpose", ("s",))])
-def test_masks_and_moves_hand_on_what_they_read(op: str, inputs: tuple[str, ...]) -> None:
-    nodes = attention(node("m", op, 4, *inputs), softmax_reads="m")
-    of = amplified(nodes, EFFECTS | {"m": 0.05})
-    assert set(causes([finding("MSR002", n, fmt="bf16") for n in nodes if n.name != "o"], of)) == {"model.py:2 matmul"}
-
-
-def test_what_amplifies_the_difference_of_two_inaccurate_values_is_itself_the_cause() -> None:
-    nodes = [node("a", "linear", 1), node("b", "linear", 2), node("w", "softmax", 3, "a", "b")]
-    of = amplified(nodes, {"a": 0.09, "b": 0.05, "w": 0.04})
-    assert set(causes([finding("MSR002", n, fmt="bf16") for n in nodes], of)) == {"model.py:3 softmax"}
-
-
 def test_rounding_is_no_part_of_a_break_on_the_same_line() -> None:
     loud = node("a", "mul", 1)
     fp16 = graph([loud], {"a": OVERFLOW}, {"a": math.inf})

@@ -55,20 +55,6 @@ def test_gemm_size(function: object, shapes: list[tuple[int, ...]], node: str, e
     assert (facts.gemm_m, facts.gemm_n, facts.gemm_k) == expected
 
 
-@pytest.mark.parametrize(
-    ("function", "shapes", "node", "expected"),
-    [
-        (lambda a, b: F.linear(a, b), [(2, 24), (40, 24)], "linear", 8),  # 24 = 8 * 3, 40 = 8 * 5
-        (lambda a, b: F.linear(a, b), [(2, 128), (10, 128)], "linear", 2),
-        (lambda a, b: F.linear(a, b), [(2, 128), (256, 128)], "linear", 64),  # more is not told apart
-        (lambda a, b: F.conv2d(a, b), [(1, 8, 9, 9), (16, 8, 3, 3)], "conv2d", 8),  # channels, not 8 * 3 * 3
-        (lambda a, b: F.conv2d(a, b), [(1, 3, 9, 9), (16, 3, 3, 3)], "conv2d", 1),
-    ],
-)
-def test_gemm_alignment(function: object, shapes: list[tuple[int, ...]], node: str, expected: int) -> None:
-    assert facts_of(function, *(torch.ones(shape) for shape in shapes)).facts[node].gemm_alignment == expected
-
-
 def test_rows_and_what_gemm_paddings() -> None:
     facts = facts_of(lambda a, b: F.linear(a, b), torch.ones(2, 13, 20), torch.ones(10, 20)).facts["linear"]
     assert facts.gemm_m_alignment == 2  # 26 rows

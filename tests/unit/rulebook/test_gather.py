@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor.records import Verdict
-from auditor.rulebook.facts import address_problem, fact_at, value_at
 from auditor.rulebook.gather import gather, positions
 from tests.capturing import captured, facts_of
 from tests.subjects import capture_of
@@ -48,28 +44,6 @@ def test_neighbours_look_through_reshapes_and_casts() -> None:
     facts = facts_of(lambda x: x.softmax(-1).view(-1).float().view(2, 2) @ x.exp(), torch.ones(2, 2)).facts
     assert facts["softmax"].consumers == ("aten.matmul.default",)
     assert facts["matmul"].producers == ("aten.exp.default", "aten.softmax.int")
-
-
-def test_facts_by_format_have_addresses() -> None:
-    toy = facts_of(torch.exp, torch.ones(2)).facts["exp"]
-    given = replace(toy, verdict={"fp16": "unsafe"}, numel=2)
-    assert (value_at(given, "verdict.fp16"), value_at(given, "verdict.bf16")) == ("unsafe", None)
-    assert value_at(given, "numel") == 2
-    assert (fact_at("verdict.fp16").type, fact_at("numel").unit) == ("text", "elements")
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("numel", None),
-        ("headroom_bits.bf16", None),
-        ("headroom_bits", "'headroom_bits' is kept by format: name one, as in headroom_bits.fp16"),
-        ("numel.fp16", "'numel' is not kept by format"),
-        ("size", "'size' is not a fact"),
-    ],
-)
-def test_what_is_wrong_with_an_address(address: str, expected: str | None) -> None:
-    assert address_problem(address) == expected
 
 
 class Residual(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.rulebook.message import ByFormat, about, clauses, facts_shown, filled
+from auditor.rulebook.rule import ByFormat, about, clauses, facts_shown, filled
 
 VALUES = {"op": "aten.sum", "headroom_bits.fp16": 1.25, "eps": None}
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from auditor.measure.calibrate import Calibration
 from auditor.records import Contribution, Finding, NodeError, Plan, ScopeChoice, Verdict
-from auditor.rulebook.causes import Graph
-from auditor.rulebook.severities import about, followed
+from auditor.rulebook.causes import Graph, about, followed
 from tests.capturing import captured
 from tests.findings import finding as found
 
@@ -104,13 +103,6 @@ def test_speed_and_gradients_are_as_severe_as_their_rules_where_the_plan_runs_th
     assert one(slow, AUTOCAST, graph())[:2] == ("warning", "low")
     assert one(slow, KEEPING, graph())[:2] == ("warning", "kept")
     assert one(slow, plan("autocast", "bf16"), graph())[:2] == ("info", "elsewhere")
-
-
-def test_without_a_plan_errors_stay_errors_and_what_is_unsafe_stops_it() -> None:
-    failed = plan("autocast", "fp16", verified=False)
-    low, fine = finding(UP), finding(DOWN)
-    found = about([low, fine], {failed.name: failed}, None, TOY.capture, graph(unsafe=(UP,)))
-    assert [(f.severity, f.bearing, f.plan) for f in found] == [("error", "stops", None), ("error", None, None)]
 
 
 def test_a_finding_on_no_operation_keeps_its_severity() -> None:

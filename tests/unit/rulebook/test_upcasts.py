@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from auditor.rulebook.lowered import WORDS
+from auditor.rulebook.gather import WORDS
 from tests.capturing import Captured, captured, facts_of
 
 

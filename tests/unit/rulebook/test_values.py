@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.numerics.formats import FORMATS
-from auditor.rulebook.values import spacing, written
+from auditor.rulebook.values import written
 from tests.capturing import captured, facts_of
 from tests.subjects import measurement_of, normal
 
@@ -35,17 +34,6 @@ def test_constants_are_literals_not_axes_or_exponents_of_ten() -> None:
 def test_literals_that_follow_the_dtype_are_left_out() -> None:
     facts = facts_of(lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min), torch.ones(2, 2)).facts
     assert facts["masked_fill"].constants == ()
-
-
-def test_a_literal_that_torch_casts_is_no_square() -> None:
-    """Under vmap a number is handed on as a tensor, in a cast of its own."""
-
-    def scaled(x: torch.Tensor) -> torch.Tensor:
-        return torch.vmap(lambda index: x * (index * 0.5))(torch.arange(2))
-
-    found = facts_of(scaled, torch.ones(2, 2))
-    assert any(not node.all_input_nodes for node in found.capture.graph_module.graph.nodes if "to." in str(node.target))
-    assert not any(fact.squares for fact in found.facts.values())
 
 
 def test_ranges_of_activations_weights_and_buffers() -> None:
@@ -75,16 +63,6 @@ def test_shapes_of_arithmetic() -> None:
     assert [name for name, fact in facts.items() if fact.squares] == ["pow_1", "mul"]
     assert [name for name, fact in facts.items() if fact.centres] == ["sub"]
     assert [name for name, fact in facts.items() if fact.shifts_by_max] == ["sub_2"]
-
-
-def test_the_spacing_of_numbers_is_that_of_their_binade() -> None:
-    bf16, fp16 = FORMATS["bf16"], FORMATS["fp16"]
-    assert (spacing(905.0, bf16), spacing(905.0, fp16)) == (4.0, 0.5)
-    assert spacing(512.0, bf16) == 4.0  # from 512 up
-    assert spacing(1e-7, fp16) == 2.0**-24  # subnormal
-    assert spacing(0.0, bf16) is spacing(None, bf16) is None
-    above = torch.nextafter(torch.tensor(3.0).bfloat16(), torch.tensor(4.0).bfloat16())
-    assert float(above) - 3 == spacing(3.0, bf16)
 
 
 @pytest.mark.parametrize(

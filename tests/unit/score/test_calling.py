@@ -36,18 +36,6 @@ def test_an_iterable_is_a_number_for_each_sample_or_batch() -> None:
     assert found.values == tuple(net()(x).sum().item() for x in INPUTS.split(2))
 
 
-def test_numbers_in_a_tensor_of_one_dimension_are_those_of_its_samples() -> None:
-    def rows(model: nn.Module) -> Iterator[Any]:
-        for x in INPUTS.split(4):
-            yield model(x)[:, 0] > 0
-
-    expected = tuple(float(x) for x in net()(INPUTS)[:, 0] > 0)
-    assert scored(rows).values == expected
-    assert scored(lambda model: model(INPUTS)[:, 0] > 0).values == expected
-    assert scored(lambda model: (model(INPUTS)[:, 0] > 0).numpy()).values == expected
-    assert scored(lambda model: [0, 1, 1]).values == (0.0, 1.0, 1.0)
-
-
 @pytest.mark.parametrize(
     "value", [0.5, 1, True, torch.tensor(0.5), torch.tensor([[0.5]]), np.float64(0.5), np.array(0.5)]
 )

@@ -77,7 +77,7 @@ def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
         ("{}:number", "", "missing-score", "is of type int: a score is a function of the model"),
         ("{}:Scores", "", "missing-score", "is of type type"),
         ("{}:layer", "", "missing-score", "is of type Linear"),
-        ("accuracy", "timm:resnet18", "missing-score", "has no file for --evaluate"),
+        ("accuracy", "timm:resnet18", "missing-score", "has no file to look in"),
         ("nowhere.py:accuracy", "", "missing-target", "does not exist"),
     ],
 )
