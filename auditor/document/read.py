@@ -138,11 +138,13 @@ def programs_in(directory: Path) -> tuple[str, ...]:
 
 
 def json_path(place: Place) -> str:
-    """A place in a document as JSONPath has it: `$.plans.cast_fp16.scopes["blocks.0"].precision`."""
+    """A place in a document as JSONPath has it: `$.plans.cast_fp16.scopes["blocks.0"].precision`; long names cut short."""
+    names = [
+        f"{step[:77]}..." if isinstance(step, str) and len(step) > 80 else step for step in place if step != "[key]"
+    ]
     steps = (
         f"[{step}]" if isinstance(step, int) else f".{step}" if step.isidentifier() else f"[{json.dumps(step)}]"
-        for step in place
-        if step != "[key]"
+        for step in names
     )
     return "$" + "".join(steps)
 
