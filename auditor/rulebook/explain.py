@@ -78,16 +78,17 @@ def _superseded(rule: Rule) -> str:
 
 def _example(example: Example) -> list[str]:
     called = ", ".join(f"`{item}`" for item in example.inputs)
-    return ["## Example", "It fires on", _indented(example.code), *([f"called with {called}."] if called else [])]
+    return [
+        "## Example",
+        "It fires on",
+        textwrap.indent(example.code, "    "),
+        *([f"called with {called}."] if called else []),
+    ]
 
 
 def _repaired(example: Example) -> list[str]:
     changed = [f"In FP32 this is not the same function: {example.changes}"] if example.changes else []
-    return ["The example, repaired:", _indented(example.fixed), *changed]
-
-
-def _indented(code: str) -> str:
-    return textwrap.indent(code, "    ")
+    return ["The example, repaired:", textwrap.indent(example.fixed, "    "), *changed]
 
 
 def _places(match: Match) -> list[str]:

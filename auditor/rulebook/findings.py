@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 from ..config import Ignore, Selection
@@ -59,14 +58,10 @@ def _most_specific(findings: list[Finding], rules: Mapping[str, Rule]) -> list[F
         for code, finding in fired.items():
             if code not in superseded:
                 group = [finding, *(fired[other] for other in rules[code].supersedes if other in fired)]
-                kept.append(_strongest(group))
+                severity = max((one.severity for one in group), key=SEVERITIES.index)
+                confidence = max((one.confidence for one in group), key=CONFIDENCES.index)
+                kept.append(replace(finding, severity=severity, confidence=confidence))
     return kept
-
-
-def _strongest(group: Sequence[Finding]) -> Finding:
-    severity = max((finding.severity for finding in group), key=SEVERITIES.index)
-    confidence = max((finding.confidence for finding in group), key=CONFIDENCES.index)
-    return replace(group[0], severity=severity, confidence=confidence)
 
 
 def _spoken(rule: Rule, formats: Collection[str] | None) -> tuple[str, ...]:
@@ -74,26 +69,21 @@ def _spoken(rule: Rule, formats: Collection[str] | None) -> tuple[str, ...]:
     return tuple(name for name in rule.formats if formats is None or name in formats or name not in auditable())
 
 
-def _addresses(message: str, formats: Sequence[str]) -> list[str]:
-    """Of the facts that a message shows; of those kept by format, in each of the formats."""
-    found = []
-    for name in facts_shown(message):
-        in_all = name in FACTS and FACTS[name].by_format
-        found += [f"{name}.{fmt}" for fmt in formats] if in_all else [name] if name != FORMATS else []
-    return found
-
-
-def _shown(facts: NodeFacts, formats: Sequence[str], address: str) -> Any:
-    """What a message shows of a fact: in each of the formats, where it is kept by format and none is named."""
-    if address in FACTS and FACTS[address].by_format:
-        return ByFormat({name: value_at(facts, f"{address}.{name}") for name in formats})
-    return value_at(facts, address)
-
-
 def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats: tuple[str, ...], why: str) -> Finding:
-    node = capture.nodes[name]
-    used = dict.fromkeys([*facts_used(rule.when), *_addresses(rule.message, formats)])
-    shown = partial(_shown, facts, formats)
+    node, shown = capture.nodes[name], [address for address in facts_shown(rule.message) if address != FORMATS]
+    in_each = {
+        address: {fmt: f"{address}.{fmt}" for fmt in formats}
+        for address in shown
+        if address in FACTS and FACTS[address].by_format
+    }
+    used = [*facts_used(rule.when), *(one for address in shown for one in in_each.get(address, {"": address}).values())]
+
+    def value(address: str) -> Any:
+        """In each of the formats, where it is kept by format and none is named."""
+        if address in in_each:
+            return ByFormat({fmt: value_at(facts, one) for fmt, one in in_each[address].items()})
+        return value_at(facts, address)
+
     return _of(
         rule,
         node=name,
@@ -102,9 +92,9 @@ def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats:
         source=node.source,
         called_from=node.called_from,
         formats=formats,
-        message=filled(rule.message, shown, formats),
+        message=filled(rule.message, value, formats),
         why=why,
-        evidence={fact: value_at(facts, fact) for fact in used},
+        evidence={fact: value_at(facts, fact) for fact in dict.fromkeys(used)},
     )
 
 
@@ -143,12 +133,11 @@ def concerning(findings: Sequence[Finding], exposed: Mapping[str, Mapping[str, S
 
     exposed: {node: {format: strategies that have it meet one}}. What is no matter of precision stays.
     """
-
-    def concerns(finding: Finding) -> bool:
-        by_format = exposed.get(finding.node, {})
-        return not finding.measurable or any(by_format.get(fmt, True) for fmt in finding.formats)
-
-    return tuple(finding for finding in findings if concerns(finding))
+    return tuple(
+        finding
+        for finding in findings
+        if not finding.measurable or any(exposed.get(finding.node, {}).get(fmt, True) for fmt in finding.formats)
+    )
 
 
 def with_batches(

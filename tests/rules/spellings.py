@@ -214,8 +214,3 @@ def spelled(name: str, mixture: tuple[int, ...]) -> Step:
     _, formula, parts = FORMULAS[name]
     function: Step = formula(*(choices[index] for choices, index in zip(parts, mixture, strict=True)))
     return function
-
-
-def raised(function: Step) -> Step:
-    """The same, computed in FP32 whatever the input's dtype."""
-    return lambda x: function(x.float()).to(x.dtype)

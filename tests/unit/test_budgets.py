@@ -60,7 +60,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "records": (1440, "records"),
     "report": (4160, "report"),
-    "rulebook": (2500, "rules"),
+    "rulebook": (2490, "rules"),
     "score": (360, "criteria"),
     "snippets": (570, "snippets"),
     "training": (1820, "training"),

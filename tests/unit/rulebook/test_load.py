@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from auditor.errors import RuleError
-from auditor.resources import resource_dir
 from auditor.rulebook.explain import reference
 from auditor.rulebook.load import load_rules
 from tests.rule_files import RULE, write
@@ -46,13 +45,6 @@ def test_a_rule_supersedes_only_what_it_can_stand_for(tmp_path: Path, first: str
 def test_a_directory_without_rules_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuleError, match="holds no rule"):
         load_rules([tmp_path])
-
-
-def test_users_rules_join_the_shipped_ones(tmp_path: Path) -> None:
-    write(tmp_path)
-    codes = [rule.code for rule in load_rules([resource_dir("rules"), tmp_path])]
-    assert codes == sorted(codes)
-    assert {"NRM001", "TST001"} <= set(codes)
 
 
 def test_two_families_in_one_document(tmp_path: Path) -> None:
