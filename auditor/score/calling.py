@@ -27,9 +27,6 @@ from ..records.run import Evaluation, Score
 from ..trees import tensors_in
 from .function import Scoring
 
-Told = Callable[[int], None]
-"""Hears how many numbers there are so far."""
-
 ALLOWED = "a score is a number, or an iterable of numbers, one for each sample or batch"
 
 
@@ -61,7 +58,7 @@ def given_by(
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     most: int | None = None,
     limit: float | None = None,
-    told: Told = lambda count: None,
+    told: Callable[[int], None] = lambda count: None,
 ) -> Given:
     """What the function gives for a model that runs inside `around()`, without gradients unless it switches them on.
 
@@ -140,7 +137,7 @@ def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tup
     """The numbers in what the function returned, and whether it is one by itself."""
     if isinstance(given, torch.Tensor | np.ndarray) and given.ndim == 1:
         given = [given]
-    elif isinstance(given, torch.Tensor | np.ndarray) or not _iterable(given):
+    elif isinstance(given, str | bytes | Mapping | Set | torch.Tensor | np.ndarray) or not isinstance(given, Iterable):
         return (number(given, "what the function gave"),), True
     values: list[float] = []
     for item in given:
@@ -158,10 +155,6 @@ def _of_item(item: Any, index: int) -> Iterator[float]:
     flat = isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 1
     for place, value in enumerate(item.tolist() if flat else [item]):
         yield number(value, f"number {index + place}")
-
-
-def _iterable(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Set)
 
 
 def _described(value: Any) -> str:

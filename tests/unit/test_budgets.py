@@ -61,7 +61,7 @@ BUDGET = {
     "records": (1440, "records"),
     "report": (4160, "report"),
     "rulebook": (2490, "rules"),
-    "score": (360, "criteria"),
+    "score": (350, "criteria"),
     "snippets": (570, "snippets"),
     "training": (1820, "training"),
     "verify": (990, "verify"),
