@@ -22,37 +22,30 @@ NATIVE = ["cuda"]
 """Types of devices with CUDA's formats, kernels and autocast lists."""
 
 
-def check_device(asked: object) -> tuple[str, str]:
-    """Type and number of what was asked for; the number may be "". Raises: AuditorError(slug="bad-option")."""
+def kind_and_number(asked: object) -> tuple[str, str]:
+    """Of one of auto, cpu, cuda, cuda:1, or of such a torch.device; the number may be "". Raises: ValueError for any other."""
     kind, _, index = str(asked).partition(":")
     known = (kind == "auto" and not index) or (kind == CPU and index in ("", "0")) or kind in NATIVE
     if not known or not (index.isdigit() or str(asked) == kind):
-        raise AuditorError(
-            f"devices are auto, cpu, cuda and cuda:N, not {asked}: on a cpu the formats of a GPU are imitated",
-            slug="bad-option",
-        )
+        raise ValueError(asked)
     return kind, index
 
 
 def chosen(asked: object) -> str:
-    """`cpu` or `cuda:0`, for one of auto, cpu, cuda, cuda:1, or for such a torch.device.
-
-    Raises: AuditorError(slug="bad-option") for a device that no audit runs on, "no-cuda" for one that is not there.
-    """
-    kind, index = check_device(asked)
+    """`cpu` or `cuda:0`, for what `kind_and_number` takes. Raises: AuditorError(slug="no-cuda") for one that is not there."""
+    kind, index = kind_and_number(asked)
     if kind == "auto":
-        there = next((kind for kind in NATIVE if _module(kind).is_available()), None)
-        return f"{there}:{_module(there).current_device()}" if there else CPU
+        native = next((kind for kind in NATIVE if _module(kind).is_available()), None)
+        return f"{native}:{_module(native).current_device()}" if native else CPU
     if kind == CPU:
         return CPU
     device = _module(kind)
-    if not device.is_available():
-        raise AuditorError(f"{asked} was asked for, but torch sees no CUDA device: use cpu or auto", slug="no-cuda")
-    number = int(index) if index else int(device.current_device())
-    if number >= device.device_count():
-        there = ", ".join(f"{kind}:{n}" for n in range(device.device_count()))
-        raise AuditorError(f"{asked} was asked for, but torch sees {there} alone: use one of them", slug="no-cuda")
-    return f"{kind}:{number}"
+    there = [f"{kind}:{number}" for number in range(device.device_count() if device.is_available() else 0)]
+    found = f"{kind}:{index or device.current_device()}" if there else ""
+    if found not in there:
+        sees = f"{', '.join(there)} alone: use one of them" if there else "no CUDA device: use cpu or auto"
+        raise AuditorError(f"{asked} was asked for, but torch sees {sees}", slug="no-cuda")
+    return found
 
 
 def followed(asked: object, found: Collection[str]) -> str:
@@ -60,7 +53,7 @@ def followed(asked: object, found: Collection[str]) -> str:
 
     Several are joined by commas: the model stays spread over them. Raises: as `chosen`.
     """
-    kind, index = check_device(asked)
+    kind, index = kind_and_number(asked)
     natives = sorted(device for device in found if type_of(device) in NATIVE)
     if not natives or index or kind not in ("auto", type_of(natives[0])):
         return chosen(asked)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import folder
-from ..asked import on_the_line
+from ..asked import asked
 from ..errors import AuditorError
 from ..processes import unwound
 from ..report.words import count, printable
-from . import streams
+from .program import say
 
 if TYPE_CHECKING:
     from ..fleet.index import Row
@@ -29,7 +29,7 @@ def fleet(args: argparse.Namespace) -> int:
     from ..fleet import index, outcome, targets
     from ..fleet.running import Task, run_all
 
-    wanted, settings = targets.read(args.targets), on_the_line(vars(args))
+    wanted, settings = targets.read(args.targets), asked(vars(args), configurable=False)
     if args.baseline is not None and not args.baseline.is_dir():
         raise AuditorError(f"{args.baseline} is no directory of an earlier fleet: name the --out of one", "bad-option")
     folder.check_directory(args.out, (INDEX, outcome.KEPT))
@@ -49,13 +49,13 @@ def fleet(args: argparse.Namespace) -> int:
         found[task.target.name] = ended
         outcome.keep(args.out, found)
         how = "audited" if ended.audited else f"failed: {ended.said}"
-        say(f"  {len(found)} of {len(wanted)}, {task.target.name}, {ended.seconds:.0f} s, {how}")
+        tell(f"  {len(found)} of {len(wanted)}, {task.target.name}, {ended.seconds:.0f} s, {how}")
 
-    def say(line: str) -> None:
+    def tell(line: str) -> None:
         if not settings.quiet:
             print(line, file=sys.stderr, flush=True)
 
-    say(f"fleet: {count(len(wanted), 'model')}, {len(known)} audited before")
+    tell(f"fleet: {count(len(wanted), 'model')}, {len(known)} audited before")
     write()
     with unwound():
         try:
@@ -67,8 +67,8 @@ def fleet(args: argparse.Namespace) -> int:
                 run_all(tasks, jobs, done)
         finally:
             rows = write()
-    streams.say(f"{index.headline(rows)}\n" + "".join(_told(row) for row in rows))
-    streams.say(f"Fleet    {args.out / INDEX}\n")
+    say(f"{index.headline(rows)}\n" + "".join(_told(row) for row in rows))
+    say(f"Fleet    {args.out / INDEX}\n")
     return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
 
 
