@@ -107,27 +107,13 @@ def libraries(device: str) -> dict[str, str]:
     if not is_native(device):
         named = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
         return {"onednn": named[1]} if named else {}
-    found = {"cuda": torch.version.cuda, "cudnn": _cudnn(), "driver": _driver()}
-    return {name: version for name, version in found.items() if version}
-
-
-def _cudnn() -> str | None:
-    import torch
-
-    number: Callable[[], int | None] = torch.backends.cudnn.version
+    found: dict[str, Any] = {"cuda": torch.version.cuda}
     with suppress(RuntimeError):  # one that does not go with what torch was built for
-        if (found := number()) is not None:
-            major, rest = divmod(found, 10_000) if found >= 90_000 else divmod(found, 1_000)
-            return f"{major}.{rest // 100}.{rest % 100}"
-    return None
-
-
-def _driver() -> str | None:
-    file = Path("/proc/driver/nvidia/version")
+        found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     with suppress(OSError):
-        named = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", file.read_text(encoding="utf-8"))
-        return named[1] if named else None
-    return None
+        driver = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+        found["driver"] = next(iter(re.findall(r"Module\s+(?:for \S+\s+)?([\d.]+)", driver)), None)
+    return {name: str(version) for name, version in found.items() if version}
 
 
 def generators() -> list[Callable[[], None]]:

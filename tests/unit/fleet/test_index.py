@@ -6,10 +6,9 @@ import pytest
 
 from auditor.document.codec import to_document
 from auditor.document.read import audit_of
-from auditor.fleet.index import Row, headline, render, rows_of
-from auditor.fleet.outcome import KEPT, Outcome, asked_of, keep, kept_in
+from auditor.fleet.index import Row, headline, render, rows_of, worse
+from auditor.fleet.running import KEPT, Outcome, asked_of, keep, kept_in
 from auditor.fleet.targets import Target
-from auditor.fleet.worse import worse
 from tests.unit.report.factory import make_audit
 
 
