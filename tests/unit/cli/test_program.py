@@ -151,15 +151,6 @@ def test_one_line_and_a_hint_for_what_the_user_can_mend(stages, capsys, tmp_path
     assert not (tmp_path / "audits").exists()
 
 
-def test_a_long_name_in_an_error_leaves_both_ends_of_it(stages, capsys):
-    stages.error = CaptureError(f"the scope {'x' * 20_000} is missing", slug="no-trace")
-    assert cli.main(["model.py"]) == 2
-    line = capsys.readouterr().err.splitlines()[-2]
-    assert len(line) < 2_000
-    assert line.startswith("error: the scope xxx")
-    assert line.endswith("xxx is missing")
-
-
 def test_an_error_is_written_in_one_piece(stages, monkeypatch):
     """Several audits may share a stream, and one may write between the pieces of another."""
     pieces: list[str] = []
@@ -183,17 +174,6 @@ def test_bugs_are_one_line_too_and_debug_shows_the_traceback(stages, capsys):
     assert "capture" not in plain
     assert cli.main(["model.py", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_a_reporter_that_raises_is_named(stages, capsys, monkeypatch):
-    from auditor.report.reporters import reporter
-
-    def broken(audit):
-        raise KeyError("missing")
-
-    monkeypatch.setattr(reporter("md"), "render", broken)
-    assert cli.main(["model.py", "--format", "md"]) == 2
-    assert "error: internal error in the reporter 'md', KeyError: 'missing'" in capsys.readouterr().err
 
 
 def test_interrupt(stages, capsys, tmp_path):
