@@ -38,39 +38,36 @@ def audit(args: argparse.Namespace) -> int:
     )
 
 
-def _audited(asked: Command, target: str, progress: Listener) -> int:
-    """The audit. No function that waits for `_ran` may hold the model: errors that libraries keep of imports that failed
-    hold all of these, and would keep the model from being deleted."""
+def _audited(settings: Command, target: str, progress: Listener) -> int:
+    """The audit: read what was asked for, import what it takes, and start the process that verifies, which imports that too
+    while the user's code is loaded. From then on this process holds what it may.
+
+    No function that waits for `_ran` may hold the model: errors that libraries keep of imports that failed hold all of these,
+    and would keep the model from being deleted.
+    """
+    began = time.perf_counter()
     with ExitStack() as held:
         held.enter_context(redirect_stdout(sys.stderr))
         held.enter_context(warnings.catch_warnings())
-        if not asked.debug:
+        if not settings.debug:
             warnings.simplefilter("ignore")
-        began = time.perf_counter()
         progress("load", target, 0, 0)
-        settings, known = _begun(asked, target, held)
-        return _ran(settings.having(listener=progress), target, progress, known, began, held)
+        from ..document.read import load
+        from ..offload import limited
+        from ..verify.artefact import standby
 
+        known = load(settings.baseline) if settings.baseline else None  # before anything that takes its time
+        if settings.out:
+            publish.check(settings.out, settings.model_explorer)
+        settings = resolved(settings).having(listener=progress)
+        if settings.onnx:
+            from ..graphs.onnxfile import require
 
-def _begun(asked: Command, target: str, held: ExitStack) -> tuple[Command, Audit | None]:
-    """Read what was asked for, import what it takes, and start the process that verifies, which imports that too while the
-    user's code is loaded. From here on this process holds what it may."""
-    from ..document.read import load
-    from ..offload import limited
-    from ..verify.artefact import standby
-
-    known = load(asked.baseline) if asked.baseline else None  # before anything that takes its time
-    if asked.out:
-        publish.check(asked.out, asked.model_explorer)
-    settings = resolved(asked)
-    if settings.onnx:
-        from ..graphs.onnxfile import require
-
-        require()
-    if not settings.dry_run:
-        held.enter_context(standby())
-    held.enter_context(limited(settings.memory or _automatic(settings, target)))
-    return settings, known
+            require()
+        if not settings.dry_run:
+            held.enter_context(standby())
+        held.enter_context(limited(settings.memory or _automatic(settings, target)))
+        return _ran(settings, target, progress, known, began, held)
 
 
 def _automatic(settings: Command, target: str) -> int | None:

@@ -141,7 +141,7 @@ def diff(args: argparse.Namespace) -> int:
     if args.html:
         from ..report.diff import render
 
-        folder.check_file(args.html)
+        folder.check_directory(args.html.parent, (args.html.name,))
         folder.write(args.html.parent, {args.html.name: render(found, files)})
     if args.format == "json":
         say(json.dumps(_as_data(found, files), indent=1) + "\n")

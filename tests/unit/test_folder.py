@@ -14,7 +14,7 @@ import pytest
 
 from auditor import folder
 from auditor.errors import AuditorError
-from auditor.folder import check_directory, check_file, own, swept, write
+from auditor.folder import check_directory, own, swept, write
 
 
 def refusal(action: Callable[[], object]) -> str:
@@ -68,7 +68,6 @@ def test_a_failure_leaves_the_old_files_and_nothing_else(tmp_path: Path, monkeyp
 
 def test_nothing_is_made_by_looking(tmp_path: Path) -> None:
     check_directory(tmp_path / "free" / "deeper", ("plan.json",))
-    check_file(tmp_path / "free" / "page.html")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,7 +75,6 @@ def test_a_file_in_the_way_is_found_beforehand(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     assert "taken is a file" in refusal(lambda: check_directory(tmp_path / "taken" / "inside"))
     assert "taken is a file" in refusal(lambda: check_directory(tmp_path / "taken"))
-    assert "is a directory" in refusal(lambda: check_file(tmp_path))
 
 
 def test_links(tmp_path: Path) -> None:

@@ -91,20 +91,12 @@ def test_patched_model_follows_the_plan_and_nothing_in_it_is_run(plan, capsys, t
     assert not list(tmp_path.rglob("pwned"))
 
 
-@pytest.mark.parametrize(
-    ("precision", "keep", "said"),
-    [
-        ("bf16", ["mean", "pow"], "2 functions"),
-        ("fp32", ["mean", "pow"], "1 scope and 2 functions"),
-    ],
-)
-def test_functions_in_fp32_are_counted(plan, capsys, precision, keep, said):
-    scopes = {"": {**choice("bf16"), "keep": keep}, HOSTILE: choice(precision)}
+def test_functions_in_fp32_are_counted(plan, capsys):
     written = document()
-    written["plans"]["autocast_bf16"]["scopes"] = scopes
+    written["plans"]["autocast_bf16"]["scopes"][""]["keep"] = ["mean", "pow"]
     plan(written)
     assert cli.main(["apply", "plan.json", "model.py"]) == 0
-    assert capsys.readouterr().out.startswith(f"Plan     autocast_bf16, {said} in FP32, not verified")
+    assert capsys.readouterr().out.startswith("Plan     autocast_bf16, 1 scope and 2 functions in FP32, not verified")
 
 
 def test_named_plan_and_directory(plan, tmp_path):
