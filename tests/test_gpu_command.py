@@ -14,7 +14,6 @@ import pytest
 from auditor.records import NodeError
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.both import ratios_of, spread
-from benchmarks.gpu.machine import lacking
 from benchmarks.gpu.steps import STEPS
 from benchmarks.gpu.summary import summary
 
@@ -66,15 +65,6 @@ def test_every_step_runs_small(tmp_path: Path) -> None:
     example = result_of(tmp_path, "examples")["rows"]["07_vae_decoder.py"]
     assert example["execution"] == "native" and example["differences"] == [] and example["verdicts"] == []
     assert all(row["agree"] for row in result_of(tmp_path, "operations")["rows"].values())
-
-
-def test_what_cannot_be_done_without_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert lacking() == []
-    monkeypatch.setattr(command, "lacking", lambda: ["shtab", "pydantic"])
-    assert command.main([]) == 2
-    assert "needs shtab, pydantic" in capsys.readouterr().err
 
 
 class Children:
@@ -162,8 +152,3 @@ def test_the_summary_holds_imitated_against_native() -> None:
         "| 01.py | cast_fp16 | 2.000 | 1.500 |",
     ):
         assert line in text.splitlines(), line
-
-
-def test_the_readme_names_every_step_and_its_limit() -> None:
-    text = (ROOT / "benchmarks" / "README.md").read_text()
-    assert all(f"| `{step.name}` | {step.limit} |" in text for step in STEPS)

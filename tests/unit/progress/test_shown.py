@@ -22,7 +22,7 @@ from torch import nn
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.progress.shown import Bar, Lines, Shown, duration, reporter, ticking
+from auditor.progress.shown import Bar, Lines, Shown, reporter, ticking
 
 
 class Terminal(io.StringIO):
@@ -75,13 +75,6 @@ def test_the_place_of_a_stage_among_all_and_those_that_not_every_audit_has():
     assert told[-1][0] == "write 12/12"
     assert [share for _, share in told] == sorted(share for _, share in told)
     assert told[-1][1] < 1
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (65, "1:05 min"), (3720, "1:02 h")]
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("kind", [Bar, Lines])
