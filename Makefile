@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 EXAMPLE := examples/01_digits_attention.py
-PACKAGING := pyproject.toml setup.py constraints.txt
+PACKAGING := pyproject.toml constraints.txt
 
 .PHONY: help install demo docs samples golden lint format test test-slow gpu package clean
 
@@ -20,6 +20,11 @@ $(VENV)/.installed: $(PACKAGING)
 $(VENV)/.tests: $(VENV)/.installed
 	$(PIP) --editable '.[test,examples]' huggingface_hub pillow
 	$(PIP) --no-deps torchvision==0.28.0 timm==1.0.31 axe-playwright-python==0.1.8
+	@touch $@
+
+$(VENV)/.lint: $(PACKAGING)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) ruff mypy
 	@touch $@
 
 install: $(VENV)/.installed ## Install the package, editable, into .venv
@@ -40,16 +45,16 @@ samples: $(VENV)/.tests ## Rewrite the sample report, its picture and its number
 golden: $(VENV)/.tests ## Rewrite what reporters write of six fixed audits: read the difference before it is committed
 	$(BIN)/python -m tests.golden.pages
 
-lint: $(VENV)/.tests ## Run ruff and the type checker
+lint: $(VENV)/.lint ## Run ruff and the type checker, which need nothing else
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.tests ## Rewrite the code in the house format
+format: $(VENV)/.lint ## Rewrite the code in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint ## Lint, then run every test that is quick
+test: lint $(VENV)/.tests ## Lint, then run every test that is quick
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.tests ## Run the oracles and the large models

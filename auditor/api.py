@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from .raised import let_through
 from .records import Progress, Subject
 from .records.audit import Audit
 from .score import in_hand
-from .settings import Settings, options_of
+from .settings import Asked, Settings, options_of
 from .training.objective import training_subject
 
 
@@ -38,21 +38,11 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
         return run(_subject(settings, model, example_inputs), settings.having(listener=listener))
 
 
-OPTIONS = options_of(Settings)
-
-audit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=nn.Module),
-        inspect.Parameter("example_inputs", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Any),
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
-            for name, field in Settings.model_fields.items()
-            if name in OPTIONS
-        ),
-    ],
-    return_annotation=Audit,
-)
-audit.__doc__ = f"{audit.__doc__}\n" + "".join(f"    {name}: {option.help}.\n" for name, option in OPTIONS.items())
+_own = [one for one in inspect.signature(audit).parameters.values() if one.kind is not one.VAR_KEYWORD]
+_kinds = get_type_hints(Asked)
+_all = [*_own, *(one.replace(annotation=_kinds[name]) for name, one in inspect.signature(Asked).parameters.items())]
+audit.__signature__ = inspect.Signature(_all, return_annotation=Audit)  # type: ignore[attr-defined]
+audit.__doc__ = f"{audit.__doc__}\n" + "".join(f"    {name}: {one.help}.\n" for name, one in options_of(Asked).items())
 
 
 @contextmanager

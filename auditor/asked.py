@@ -5,17 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import StrictBool, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from .artefact.strategies import GRAPHS
-from .config import Ignore, line_of, nearest
+from .config import line_of, nearest
 from .criteria import criteria_of
 from .errors import AuditorError
 from .report import reporters
 from .resources import resource_dir
-from .settings import TRUE, Directory, Settings, bad, either, option, options_of
+from .settings import Directory, Flag, Option, Settings, bad, either, options_of
 
 if TYPE_CHECKING:
     from .rulebook.rule import Rule
@@ -27,53 +27,35 @@ LEVELS = ("error", "warning", "info", "never")
 class Command(Settings):
     """What the command line asks beside that."""
 
-    inputs: str | None = option(
-        None,
-        "`f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, or shapes: `'x:float32[1,3,224,224] ids:int64[1,16]<1000'`",
-        shown="I",
-        path="place",
-    )
-    weights: str | None = option(
-        None,
-        "a checkpoint: safetensors, the index of a sharded one, or a torch file of plain tensors",
-        shown="F",
-        path="path",
-    )
-    loss: str | None = option(
-        None, "in [training](training.md): `f.py:name`, or a name in the target's file", shown="L", path="place"
-    )
-    out: Directory | None = option(
-        None, "directory of the files, `audits/<name>` unless given", "the path of a directory", "DIR", path="path"
-    )
-    fail_on: str = option("error", "exit with 1 for findings as severe as that, or more", choices=lambda: LEVELS)
-    format: str = option(
-        "text",
-        "what stdout gets; `github`: annotations, and a summary on the job's page; `md`: to paste into a pull request",
-        choices=reporters.names,
-    )
-    baseline: Directory | None = option(
-        None,
-        "a `plan.json`, or the directory of an audit: what it found does not fail this one",
-        "the path of a plan.json",
-        "PLAN",
-        path="path",
-    )
-    explain_layer: str | None = option(
-        None, "also say what each plan runs this module or operation in, and why not lower", shown="NAME"
-    )
-    model_explorer: StrictBool = option(
-        False, "also write the graph and its measures for [Model Explorer](#model-explorer)", TRUE
-    )
-    onnx: str | None = option(
-        None,
-        "also plan as a graph, and write each of those plans as an ONNX model, checked, and run by onnxruntime in a fresh "
-        "process; its inputs and outputs are in `fp32`, or with `--onnx=low` in the plan's format",
-        choices=lambda: ("fp32", "low"),
-    )
-    open: StrictBool = option(False, "show the report in the browser when it is written", TRUE)
-    dry_run: StrictBool = option(False, "say what was found and would be done, then stop", TRUE)
-    quiet: StrictBool = option(False, "no progress on stderr", TRUE)
-    debug: StrictBool = option(False, "tracebacks and the model's own warnings", TRUE)
+    inputs: Annotated[str | None, Option(shown="I", path="place")] = None
+    """`f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, or shapes: `'x:float32[1,3,224,224] ids:int64[1,16]<1000'`"""
+    weights: Annotated[str | None, Option(shown="F", path="path")] = None
+    """a checkpoint: safetensors, the index of a sharded one, or a torch file of plain tensors"""
+    loss: Annotated[str | None, Option(shown="L", path="place")] = None
+    """in [training](training.md): `f.py:name`, or a name in the target's file"""
+    out: Directory = None
+    """directory of the files, `audits/<name>` unless given"""
+    fail_on: Annotated[str, Option(choices=lambda: LEVELS)] = "error"
+    """exit with 1 for findings as severe as that, or more"""
+    format: Annotated[str, Option(choices=reporters.names)] = "text"
+    """what stdout gets; `github`: annotations, and a summary on the job's page; `md`: to paste into a pull request"""
+    baseline: Annotated[Directory, Option("the path of a plan.json", "PLAN")] = None
+    """a `plan.json`, or the directory of an audit: what it found does not fail this one"""
+    explain_layer: Annotated[str | None, Option(shown="NAME")] = None
+    """also say what each plan runs this module or operation in, and why not lower"""
+    model_explorer: Flag = False
+    """also write the graph and its measures for [Model Explorer](#model-explorer)"""
+    onnx: Annotated[str | None, Option(choices=lambda: ("fp32", "low"))] = None
+    """also plan as a graph, and write each of those plans as an ONNX model, checked, and run by onnxruntime in a fresh
+    process; its inputs and outputs are in `fp32`, or with `--onnx=low` in the plan's format"""
+    open: Flag = False
+    """show the report in the browser when it is written"""
+    dry_run: Flag = False
+    """say what was found and would be done, then stop"""
+    quiet: Flag = False
+    """no progress on stderr"""
+    debug: Flag = False
+    """tracebacks and the model's own warnings"""
 
     @model_validator(mode="after")
     def _in_order(self) -> Command:
@@ -89,14 +71,12 @@ class Command(Settings):
         return self
 
 
-def flag_of(name: str) -> str:
-    """What an option is on the command line."""
-    return options_of(Command)[name].flag or f"--{name.replace('_', '-')}"
+OPTIONS = options_of(Command)
 
 
 def key_of(name: str) -> str:
     """What an option is in a TOML file."""
-    return flag_of(name).removeprefix("--")
+    return (OPTIONS[name].flag or name.replace("_", "-")).removeprefix("--")
 
 
 def keyed(table: Mapping[str, Any], refusal: str, hidden: Collection[str] = ()) -> dict[str, Any]:
@@ -104,11 +84,8 @@ def keyed(table: Mapping[str, Any], refusal: str, hidden: Collection[str] = ()) 
 
     Raises: AuditorError(slug="bad-config") for a key that is none, with what may be meant.
     """
-    known = {
-        key_of(name): name
-        for name, option in options_of(Command).items()
-        if name not in hidden and (option.flag is not None or name == "per_module_ignores")
-    }
+    given = {name for name, option in OPTIONS.items() if option.flag or name == "per_module_ignores"}
+    known = {key_of(name): name for name in OPTIONS if name in given.difference(hidden)}
     for key in (key.replace("_", "-") for key in table):
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
@@ -126,7 +103,7 @@ def configured(start: Path) -> tuple[str, dict[str, Any]]:
     place = f"{file}: [tool.auditor]"
     given = keyed(table, f"{place} has no key")
     for name, value in given.items():
-        path = options_of(Command)[name].path if isinstance(value, str) else ""
+        path = OPTIONS[name].path if isinstance(value, str) else ""
         if path == "path" or (path and (file.parent / value.partition(":")[0]).is_file()):
             given[name] = str(file.parent / value)
         elif name in ("ignore", "per_module_ignores") and isinstance(value, list):
@@ -136,25 +113,27 @@ def configured(start: Path) -> tuple[str, dict[str, Any]]:
 
 def _with_line(entry: Any, file: Path) -> Any:
     """An entry of the ignores, which knows where it stands."""
-    if isinstance(entry, str):
-        return Ignore(entry, source=line_of(file, entry))
-    return {**entry, "source": line_of(file, str(entry.get("module")))} if isinstance(entry, dict) else entry
+    entry = {"code": entry} if isinstance(entry, str) else entry
+    return (
+        {**entry, "source": line_of(file, str(entry.get("module", entry.get("code"))))}
+        if isinstance(entry, dict)
+        else entry
+    )
 
 
-def asked(given: Mapping[str, Any]) -> Command:
-    """What the command line asks, with what [tool.auditor] says of the rest. Raises: AuditorError."""
-    place, defaults = configured(Path.cwd())
+def asked(args: Mapping[str, Any], configurable: bool = True) -> Command:
+    """What the command line asks, with what [tool.auditor] says of the rest, of a verb that this is about.
+
+    Raises: AuditorError(slug="bad-option" | "bad-config").
+    """
+    place, defaults = configured(Path.cwd()) if configurable else ("", {})
+    given = {name: value for name, value in args.items() if name in Command.model_fields and value is not None}
 
     def called(name: str) -> tuple[str, str]:
-        return (flag_of(name), "bad-option") if name in given else (f"{place} {key_of(name)}", "bad-config")
+        here = name in given or not configurable
+        return (str(OPTIONS[name].flag), "bad-option") if here else (f"{place} {key_of(name)}", "bad-config")
 
     return checked(Command, {**defaults, **given}, called)
-
-
-def on_the_line(args: Mapping[str, Any]) -> Command:
-    """What the command line asks, of a verb that no TOML file is about. Raises: AuditorError(slug="bad-option")."""
-    given = {name: value for name, value in args.items() if name in Command.model_fields and value is not None}
-    return checked(Command, given, lambda name: (flag_of(name), "bad-option"))
 
 
 def resolved(settings: S) -> S:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from .offload import came_to, within
 from .paths import enclosing
 from .plan.verified import fresh_told
 from .plan.workbench import Workbench
-from .records import Audit, Capture, Environment, Evaluation, Finding, NodeReport, Plan, Proposal, Subject, Weight
+from .records import Audit, Capture, Environment, Evaluation, NodeReport, Plan, Proposal, Subject, Weight
 from .records.audit import Provenance
 from .records.training import Training
 from .report.words import op, plan_title, scope
@@ -85,11 +86,7 @@ def assembled(
             *subject.warnings,
             *captured.warnings,
             *planned.said,
-            *storing(subject, captured, measured.ranges, options.formats),
-            *_unsteady(bench),
-            *_unheld(subject),
-            *_untrained(subject, found["training"]),
-            *fresh_told(bench),
+            *_warnings(bench, measured, options, found["training"]),
         ),
         command=options.command,
         noise=bench.floor,
@@ -159,46 +156,40 @@ def _inputs(subject: Subject) -> tuple[str, ...]:
     return tuple(f"{str(x.dtype).removeprefix('torch.')}{list(extent(x) if x.is_nested else x.shape)}" for x in leaves)
 
 
-def _unheld(subject: Subject) -> tuple[str, ...]:
-    if subject.held_out:
-        return ()
-    return ("The plans were verified on the inputs they were made from: define get_eval_inputs() to use others.",)
+def _warnings(bench: Workbench, measured: Calibration, options: Settings, training: Training | None) -> Iterator[str]:
+    """What is to be said beside what the stages say themselves."""
+    subject = bench.subject
+    yield from storing(subject, bench.capture, measured.ranges, options.formats)
+    yield from _unsteady(bench)
+    if not subject.held_out:
+        yield "The plans were verified on the inputs they were made from: define get_eval_inputs() to use others."
+    if training is not None and training.batches != len(subject.batches):
+        yield (
+            f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
+            "the training step of the others has other shapes or takes another path."
+        )
+    yield from fresh_told(bench)
 
 
-def _untrained(subject: Subject, training: Training | None) -> tuple[str, ...]:
-    """Said where no training step was measured on some batches."""
-    if training is None or training.batches == len(subject.batches):
-        return ()
-    return (
-        f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
-        "the training step of the others has other shapes or takes another path.",
-    )
-
-
-def _unsteady(bench: Workbench) -> tuple[str, ...]:
+def _unsteady(bench: Workbench) -> Iterator[str]:
     """Said where runs in FP32 differ by so much that a plan is judged by that too."""
     noise = bench.floor
     if not noise.error > STEADY * bench.budget:
-        return ()
-    said = f"The model differs from itself: run again in FP32, from the same state and random numbers, it is off by {noise.error:.2g}. "
-    if noise.operations:
-        said += f"That begins where the same inputs give other results: {_named(bench)}. "
-    else:
-        said += (
-            "It keeps state that the audit cannot put back (in a generator, in C++, in another process), or computes in an "
-            "order that varies. "
-        )
-    if not noise.floor:
-        return (f"{said}No plan can be nearer to it than it is itself.",)
-    return (f"{said}Errors up to {FLOOR:g} times that ({noise.floor:.2g}) are not called errors.",)
-
-
-def _named(bench: Workbench) -> str:
-    """The operations that are not deterministic, in the modules that run them."""
-    nodes = [bench.capture.nodes[name] for name in bench.floor.operations]
+        return
+    nodes = [bench.capture.nodes[name] for name in noise.operations]
     listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
-    return ", ".join(listed[:NAMED]) + more
+    begins = f"That begins where the same inputs give other results: {', '.join(listed[:NAMED])}{more}. "
+    keeps = (
+        "It keeps state that the audit cannot put back (in a generator, in C++, in another process), or computes in an order "
+        "that varies. "
+    )
+    allowed = f"Errors up to {FLOOR:g} times that ({noise.floor:.2g}) are not called errors."
+    yield (
+        "The model differs from itself: run again in FP32, from the same state and random numbers, it is off by "
+        f"{noise.error:.2g}. {begins if nodes else keeps}"
+        f"{allowed if noise.floor else 'No plan can be nearer to it than it is itself.'}"
+    )
 
 
 def _weights(captured: Capture, measured: Calibration) -> tuple[Weight, ...]:
@@ -210,17 +201,27 @@ def _weights(captured: Capture, measured: Calibration) -> tuple[Weight, ...]:
 
 
 def _reports(bench: Workbench, measured: Calibration, judged: Judgement, followed: UnderPlan) -> tuple[NodeReport, ...]:
-    rules, literal = _rules_by_node(bench.findings), written(bench.capture, measured.ranges)
-    twins = bench.capture.twins
-    reports = {
-        name: replace(
-            _report(bench, measured, judged, rules, name), written=name in literal, planned=followed.dtypes.get(name)
+    literal, twins = written(bench.capture, measured.ranges), bench.capture.twins
+    rules: dict[str, list[str]] = defaultdict(list)
+    for finding in bench.findings:
+        rules[finding.node].append(finding.rule)
+    reports: dict[str, NodeReport] = {}
+    for name, node in bench.capture.nodes.items():
+        errors, first = measured.errors.get(name, {}), twins.get(name, name)
+        tested = node.floating or any(error.disagreement is not None for error in errors.values())
+        report = NodeReport(
+            node=replace(node, inputs=tuple(twins.get(source, source) for source in node.inputs)),
+            findings=tuple(rules[name]),
+            errors=errors if tested else {},
+            contributions=measured.contributions.get(name, {}) if tested else {},
+            verdicts=judged.verdicts[name],
+            exposed=judged.exposed[name],
+            range=measured.ranges.get(name),
+            flops=bench.costs[name].flops,
+            written=name in literal,
+            planned=followed.dtypes.get(name),
         )
-        for name in bench.capture.nodes
-    }
-    for name, first in twins.items():
-        if name in reports:
-            reports[first] = _worst(reports[first], reports[name])
+        reports[first] = _worst(reports[first], report) if first in reports else report
     if not twins:
         return tuple(reports.values())
     order = {name: place for place, name in enumerate(_in_order(bench.capture))}
@@ -265,29 +266,4 @@ def _worst(one: NodeReport, other: NodeReport) -> NodeReport:
         errors={**one.errors, **{fmt: worse(one.errors[fmt], other.errors[fmt]) for fmt in formats}},
         contributions={**one.contributions, **{f: larger_effect(a, b) for f, (a, b) in effects.items() if a and b}},
         range=merged((one.range, other.range)) if one.range and other.range else one.range,
-    )
-
-
-def _rules_by_node(findings: Sequence[Finding]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for finding in findings:
-        found[finding.node] = (*found.get(finding.node, ()), finding.rule)
-    return found
-
-
-def _report(
-    bench: Workbench, measured: Calibration, judged: Judgement, rules: Mapping[str, tuple[str, ...]], name: str
-) -> NodeReport:
-    node, errors = bench.capture.nodes[name], measured.errors.get(name, {})
-    node = replace(node, inputs=tuple(bench.capture.twins.get(source, source) for source in node.inputs))
-    tested = node.floating or any(error.disagreement is not None for error in errors.values())
-    return NodeReport(
-        node=node,
-        findings=rules.get(name, ()),
-        errors=errors if tested else {},
-        contributions=measured.contributions.get(name, {}) if tested else {},
-        verdicts=judged.verdicts[name],
-        exposed=judged.exposed[name],
-        range=measured.ranges.get(name),
-        flops=bench.costs[name].flops,
     )

@@ -6,9 +6,14 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from .errors import AuditorError
+
+CODE = r"^[A-Z]{3}\d{0,3}$"
+"""A rule's code, or the letters of a family, with or without the beginning of a number."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class Ignore:
     source: where that is said; reason: why, in the user's words ("" where none is asked for).
     """
 
-    code: str
+    code: Annotated[str, Field(pattern=CODE)]
     module: str = "*"
     reason: str = ""
     source: str = "ignore"

@@ -22,37 +22,30 @@ NATIVE = ["cuda"]
 """Types of devices with CUDA's formats, kernels and autocast lists."""
 
 
-def check_device(asked: object) -> tuple[str, str]:
-    """Type and number of what was asked for; the number may be "". Raises: AuditorError(slug="bad-option")."""
+def kind_and_number(asked: object) -> tuple[str, str]:
+    """Of one of auto, cpu, cuda, cuda:1, or of such a torch.device; the number may be "". Raises: ValueError for any other."""
     kind, _, index = str(asked).partition(":")
     known = (kind == "auto" and not index) or (kind == CPU and index in ("", "0")) or kind in NATIVE
     if not known or not (index.isdigit() or str(asked) == kind):
-        raise AuditorError(
-            f"devices are auto, cpu, cuda and cuda:N, not {asked}: on a cpu the formats of a GPU are imitated",
-            slug="bad-option",
-        )
+        raise ValueError(asked)
     return kind, index
 
 
 def chosen(asked: object) -> str:
-    """`cpu` or `cuda:0`, for one of auto, cpu, cuda, cuda:1, or for such a torch.device.
-
-    Raises: AuditorError(slug="bad-option") for a device that no audit runs on, "no-cuda" for one that is not there.
-    """
-    kind, index = check_device(asked)
+    """`cpu` or `cuda:0`, for what `kind_and_number` takes. Raises: AuditorError(slug="no-cuda") for one that is not there."""
+    kind, index = kind_and_number(asked)
     if kind == "auto":
-        there = next((kind for kind in NATIVE if _module(kind).is_available()), None)
-        return f"{there}:{_module(there).current_device()}" if there else CPU
+        native = next((kind for kind in NATIVE if _module(kind).is_available()), None)
+        return f"{native}:{_module(native).current_device()}" if native else CPU
     if kind == CPU:
         return CPU
     device = _module(kind)
-    if not device.is_available():
-        raise AuditorError(f"{asked} was asked for, but torch sees no CUDA device: use cpu or auto", slug="no-cuda")
-    number = int(index) if index else int(device.current_device())
-    if number >= device.device_count():
-        there = ", ".join(f"{kind}:{n}" for n in range(device.device_count()))
-        raise AuditorError(f"{asked} was asked for, but torch sees {there} alone: use one of them", slug="no-cuda")
-    return f"{kind}:{number}"
+    there = [f"{kind}:{number}" for number in range(device.device_count() if device.is_available() else 0)]
+    found = f"{kind}:{index or device.current_device()}" if there else ""
+    if found not in there:
+        sees = f"{', '.join(there)} alone: use one of them" if there else "no CUDA device: use cpu or auto"
+        raise AuditorError(f"{asked} was asked for, but torch sees {sees}", slug="no-cuda")
+    return found
 
 
 def followed(asked: object, found: Collection[str]) -> str:
@@ -60,7 +53,7 @@ def followed(asked: object, found: Collection[str]) -> str:
 
     Several are joined by commas: the model stays spread over them. Raises: as `chosen`.
     """
-    kind, index = check_device(asked)
+    kind, index = kind_and_number(asked)
     natives = sorted(device for device in found if type_of(device) in NATIVE)
     if not natives or index or kind not in ("auto", type_of(natives[0])):
         return chosen(asked)
@@ -114,27 +107,13 @@ def libraries(device: str) -> dict[str, str]:
     if not is_native(device):
         named = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
         return {"onednn": named[1]} if named else {}
-    found = {"cuda": torch.version.cuda, "cudnn": _cudnn(), "driver": _driver()}
-    return {name: version for name, version in found.items() if version}
-
-
-def _cudnn() -> str | None:
-    import torch
-
-    number: Callable[[], int | None] = torch.backends.cudnn.version
+    found: dict[str, Any] = {"cuda": torch.version.cuda}
     with suppress(RuntimeError):  # one that does not go with what torch was built for
-        if (found := number()) is not None:
-            major, rest = divmod(found, 10_000) if found >= 90_000 else divmod(found, 1_000)
-            return f"{major}.{rest // 100}.{rest % 100}"
-    return None
-
-
-def _driver() -> str | None:
-    file = Path("/proc/driver/nvidia/version")
+        found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     with suppress(OSError):
-        named = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", file.read_text(encoding="utf-8"))
-        return named[1] if named else None
-    return None
+        driver = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+        found["driver"] = next(iter(re.findall(r"Module\s+(?:for \S+\s+)?([\d.]+)", driver)), None)
+    return {name: str(version) for name, version in found.items() if version}
 
 
 def generators() -> list[Callable[[], None]]:

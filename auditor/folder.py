@@ -41,14 +41,6 @@ def check_directory(directory: Path, files: Iterable[str] = ()) -> None:
             probe.flush()
 
 
-def check_file(file: Path) -> None:
-    """Raises before any work is done, where no file can be put there: AuditorError(slug="bad-output")."""
-    with _refused(file):
-        if file.is_dir():
-            raise _bad(f"{file} is a directory: name a file")
-    check_directory(file.parent)
-
-
 def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str] = ()) -> tuple[Path, ...]:
     """Puts texts, or bytes, into files by their path below `directory`, replacing those and leaving all others alone.
 

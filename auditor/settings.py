@@ -1,15 +1,13 @@
-"""What an audit can be asked, each option once: its name, type, default and help.
+"""What an audit can be asked, each option once: its name, type and default, and below it what it is for, in Markdown.
 
-The command line, `auditor.audit()`, `[tool.auditor]`, a fleet's TOML and the tables of the docs are made of this.
-Importing this needs no torch.
+The command line, `auditor.audit()`, `[tool.auditor]`, a fleet's TOML, the tables of the docs and `__init__.pyi` are made
+of this. Importing this needs no torch.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -25,12 +23,11 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 from .artefact.strategies import GRAPHS, SHIPPED, known
-from .config import Ignore, Selection
+from .config import CODE, Ignore, Selection
 from .criteria import Criterion
-from .devices import check_device, chosen, followed, has_clock, is_native, name_of, row_of
+from .devices import chosen, followed, has_clock, is_native, kind_and_number, name_of, row_of
 from .errors import AuditorError
 from .numerics.formats import DEFAULT, auditable, runs
 from .records.run import DIRECTIONS
@@ -43,7 +40,6 @@ else:  # what pydantic would have to import
     Rule = Scoring = Any
 
 S = TypeVar("S", bound="Settings")
-NO_LIMITS: Mapping[str, Any] = {}
 
 DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
@@ -53,58 +49,33 @@ SEEDS = 2**32
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is given. help: in Markdown; takes: what its values are, for who gave another; shown: what stands for one.
+    """How a field is given. takes: what its values are, for who gave another; shown: what stands for one.
 
-    choices: what its values are; flag: on the command line, unless it is the name's, None where there is none.
+    choices: what its values are; flag: on the command line, unless it is the name's, "" where there is none.
     path: whether a value is a path from where it is written, always or where there is such a file ("place").
+    typed: what a type checker lets a caller give, where that is more than the field's type; help: what it is for.
     """
 
-    help: str
     takes: str = ""
     shown: str = ""
     choices: Callable[[], Collection[str]] | None = None
-    flag: str | None = ""
+    flag: str | None = None
     path: str = ""
+    typed: str = ""
+    help: str = ""
 
 
-def option(default: Any, help: str, *about: Any, limits: Mapping[str, Any] = NO_LIMITS, **more: Any) -> Any:
-    """A field with its default. about, more: see Option; limits: see pydantic's Field."""
-    return Field(default, json_schema_extra={"option": Option(help, *about, **more)}, **limits)  # type: ignore[dict-item]
-
-
-def option_of(field: FieldInfo) -> Option | None:
-    """How a field is given, if it is anybody's to give."""
-    extra: Any = field.json_schema_extra or {}
-    return extra.get("option")  # type: ignore[no-any-return]
-
-
-def options_of(kind: type[Settings]) -> dict[str, Option]:
-    """{field: how it is given}."""
-    return {name: option for name, field in kind.model_fields.items() if (option := option_of(field)) is not None}
-
-
-def _no_flag(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _device(value: Any) -> Any:
-    try:
-        check_device(value)
-    except AuditorError as error:
-        raise ValueError from error
-    return value
-
-
-def _ignores(value: Any) -> Any:
-    return tuple(Ignore(one) if isinstance(one, str) else one for one in named(value))
-
-
-def _path(value: Any) -> Any:
-    if not isinstance(value, str | PathLike):
-        raise ValueError
-    return Path(value)
+def options_of(kind: type[BaseModel]) -> dict[str, Option]:
+    """{field: how it is given} of the fields that are anybody's to give: those with a help."""
+    found = {}
+    for name, field in kind.model_fields.items():
+        if field.description is not None:
+            about = {"flag": f"--{name.replace('_', '-')}", "help": " ".join(field.description.split())}
+            for part in field.metadata:
+                if isinstance(part, Option):
+                    about |= {key: value for key, value in vars(part).items() if value != Option.__dict__[key]}
+            found[name] = Option(**about)  # type: ignore[arg-type]
+    return found
 
 
 def named(given: Any) -> Any:
@@ -116,157 +87,120 @@ def named(given: Any) -> Any:
     return tuple(name for place, name in enumerate(found) if name != "" and name not in found[:place])
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(named)]
-Ignores = Annotated[tuple[Ignore, ...], BeforeValidator(_ignores)]
+def _ignores(value: Any) -> Any:
+    found = named(value)
+    return tuple({"code": one} if isinstance(one, str) else one for one in found) if isinstance(found, tuple) else found
+
+
+def _no_flag(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _device(value: Any) -> Any:
+    return value if kind_and_number(value) else None
+
+
+def _explained(value: Ignore) -> Ignore:
+    if not (value.module.strip() and value.reason.strip()):
+        raise ValueError("one without a module or a reason")
+    return value
+
+
+SEVERAL = Option(shown="LIST", typed="str | Iterable[str]")
+CODES = Option("codes such as NRM001, or the letters of a family")
+Names = Annotated[tuple[str, ...], BeforeValidator(named), SEVERAL]
+Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidator(named), SEVERAL, CODES]
+Ignores = Annotated[tuple[Ignore, ...], BeforeValidator(_ignores), SEVERAL, CODES]
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
-Directory = Annotated[Path, BeforeValidator(_path)]
-Device = Annotated[Any, AfterValidator(_device)]
+Flag = Annotated[StrictBool, Option("True or False")]
+Directory = Annotated[
+    Path | None, Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")
+]
 Function = Callable[..., Any] | None
 
-CODES = "codes such as NRM001, or the letters of a family"
-TRUE = "True or False"
 
+class Asked(BaseModel):
+    """What `auditor.audit()` can be asked, as its keywords."""
 
-class Settings(BaseModel):
-    """What is asked of an audit. Fields that are no option are found out before it begins.
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
-    found: the device that the model is on; limits: the criteria, read; listener: who hears of progress; scoring: the function that scores, found.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    kwargs: dict[str, Any] | None = option(
-        None, "keyword arguments of every call", "a dict of keyword arguments", flag=None
-    )
-    formats: Names = option(
-        DEFAULT,
-        "what runs natively, or what torch has no arithmetic in, [and others](api.md#other-formats), to see what it would do",
-        shown="LIST",
-        choices=auditable,
-    )
-    strategies: Names = option(
-        SHIPPED,
-        "`autocast` (weights stay FP32; also trains), `cast` (weights stored low; for inference), `graph` (a "
-        "[program](how-it-works.md#plans-that-are-programs), each operation with its precision), or "
-        "[others](api.md#other-strategies)",
-        shown="LIST",
-        choices=known,
-    )
-    max_error: Number = option(
-        0.01,
-        "the budget: relative L2 error of the outputs, or what a metric of yours gives",
-        "a positive number",
-        "X",
-        limits={"gt": 0},
-    )
-    criteria: Any = option(
-        None,
-        "what one output is held to, `'logits: kl <= 0.01'`; several may be given ([criteria](criteria.md)). The budget is for "
-        "the outputs that none speaks of",
-        shown="'OUTPUT: KIND <= X'",
-        flag="--criterion",
-    )
-    metric: Function = option(
-        None,
-        "`metric(reference, candidate) -> float` over two lists of output tensors; smaller is better",
-        "a function: metric(reference, candidate) -> a number",
-        flag=None,
-    )
-    device: Device = option(
-        "auto",
-        "`auto` (the GPUs that the model is on, else the current one, else the CPU, which imitates one), `cpu`, `cuda`, `cuda:N`",
-        "auto, cpu, cuda or cuda:N (a cpu imitates the formats of a GPU)",
-        "DEVICE",
-    )
-    gpu: str | None = option(
-        None,
-        "the GPU that times and memory are predicted for; unless given the one that the audit runs on, else A100",
-        choices=lambda: table("plan/devices"),
-    )
-    mode: str = option("inference", "`training` audits a [training step](training.md) too", choices=lambda: MODES)
-    use: str = option("", "what the recommended plan is for; what the mode says unless given", choices=lambda: MODES)
-    objective: str = option("time", "what plans save within the budget", choices=lambda: OBJECTIVES)
-    quick: StrictBool = option(
-        False,
-        "the first of the formats and of the strategies alone, and the plan that is predicted to hold instead of the best that "
-        "a search finds; it is verified as ever",
-        TRUE,
-    )
-    measure_time: StrictBool | None = option(
-        None,
-        "[time](how-it-works.md#measured-time-and-memory) one forward, and take its peak memory, in FP32 and under every plan; "
-        "unless given, on a GPU",
-        TRUE,
-    )
-    evaluate: Any = option(
-        None,
-        "your own score, `func(model)`, in FP32 and under every verified plan ([scores](scores.md)): the function itself in "
-        "Python, else `f.py:func` or a name in the target's file",
-        shown="F",
-        path="place",
-    )
-    max_drop: Number | None = option(
-        None,
-        "how much worse that score may be under a plan; not judged unless given",
-        "a number from 0 on",
-        "X",
-        limits={"ge": 0},
-    )
-    better: str | None = option(
-        None, "which scores are better; what the function says unless given, else higher", choices=lambda: DIRECTIONS
-    )
-    loss_fn: Function = option(
-        None,
-        "in training, `loss_fn(outputs, *targets) -> scalar`; without it, the loss that the model returns "
-        "([training](training.md))",
-        "a function: loss_fn(outputs, *targets) -> a scalar",
-        flag=None,
-    )
-    rules: Directory | None = option(
-        None, "a directory of your own rules, beside those that ship", "the path of a directory", "DIR", path="path"
-    )
-    select: Names = option((), "rules to report: codes, or the letters of families; all unless given", CODES, "LIST")
-    ignore: Ignores = option((), "rules to leave out, likewise", CODES, "LIST")
-    per_module_ignores: tuple[Ignore, ...] = option(
-        (),
-        "rules to leave out in modules: tables of `module` (a glob), `code` and `reason`",
-        "a list of tables: module, code and reason, each a string",
-        flag=None,
-    )
-    memory: ByteSize | None = option(
-        None,
-        "what each process of the audit may hold, as `4GB` or `512MiB`: weights and other large tensors lie in mapped files "
-        "([larger than memory](scale.md#larger-than-memory)); the answer is the same. Linux only",
-        "a size such as 4GB or 512MiB",
-        "SIZE",
-        limits={"gt": 0},
-    )
-    seed: Annotated[int, BeforeValidator(_no_flag), Field(ge=0, lt=SEEDS)] = option(
-        0, "of every random choice", f"a whole number from 0 to {SEEDS - 1}", "N"
-    )
-    timeout: Number | None = option(
-        None,
-        "the command ends where there is no progress for so long, and a plan fails that takes so long to answer or to be "
-        "scored; unless given never, and half an hour",
-        "a positive number of seconds",
-        "SECONDS",
-        limits={"gt": 0},
-    )
-    progress: StrictBool | Function = option(
-        None,
-        "called as `progress(stage, detail, done, total)`; `total` is 0 where it is not known. What it raises ends the audit "
-        "with [an error](errors.md#bad-callback) whose `__cause__` it is, so raising cancels an audit. `True` shows how far it "
-        "is; notebooks show it unless `False` is given",
-        "True, False or a function of four arguments",
-        flag=None,
-    )
-
-    command: str = "auditor.audit(model, example_inputs)"
-    found: str | None = None
-    rulebook: tuple[Rule, ...] = ()
-    limits: tuple[Criterion, ...] = ()
-    listener: Callable[[str, str, int, int], None] | None = None
-    scoring: Scoring | None = None
+    kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
+    """keyword arguments of every call"""
+    formats: Annotated[Names, Option(choices=auditable)] = DEFAULT
+    """what runs natively, or what torch has no arithmetic in, [and others](api.md#other-formats), to see what it would do"""
+    strategies: Annotated[Names, Option(choices=known)] = SHIPPED
+    """`autocast` (weights stay FP32; also trains), `cast` (weights stored low; for inference), `graph` (a
+    [program](how-it-works.md#plans-that-are-programs), each operation with its precision), or
+    [others](api.md#other-strategies)"""
+    max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
+    """the budget: relative L2 error of the outputs, or what a metric of yours gives"""
+    criteria: Annotated[Any, Option(shown="'OUTPUT: KIND <= X'", flag="--criterion")] = None
+    """what one output is held to, `'logits: kl <= 0.01'`; several may be given ([criteria](criteria.md)). The budget is for
+    the outputs that none speaks of"""
+    metric: Annotated[Function, Option("a function: metric(reference, candidate) -> a number", flag="")] = None
+    """`metric(reference, candidate) -> float` over two lists of output tensors; smaller is better"""
+    device: Annotated[
+        Any,
+        AfterValidator(_device),
+        Option("auto, cpu, cuda or cuda:N (a cpu imitates the formats of a GPU)", "DEVICE"),
+    ] = "auto"
+    """`auto` (the GPUs that the model is on, else the current one, else the CPU, which imitates one), `cpu`, `cuda`, `cuda:N`"""
+    gpu: Annotated[str | None, Option(choices=lambda: table("plan/devices"))] = None
+    """the GPU that times and memory are predicted for; unless given the one that the audit runs on, else A100"""
+    mode: Annotated[str, Option(choices=lambda: MODES)] = "inference"
+    """`training` audits a [training step](training.md) too"""
+    use: Annotated[str, Option(choices=lambda: MODES)] = ""
+    """what the recommended plan is for; what the mode says unless given"""
+    objective: Annotated[str, Option(choices=lambda: OBJECTIVES)] = "time"
+    """what plans save within the budget"""
+    quick: Flag = False
+    """the first of the formats and of the strategies alone, and the plan that is predicted to hold instead of the best that
+    a search finds; it is verified as ever"""
+    measure_time: Annotated[StrictBool | None, Option("True or False")] = None
+    """[time](how-it-works.md#measured-time-and-memory) one forward, and take its peak memory, in FP32 and under every plan;
+    unless given, on a GPU"""
+    evaluate: Annotated[Any, Option(shown="F", path="place")] = None
+    """your own score, `func(model)`, in FP32 and under every verified plan ([scores](scores.md)): the function itself in
+    Python, else `f.py:func` or a name in the target's file"""
+    max_drop: Annotated[Number | None, Field(ge=0), Option("a number from 0 on", "X")] = None
+    """how much worse that score may be under a plan; not judged unless given"""
+    better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
+    """which scores are better; what the function says unless given, else higher"""
+    loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None
+    """in training, `loss_fn(outputs, *targets) -> scalar`; without it, the loss that the model returns
+    ([training](training.md))"""
+    rules: Directory = None
+    """a directory of your own rules, beside those that ship"""
+    select: Codes = ()
+    """rules to report: codes, or the letters of families; all unless given"""
+    ignore: Ignores = ()
+    """rules to leave out, likewise"""
+    per_module_ignores: Annotated[
+        tuple[Annotated[Ignore, AfterValidator(_explained)], ...],
+        Option("a list of tables: module, code and reason, each a string", flag="", typed="Iterable[dict[str, str]]"),
+    ] = ()
+    """rules to leave out in modules: tables of `module` (a glob), `code` and `reason`"""
+    memory: Annotated[
+        ByteSize | None, Field(gt=0), Option("a size such as 4GB or 512MiB", "SIZE", typed="str | int | None")
+    ] = None
+    """what each process of the audit may hold, as `4GB` or `512MiB`: weights and other large tensors lie in mapped files
+    ([larger than memory](scale.md#larger-than-memory)); the answer is the same. Linux only"""
+    seed: Annotated[
+        int,
+        BeforeValidator(_no_flag),
+        Field(ge=0, lt=SEEDS),
+        Option(f"a whole number from 0 to {SEEDS - 1}", "N"),
+    ] = 0
+    """of every random choice"""
+    timeout: Annotated[Number | None, Field(gt=0), Option("a positive number of seconds", "SECONDS")] = None
+    """the command ends where there is no progress for so long, and a plan fails that takes so long to answer or to be
+    scored; unless given never, and half an hour"""
+    progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
+    """called as `progress(stage, detail, done, total)`; `total` is 0 where it is not known. What it raises ends the audit
+    with [an error](errors.md#bad-callback) whose `__cause__` it is, so raising cancels an audit. `True` shows how far it
+    is; notebooks show it unless `False` is given"""
 
     @model_validator(mode="before")
     @classmethod
@@ -276,23 +210,27 @@ class Settings(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _known(cls, value: Any, info: ValidationInfo) -> Any:
-        option = option_of(cls.model_fields[str(info.field_name)])
-        if option is not None and option.choices is not None and value is not None:
-            wrong = [one for one in (value if isinstance(value, tuple) else (value,)) if one not in option.choices()]
+        parts = [part for part in cls.model_fields[str(info.field_name)].metadata if isinstance(part, Option)]
+        choices = next((part.choices() for part in parts if part.choices is not None), None)
+        if choices is not None and value is not None:
+            wrong = [one for one in (value if isinstance(value, tuple) else (value,)) if one not in choices]
             if wrong or value == ():
                 raise ValueError(", ".join(wrong) or "none")
         return value
 
-    @field_validator("select", "ignore", "per_module_ignores")
-    @classmethod
-    def _codes(cls, value: tuple[Any, ...], info: ValidationInfo) -> tuple[Any, ...]:
-        for one in value:
-            code = one.code if isinstance(one, Ignore) else one
-            if not re.fullmatch(r"[A-Z]{3}\d{0,3}", code):
-                raise ValueError(repr(code))
-            if info.field_name == "per_module_ignores" and not (one.module.strip() and one.reason.strip()):
-                raise ValueError("one without a module or a reason")
-        return value
+
+class Settings(Asked):
+    """What is asked of an audit, and what was found out of that before it begins.
+
+    found: the device that the model is on; limits: the criteria, read; listener: who hears of progress; scoring: the function that scores, found.
+    """
+
+    command: str = "auditor.audit(model, example_inputs)"
+    found: str | None = None
+    rulebook: tuple[Rule, ...] = ()
+    limits: tuple[Criterion, ...] = ()
+    listener: Callable[[str, str, int, int], None] | None = None
+    scoring: Scoring | None = None
 
     @model_validator(mode="after")
     def _together(self: S) -> S:

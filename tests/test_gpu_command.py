@@ -14,7 +14,6 @@ import pytest
 from auditor.records import NodeError
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.both import ratios_of, spread
-from benchmarks.gpu.machine import folder_of, lacking
 from benchmarks.gpu.steps import STEPS
 from benchmarks.gpu.summary import summary
 
@@ -68,19 +67,6 @@ def test_every_step_runs_small(tmp_path: Path) -> None:
     assert all(row["agree"] for row in result_of(tmp_path, "operations")["rows"].values())
 
 
-def test_an_unknown_step_is_named() -> None:
-    assert command.main(["corpse"]) == 2
-
-
-def test_what_cannot_be_done_without_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert lacking() == []
-    monkeypatch.setattr(command, "lacking", lambda: ["shtab", "pydantic"])
-    assert command.main([]) == 2
-    assert "needs shtab, pydantic" in capsys.readouterr().err
-
-
 class Children:
     """Children that make a row each time they are asked, and are done at the last."""
 
@@ -119,12 +105,6 @@ def test_results_of_other_code_or_another_driver_are_not_kept(
     assert list(ran(tmp_path, {**MACHINE, **other})["rows"]) == ["row 0"]
 
 
-def test_small_rows_are_not_taken_for_whole_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_child", Children(1))
-    small = ran(tmp_path, MACHINE, "--small")
-    assert small["status"] == "done" and ran(tmp_path, MACHINE)["asked"] == ["cuda"]
-
-
 def test_a_process_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "benchmarks" / "gpu").mkdir(parents=True)
     (tmp_path / "benchmarks" / "gpu" / "__init__.py").touch()
@@ -133,10 +113,6 @@ def test_a_process_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch,
     assert command._child(["ratios"], 1, dict(os.environ))[0] == "cut short"
     (tmp_path / "benchmarks" / "gpu" / "child.py").write_text("raise ValueError('in a word')")
     assert command._child(["ratios"], 60, dict(os.environ)) == ("ended", "exit code 1: ValueError: in a word")
-
-
-def test_a_folder_says_device_and_torch() -> None:
-    assert folder_of(MACHINE) == "nvidia-h100-80gb-torch-2.11.0-cu130"
 
 
 def test_ratios_are_of_what_both_have() -> None:
@@ -176,8 +152,3 @@ def test_the_summary_holds_imitated_against_native() -> None:
         "| 01.py | cast_fp16 | 2.000 | 1.500 |",
     ):
         assert line in text.splitlines(), line
-
-
-def test_the_readme_names_every_step_and_its_limit() -> None:
-    text = (ROOT / "benchmarks" / "README.md").read_text()
-    assert all(f"| `{step.name}` | {step.limit} |" in text for step in STEPS)

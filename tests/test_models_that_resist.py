@@ -156,23 +156,6 @@ def test_cast_keeps_tied_weights_tied() -> None:
         assert patched.head.weight is patched.tokens.weight
 
 
-def test_operations_the_author_protected_are_exposed_to_cast_alone() -> None:
-    """softmax sits in a region without autocast; only storing the router low, as `cast` does, lowers its input."""
-    (softmax,) = nodes_of("ProtectsItself", "softmax")
-    assert all("autocast" not in strategies for strategies in softmax.exposed.values())
-    (router,) = [report for report in nodes_of("ProtectsItself", "linear") if report.node.owner == "router"]
-    assert all("autocast" not in strategies for strategies in router.exposed.values())
-
-
-def test_factorisation_and_transform_have_no_half_kernel() -> None:
-    """On CUDA there is no half-precision svd, and cuFFT takes halves of power-of-two sizes alone; both run in FP32 here."""
-    reports = nodes_of("DecomposesAndTransforms", "svd") + nodes_of("DecomposesAndTransforms", "fft")
-    assert len(reports) >= 2
-    for plan in audited("DecomposesAndTransforms").audit.plans.values():
-        assert plan.verified
-        assert plan.low_precision_flops > 0
-
-
 def test_discrete_outputs_are_compared_by_disagreement() -> None:
     subject = audited("ReturnsOnlyClasses")
     (argmax,) = nodes_of("ReturnsOnlyClasses", "argmax")

@@ -15,62 +15,59 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..asked import LEVELS, Command, asked, resolved
-from ..errors import AuditorError, LoadError
+from ..asked import Command, asked, resolved
+from ..errors import LoadError
 from ..progress.shown import reporter
 from ..report.words import printable
-from . import publish, streams
-from .endings import watched
+from . import publish
+from .program import say, watched
+from .verbs import layer, severe
 
 if TYPE_CHECKING:
     from ..processes import Listener
-    from ..records import Finding, Subject
+    from ..records import Subject
     from ..records.audit import Audit
 
 
 def audit(args: argparse.Namespace) -> int:
     """Audit a model. Raises: AuditorError."""
-    given = {name: value for name, value in vars(args).items() if name in Command.model_fields}
-    settings = asked(given)
+    settings = asked(vars(args))
     shown = reporter(settings.quiet or settings.dry_run)
     return watched(
         lambda told: _audited(settings, args.target, told), shown, settings.timeout, settings.debug, args.alone
     )
 
 
-def _audited(asked: Command, target: str, progress: Listener) -> int:
-    """The audit. No function that waits for `_ran` may hold the model: errors that libraries keep of imports that failed
-    hold all of these, and would keep the model from being deleted."""
+def _audited(settings: Command, target: str, progress: Listener) -> int:
+    """The audit: read what was asked for, import what it takes, and start the process that verifies, which imports that too
+    while the user's code is loaded. From then on this process holds what it may.
+
+    No function that waits for `_ran` may hold the model: errors that libraries keep of imports that failed hold all of these,
+    and would keep the model from being deleted.
+    """
+    began = time.perf_counter()
     with ExitStack() as held:
         held.enter_context(redirect_stdout(sys.stderr))
         held.enter_context(warnings.catch_warnings())
-        if not asked.debug:
+        if not settings.debug:
             warnings.simplefilter("ignore")
-        began = time.perf_counter()
         progress("load", target, 0, 0)
-        settings, known = _begun(asked, target, held)
-        return _ran(settings.having(listener=progress), target, progress, known, began, held)
+        from ..document.read import load
+        from ..offload import limited
+        from ..verify.artefact import standby
 
+        known = load(settings.baseline) if settings.baseline else None  # before anything that takes its time
+        if settings.out:
+            publish.check(settings.out, settings.model_explorer)
+        settings = resolved(settings).having(listener=progress)
+        if settings.onnx:
+            from ..graphs.onnxfile import require
 
-def _begun(asked: Command, target: str, held: ExitStack) -> tuple[Command, Audit | None]:
-    """Read what was asked for, import what it takes, and start the process that verifies, which imports that too while the
-    user's code is loaded. From here on this process holds what it may."""
-    from ..document.read import load
-    from ..offload import limited
-    from ..verify.artefact import standby
-
-    known = load(asked.baseline) if asked.baseline else None  # before anything that takes its time
-    if asked.out:
-        publish.check(asked.out, asked.model_explorer)
-    settings = resolved(asked)
-    if settings.onnx:
-        from ..graphs.onnxfile import require
-
-        require()
-    if not settings.dry_run:
-        held.enter_context(standby())
-    held.enter_context(limited(settings.memory or _automatic(settings, target)))
-    return settings, known
+            require()
+        if not settings.dry_run:
+            held.enter_context(standby())
+        held.enter_context(limited(settings.memory or _automatic(settings, target)))
+        return _ran(settings, target, progress, known, began, held)
 
 
 def _automatic(settings: Command, target: str) -> int | None:
@@ -92,7 +89,7 @@ def _ran(settings: Command, target: str, progress: Listener, known: Audit | None
     from ..loading import cautions
 
     subject = _subject(settings, target)
-    directory = settings.out or publish.default_directory(subject.name, subject.origin.path if subject.origin else None)
+    directory = settings.out or publish.default_directory(subject)
     publish.check(directory, settings.model_explorer)
     progress.writes_into(directory)
     for warning in cautions(subject):
@@ -107,7 +104,7 @@ def _ran(settings: Command, target: str, progress: Listener, known: Audit | None
         from .dryrun import described
 
         held.close()
-        streams.say(described(subject, directory, settings))
+        say(described(subject, directory, settings))
         return 0
     loaded = round(time.perf_counter() - began, 2)
     found = run(subject, settings)
@@ -118,7 +115,7 @@ def _ran(settings: Command, target: str, progress: Listener, known: Audit | None
         progress("onnx", "write, check, run", 0, 0)
         found = with_onnx(found, settings.onnx)
     progress("write", str(directory), 0, 0)
-    files = publish.write(found, directory, publish.extra(found, settings.model_explorer))
+    files = publish.write(found, directory, settings.model_explorer)
     progress.close()
     held.close()
     return _told(settings, found, directory, files, known)
@@ -135,59 +132,27 @@ def _subject(settings: Command, target: str) -> Subject:
 def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
     """Say what was asked for; the exit code: 1 for findings at or above the level, and where the user's own score leaves
     no plan to recommend."""
+    from ..document.compare import fresh
     from ..plan.recommend import outcome
     from ..report import reporters
-
-    fresh = _fresh(audit, known)
-    github = settings.format == "github"
-    streams.say(reporters.rendered(settings.format, replace(audit, findings=fresh) if github else audit))
-    if github:
-        _append_summary(reporters.rendered("md", audit))
-    if settings.explain_layer is not None:
-        from ..report.layer import explain_layer
-
-        owners = {report.node.name: report.node.owner for report in audit.nodes}
-        streams.say(explain_layer(audit.plans, audit.recommended, owners, settings.explain_layer) + "\n")
-    if settings.format == "text":
-        streams.say(publish.listing(files) + "\n")
-        if known is not None:
-            streams.say(f"Baseline {len(audit.findings) - len(fresh)} findings known, {len(fresh)} new\n")
-        streams.say(_following(audit, directory))
-    if settings.open and not webbrowser.open((directory / "report.html").resolve().as_uri()):
-        print(f"warning: no browser could be opened: {directory / 'report.html'} is the report", file=sys.stderr)
-    if settings.fail_on == "never":
-        return 0
-    if audit.recommended is None and outcome(audit.plans, audit.use) == "loses":
-        return 1
-    return int(any(LEVELS.index(finding.severity) <= LEVELS.index(settings.fail_on) for finding in fresh))
-
-
-def _fresh(audit: Audit, known: Audit | None) -> tuple[Finding, ...]:
-    """The findings that the baseline does not hold; all of them where there is none."""
-    if known is None:
-        return audit.findings
-    from ..document.compare import fresh
-
-    return fresh(known, audit)
-
-
-def _append_summary(text: str) -> None:
-    """The Markdown summary on the page of the job, where GitHub runs this and names a file for it.
-
-    Raises: AuditorError(slug="bad-output").
-    """
-    if not (file := os.environ.get("GITHUB_STEP_SUMMARY")):
-        return
-    try:
-        with Path(file).open("a", encoding="utf-8") as page:
-            page.write(text)
-    except OSError as error:
-        raise AuditorError(f"GITHUB_STEP_SUMMARY names {file}: {error.strerror}", slug="bad-output") from error
-
-
-def _following(audit: Audit, directory: Path) -> str:
-    """The line that says what to do next."""
     from ..report.blocks import Lines, looks, to_terminal
     from ..report.following import following
 
-    return to_terminal([Lines("Next", (following(audit, directory),))], looks())
+    new, report = fresh(known, audit) if known else audit.findings, directory / "report.html"
+    github = settings.format == "github"
+    say(reporters.rendered(settings.format, replace(audit, findings=new) if github else audit))
+    if github and (page := os.environ.get("GITHUB_STEP_SUMMARY")):
+        with Path(page).open("a", encoding="utf-8") as summary:
+            summary.write(reporters.rendered("md", audit))
+    if settings.explain_layer is not None:
+        say(layer(audit, settings.explain_layer) + "\n")
+    if settings.format == "text":
+        say(publish.listing(files) + "\n")
+        if known is not None:
+            say(f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n")
+        say(to_terminal([Lines("Next", (following(audit, directory),))], looks()))
+    if settings.open and not webbrowser.open(report.resolve().as_uri()):
+        print(f"warning: no browser could be opened: {report} is the report", file=sys.stderr)
+    if settings.fail_on != "never" and audit.recommended is None and outcome(audit.plans, audit.use) == "loses":
+        return 1
+    return severe(new, settings.fail_on)

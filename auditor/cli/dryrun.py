@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..records import Batch, Subject
 from ..records.audit import FILES
-from ..report.words import printable
-from ..score import Scoring
+from ..report.words import count, printable
 from ..settings import Settings
 
 KINDS = {
@@ -26,44 +25,30 @@ KINDS = {
 
 def described(subject: Subject, directory: Path, options: Settings) -> str:
     """One line per choice that discovery and the options made; the model has run in FP32, nothing was measured."""
+    numbers = sum(parameter.numel() for parameter in subject.model.parameters())
+    made = f", made by {KINDS[subject.origin.kind].format(subject.origin.symbol)}" if subject.origin else ""
     plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
-    device = "the GPU runs the formats" if options.native else "no GPU: a CPU imitates its arithmetic"
-    rows = (
-        ("Target", subject.target),
-        ("Model", _model(subject)),
-        ("Inputs", f"{_inputs(subject.batches)}, from {subject.inputs_source}"),
-        ("Held out", _inputs(subject.held_out) if subject.held_out else "none: plans are verified on the inputs above"),
-        ("Weights", subject.weights_source),
-        ("Plans", f"{plans}; error budget {options.max_error:g}{_apart(options)}"),
-        *([("Score", _score(options.scoring))] if options.scoring else []),
-        ("Device", device),
-        ("Files", f"{directory}/: {', '.join(FILES)}"),
-    )
-    lines = [f"{name:<9}{printable(text)}" for name, text in rows]
+    apart = f", but for {'; '.join(map(str, options.limits))}" if options.limits else ""
+    rows = {
+        "Target": subject.target,
+        "Model": f"{type(subject.model).__name__} with {numbers:,} parameters{made}",
+        "Inputs": f"{_inputs(subject.batches)}, from {subject.inputs_source}",
+        "Held out": _inputs(subject.held_out) or "none: plans are verified on the inputs above",
+        "Weights": subject.weights_source,
+        "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
+    }
+    if (scoring := options.scoring) is not None:
+        judged = "not judged" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse"
+        rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
+    rows["Device"] = "the GPU runs the formats" if options.native else "no GPU: a CPU imitates its arithmetic"
+    rows["Files"] = f"{directory}/: {', '.join(FILES)}"
+    lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
     return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
 
 
-def _apart(options: Settings) -> str:
-    """What is held to something else."""
-    return f", but for {'; '.join(map(str, options.limits))}" if options.limits else ""
-
-
-def _score(scoring: Scoring) -> str:
-    judged = "not judged" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse"
-    return f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
-
-
-def _model(subject: Subject) -> str:
-    numbers = sum(parameter.numel() for parameter in subject.model.parameters())
-    kind = type(subject.model).__name__
-    origin = subject.origin
-    found = f", made by {KINDS[origin.kind].format(origin.symbol)}" if origin else ""
-    return f"{kind} with {numbers:,} parameters{found}"
-
-
 def _inputs(batches: Sequence[Batch]) -> str:
-    kinds = Counter(", ".join(_shape(leaf) for leaf in pytree.tree_leaves(batch)) for batch in batches)
-    return "; ".join(f"{number} batch{'es' * (number != 1)} of {kind}" for kind, number in kinds.items())
+    kinds = Counter(", ".join(map(_shape, pytree.tree_leaves(batch))) for batch in batches)
+    return "; ".join(f"{count(number, 'batch', 'batches')} of {kind}" for kind, number in kinds.items())
 
 
 def _shape(leaf: Any) -> str:

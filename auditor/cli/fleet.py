@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import folder
-from ..asked import on_the_line
+from ..asked import asked
 from ..errors import AuditorError
 from ..processes import unwound
 from ..report.words import count, printable
-from . import streams
+from .program import say
 
 if TYPE_CHECKING:
     from ..fleet.index import Row
-    from ..fleet.outcome import Outcome
-    from ..fleet.running import Task
+    from ..fleet.running import Outcome, Task
     from ..fleet.targets import Target
 
 INDEX, PLAN = "index.html", "plan.json"
@@ -26,18 +25,21 @@ INDEX, PLAN = "index.html", "plan.json"
 
 def fleet(args: argparse.Namespace) -> int:
     """Make the audits that are not there, write the page. Raises: AuditorError."""
-    from ..fleet import index, outcome, targets
-    from ..fleet.running import Task, run_all
+    from ..fleet import index, running, targets
 
-    wanted, settings = targets.read(args.targets), on_the_line(vars(args))
+    wanted, settings = targets.read(args.targets), asked(vars(args), configurable=False)
     if args.baseline is not None and not args.baseline.is_dir():
         raise AuditorError(f"{args.baseline} is no directory of an earlier fleet: name the --out of one", "bad-option")
-    folder.check_directory(args.out, (INDEX, outcome.KEPT))
-    outcomes = {} if args.force else outcome.kept_in(args.out)
+    folder.check_directory(args.out, (INDEX, running.KEPT))
+    outcomes = {} if args.force else running.kept_in(args.out)
     known = {t.name: outcomes[t.name] for t in wanted if t.name in outcomes and _stands(outcomes[t.name], t, args.out)}
     jobs = args.jobs or max((os.cpu_count() or 1) // 2, 1)
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // jobs, 1))}
-    tasks = [Task(t, args.out / t.name, settings.timeout, args.retries, threads) for t in wanted if t.name not in known]
+    tasks = [
+        running.Task(t, args.out / t.name, settings.timeout, args.retries, threads)
+        for t in wanted
+        if t.name not in known
+    ]
     found = dict(known)
 
     def write() -> list[Row]:
@@ -47,15 +49,15 @@ def fleet(args: argparse.Namespace) -> int:
 
     def done(task: Task, ended: Outcome) -> None:
         found[task.target.name] = ended
-        outcome.keep(args.out, found)
+        running.keep(args.out, found)
         how = "audited" if ended.audited else f"failed: {ended.said}"
-        say(f"  {len(found)} of {len(wanted)}, {task.target.name}, {ended.seconds:.0f} s, {how}")
+        tell(f"  {len(found)} of {len(wanted)}, {task.target.name}, {ended.seconds:.0f} s, {how}")
 
-    def say(line: str) -> None:
+    def tell(line: str) -> None:
         if not settings.quiet:
             print(line, file=sys.stderr, flush=True)
 
-    say(f"fleet: {count(len(wanted), 'model')}, {len(known)} audited before")
+    tell(f"fleet: {count(len(wanted), 'model')}, {len(known)} audited before")
     write()
     with unwound():
         try:
@@ -64,11 +66,11 @@ def fleet(args: argparse.Namespace) -> int:
 
                 on_a_cluster(tasks, args.address, done)
             else:
-                run_all(tasks, jobs, done)
+                running.run_all(tasks, jobs, done)
         finally:
             rows = write()
-    streams.say(f"{index.headline(rows)}\n" + "".join(_told(row) for row in rows))
-    streams.say(f"Fleet    {args.out / INDEX}\n")
+    say(f"{index.headline(rows)}\n" + "".join(_told(row) for row in rows))
+    say(f"Fleet    {args.out / INDEX}\n")
     return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
 
 
@@ -80,6 +82,6 @@ def _told(row: Row) -> str:
 
 def _stands(ended: Outcome, target: Target, out: Path) -> bool:
     """Whether a target need not be audited again."""
-    from ..fleet.outcome import asked_of
+    from ..fleet.running import asked_of
 
     return ended.audited and ended.asked == asked_of(target) and (out / target.name / PLAN).is_file()

@@ -7,16 +7,17 @@ import difflib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..asked import LEVELS, Command, flag_of
+from ..asked import LEVELS, OPTIONS, Command
 from ..errors import AuditorError
-from ..settings import bad, options_of
-from . import audit, fleet, streams, verbs
-from .endings import PROGRAM
+from ..settings import bad
+from ..snippets import TOOLS
+from . import audit, fleet, verbs
+from .program import PROGRAM, say
 
 DESCRIPTION = "Which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, why, and what it costs."
 EPILOG = """\
@@ -28,8 +29,8 @@ exit code: 0 clean, 1 findings at or above --fail-on or no plan within --max-dro
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
 """How shtab completes a path."""
 
-PLAN = "a plan.json, or the directory of an audit"
-Run = Callable[[argparse.Namespace], int]
+Argument = tuple[str, dict[str, Any]]
+"""What `add_argument` takes."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,19 +50,38 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stdout:
-            streams.say(message)
+            say(message)
         else:
             super()._print_message(message, file)
 
 
 def parser() -> Parser:
     """The whole command line, as `shtab --shell=bash --prog=auditor auditor.cli.parser` completes it."""
-    return _made()[0]
+    return parsers()[0]
+
+
+def parsers() -> tuple[Parser, dict[str, Parser]]:
+    """The parser of the whole command line, and that of each verb."""
+    how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    whole = Parser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG, **how)
+    _add_options(whole, *ALL)
+    below = whole.add_subparsers(metavar="TARGET | VERB", required=True, parser_class=Parser)
+    parts: dict[str, Parser] = {}
+    for name, (run, said, arguments, options) in VERBS.items():
+        made = parts[name] = below.add_parser(
+            name, help=said, description=said, epilog=EPILOG * (name == "audit"), **how
+        )
+        made.set_defaults(run=run)
+        for called, about in arguments:
+            _add(made, about.get("type") is Path or called == "target", called, **about)
+        _add_options(made, *options)
+    parts["audit"].prog = PROGRAM
+    return whole, parts
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
     """What the words ask. The verb, `audit` where none is named, may stand behind flags. Raises: AuditorError."""
-    whole, parts = _made()
+    whole, parts = parsers()
     actions = [action for part in parts.values() for action in part._actions]
     valued = {flag for action in actions if action.nargs is None for flag in action.option_strings}
     at = 0
@@ -71,134 +91,45 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         return whole.parse_args(words)
     if words[at] in parts:
         return parts[words[at]].parse_args([*words[:at], *words[at + 1 :]])
-    _refuse_misspelt(words[at], parts)
+    _refuse_misspelt(words[at])
     return parts["audit"].parse_args(words)
 
 
-def _refuse_misspelt(word: str, verbs: Collection[str]) -> None:
+def _refuse_misspelt(word: str) -> None:
     """Raises: AuditorError(slug="missing-target") where a word is nearly a verb, and no file or module has that name."""
-    close = difflib.get_close_matches(word, verbs, n=1, cutoff=0.75) if re.fullmatch(r"[a-z-]+", word) else []
+    close = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.75) if re.fullmatch(r"[a-z-]+", word) else []
     there = close and (Path(word).exists() or Path(f"{word}.py").exists())
     if close and not there and not (word.isidentifier() and importlib.util.find_spec(word)):
         raise AuditorError(f"no verb, file or module is called {word!r}: did you mean {close[0]}?", "missing-target")
 
 
-def _made() -> tuple[Parser, dict[str, Parser]]:
-    how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    whole = Parser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG, **how)
-    _add_options(whole, *(name for name, option in options_of(Command).items() if option.flag is not None))
-    below = whole.add_subparsers(metavar="TARGET | VERB", required=True, parser_class=Parser)
-    parts: dict[str, Parser] = {}
-    for name, (run, said, fill) in VERBS.items():
-        parts[name] = below.add_parser(name, help=said, description=said, epilog=EPILOG * (name == "audit"), **how)
-        parts[name].set_defaults(run=run)
-        fill(parts[name])
-    parts["audit"].prog = PROGRAM
-    return whole, parts
+def _add(made: Parser, path: bool, *flags: str, **about: Any) -> None:
+    action = made.add_argument(*flags, **about)
+    if path:
+        action.complete = PATHS  # type: ignore[attr-defined]
 
 
 def _add_options(made: Parser, *names: str) -> None:
     """Options of the settings. One that is not given is not among what is parsed."""
-    add = made.add_argument
-    add("--version", action="version", version=f"auditor {__version__}", help="say which version this is, then stop")
-    for name in (*names, *(() if "debug" in names else ("debug",))):
-        option, field = options_of(Command)[name], Command.model_fields[name]
-        about: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": _plain(option.help, field.default)}
-        flags = [flag_of(name)] if name != "quiet" else ["-q", flag_of(name)]
+    made.add_argument(
+        "--version", action="version", version=f"auditor {__version__}", help="say which version this is, then stop"
+    )
+    for name in dict.fromkeys((*names, "debug")):
+        option, default = OPTIONS[name], Command.model_fields[name].default
+        help = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", option.help).replace("`", "").replace("%", "%%")
+        given = ",".join(default) if isinstance(default, tuple) else default
+        if not isinstance(default, bool) and given not in (None, ""):
+            help += f" (default: {given})"
+        about: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help}
         if option.takes == "True or False":
-            add(*flags, action=argparse.BooleanOptionalAction, **about)
-            continue
-        if option.choices is not None and not isinstance(field.default, tuple):
+            about["action"] = argparse.BooleanOptionalAction
+        else:
+            about |= {"metavar": option.shown or None, "action": "append" if name == "criteria" else "store"}
+        if option.choices is not None and not isinstance(default, tuple):
             about["choices"] = [*option.choices()]
         if name == "onnx":
             about |= {"nargs": "?", "const": "fp32"}
-        made_here = add(
-            *flags, action="append" if name == "criteria" else "store", metavar=option.shown or None, **about
-        )
-        if option.path:
-            made_here.complete = PATHS  # type: ignore[attr-defined]
-
-
-def _plain(help: str, default: Any) -> str:
-    """Help without its marks, and the default."""
-    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", help).replace("`", "").replace("%", "%%")
-    given = ",".join(default) if isinstance(default, tuple) else default
-    return text if isinstance(default, bool) or given in (None, "") else f"{text} (default: {given})"
-
-
-def _plan(made: Parser, name: str = "plan_file", shown: str = "PLAN", help: str = PLAN) -> None:
-    made.add_argument(name, metavar=shown, type=Path, help=help).complete = PATHS  # type: ignore[attr-defined]
-
-
-def _target(made: Parser) -> None:
-    add = made.add_argument("target", metavar="TARGET", help="the file or module that holds the model")
-    add.complete = PATHS  # type: ignore[attr-defined]
-
-
-def _audit(made: Parser) -> None:
-    _target(made)
-    _add_options(made, *(name for name, option in options_of(Command).items() if option.flag is not None))
-
-
-def _explain(made: Parser) -> None:
-    made.add_argument(
-        "code", metavar="CODE", help="a rule's code, such as SFT001, or the name of an error, such as bad-plan"
-    )
-    _add_options(made, "rules")
-
-
-def _explain_layer(made: Parser) -> None:
-    _plan(made)
-    made.add_argument("name", metavar="NAME", help="a module path such as blocks.0.norm, or an operation's name")
-    _add_options(made)
-
-
-def _rules(made: Parser) -> None:
-    made.add_argument("--format", choices=("text", "json", "md"), default="text", help="default: %(default)s")
-    _add_options(made, "rules")
-
-
-def _apply(made: Parser) -> None:
-    _plan(made)
-    _target(made)
-    made.add_argument("--plan", metavar="NAME", help="which of its plans, default: the recommended one")
-    _add_options(made, "inputs", "weights", "out", "timeout", "seed")
-
-
-def _snippet(made: Parser) -> None:
-    from ..snippets import TOOLS
-
-    _plan(made)
-    add = made.add_argument
-    add("--for", dest="tool", choices=tuple(TOOLS), help="default: all of them")
-    add("--plan", metavar="NAME", help="which of its plans, default: the recommended one, or its like for this tool")
-    _add_options(made)
-
-
-def _diff(made: Parser) -> None:
-    _plan(made, "before", "A")
-    _plan(made, "after", "B", "the one to compare with it")
-    _plan(made, "--html", "FILE", "also write the comparison as one HTML file")
-    made.add_argument(
-        "--format", choices=("text", "json"), default="text", help="what stdout gets, default: %(default)s"
-    )
-    made.add_argument(
-        "--fail-on", choices=LEVELS, default="never", help="exit with 1 if a finding this severe is new, default: never"
-    )
-    _add_options(made)
-
-
-def _fleet(made: Parser) -> None:
-    add = made.add_argument
-    _plan(made, "targets", "TARGETS", "a TOML file of [[target]] tables: name, target, options of an audit")
-    add("--out", metavar="DIR", type=Path, required=True, help="where the audits go, a folder each, and the page")
-    add("--jobs", metavar="N", type=_count, help="audits at once; default: half of the processors")
-    add("--timeout", metavar="SECONDS", type=float, help="for one audit, which fails beyond; default: none")
-    add("--retries", metavar="N", type=_count, default=1, help="for one that a signal ended, default %(default)s")
-    add("--force", action="store_true", help="also audit what was audited with the same options before")
-    add("--baseline", metavar="DIR", type=Path, help="an earlier fleet: say what got worse since, and exit with 1")
-    add("--address", metavar="ADDRESS", help="a Ray cluster that makes the audits (auto: the one this is part of)")
-    _add_options(made, "quiet")
+        _add(made, bool(option.path), *["-q"] * (name == "quiet"), str(option.flag), **about)
 
 
 def _count(text: str) -> int:
@@ -207,21 +138,96 @@ def _count(text: str) -> int:
     return int(text)
 
 
-VERBS: dict[str, tuple[Run, str, Callable[[Parser], None]]] = {
-    "audit": (audit.audit, f"{DESCRIPTION} It needs no name: `{PROGRAM} TARGET`.", _audit),
+def _path(name: str, shown: str, help: str, **more: Any) -> Argument:
+    return name, {"metavar": shown, "type": Path, "help": help, **more}
+
+
+def _choice(name: str, choices: Sequence[str], help: str, default: str | None = None, **more: Any) -> Argument:
+    return name, {"choices": choices, "help": help, "default": default, **more}
+
+
+ALL = tuple(name for name, option in OPTIONS.items() if option.flag)
+PLAN = _path("plan_file", "PLAN", "a plan.json, or the directory of an audit")
+TARGET: Argument = "target", {"metavar": "TARGET", "help": "the file or module that holds the model"}
+
+VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], str, list[Argument], Sequence[str]]] = {
+    "audit": (audit.audit, f"{DESCRIPTION} It needs no name: `{PROGRAM} TARGET`.", [TARGET], ALL),
     "explain": (
         verbs.explain,
         "What a rule looks for, why that hurts, what to do; or what an error is about.",
-        _explain,
+        [
+            (
+                "code",
+                {"metavar": "CODE", "help": "a rule's code, such as SFT001, or the name of an error, such as bad-plan"},
+            )
+        ],
+        ["rules"],
     ),
     "explain-layer": (
         verbs.explain_layer,
         "What each plan of an audit runs a module or operation in, and why not lower.",
-        _explain_layer,
+        [PLAN, ("name", {"metavar": "NAME", "help": "a module path such as blocks.0.norm, or an operation's name"})],
+        [],
     ),
-    "rules": (verbs.rules, "Every rule, one per line, or as one Markdown document.", _rules),
-    "apply": (verbs.apply, f"Write {verbs.PATCHED} for TARGET, following a plan.json of an earlier audit.", _apply),
-    "snippet": (verbs.snippet, "A plan as Python to paste, for another tool.", _snippet),
-    "diff": (verbs.diff, "What changed from one audit to another: findings, verdicts, plans.", _diff),
-    "fleet": (fleet.fleet, "Audit many models, each in a process of its own; DIR/index.html tells of all.", _fleet),
+    "rules": (
+        verbs.rules,
+        "Every rule, one per line, or as one Markdown document.",
+        [_choice("--format", ("text", "json", "md"), "default: %(default)s", "text")],
+        ["rules"],
+    ),
+    "apply": (
+        verbs.apply,
+        f"Write {verbs.PATCHED} for TARGET, following a plan.json of an earlier audit.",
+        [PLAN, TARGET, ("--plan", {"metavar": "NAME", "help": "which of its plans, default: the recommended one"})],
+        ["inputs", "weights", "out", "timeout", "seed"],
+    ),
+    "snippet": (
+        verbs.snippet,
+        "A plan as Python to paste, for another tool.",
+        [
+            PLAN,
+            _choice("--for", tuple(TOOLS), "default: all of them", dest="tool"),
+            (
+                "--plan",
+                {"metavar": "NAME", "help": "which plan, default: the recommended one, or its like for this tool"},
+            ),
+        ],
+        [],
+    ),
+    "diff": (
+        verbs.diff,
+        "What changed from one audit to another: findings, verdicts, plans.",
+        [
+            _path("before", "A", PLAN[1]["help"]),
+            _path("after", "B", "the one to compare with it"),
+            _path("--html", "FILE", "also write the comparison as one HTML file"),
+            _choice("--format", ("text", "json"), "what stdout gets, default: %(default)s", "text"),
+            _choice("--fail-on", LEVELS, "exit with 1 if a finding this severe is new, default: never", "never"),
+        ],
+        [],
+    ),
+    "fleet": (
+        fleet.fleet,
+        "Audit many models, each in a process of its own; DIR/index.html tells of all.",
+        [
+            _path("targets", "TARGETS", "a TOML file of [[target]] tables: name, target, options of an audit"),
+            _path("--out", "DIR", "where the audits go, a folder each, and the page", required=True),
+            ("--jobs", {"metavar": "N", "type": _count, "help": "audits at once; default: half of the processors"}),
+            (
+                "--timeout",
+                {"metavar": "SECONDS", "type": float, "help": "for one audit, which fails beyond; default: none"},
+            ),
+            (
+                "--retries",
+                {"metavar": "N", "type": _count, "default": 1, "help": "of one that a signal ended; default: 1"},
+            ),
+            ("--force", {"action": "store_true", "help": "also audit what was audited with the same options before"}),
+            _path("--baseline", "DIR", "an earlier fleet: say what got worse since, and exit with 1"),
+            (
+                "--address",
+                {"metavar": "ADDRESS", "help": "a Ray cluster that makes the audits (auto: the one this is in)"},
+            ),
+        ],
+        ["quiet"],
+    ),
 }

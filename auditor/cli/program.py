@@ -1,15 +1,27 @@
-"""A command, from its words to its exit code."""
+"""A command, from its words to its exit code: standard output has its answer alone, and what ends it is one line on stderr."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
-from ..errors import AuditorError
-from . import streams
-from .endings import PROGRAM, answered
+from ..errors import AuditorError, first_line
+from ..processes import Listener, supervised
+from ..progress.shown import Shown, ticking
+from ..raised import out_of_memory, time_is_up
+from ..report.words import printable
+
+PROGRAM = "python -m auditor"
+
+LONGEST = 1_600
+"""Characters of an error, at most: several hundred say what went wrong, and more push it out of the terminal."""
+
+_answer: TextIO | None = None
+"""Standard output, once it was set aside for `say`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,19 +31,109 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        streams.set_aside()
+        _set_aside()
 
     def command() -> int:
         from .parsers import parsed
 
-        try:
-            Path.cwd()
-        except OSError as error:
-            raise AuditorError(
-                f"the working directory is not there any more ({error.strerror}): change to one that is", "no-directory"
-            ) from error
         args = parsed(words)
         args.command, args.alone = f"{PROGRAM} {shlex.join(words)}", argv is None
         return int(args.run(args))
 
     return answered(command, "--debug" in words)
+
+
+def answered(command: Callable[[], int], debug: bool) -> int:
+    """The exit code of a command; what it raises is put in one line on stderr."""
+    try:
+        return command()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # nobody reads the answer any more: it leads nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (_answer or sys.stdout).fileno())
+        return 0
+    except Exception as error:
+        message, hint = _explained(error)
+        if debug:
+            traceback.print_exc()
+        text = printable(" ".join(message.split()))  # it may quote names out of a file or a model, however long
+        text = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+        print(f"error: {text}\nhint: {hint}\n", end="", file=sys.stderr)  # in one piece: others may write there too
+        return 2
+
+
+def _explained(error: Exception) -> tuple[str, str]:
+    """What to say of it, and what to do."""
+    said = f"{type(error).__name__}: {first_line(error)}"
+    if out_of_memory(error):
+        message = f"memory ran out ({first_line(error)[:200]}): give more, or smaller inputs"
+        error = error if isinstance(error, AuditorError) else AuditorError(message, slug="out-of-memory")
+    if isinstance(error, AuditorError):
+        options = error.slug == "bad-option"
+        return str(
+            error
+        ), f"`{PROGRAM} --help` lists the options" if options else f"`{PROGRAM} explain {error.slug}` says more"
+    if time_is_up(error):
+        return f"a time limit ended it, {said}", "give it more time, or smaller inputs"
+    where = "".join(f" {note}" for note in getattr(error, "__notes__", ())[:1])
+    return f"internal error{where}, {said}", "please report it with --debug"
+
+
+def watched(run: Callable[[Listener], int], shown: Shown, timeout: float | None, debug: bool, alone: bool) -> int:
+    """`run(progress)`, which runs the user's code; its exit code.
+
+    alone: whether this process is there for nothing else: however the code ends its own process, this one then says so.
+    """
+
+    def own(progress: Listener) -> int:
+        try:
+            return run(progress)
+        except SystemExit as left:
+            raise AuditorError(
+                f"the model's own code called sys.exit({'' if left.code is None else left.code}): nothing was written; have "
+                "it raise instead",
+                slug="process-ended",
+            ) from left
+
+    if alone and hasattr(os, "fork"):
+        return supervised(lambda told: answered(lambda: own(told), debug), shown, timeout)
+    with ticking(shown):
+        return own(shown)
+
+
+class _Diverted:
+    """What `sys.stdout` is to everybody but `say`: its words go to stderr, its looks are those of standard output."""
+
+    def __init__(self, answer: TextIO) -> None:
+        self.isatty = answer.isatty
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+def _set_aside() -> None:
+    """From now on, to the end of this process, file descriptor 1 is stderr; `say` alone reaches standard output.
+
+    So what C code, child processes and exit handlers write is seen, and in no answer.
+    """
+    global _answer
+    sys.stdout.flush()
+    _answer = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="backslashreplace")
+    os.dup2(2, 1)
+    sys.stdout = _Diverted(_answer)  # type: ignore[assignment]
+
+
+def say(text: str) -> None:
+    """Put text on standard output, at once.
+
+    Raises: BrokenPipeError where nobody reads it; AuditorError(slug="bad-output") where it cannot be written.
+    """
+    try:
+        print(text, end="", file=_answer or sys.stdout, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise AuditorError(
+            f"standard output cannot be written to ({error.strerror}): send it elsewhere", "bad-output"
+        ) from error

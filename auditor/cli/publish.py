@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,8 @@ from ..document.read import programs_in
 from ..records.audit import FILES
 
 if TYPE_CHECKING:
+    from ..records import Subject
     from ..records.audit import Audit
-
-NOTHING: Mapping[str, str] = {}
 
 LABELS = {
     "report.html": "Report",
@@ -29,30 +29,29 @@ LABELS = {
 """What files of an audit are called, by their names or how these end; all others are for Google's Model Explorer."""
 
 
-def default_directory(name: str, file: str | None = None) -> Path:
-    """Where the files about the model `name` go unless the user says otherwise.
+def default_directory(subject: Subject) -> Path:
+    """Where the files about a model go unless the user says otherwise.
 
-    file: where it is from. If the audit of another file is there, the names of the folders above it are put in front.
+    If the audit of a model from another file is there, the names of the folders above its file are put in front.
     """
+    name, file = subject.name, subject.origin.path if subject.origin else None
     folders = list(Path(file).parts[-2:0:-1]) if file else []
     while True:
         made = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
         directory = Path("audits") / (made or "model")
-        if not folders or not _is_of_another(directory / "plan.json", file):
+        if not file or not folders or _file_of(directory / "plan.json") in (None, shown(file)):
             return directory
         name = f"{folders.pop(0)}-{name}"
 
 
-def _is_of_another(plan: Path, file: str | None) -> bool:
-    """Whether a plan.json is of a model from another file."""
-    try:
-        known = json.loads(plan.read_text(encoding="utf-8"))["subject"]["file"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
-    return known is not None and file is not None and known != shown(file)
+def _file_of(plan: Path) -> str | None:
+    """The file of the model that a plan.json is about, if that can be known."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return str(json.loads(plan.read_text(encoding="utf-8"))["subject"]["file"] or "") or None
+    return None
 
 
-def check(directory: Path, explorer: bool = False) -> None:
+def check(directory: Path, explorer: bool) -> None:
     """Raises before any work is done, where an audit cannot be written there: AuditorError(slug="bad-output").
 
     explorer: whether the files of `--model-explorer` go there too.
@@ -60,21 +59,15 @@ def check(directory: Path, explorer: bool = False) -> None:
     folder.check_directory(directory, (*FILES, *(["model_explorer/graph.json"] if explorer else [])))
 
 
-def write(audit: Audit, directory: Path, extra: Mapping[str, str] = NOTHING) -> tuple[Path, ...]:
+def write(audit: Audit, directory: Path, explorer: bool) -> tuple[Path, ...]:
     """Saves the audit into `directory`, in place of one that is there, and leaves all other files alone.
 
-    extra: texts of further files, by their path below the directory. Raises: AuditorError(slug="bad-output").
+    Raises: AuditorError(slug="bad-output").
     """
-    return folder.write(directory, {**audit.texts(directory), **extra}, programs_in(directory))
-
-
-def extra(audit: Audit, wanted: bool) -> dict[str, str]:
-    """Further files beside those of every audit, by their path: what `--model-explorer` asks for."""
-    if not wanted:
-        return {}
     from ..report import model_explorer
 
-    return {f"model_explorer/{name}": text for name, text in model_explorer.files(audit).items()}
+    extra = {f"model_explorer/{name}": text for name, text in model_explorer.files(audit).items()} if explorer else {}
+    return folder.write(directory, {**audit.texts(directory), **extra}, programs_in(directory))
 
 
 def listing(files: Sequence[Path]) -> str:

@@ -7,19 +7,22 @@ import difflib
 import json
 import sys
 import warnings
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from .. import folder
-from ..asked import LEVELS, Command, on_the_line, rules_of
+from ..asked import LEVELS, Command, asked, rules_of
 from ..errors import AuditorError
 from ..progress.shown import Shown
-from . import publish, streams
-from .endings import PROGRAM, watched
+from . import publish
+from .program import PROGRAM, say, watched
 
 if TYPE_CHECKING:
     from ..document.compare import Comparison
     from ..processes import Listener
+    from ..records import Finding
+    from ..records.audit import Audit
 
 PATCHED = "patched_model.py"
 
@@ -30,15 +33,15 @@ def explain(args: argparse.Namespace) -> int:
     from ..rulebook.explain import explain as in_words
 
     if (slug := args.code.lower()) in errors():
-        streams.say(f"{slug}\n\n{errors()[slug]}\n")
+        say(f"{slug}\n\n{errors()[slug]}\n")
         return 0
-    found = {rule.code: rule for rule in rules_of(on_the_line(vars(args)).rules)}
+    found = {rule.code: rule for rule in rules_of(asked(vars(args), configurable=False).rules)}
     if args.code.upper() not in found:
         close = difflib.get_close_matches(args.code.lower(), [*map(str.lower, found), *errors()], n=1)
         named = next((code for code in found if [code.lower()] == close), *close) if close else ""
         hint = f"did you mean {named}?" if named else f"`{PROGRAM} rules` lists the rules"
         raise AuditorError(f"no rule and no error is called {args.code}: {hint}", slug="no-rule")
-    streams.say(in_words(found[args.code.upper()]))
+    say(in_words(found[args.code.upper()]))
     return 0
 
 
@@ -46,20 +49,20 @@ def rules(args: argparse.Namespace) -> int:
     """Print the table of rules, or everything about them."""
     from ..rulebook.explain import as_data, reference
 
-    found = rules_of(on_the_line({**vars(args), "format": None}).rules)
+    found = rules_of(asked(vars(args), configurable=False).rules)
     if args.format == "md":
-        streams.say(reference(found))
+        say(reference(found))
     elif args.format == "json":
-        streams.say(json.dumps([as_data(rule) for rule in found], indent=2) + "\n")
+        say(json.dumps([as_data(rule) for rule in found], indent=2) + "\n")
     else:
-        streams.say("".join(f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}\n" for rule in found))
+        say("".join(f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}\n" for rule in found))
     return 0
 
 
 def apply(args: argparse.Namespace) -> int:
     """Write the patched model of a plan made earlier. Raises: PlanError where the plan does not fit the model, and
     LoadError where a fresh process cannot build it."""
-    settings = on_the_line(vars(args))
+    settings = asked(vars(args), configurable=False)
     return watched(
         lambda progress: _applied(args, settings, progress), Shown(), settings.timeout, settings.debug, args.alone
     )
@@ -78,8 +81,7 @@ def _applied(args: argparse.Namespace, settings: Command, progress: Listener) ->
         if not settings.debug:
             warnings.simplefilter("ignore")
         subject = load(args.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
-        origin = subject.origin.path if subject.origin else None
-        directory = settings.out or publish.default_directory(subject.name, origin)
+        directory = settings.out or publish.default_directory(subject)
         folder.check_directory(directory, (PATCHED,))
         progress.writes_into(directory)
         text = patched_source(subject, audit, plans, chosen, directory)
@@ -89,7 +91,7 @@ def _applied(args: argparse.Namespace, settings: Command, progress: Listener) ->
     functions = len(plans[chosen].exceptions)
     kept = [count(islands, "scope")] if islands or not functions else []
     kept += [count(functions, "function")] if functions else []
-    streams.say(
+    say(
         f"Plan     {chosen}, {' and '.join(kept)} in FP32, not verified on this model: audit it for that\n"
         f"Patched  {file}\n"
     )
@@ -104,19 +106,29 @@ def snippet(args: argparse.Namespace) -> int:
     texts = (
         [written(args.plan_file, args.tool, args.plan)] if args.tool else snippets(args.plan_file, args.plan).values()
     )
-    streams.say("\n\n".join(texts))
+    say("\n\n".join(texts))
     return 0
 
 
 def explain_layer(args: argparse.Namespace) -> int:
     """Print why a module or operation does not run low. Raises: PlanError; AuditorError(slug="no-such-layer")."""
     from ..document.read import load
+
+    say(layer(load(args.plan_file), args.name))
+    return 0
+
+
+def layer(audit: Audit, name: str) -> str:
+    """Why a module or operation does not run low. Raises: AuditorError(slug="no-such-layer")."""
     from ..report.layer import explain_layer as in_words
 
-    audit = load(args.plan_file)
     owners = {report.node.name: report.node.owner for report in audit.nodes}
-    streams.say(in_words(audit.plans, audit.recommended, owners, args.name))
-    return 0
+    return in_words(audit.plans, audit.recommended, owners, name)
+
+
+def severe(findings: Iterable[Finding], level: str) -> int:
+    """The exit code: 1 where a finding is as severe as that, or more."""
+    return int(any(LEVELS.index(finding.severity) <= LEVELS.index(level) for finding in findings) and level != "never")
 
 
 def diff(args: argparse.Namespace) -> int:
@@ -129,19 +141,17 @@ def diff(args: argparse.Namespace) -> int:
     if args.html:
         from ..report.diff import render
 
-        folder.check_file(args.html)
+        folder.check_directory(args.html.parent, (args.html.name,))
         folder.write(args.html.parent, {args.html.name: render(found, files)})
     if args.format == "json":
-        streams.say(json.dumps(_as_data(found, files), indent=1) + "\n")
+        say(json.dumps(_as_data(found, files), indent=1) + "\n")
     else:
         from ..report.blocks import looks, to_terminal
         from ..report.diff import overview
 
-        streams.say(to_terminal(overview(found, files), looks()))
-        streams.say(f"Report   {args.html}\n" if args.html else "")
-    if args.fail_on == "never":
-        return 0
-    return int(any(LEVELS.index(finding.severity) <= LEVELS.index(args.fail_on) for finding in found.new))
+        say(to_terminal(overview(found, files), looks()))
+        say(f"Report   {args.html}\n" if args.html else "")
+    return severe(found.new, args.fail_on)
 
 
 def _as_data(found: Comparison, files: tuple[str, str]) -> dict[str, Any]:

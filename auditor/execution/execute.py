@@ -145,7 +145,7 @@ class Executor(fx.Interpreter):
 
     def steps(self, *inputs: Any) -> Iterator[tuple[fx.Node, Any]]:
         """The run, a node at a time, with what it gives. What no other reads is forgotten when the next one is asked for."""
-        self.env, self.args_iter = {}, iter(inputs)
+        self.env, self.args_iter = dict[fx.Node, Any](), iter(inputs)
         known = self.before.values if self.before else {}
         again = self.semantics.differing(self.before.semantics) if self.before else ()
         for n in self.graph.nodes:

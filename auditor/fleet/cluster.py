@@ -13,8 +13,7 @@ from typing import Any
 from .. import folder
 from ..errors import AuditorError
 from ..records.audit import FILES
-from .outcome import Outcome, asked_of
-from .running import Task, run
+from .running import Outcome, Task, asked_of, run
 
 Answer = tuple[Outcome, dict[str, str]]
 """How an audit ended, and its files."""

@@ -1,4 +1,4 @@
-"""The page about a fleet: a row for every target, and the way to its report."""
+"""The page about a fleet: a row for every target, the way to its report, and what got worse since an earlier fleet."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ..document.compare import settings
+from ..document.compare import BAND, compare, settings
 from ..document.read import load
 from ..errors import AuditorError
 from ..records import Audit
 from ..report.diff import error, speedup
 from ..report.templates import environment
-from ..report.words import count
-from .outcome import Outcome
+from ..report.words import count, ratio
+from .running import Outcome
 from .targets import Target
-from .worse import worse
 
 REPORT = "report.html"
+
+SLOWER = 0.97
+"""Share of a predicted speed-up below which a plan counts as slower."""
+
 STATES = ("failed", "worse", "no plan", "findings", "clean", "waiting")
 """What a target may be, the most urgent first."""
 
@@ -104,3 +107,19 @@ def _record(directory: Path) -> Audit | None:
         return load(directory)
     except AuditorError:
         return None
+
+
+def worse(before: Audit, after: Audit) -> list[str]:
+    """What got worse, a line each; none where nothing did."""
+    found = compare(before, after)
+    was, now = before.plans.get(before.recommended or ""), after.plans.get(after.recommended or "")
+    lines = [f"{before.recommended} was recommended, and no plan is"] if before.recommended and not now else []
+    if was and now and was.measured_error and now.measured_error and now.measured_error > BAND * was.measured_error:
+        lines.append(f"error {ratio(was.measured_error)} before, {ratio(now.measured_error)} now")
+    if was and now and now.predicted_speedup < SLOWER * was.predicted_speedup:
+        lines.append(f"speed-up {was.predicted_speedup:.2f}x before, {now.predicted_speedup:.2f}x now")
+    for severity in ("error", "warning"):
+        new = [finding for finding in found.new if finding.severity == severity]
+        lines += [f"{count(len(new), f'new {severity}')}: {', '.join(sorted({f.rule for f in new}))}"] if new else []
+    unsafe = sum(change.after == "unsafe" and change.before is not None for change in found.verdicts)
+    return lines + ([f"{count(unsafe, 'operation')} became unsafe"] if unsafe else [])

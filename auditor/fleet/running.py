@@ -1,7 +1,10 @@
-"""The audits of a fleet on this machine: so many at once, each in a process of its own."""
+"""The audits of a fleet on this machine, each in a process of its own, and how each ended: kept beside the audits, so that a
+fleet that was interrupted goes on."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -9,18 +12,43 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..processes import HERE, Process, how_ended
-from .outcome import Outcome, asked_of
+from pydantic import BaseModel, ConfigDict
+
+from .. import __version__, folder
+from ..processes import GRACE, HERE, Process, how_ended
 from .targets import Target
 
-GRACE = 5.0
-"""Seconds that an audit has to clean up once it is told to end."""
+KEPT = "fleet.json"
 
 CRASHED = "explain process-ended"
 """In what an audit says whose model took the process down."""
+
+
+class Outcome(BaseModel):
+    """The end of one target's audits. code: exit code of the last try, negative where a signal ended it; said: the line that
+    says why there is no audit; asked: digest of what was to be done."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    asked: str
+    code: int
+    said: str = ""
+    seconds: float = 0.0
+    tries: int = 1
+
+    @property
+    def audited(self) -> bool:
+        """Whether there is an audit: with findings or without."""
+        return self.code in (0, 1)
+
+
+class _File(BaseModel):
+    format_version: int = 1
+    targets: dict[str, Outcome]
 
 
 @dataclass(frozen=True)
@@ -35,6 +63,33 @@ class Task:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+def asked_of(target: Target) -> str:
+    """What tells whether a target was audited as it is asked for now: its options, and what lies in the files they name.
+
+    Files that these import are not looked at.
+    """
+    told = json.dumps([__version__, list(target.words), str(target.folder)])
+    digest = hashlib.sha256(told.encode("utf-8", "surrogateescape"))
+    for word in target.words:
+        named = word.partition("=")[2] if word.startswith("--") else word
+        for path in sorted({named, named.partition(":")[0]}):
+            with suppress(OSError, ValueError):
+                digest.update(hashlib.sha256((target.folder / path).read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def kept_in(directory: Path) -> dict[str, Outcome]:
+    """How targets ended that were audited into a directory before; none where that cannot be read."""
+    with suppress(OSError, ValueError):
+        return _File.model_validate_json((directory / KEPT).read_text(encoding="utf-8")).targets
+    return {}
+
+
+def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:
+    """Write how the targets ended. Raises: AuditorError(slug="bad-output")."""
+    folder.write(directory, {KEPT: _File(targets=dict(outcomes)).model_dump_json(indent=1) + "\n"})
+
+
 def run_all(tasks: Sequence[Task], jobs: int, done: Callable[[Task, Outcome], None]) -> None:
     """Make all audits, `jobs` at a time; `done` hears of each as it ends.
 
@@ -45,24 +100,20 @@ def run_all(tasks: Sequence[Task], jobs: int, done: Callable[[Task, Outcome], No
         waiting: dict[Future[Outcome], Task] = {pool.submit(run, task, over.is_set): task for task in tasks}
         try:
             while waiting:
-                ended, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in ended:
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     done(waiting.pop(future), future.result())
         except BaseException:
             over.set()
-            for future in waiting:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
             raise
 
 
 def run(task: Task, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
     """Make an audit. unwanted: whether it is to be given up; it is asked all the time."""
-    start, tries = time.monotonic(), 0
-    while True:
+    start, tries, crashed = time.monotonic(), 0, True
+    while crashed and tries <= task.retries and not (tries and unwanted()):
         tries += 1
         code, said, crashed = _tried(task, unwanted)
-        if not crashed or tries > task.retries or unwanted():
-            break
     taken = round(time.monotonic() - start, 2)
     return Outcome(asked=asked_of(task.target), code=code, said=said, seconds=taken, tries=tries)
 
@@ -76,10 +127,7 @@ def _tried(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
     """Exit code, the line that says why there is no audit, and whether a signal is why, which may not come again."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
     environment = {**os.environ, **task.environment, "PYTHONPATH": path}
-    try:
-        process = Process(command_of(task), cwd=task.target.folder, env=environment, stdin=subprocess.DEVNULL)
-    except OSError as error:
-        return 2, f"the process could not be started: {error}", False
+    process = Process(command_of(task), cwd=task.target.folder, env=environment, stdin=subprocess.DEVNULL)
     try:
         if not process.ends_within(task.limit, unwanted):
             return 2, f"it took longer than {task.limit:g} seconds", False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..asked import Command, checked, flag_of, key_of, keyed
+from ..asked import OPTIONS, Command, checked, key_of, keyed
 from ..config import tables
 from ..errors import AuditorError
 
@@ -81,7 +81,7 @@ def _words(given: Mapping[str, Any]) -> list[str]:
     """Options as they are written on the command line."""
     words: list[str] = []
     for name, value in given.items():
-        flag = flag_of(name)
+        flag = str(OPTIONS[name].flag)
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{key_of(name)}")
         elif isinstance(value, list) and name == "criteria":

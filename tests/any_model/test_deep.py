@@ -58,15 +58,15 @@ def limited(calls: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", [Around, nn.Sequential])
-def test_five_hundred_deep_under_the_limit_that_its_user_raised(kind: type[nn.Module]) -> None:
-    with limited(2_400):  # four calls of Python a level where the test itself imitates a GPU, and what pytest has open
-        held(lambda: nested(kind, 500))
+def test_modules_two_hundred_and_fifty_deep_in_each_other(kind: type[nn.Module]) -> None:
+    with limited(1_200):  # four calls of Python a level where the test itself imitates a GPU, and what pytest has open
+        held(lambda: nested(kind, 250))
 
 
 def test_it_is_audited_where_only_the_audit_would_run_it() -> None:
     """Its owner's own call would end in a RecursionError: the audit's does not."""
-    model, (args, _) = nested(Around, 500)
-    with limited(1_200):
+    model, (args, _) = nested(Around, 250)
+    with limited(600):
         with pytest.raises(RecursionError):
             model(*args)
         assert auditor.audit(model, args, device="cpu", formats=("bf16",)).plans["autocast_bf16"].verified
@@ -97,7 +97,7 @@ import sys
 import torch
 from torch import nn
 
-sys.setrecursionlimit(2_000)
+sys.setrecursionlimit(1_000)
 
 
 class Around(nn.Module):
@@ -112,7 +112,7 @@ class Around(nn.Module):
 def get_model():
     torch.manual_seed(0)
     model = nn.Linear(8, 8)
-    for _ in range(500):
+    for _ in range(250):
         model = Around(model)
     return model
 

@@ -1,12 +1,17 @@
-"""The tables of options in docs/command-line.md and docs/api.md, made of the settings: `python -m tests.docs.options`."""
+"""What is made of the settings: the tables of options in docs/command-line.md and docs/api.md, and auditor/__init__.pyi, which
+tells editors and type checkers what `auditor.audit` takes: `python -m tests.docs.options`."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from auditor.asked import Command, flag_of
-from auditor.settings import Option, Settings, either, options_of
+import auditor
+from auditor.asked import Command
+from auditor.settings import Asked, Option, either, options_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HEADS = {"command-line.md": "option", "api.md": "argument"}
@@ -17,10 +22,10 @@ def table(document: str) -> str:
     """A row for every option, with its choices and its default."""
     line = document == "command-line.md"
     rows = []
-    for name, option in options_of(Command if line else Settings).items():
-        if line and option.flag is None:
+    for name, option in options_of(Command if line else Asked).items():
+        if line and not option.flag:
             continue
-        called = [f"`{name}`"] if not line else ["`-q`"] * (name == "quiet") + [f"`{flag_of(name)}`"]
+        called = [f"`{name}`"] if not line else ["`-q`"] * (name == "quiet") + [f"`{option.flag}`"]
         rows.append(f"| {', '.join(called)} | {_said(name, option)} |")
     return "\n".join([f"| {HEADS[document]} | meaning |", "|---|---|", *rows]) + "\n"
 
@@ -41,6 +46,43 @@ def written(document: str) -> str:
     return TABLE.sub(lambda found: table(document), (DOCS / document).read_text(encoding="utf-8"))
 
 
+STUB = Path(auditor.__file__).with_suffix(".pyi")
+
+
+def stub() -> str:
+    """The public names, and the keywords of `audit` with the types that may be given."""
+    lines = [
+        '"""What editors and type checkers see of the package. `make docs` writes it, from the settings."""',
+        "",
+        "from collections.abc import Callable, Iterable",
+        "from os import PathLike",
+        "from typing import Any",
+        "",
+        "from torch import nn",
+        "",
+        *sorted(f"from .{module} import {name} as {name}" for name, module in auditor._API.items() if name != "audit"),
+        "",
+        "__version__: str",
+        "",
+        "def audit(",
+        "    model: nn.Module,",
+        "    example_inputs: Any,",
+        "    *,",
+    ]
+    kinds = get_type_hints(Asked)
+    for name, option in options_of(Asked).items():
+        default = repr(Asked.model_fields[name].default).replace("'", '"')
+        lines.append(f"    {name}: {option.typed or _typed(kinds[name])} = {default},")
+    return "\n".join([*lines, ") -> Audit: ...", ""])
+
+
+def _typed(kind: Any) -> str:
+    if isinstance(kind, UnionType) or get_origin(kind) is Union:
+        return " | ".join(map(_typed, get_args(kind)))
+    return "None" if kind is NoneType else re.sub(r"(collections\.abc|typing)\.", "", inspect.formatannotation(kind))
+
+
 if __name__ == "__main__":
+    STUB.write_text(stub(), encoding="utf-8")
     for document in HEADS:
         (DOCS / document).write_text(written(document), encoding="utf-8")

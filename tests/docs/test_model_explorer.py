@@ -54,15 +54,3 @@ def test_what_is_not_finite_stands_above_all_else():
     audit = make_audit()
     broken = next(r.node.name for r in audit.nodes if r.node.op.startswith("aten") and "RNG001" in r.findings)
     assert overlay[broken]["value"] == max(item["value"] for item in overlay.values())
-
-
-def test_version_is_the_one_described(schema):
-    assert schema["$defs"]["formatVersion"]["const"] == model_explorer.VERSION
-
-
-def test_the_schema_refuses_what_it_should(schema):
-    text = model_explorer.files(make_audit(30))["fp16_verdict.json"]
-    document = json.loads(text)
-    document["graph"]["results"]["x"] = {"bgColor": "red"}
-    with pytest.raises(jsonschema.ValidationError):
-        part(schema, "overlay").validate(document)

@@ -9,8 +9,8 @@ import re
 import pytest
 
 import auditor
-from auditor.cli.parsers import VERBS, _made
-from tests.docs.options import DOCS, HEADS, written
+from auditor.cli.parsers import VERBS, parsers
+from tests.docs.options import DOCS, HEADS, STUB, stub, written
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,12 @@ def test_the_tables_of_options_are_those_of_the_settings(document):
     assert written(document) == (DOCS / document).read_text(encoding="utf-8"), "run `make docs`"
 
 
+def test_editors_see_the_arguments_of_the_settings():
+    assert stub() == STUB.read_text(encoding="utf-8"), "run `make docs`"
+
+
 def test_every_option_of_every_verb_is_described(command_line):
-    options = {name for part in _made()[1].values() for action in part._actions for name in action.option_strings}
+    options = {name for part in parsers()[1].values() for action in part._actions for name in action.option_strings}
     options -= {name for name in options if name.startswith("--no-")}
     named = set(re.findall(r"`(--?[a-z][a-z-]*)", command_line)) - {"--no-quick", "--no-measure-time"}
     assert options - {"-h", "--help"} == named

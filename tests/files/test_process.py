@@ -165,17 +165,6 @@ def test_a_stdout_that_is_closed_full_or_no_longer_read(tmp_path: Path, root: Pa
         done = subprocess.run(["sh", "-c", shell], env=environment, capture_output=True, text=True)
         assert done.returncode == 2
         assert done.stderr.startswith("error: standard output cannot be written to (No space left on device)")
-        done = subprocess.run(["sh", "-c", shell.replace(f"> {full}", ">&-")], env=environment, capture_output=True)
-        assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_a_working_directory_that_is_gone(tmp_path: Path, root: Path) -> None:
-    (tmp_path / "gone").mkdir()
-    shell = f'cd gone && rmdir ../gone && exec "{sys.executable}" -m auditor /absent/model.py'
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "error: the working directory is not there any more" in done.stderr
 
 
 def mine(folder: Path) -> list[int]:

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,16 +148,7 @@ def test_what_could_not_be_audited_fails_the_job_and_uploads_nothing(
     assert upload["if"] == "inputs.upload == 'true' && steps.audit.outputs.exit-code != '2'"
 
 
-def test_every_input_is_used_and_every_output_is_given(action: dict[str, Any]) -> None:
-    text = json.dumps(action["runs"]) + json.dumps(action["outputs"])
-    for name in action["inputs"]:
-        assert re.search(rf"inputs\.{name}\b", text), name
-    assert all(
-        re.fullmatch(r"[\w.-]+/[\w./-]+@v\d+", step["uses"]) for step in action["runs"]["steps"] if "uses" in step
-    )
-
-
-def test_the_hook_runs_what_its_arguments_name(root: Path, repository: Path) -> None:
+def test_the_hook_runs_the_command(root: Path) -> None:
     (hook,) = yaml.safe_load((root / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
     assert {"id", "name", "entry", "language"} <= hook.keys()
     assert hook["language"] == "system"  # an environment of its own would lack what the model imports
@@ -166,9 +156,3 @@ def test_the_hook_runs_what_its_arguments_name(root: Path, repository: Path) -> 
     scripts = re.findall(r"(?m)^\[project\.scripts\]\n(\w+) = ", (root / "pyproject.toml").read_text(encoding="utf-8"))
     entry = shlex.split(hook["entry"])
     assert entry[0] in scripts
-    arguments = ["model.py", "--formats", "fp16", "--strategies", "cast", "-q", "--fail-on", "info"]
-    command = ["python", "-m", *entry, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(root), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert "audits/model/plan.json" in done.stdout

@@ -7,7 +7,6 @@ import re
 import sys
 import zipfile
 from email.message import Message
-from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -28,12 +27,6 @@ def test_both_files_pass_the_check_of_the_index(built: Path) -> None:
     assert run([sys.executable, "-m", "twine", "check", "--strict", *files], built).count("PASSED") == 2
 
 
-def test_addresses(metadata: Message) -> None:
-    addresses = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
-    assert {"Repository", "Documentation", "Changelog", "Issues"} <= addresses.keys()
-    assert all(address.startswith(addresses["Repository"]) for address in addresses.values())
-
-
 def test_every_link_of_the_page_is_absolute_and_leads_to_a_file(metadata: Message, root: Path) -> None:
     text = str(metadata.get_payload())
     assert metadata["Description-Content-Type"] == "text/markdown"
@@ -48,13 +41,3 @@ def test_every_link_of_the_page_is_absolute_and_leads_to_a_file(metadata: Messag
     for target in own:
         path = target.removeprefix(f"{repository}/blob/main/").removeprefix(pictures).partition("#")[0]
         assert (root / path).exists(), target
-
-
-def test_classifiers_are_those_that_the_index_knows(metadata: Message) -> None:
-    """The index refuses others, so those of installed packages are known."""
-    known = {kind for found in distributions() for kind in found.metadata.get_all("Classifier") or ()}
-    assert len(known) > 50
-    own = metadata.get_all("Classifier", [])
-    assert own
-    assert [kind for kind in own if kind not in known] == []
-    assert len(own) == len(set(own))

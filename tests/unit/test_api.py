@@ -188,40 +188,6 @@ def test_an_audit_that_fails_leaves_everything_too() -> None:
     assert process_state() == around
 
 
-@pytest.mark.parametrize(
-    ("options", "slug"),
-    [
-        ({"formats": ("fp8",)}, "bad-option"),
-        ({"formats": ()}, "bad-option"),
-        ({"strategies": ("quantise",)}, "bad-option"),
-        ({"max_error": 0.0}, "bad-option"),
-        ({"gpu": "abacus"}, "bad-option"),
-        ({"max_error": float("nan")}, "bad-option"),
-        ({"max_error": float("inf")}, "bad-option"),
-        ({"mode": "fine-tuning"}, "bad-option"),
-        ({"loss_fn": nn.MSELoss()}, "bad-option"),
-        ({"mode": "training"}, "no-loss"),
-        ({"mode": "training", "loss_fn": nn.MSELoss()}, "bad-targets"),
-    ],
-)
-def test_options_that_make_no_sense(options: dict[str, Any], slug: str) -> None:
-    with pytest.raises(AuditorError) as caught:
-        auditor.audit(nn.Linear(6, 2), normal(2, 6), **options)
-    assert caught.value.slug == slug
-
-
-def test_progress_is_told_in_order() -> None:
-    heard: list[str] = []
-
-    def listen(stage: str, detail: str, done: int, total: int) -> None:
-        assert 0 <= done <= total or total == 0
-        if stage not in heard:
-            heard.append(stage)
-
-    auditor.audit(nn.Linear(6, 2), normal(4, 6), formats=("bf16",), strategies=("cast",), progress=listen)
-    assert heard == ["capture", "measure", "classify", "baseline", "plan", "follow"]
-
-
 def test_a_metric_of_the_users_own_decides() -> None:
     def strict(reference: list[Tensor], candidate: list[Tensor]) -> float:
         same = all(torch.equal(r, c.float()) for r, c in zip(reference, candidate, strict=True))
@@ -233,10 +199,3 @@ def test_a_metric_of_the_users_own_decides() -> None:
     assert found.metric == "strict"
     assert found.plans["autocast_bf16"].low_precision_flops == 0.0
     assert found.recommended is None
-
-
-def test_one_name_stands_for_a_sequence_of_one():
-    found = auditor.audit(torch.nn.Linear(3, 2), torch.ones(2, 3), formats="bf16", strategies="cast", device="cpu")
-    assert (found.formats, set(found.plans)) == (("bf16",), {"cast_bf16"})
-    with pytest.raises(AuditorError, match=r"formats takes .*, not half$"):
-        auditor.audit(torch.nn.Linear(3, 2), torch.ones(2, 3), formats="half")

@@ -6,13 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from auditor.api import audit
-from auditor.assembly import _rules_by_node
-from tests.findings import finding
-
-
-def test_a_node_names_every_rule_that_fired_on_it() -> None:
-    fired = [finding("EXP001", "exp"), finding("SFT001", "softmax"), finding("RNG001", "exp")]
-    assert _rules_by_node(fired) == {"exp": ("EXP001", "RNG001"), "softmax": ("SFT001",)}
 
 
 class Block(nn.Module):

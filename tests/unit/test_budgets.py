@@ -44,21 +44,21 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 BUDGET = {
     "artefact": (960, "artefact"),
     "capture": (2820, "capture"),
-    "cli": (1730, "settings"),
+    "cli": (1560, "settings"),
     "criteria": (960, "criteria"),
-    "document": (890, "document"),
+    "document": (900, "document"),
     "execution": (1480, "execution"),
-    "fleet": (490, "fleet"),
+    "fleet": (440, "fleet"),
     "graphs": (1420, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2670, "loading"),
-    "loose files": (1560, "flow"),
+    "loose files": (1470, "flow"),
     "measure": (2460, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (700, "offload"),
     "plan": (3230, "plan"),
     "progress": (300, "telling"),
-    "records": (1440, "records"),
+    "records": (1500, "records"),
     "report": (4160, "report"),
     "rulebook": (2490, "rules"),
     "score": (350, "criteria"),
@@ -68,7 +68,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 37580, 276, 22
+LINES, FILES, ROOMS = 36220, 256, 22
 """Of all of them."""
 
 

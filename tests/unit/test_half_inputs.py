@@ -54,17 +54,10 @@ class HalfProductFp16(HalfProduct):
         super().__init__(torch.float16)
 
 
-class HalfProductBf16(HalfProduct):
-    def __init__(self) -> None:
-        super().__init__(torch.bfloat16)
-
-
 CASES = {
-    "input in FP16": (HalfInput, torch.float16),
     "input in BF16": (HalfInput, torch.bfloat16),
     "buffer in BF16": (HalfBuffer, torch.float32),
     "product in FP16": (HalfProductFp16, torch.float32),
-    "product in BF16": (HalfProductBf16, torch.float32),
 }
 
 

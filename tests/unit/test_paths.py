@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.paths import enclosing, nearest, nearest_above, place, within
+from auditor.paths import nearest, nearest_above, place, within
 
 KNOWN = {"", "a.b", "a.b.c.d"}
 
@@ -23,15 +23,6 @@ KNOWN = {"", "a.b", "a.b.c.d"}
 )
 def test_nearest(path: str, own: str, above: str | None) -> None:
     assert (nearest(path, KNOWN), nearest_above(path, KNOWN)) == (own, above)
-
-
-def test_nothing_is_near_where_nothing_is_known() -> None:
-    assert (nearest("a.b", {"a.c"}), nearest_above("a.b", {"a.b"}), nearest("", set())) == (None, None, None)
-
-
-def test_enclosing_paths_begin_with_the_root() -> None:
-    assert enclosing("a.b.c") == ["", "a", "a.b", "a.b.c"]
-    assert enclosing("") == [""]
 
 
 def test_a_prefix_of_a_name_is_no_scope() -> None:

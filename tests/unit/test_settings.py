@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from auditor.asked import Command, checked
 from auditor.errors import AuditorError
@@ -42,24 +41,6 @@ def test_what_cannot_be_asked_is_said_in_one_line(asked: dict[str, Any], words: 
         options(**asked)
     assert caught.value.slug == "bad-option"
     assert "\n" not in str(caught.value)
-
-
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(AuditorError) as caught:
-        _ = options(device="cuda").where
-    assert caught.value.slug == "no-cuda"
-
-
-@pytest.mark.parametrize(
-    ("device", "there", "native"),
-    [("cpu", True, False), ("cpu", False, False), ("auto", True, True), ("auto", False, False), ("cuda", True, True)],
-)
-def test_where_the_formats_run(device: str, there: bool, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert options(device=device).native is native
 
 
 @pytest.mark.parametrize(

@@ -30,24 +30,6 @@ def test_every_stage_and_step_is_told_and_no_step_goes_beyond_the_total() -> Non
     assert all(seconds >= 0 for seconds in stages.seconds.values())
 
 
-def test_a_stage_that_is_not_wanted_is_neither_told_nor_timed() -> None:
-    heard: list[object] = []
-    stages = Stages(lambda *said: heard.append(said))
-    with stages("training", "the FP32 step", wanted=False):
-        pass
-    assert heard == []
-    assert stages.seconds == {}
-
-
-def test_the_steps_of_a_stage_are_counted_from_its_start() -> None:
-    heard: list[tuple[int, int]] = []
-    stages = Stages(lambda stage, detail, done, total: heard.append((done, total)))
-    for _ in range(2):
-        with stages("measure", "three nodes", 3):
-            stages.tick("a")
-    assert heard == [(0, 3), (1, 3)] * 2
-
-
 def test_what_torch_or_the_model_raises_in_a_stage_is_one_clear_line() -> None:
     with (
         pytest.raises(AuditorError, match="in the stage 'measure' an operation raised RuntimeError") as raised,

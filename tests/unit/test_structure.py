@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import networkx as nx
 
 from tests.structure import ORDER, functions, imports, modules, room
@@ -43,3 +45,14 @@ def test_no_function_over_60_lines_and_no_file_over_400() -> None:
     assert [(where, lines) for where, lines in functions() if lines > 60] == []
     lengths = {name: len(file.read_text(encoding="utf-8").splitlines()) for name, file in modules().items()}
     assert [(name, lines) for name, lines in lengths.items() if lines > 400] == []
+
+
+def test_no_room_takes_private_names_of_another() -> None:
+    taken = [
+        (name, alias.name)
+        for name, file in modules().items()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.level > 1
+        for alias in node.names
+    ]
+    assert [one for one in taken if one[1].startswith("_") and one[1][1] != "_"] == []

@@ -91,20 +91,12 @@ def test_patched_model_follows_the_plan_and_nothing_in_it_is_run(plan, capsys, t
     assert not list(tmp_path.rglob("pwned"))
 
 
-@pytest.mark.parametrize(
-    ("precision", "keep", "said"),
-    [
-        ("bf16", ["mean", "pow"], "2 functions"),
-        ("fp32", ["mean", "pow"], "1 scope and 2 functions"),
-    ],
-)
-def test_functions_in_fp32_are_counted(plan, capsys, precision, keep, said):
-    scopes = {"": {**choice("bf16"), "keep": keep}, HOSTILE: choice(precision)}
+def test_functions_in_fp32_are_counted(plan, capsys):
     written = document()
-    written["plans"]["autocast_bf16"]["scopes"] = scopes
+    written["plans"]["autocast_bf16"]["scopes"][""]["keep"] = ["mean", "pow"]
     plan(written)
     assert cli.main(["apply", "plan.json", "model.py"]) == 0
-    assert capsys.readouterr().out.startswith(f"Plan     autocast_bf16, {said} in FP32, not verified")
+    assert capsys.readouterr().out.startswith("Plan     autocast_bf16, 1 scope and 2 functions in FP32, not verified")
 
 
 def test_named_plan_and_directory(plan, tmp_path):
@@ -112,22 +104,6 @@ def test_named_plan_and_directory(plan, tmp_path):
     text = (tmp_path / "else where" / "patched_model.py").read_text()
     assert "RECOMMENDED = 'cast_fp16'\n" in text
     assert not (tmp_path / "audits").exists()
-
-
-def test_what_was_verified_was_another_model(plan, tmp_path):
-    cli.main(["apply", "plan.json", "model.py", "--out", "."])
-    text = (tmp_path / "patched_model.py").read_text()
-    assert "'verified': False" in text
-    assert "'verified': True" not in text
-
-
-def test_numbers_that_are_none_do_not_break_the_file(plan, tmp_path):
-    changed = document()
-    changed["plans"]["autocast_bf16"]["predicted_error"] = float("nan")
-    changed["plans"]["cast_fp16"]["predicted_speedup"] = float("inf")
-    plan(changed)
-    assert cli.main(["apply", "plan.json", "model.py", "--out", "."]) == 0
-    assert run_patched(tmp_path)[0] == "autocast_bf16"
 
 
 def edited(*path_and_value: object) -> dict:
@@ -144,51 +120,11 @@ def edited(*path_and_value: object) -> dict:
 BROKEN = {
     "no JSON": ("{", "is not a plan"),
     "not a mapping": ([], "`$` should be an object, is []"),
-    "another version": (
-        edited("format_version", 3),
-        "`$.format_version` should be 1, is 3. Audit the model again",
-    ),
-    "no plans": ({**edited("plans", {}), "recommended": None}, "`$.plans` should be an object with a plan, is {}"),
-    "plans that are a list": (edited("plans", []), "`$.plans` should be an object, is []"),
-    "subject that is a list": (edited("subject", []), "`$.subject` should be an object, is []"),
-    "code for a number": (
-        edited("plans", "cast_fp16", "predicted_error", "__import__('os')"),
-        """`$.plans.cast_fp16.predicted_error` should be a number, is "__import__('os')".""",
-    ),
-    "no strategy": (
-        edited("plans", "cast_fp16", {"name": "cast_fp16", "format": "fp16"}),
-        "`$.plans.cast_fp16.strategy` is missing (1 more",
-    ),
     "unknown strategy": (
         edited("plans", "cast_fp16", "strategy", "magic"),
         '`$.plans.cast_fp16.strategy` should be one of autocast, cast, graph, is "magic"',
     ),
-    "unknown format": (
-        edited("plans", "cast_fp16", "format", "half"),
-        "`$.plans.cast_fp16.format` should be one of bf16",
-    ),
-    "a format of another program": (
-        edited("plans", "autocast_bf16", "format", "e6m9"),
-        "torch has no arithmetic in E6M9, so the plan cannot be run",
-    ),
-    "unknown precision": (
-        edited("plans", "cast_fp16", "scopes", {"": choice("fp8")}),
-        '`$.plans.cast_fp16.scopes[""].precision` should be one of fp32, bf16',
-    ),
-    "reasons that are a number": (
-        edited("plans", "cast_fp16", "scopes", {"": {"precision": "fp16", "because": 5}}),
-        '`$.plans.cast_fp16.scopes[""].because` should be a list, is 5',
-    ),
-    "unknown output": (
-        edited("plans", "cast_fp16", "scopes", {"": {"precision": "fp16", "output": []}}),
-        """`$.plans.cast_fp16.scopes[""].output` should be 'cast' or 'keep', is []""",
-    ),
     "nothing recommended": (edited("recommended", None), "no plan is recommended; choose one of autocast_bf16"),
-    "recommendation that is a list": (edited("recommended", []), "`$.recommended` should be text, is []"),
-    "recommendation that is not there": (
-        edited("recommended", "gone"),
-        '`$.recommended` should be one of autocast_bf16, cast_fp16, is "gone"',
-    ),
     "another model": (edited("parameters", 27), "made for a model of 27 parameters, this one has 26"),
     "a layer the model lacks": (
         edited("plans", "cast_fp16", "scopes", {"": choice("fp16"), "third": choice("fp32")}),
@@ -215,8 +151,6 @@ def test_plan_that_cannot_be_followed_is_one_line_and_exit_code_2(case, plan, ca
         (["plan.json", "model.py:wide"], "made for a model of 26 parameters, this one has 32"),
         (["plan.json", "model.py", "--plan", "gone"], "choose one of autocast_bf16, cast_fp16"),
         (["absent.json", "model.py"], "absent.json cannot be read (No such file or directory)"),
-        (["..", "model.py"], "../plan.json cannot be read (No such file or directory)"),
-        (["model.py", "plan.json"], "model.py is not a plan"),
         (["plan.json", "absent.py"], "absent.py does not exist"),
         (["plan.json", "model.py", "--out", "model.py"], "model.py is a file"),
         (["plan.json", "model.py", "--weights", "absent.pt"], "absent.pt do not exist"),

@@ -84,11 +84,6 @@ def test_dry_run_says_what_was_found_and_writes_nothing(folder, capsys):
     assert [p.name for p in path.iterdir()] == ["model.py"]
 
 
-def test_dry_run_finds_the_same_errors(folder, capsys):
-    assert cli.main(["absent.py", "--dry-run"]) == 2
-    assert "absent.py does not exist" in capsys.readouterr().err
-
-
 def test_model_explorer_files_lie_beside_the_report(folder):
     path, _ = folder
     cli.main(["model.py", "-q", "--model-explorer"])

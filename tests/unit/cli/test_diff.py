@@ -19,10 +19,7 @@ def folders(tmp_path_factory):
     extra = replace(before.findings[0], rule="NEW001", name="a-new-thing", severity="error", message="something new")
     after = replace(before, findings=(*before.findings[1:], extra), max_error=0.5)
     hostile = make_audit(60, hostile=True)
-    plan = before.plans["autocast_fp16"]
-    keeping = replace(plan, scopes={**plan.scopes, "": replace(plan.scopes[""], keep=("exp", "linear"))})
-    kept = replace(before, plans={**before.plans, "autocast_fp16": keeping})
-    for name, audit in {"before": before, "after": after, "hostile": hostile, "kept": kept}.items():
+    for name, audit in {"before": before, "after": after, "hostile": hostile}.items():
         (base / name).mkdir()
         (base / name / "plan.json").write_text(json.dumps(audit.to_json()), encoding="utf-8")
     return base
@@ -80,20 +77,6 @@ def test_html_holds_the_same_and_escapes_names(run, folders):
     assert HOSTILE.split("\x1b")[0] not in page
     assert "<img" not in page
     assert "<script>alert" not in page
-
-
-def test_functions_kept_on_one_side_are_named_wherever_it_is_read(run, folders):
-    """By each way of writing, the plans being the same otherwise."""
-    said = "Functions of low modules in FP32 now: exp in (whole model), linear in (whole model)."
-    assert said in " ".join(run("before", "kept")[1].out.split())
-    assert said.replace("in FP32 now", "no longer in FP32") in " ".join(run("kept", "before")[1].out.split())
-    assert "Functions of low modules" not in run("kept", "kept")[1].out
-    plans = json.loads(run("before", "kept", "--format", "json")[1].out)["plans"]
-    assert [after["scopes"][""]["keep"] for name, _, after in plans if name == "autocast_fp16"] == [["exp", "linear"]]
-    run("before", "kept", "--html", "page/kept.html")
-    page = (folders / "page" / "kept.html").read_text()
-    assert said in page
-    assert all(row.count("</td>") == 8 for row in page.split("<tr>") if '<th scope="row">' in row)
 
 
 @pytest.mark.parametrize(

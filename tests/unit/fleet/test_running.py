@@ -38,16 +38,6 @@ def test_one_that_a_signal_ended_is_tried_again_and_others_are_not(scripted):
     assert run(scripted("b", "import sys; sys.exit(2)", retries=2)).tries == 1
 
 
-def test_one_that_crashed_once_is_audited(scripted, tmp_path):
-    script = (
-        "import os, pathlib, signal\nseen = pathlib.Path('seen')\n"
-        "if not seen.exists():\n    seen.touch()\n    os.kill(os.getpid(), signal.SIGSEGV)"
-    )
-    ended = run(scripted("a", script, retries=1))
-    assert ended.audited
-    assert ended.tries == 2
-
-
 def test_one_that_hangs_is_ended(scripted):
     ended = run(scripted("a", "import time; time.sleep(60)", limit=0.5))
     assert ended.said == "it took longer than 0.5 seconds"

@@ -41,29 +41,6 @@ criterion = ["logits: kl <= 0.01", "boxes: max_abs <= 0.5"]
     assert target.words[-1] == "net.py:Net(width=8)"
 
 
-def test_flags_are_true_or_false_and_the_gpu_is_no_target(tmp_path):
-    text = """
-[defaults]
-measure-time = true
-quick = true
-gpu = "T4"
-
-[[target]]
-name = "a"
-target = "a.py"
-
-[[target]]
-name = "b"
-target = "b.py"
-measure-time = false
-quick = false
-gpu = "H100"
-"""
-    first, second = read(written(tmp_path, text))
-    assert set(first.words) == {"--measure-time", "--quick", "--gpu=T4", "a.py"}
-    assert set(second.words) == {"--no-measure-time", "--no-quick", "--gpu=H100", "b.py"}
-
-
 ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
 
 

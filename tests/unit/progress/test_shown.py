@@ -22,7 +22,7 @@ from torch import nn
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.progress.shown import Bar, Lines, Shown, duration, reporter, ticking
+from auditor.progress.shown import Bar, Lines, Shown, reporter, ticking
 
 
 class Terminal(io.StringIO):
@@ -50,10 +50,6 @@ def test_lines_name_each_stage_once(monkeypatch):
     assert run(io.StringIO(), monkeypatch) == "measure: first\nsolve: [bold]\n"
 
 
-def test_quiet_says_nothing(monkeypatch):
-    assert run(Terminal(), monkeypatch, quiet=True) == ""
-
-
 def test_bar_is_drawn_and_wiped(monkeypatch):
     text = run(Terminal(), monkeypatch)
     assert "measure 2/6 " in text
@@ -79,13 +75,6 @@ def test_the_place_of_a_stage_among_all_and_those_that_not_every_audit_has():
     assert told[-1][0] == "write 12/12"
     assert [share for _, share in told] == sorted(share for _, share in told)
     assert told[-1][1] < 1
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (65, "1:05 min"), (3720, "1:02 h")]
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("kind", [Bar, Lines])
@@ -157,10 +146,6 @@ def test_a_notebook_shows_one_line_by_default(notebook):
     stages = [text.split()[0] for text, *_ in notebook[:-1]]
     assert list(dict.fromkeys(stages)) == ["capture", "measure", "classify", "baseline", "plan", "follow"]
     assert re.fullmatch(r"audited in \d+ s", notebook[-1][0])
-    notebook.clear()
-    audited(progress=False)
-    audited(progress=lambda stage, detail, done, total: None)
-    assert notebook == []
 
 
 def test_what_was_raised_is_no_end_of_an_audit(notebook):
@@ -174,14 +159,6 @@ def test_what_was_raised_is_no_end_of_an_audit(notebook):
     assert notebook[-1][0].startswith("ended in plan after ")
     assert "&lt;b&gt;" in notebook[0][1]
     assert "<progress" in notebook[0][1]
-
-
-def test_elsewhere_it_has_to_be_asked_for(capsys):
-    audited()
-    assert capsys.readouterr() == ("", "")
-    audited(progress=True)
-    out, err = capsys.readouterr()
-    assert (out, err.splitlines()[0].partition(":")[0]) == ("", "capture")
 
 
 SLOW = """

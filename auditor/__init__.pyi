@@ -1,0 +1,47 @@
+"""What editors and type checkers see of the package. `make docs` writes it, from the settings."""
+
+from collections.abc import Callable, Iterable
+from os import PathLike
+from typing import Any
+
+from torch import nn
+
+from .capture.imitation import imitated as imitated
+from .document.live import apply as apply
+from .document.read import load as load
+from .document.read import load_plan as load_plan
+from .records import Audit as Audit
+from .snippets import snippet as snippet
+
+__version__: str
+
+def audit(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    kwargs: dict[str, Any] | None = None,
+    formats: str | Iterable[str] = ("fp16", "bf16"),
+    strategies: str | Iterable[str] = ("autocast", "cast"),
+    max_error: float = 0.01,
+    criteria: Any = None,
+    metric: Callable[..., Any] | None = None,
+    device: Any = "auto",
+    gpu: str | None = None,
+    mode: str = "inference",
+    use: str = "",
+    objective: str = "time",
+    quick: bool = False,
+    measure_time: bool | None = None,
+    evaluate: Any = None,
+    max_drop: float | None = None,
+    better: str | None = None,
+    loss_fn: Callable[..., Any] | None = None,
+    rules: str | PathLike[str] | None = None,
+    select: str | Iterable[str] = (),
+    ignore: str | Iterable[str] = (),
+    per_module_ignores: Iterable[dict[str, str]] = (),
+    memory: str | int | None = None,
+    seed: int = 0,
+    timeout: float | None = None,
+    progress: bool | Callable[..., Any] | None = None,
+) -> Audit: ...
