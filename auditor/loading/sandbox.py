@@ -1,37 +1,18 @@
-"""A fence around the user's code: what it may change is put back, and what it raises becomes one clear line."""
+"""Functions of the user's called: what they need, and what they raise, in one clear line."""
 
 from __future__ import annotations
 
+import inspect
 import random
-import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..capture.regions import written_as_meant
 from ..errors import LoadError, first_line
-from ..isolation import isolated
-from ..isolation.process import ieee
-from .importer import as_script
+from ..raised import origin_of
 
 T = TypeVar("T")
-
-
-@contextmanager
-def user_code(folders: tuple[str, ...], seed: int, script: str) -> Iterator[None]:
-    """Runs the body as the user's script would run, see `as_script`, every generator seeded.
-
-    `torch.autocast("cuda")` as a decorator keeps what it says, although there may be no CUDA here.
-    Put back afterwards: bytecode writing, and what `isolated` restores, `sys.path` among it.
-    """
-    no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        with ieee(), isolated(seed=seed), written_as_meant(), as_script(script, folders):
-            yield
-    finally:
-        sys.dont_write_bytecode = no_bytecode
 
 
 def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs: Any) -> T:
@@ -44,17 +25,26 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
         raise LoadError(f"{what} raised {blame(error)}", slug=slug) from error
 
 
+def required(function: Callable[..., Any]) -> list[str]:
+    """The arguments that it cannot do without."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+
+
 def blame(error: BaseException) -> str:
     """`TypeError: message (model.py:12)`, the place being the innermost line outside of Python and its packages.
 
-    What a library raised from something else, as for a package that it cannot import, is followed by that.
+    What was raised from something else, as by a library for a package that it cannot import, is followed by that.
     """
-    first = error
-    while first.__cause__ is not None:
-        first = first.__cause__
+    first = origin_of(error)
     text = _said(error) if first is error else f"{_said(error).rstrip('.')}, from {_said(first)}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
-    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
+    frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(first.__traceback__)]
+    places = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if _is_user_file(f.filename)]
+    return f"{text} ({places[-1]})" if places else text
 
 
 def _said(error: BaseException) -> str:

@@ -1,18 +1,25 @@
-"""What a model is switched to or given before it is run: the mode of its modules, the weights of lazy ones."""
+"""What a model is switched to, given or held in for as long as it is audited; afterwards it is as it was."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map_only
+from torch.utils import _pytree as pytree
 
-from ..isolation.members import modules_of, named_tensors
-from ..isolation.process import reseed
-from ..records import Batch
+from .. import offload
+from ..errors import LoadError, first_line
+from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
+from ..isolation.process import reseed, swapped
+from ..numerics.formats import is_low
+from ..raised import let_through
+from ..records import Batch, Subject
 
 
 @contextmanager
@@ -28,30 +35,12 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 
 def switch(model: nn.Module, training: bool) -> None:
-    """`model.train()` or `model.eval()`, module by module where that raises.
-
-    An exported module refuses, one that is linked to from below calls itself without end, and an author's own may raise.
-    """
-    waiting, seen = [model], set[int]()
-    while waiting:
-        module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        try:
-            module.train() if training else module.eval()
-        except Exception:
+    """`model.train()` or `model.eval()`; where that raises, as of exported modules, the flags alone."""
+    try:
+        model.train() if training else model.eval()
+    except Exception:
+        for module in modules_of(model):
             _set(module, training)
-            waiting.extend(child for child in module._modules.values() if child is not None)
-
-
-def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
-    """Lazy layers take their shape, and their first weights, from a first call: the same ones in every process."""
-    if any(is_lazy(x) for _, x in named_tensors(model)):
-        reseed(seed)
-        args, kwargs = tree_map_only(torch.Tensor, torch.clone, batch)
-        with torch.no_grad():
-            model(*args, **kwargs)
 
 
 def _set(module: nn.Module, flag: bool) -> None:
@@ -62,3 +51,185 @@ def _set(module: nn.Module, flag: bool) -> None:
         module.training = flag
     except Exception:
         module.__dict__["training"] = flag
+
+
+def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
+    """Lazy layers take their shape, and their first weights, from a first call: the same ones in every process."""
+    if any(is_lazy(x) for _, x in named_tensors(model)):
+        reseed(seed)
+        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, batch)
+        with torch.no_grad():
+            model(*args, **kwargs)
+
+
+def settled(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
+    """The subject as it is audited, once `check` found that it runs so.
+
+    What it stores low is raised with the inputs: parameters and buffers, and where that does not run, tensors that
+    modules hold as plain attributes. Where that does not either, its forward casts to a dtype of its own: what is stored
+    low then stays so, in the reference too. Raises: LoadError(slug="low-precision-model"), and what `check` raises.
+    """
+    refused: LoadError | None = None
+    for candidate in _candidates(subject):
+        try:
+            with raised(candidate):
+                checked = check(candidate)
+        except LoadError as error:
+            if error.slug != "forward-raises":
+                raise
+            refused = refused or error
+            continue
+        floats = [x for _, x in named_tensors(subject.model) if x.is_floating_point()]
+        if candidate.raised == "kept" and all(is_low(x.dtype) for x in floats):
+            raise LoadError(
+                "the model is stored low and does not run with the same values in FP32, so there is no reference: "
+                f"{refused}. Let its forward follow the dtype of its weights instead of casting by itself, or give the FP32 "
+                "model",
+                slug="low-precision-model",
+            )
+        return checked
+    assert refused is not None
+    raise refused
+
+
+@contextmanager
+def raised(subject: Subject) -> Iterator[None]:
+    """In the body the subject's model has its weights, and in FP32 what is to be raised; then it is as it was."""
+    with present(subject.model), in_fp32(subject.model, subject.raised):
+        yield
+
+
+@contextmanager
+def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
+    """In the body, what the model stores low is held in FP32; then it is bit for bit what it was, on its own memory.
+
+    which: as Subject.raised.
+    """
+    tensors = stored_low(model, attributes=which == "attributes") if which in ("weights", "attributes") else []
+    kept = [(x, x.data, x.grad if x.is_leaf else None) for x in tensors]
+    for x, _, gradient in kept:
+        if gradient is not None:
+            x.grad = None  # of another dtype than the tensor will have
+    raise_in_place(tensors)
+    try:
+        yield
+    finally:
+        for x, data, gradient in kept:
+            if x.is_leaf:
+                x.grad = None
+            x.data = data
+            if gradient is not None:
+                x.grad = gradient
+
+
+def _candidates(subject: Subject) -> Iterator[Subject]:
+    """The subject with what may be raised so, and a note of it, in the order in which it is tried; at last, as it is."""
+    model = subject.model
+    low, everything = stored_low(model), stored_low(model, attributes=True)
+    if not low and not subject.stored_low:
+        yield subject
+        given = pytree.tree_leaves((subject.batches, subject.held_out))
+        if any(isinstance(x, Tensor) and is_low(x.dtype) for x in given):
+            note = "inputs came in FP16 or BF16, which the model does not run on: they are raised to FP32"
+            yield _widened(subject, "inputs", note)
+        return
+    counts = Counter(subject.stored_low)  # of its checkpoint, which was raised while it was read
+    for parameter in model.parameters():
+        if is_low(parameter.dtype):
+            counts[name_of(parameter.dtype)] += parameter.numel()
+    subject = replace(subject, stored_low=dict(counts))
+    dtypes = ", ".join(sorted({*counts, *(name_of(x.dtype) for x in low)}))
+    count, total = counts.total(), size_of(model)
+    note = (
+        f"the {'model' if low else 'checkpoint'} stores {'all' if count == total else f'{count:,}'} of {total:,} weights in "
+        f"{dtypes}: the reference is the same values in FP32; what {dtypes} had cost before is in no error"
+    )
+    yield _widened(subject, "weights", note)
+    if len(everything) > len(low) > 0:
+        yield _widened(subject, "attributes", note)
+    if low:
+        note = (
+            f"the model casts to {dtypes} by itself, so what it stores in {dtypes} stays as it is, in the reference and in "
+            "every plan: only the rest is audited"
+        )
+        yield replace(subject, raised="kept", warnings=(*subject.warnings, note))
+
+
+def _widened(subject: Subject, which: str, note: str) -> Subject:
+    given = subject.batches, subject.held_out
+    batches, held_out = pytree.tree_map_only(Tensor, lambda x: x.float() if is_low(x.dtype) else x, given)
+    return replace(subject, raised=which, batches=batches, held_out=held_out, warnings=(*subject.warnings, note))
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As torch writes it, without `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def held_outside(model: nn.Module) -> set[str]:
+    """Names of the parameters and buffers without values that accelerate's hooks hold the values of."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in named_modules(model)
+        for hook in _hooks(module)
+        if hook.offload
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+        if tensor.is_meta and (hook.place_submodules or "." not in name)
+    }
+
+
+@contextmanager
+def present(model: nn.Module) -> Iterator[None]:
+    """In the body the model has the weights that accelerate's hooks hold, and is called past them; then it is as it was.
+
+    Raises: LoadError(slug="meta-weights") where a hook has no value.
+    """
+    hooked = [module for module in modules_of(model) if _hooks(module)] if held_outside(model) else []
+    with ExitStack() as stack:
+        for module in modules_of(model) if hooked else ():
+            for store in (module._parameters, module._buffers):
+                stack.callback(_put_back, store, dict(store))
+        for module in hooked:
+            for hook in _hooks(module):
+                if hook.offload:
+                    stack.enter_context(swapped(hook, "execution_device", torch.device("cpu")))
+                    stack.callback(hook.post_forward, module, None)
+                    _fill(module, hook)
+        for module in hooked:
+            own = vars(module)
+            stack.callback(_put_back, own, dict(own))
+            del own["_hf_hook"], own["forward"]
+            forward = own.pop("_old_forward")
+            if getattr(forward, "__func__", None) is not type(module).forward:
+                own["forward"] = forward
+        yield
+
+
+def _fill(module: nn.Module, hook: Any) -> None:
+    try:
+        hook.pre_forward(module)
+    except Exception as error:
+        let_through(error)
+        raise LoadError(
+            f"a weight of a {type(module).__name__} is offloaded, and its hook cannot load it "
+            f"({type(error).__name__}: {first_line(error)[:160]}): load the weights first",
+            slug="meta-weights",
+        ) from error
+    if (limit := offload.now()) is not None:
+        offload.onto(module, limit.arena, limit.large)
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    """accelerate's, that bring weights to where they are used; none where another is among them, or of a traced module."""
+    hook = vars(module).get("_hf_hook")
+    if hook is None or isinstance(module, torch.fx.GraphModule):
+        return []
+    from accelerate.hooks import AlignDevicesHook
+
+    hooks = list(getattr(hook, "hooks", (hook,)))
+    return hooks if all(isinstance(one, AlignDevicesHook) for one in hooks) else []
+
+
+def _put_back(store: dict[str, Any], content: dict[str, Any]) -> None:
+    store.clear()
+    store.update(content)

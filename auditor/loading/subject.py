@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .. import offload
 from ..errors import LoadError, first_line
 from ..isolation.answer import answer
 from ..isolation.members import is_wrapped, unwrapped, wrapper_of
@@ -23,17 +23,19 @@ from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
 from ..numerics.entries import entries, extent, is_number
 from ..raised import let_through
-from ..records import Batch, Origin, Subject
+from ..records import Batch, Subject
 from ..recursion import deep
 from . import hubs, inputs, weights
-from .discover import Found, discover
-from .hooked import held_outside, present, told
+from .discover import discover
 from .placement import beside
-from .sandbox import blame, user_code
-from .state import in_eval, materialise, switch
-from .stored import in_fp32, settled
-from .target import Target, import_target, parse
+from .sandbox import blame
+from .state import held_outside, in_eval, in_fp32, materialise, name_of, present, settled, switch
+from .target import Target, import_target, parse, user_code
 
+RANDOM_WEIGHTS = "weights are RANDOM: nothing loaded a checkpoint; ranges and errors say little (pass --weights)"
+SYNTHETIC_INPUTS = (
+    "inputs are made up: ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
+)
 ZEROS = (
     "The outputs are all zeros in FP32, as those of a zero-initialised head: the errors stated here say nothing. Audit "
     "trained weights."
@@ -41,6 +43,13 @@ ZEROS = (
 
 Finder = Callable[[ModuleType, Mapping[str, Any], Subject], Subject]
 """Called with the target's module, what `audit_spec()` returned, and the Subject so far."""
+
+
+def cautions(subject: Subject) -> tuple[str, ...]:
+    """The subject's warnings, and a sentence for weights and for inputs that are nobody's."""
+    random = (RANDOM_WEIGHTS,) if subject.random_weights else ()
+    synthetic = (SYNTHETIC_INPUTS,) if subject.synthetic_inputs else ()
+    return (*subject.warnings, *random, *synthetic)
 
 
 def load(
@@ -60,7 +69,7 @@ def load(
     if parsed.hub:
         hubs.require(parsed)  # before loading is watched, so that the package's own readers are
     as_set = flags()
-    with user_code(parsed.folders, seed, parsed.script):
+    with user_code(parsed, seed):
         with under(as_set):
             found = replace(_load(parsed, inputs, weights, seed, objective), flags=flags())
         return settled(found, check)
@@ -76,57 +85,45 @@ def from_object(
     """
     if not isinstance(model, nn.Module):
         raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
-    batches = _calls(example_inputs, kwargs)
-    model, *notes = unwrap(model)
-    notes += told(model)
-    kind = type(model)
-    target = f"{kind.__module__}:{kind.__qualname__}"
-    subject = Subject(
-        model, batches, name or kind.__name__, target, "example_inputs", "the model in hand", warnings=tuple(notes)
-    )
-    _reject_unfit(model)
-    _reject_lazy(model)
-    try:
-        return settled(subject, check)
-    except LoadError as error:
-        if error.slug != "forward-raises" or not _holds_arrays((example_inputs, kwargs)):
-            raise
-        try:  # it may make tensors of its arrays itself
-            return settled(replace(subject, batches=_calls(example_inputs, kwargs, arrays=True)), check)
-        except LoadError:
-            raise error from None
-
-
-def _calls(example_inputs: Any, kwargs: dict[str, Any] | None, *, arrays: bool = False) -> tuple[Batch, ...]:
     given = () if example_inputs is None and kwargs else example_inputs
     inputs.reject_iterators(kwargs, "kwargs")
-    batches = inputs.as_batches(given, "example_inputs", arrays=arrays)
-    return tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
 
+    def subject(arrays: bool) -> Subject:
+        batches = inputs.as_batches(given, "example_inputs", arrays=arrays)
+        calls = tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
+        target = f"{type(model).__module__}:{type(model).__qualname__}"
+        return Subject(
+            model, calls, name or type(model).__name__, target, "example_inputs", "the model in hand", warnings=notes
+        )
 
-def _holds_arrays(tree: Any) -> bool:
-    return any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(tree))
+    model, notes = _unwrapped(model)
+    _reject_unfit(model)
+    try:
+        return settled(subject(arrays=False), check)
+    except LoadError as error:
+        arrays = any(isinstance(leaf, np.ndarray) for leaf in tree_leaves((example_inputs, kwargs)))
+        if error.slug != "forward-raises" or not arrays:
+            raise
+        with suppress(LoadError):  # it may make tensors of its arrays itself
+            return settled(subject(arrays=True), check)
+        raise
 
 
 def check(subject: Subject) -> Subject:
     """Runs every batch in FP32 and returns the subject; the model, its flags and the generators stay as they were.
 
-    Raises: LoadError(slug="bad-surroundings" | "nan-weights" | "forward-raises" | "tensor-class" | "nan-output" | "no-floating-point").
+    Raises: LoadError(slug="bad-surroundings" | "nan-weights" | "forward-raises" | "tensor-class" | "nan-output").
     """
     _reject_surroundings()
     weights.reject_non_finite(subject.model)
     with deep(), in_eval(subject.model):
         subject, answers = _run(subject)
         leaves = [leaf for answer in answers for leaf in answer]
-        _reject_closed(subject, leaves, "returns", "return")
-        _reject_closed(subject, [x for x in tree_leaves(subject.batches) if isinstance(x, Tensor)], "is given", "pass")
+        given = [leaf for leaf in tree_leaves(subject.batches) if isinstance(leaf, Tensor)]
+        _reject_closed(subject, [*leaves, *given])
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
             hint = "there is no reference to compare with; give inputs it can answer, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
-        if not any(is_number(leaf) for leaf in leaves) and not _computes_floats(subject):
-            raise LoadError(
-                f"{subject.name} computes with no floating-point tensor: nothing to audit", "no-floating-point"
-            )
     numbers = [entries(leaf) for leaf in leaves if is_number(leaf)]
     if any(x.numel() for x in numbers) and not any(bool(x.count_nonzero()) for x in numbers):
         return replace(subject, warnings=(*subject.warnings, ZEROS))
@@ -135,56 +132,41 @@ def check(subject: Subject) -> Subject:
 
 def _reject_surroundings() -> None:
     """Raises: LoadError(slug="bad-surroundings") where the caller has torch compute otherwise than the model says."""
-    autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    if autocast:
-        raise LoadError(
-            f"the audit is called inside torch.autocast({autocast[0]!r}), where FP32 is not FP32: call it outside",
-            slug="bad-surroundings",
-        )
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    around = [f"torch.autocast({device!r}), where FP32 is not FP32" for device in devices]
     if torch.get_default_device().type == "meta":
-        raise LoadError(
-            "the audit is called where torch's default device is meta, on which tensors have no values: call it outside "
-            "of torch.device('meta')",
-            slug="bad-surroundings",
-        )
+        around.append("torch.device('meta'), where tensors have no values")
+    if around:
+        raise LoadError(f"the audit is called inside of {around[0]}: call it outside", slug="bad-surroundings")
 
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
     """The subject, with its inputs where its model is, should it run so alone; and what it answers. Raises: LoadError."""
+
+    def answered(one: Subject) -> tuple[Subject, list[NamedTensors]]:
+        return one, [_forward(one, batch) for batch in one.batches + one.held_out]
+
     try:
-        return subject, _forwards(subject)
+        return answered(subject)
     except LoadError:
         for candidate in beside(subject):
             with suppress(LoadError):
-                return candidate, _forwards(candidate)
+                return answered(candidate)
         raise
 
 
-def _reject_closed(subject: Subject, tensors: Iterable[Tensor], met: str, advice: str) -> None:
+def _reject_closed(subject: Subject, tensors: Iterable[Tensor]) -> None:
     """Classes of tensors that choose which operations they take: what compares values may not be among them."""
-    for leaf in tensors:
-        if type(leaf) in (Tensor, nn.Parameter):
-            continue
+    for leaf in (x for x in tensors if type(x) not in (Tensor, nn.Parameter)):
         try:
             bool((entries(leaf) if is_number(leaf) else leaf).isnan().any())
         except Exception as error:
             let_through(error)
             raise LoadError(
-                f"{subject.name} {met} a {type(leaf).__name__}, which refuses operations that comparing it takes "
-                f"({type(error).__name__}: {first_line(error)[:160]}): {advice} its values as plain tensors",
+                f"{subject.name} takes or returns a {type(leaf).__name__}, which refuses operations that comparing it takes "
+                f"({type(error).__name__}: {first_line(error)[:160]}): pass and return its values as plain tensors",
                 slug="tensor-class",
             ) from error
-
-
-class _FloatWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether any operation returned a floating-point tensor."""
-
-    seen = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.seen |= any(isinstance(leaf, Tensor) and is_number(leaf) for leaf in tree_leaves(result))
-        return result
 
 
 def _load(
@@ -194,62 +176,80 @@ def _load(
         module = ModuleType(target.module) if target.hub else import_target(target)
         watch.phase = "build"
         found = hubs.build(target, seed) if target.hub else discover(module, target, seed)
-    model, *notes = unwrap(found.model)
-    notes += [*told(model), *found.notes, *(() if weights_text else found.checkpoint)]
-    found = replace(found, model=model)
-    _reject_unfit(model)
+    model, notes = _unwrapped(found.model)
+    notes += (*found.notes, *(() if weights_text else found.checkpoint))
+    _reject_unfit(model, lazy=True)
     if weights_text:
-        notes += weights.load_into(model, Path(weights_text))
+        notes += tuple(weights.load_into(model, Path(weights_text)))
     switch(model, training=False)
     with present(model), in_fp32(model):
-        given, held_out = _find_inputs(module, target, found, inputs_text, seed)
+        given, held_out = _find_inputs(module, target, found.spec, model, inputs_text, seed)
     materialise(model, given.batches[0], seed)
-    kind = found.origin.kind if found.origin else ""
-    restored = bool(weights_text) or watch.loaded(kind) or not list(model.parameters())
+    origin = found.origin
+    loaded = watch.loaded(origin.kind if origin else "")
+    source = f"random initialisation, seed {seed}"
+    if weights_text:
+        source = f"--weights {weights_text}"
+        origin = replace(origin, weights=str(Path(weights_text).resolve())) if origin else None
+    elif origin and (loaded or not list(model.parameters())):
+        source = f"{'trained' if 'trained' in watch.seen else 'loaded'} by {origin.symbol}"
     subject = Subject(
         model=model,
         batches=given.batches,
         name=str(found.spec.get("name", target.name)),
         target=target.text,
         inputs_source=given.source,
-        weights_source=_weights_source(weights_text, restored, watch.trained, found, seed),
+        weights_source=source,
         held_out=held_out,
-        origin=_with_weights(found.origin, weights_text),
+        origin=origin,
         synthetic_inputs=given.synthetic,
-        random_weights=not restored,
-        warnings=tuple(notes),
+        random_weights=not (weights_text or loaded or not list(model.parameters())),
+        warnings=notes,
         stored_low={} if weights_text else found.stored_low,
     )
     return objective(module, found.spec, subject) if objective is not None else subject
 
 
 def _find_inputs(
-    module: ModuleType, target: Target, found: Found, text: str | None, seed: int
+    module: ModuleType, target: Target, spec: Mapping[str, Any], model: nn.Module, text: str | None, seed: int
 ) -> tuple[inputs.Inputs, tuple[Batch, ...]]:
     """The inputs to audit on and those to verify on; an explicit `--inputs` wins and keeps the file's held-out ones."""
     reseed(seed)
-    held_out = found.spec.get("held_out", found.spec.get("eval_inputs"))
-    if found.spec:
-        unseen = inputs.as_batches(held_out, "audit_spec()") if held_out is not None else ()
-    else:
-        unseen = inputs.held_out_from_module(module, target.label)
+    held_out = spec.get("eval_inputs") if spec else getattr(module, "get_eval_inputs", None)
+    what = "audit_spec()" if spec else f"get_eval_inputs() in {target.label}"
+    unseen = () if held_out is None else inputs.named_inputs(held_out, what)
     if text:
-        with ExitStack() as stack:
-            if text.partition(":")[0].endswith(".py"):
-                parsed = parse(text)
-                stack.enter_context(user_code(parsed.folders, seed, parsed.script))
-            return inputs.from_argument(text, found.model, seed), unseen
-    if found.spec:
-        return inputs.Inputs(
-            inputs.as_batches(found.spec["inputs"], "audit_spec()"), f"{target.label}:audit_spec"
-        ), unseen
+        return inputs.from_argument(text, model, seed), unseen
+    if spec:
+        batches = inputs.as_batches(spec["inputs"], "audit_spec()")
+        return inputs.Inputs(batches, f"{target.label}:audit_spec"), unseen
     reseed(seed)
-    known = inputs.declared(found.model, seed) if target.hub else inputs.from_module(module, target.label)
-    return known or inputs.from_model(found.model, seed), unseen
+    return inputs.from_module(module, target.label) or inputs.from_model(model, seed), unseen
 
 
-def _reject_unfit(model: nn.Module) -> None:
-    """Models that their owner has to fill first, or that torch itself cannot walk through."""
+def _unwrapped(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model inside of wrappers, and notes of these and of accelerate's hooks."""
+    inner, notes = unwrapped(model), list[str]()
+    if inner is not model:
+        kind = "torch.compile" if wrapper_of(model) == "_orig_mod" else type(model).__name__
+        notes.append(
+            f"The model is wrapped in {kind}: the {type(inner).__name__} inside is audited, as it runs uncompiled and in one "
+            "process. Plans apply to the wrapped model and to the one inside."
+        )
+    if count := len(held_outside(inner)):
+        where = "lie in mapped files" if offload.now() is not None else "are in memory"
+        notes.append(
+            f"accelerate's hooks hold {count} of the model's tensors: they {where} for the audit, and the hooks do not run; "
+            "plans are for the model with its hooks too"
+        )
+    return inner, tuple(notes)
+
+
+def _reject_unfit(model: nn.Module, lazy: bool = False) -> None:
+    """Models that torch itself cannot walk through, that are patched, or that their owner has to fill first.
+
+    lazy: whether layers may be lazy. Their first call draws their weights: of a model in hand, that is its owner's to do.
+    """
     try:
         list(model.modules())
     except TypeError as error:
@@ -263,26 +263,15 @@ def _reject_unfit(model: nn.Module) -> None:
             slug="patched-model",
         )
     elsewhere = held_outside(model)
-    for name, tensor in model.named_parameters():
-        if tensor.is_meta and name not in elsewhere:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            if not lazy:
+                hint = "call the model once, or load its weights, before the audit"
+                raise LoadError(f"{name} has no shape yet: {hint}", slug="lazy-weights")
+        elif tensor.is_meta and isinstance(tensor, nn.Parameter) and name not in elsewhere:
             raise LoadError(
                 f"{name} is on the meta device, without values: load the weights first", slug="meta-weights"
             )
-
-
-def _reject_lazy(model: nn.Module) -> None:
-    """The first call draws the weights of lazy layers: of a model in hand, that is its owner's to do."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if is_lazy(tensor):
-            raise LoadError(
-                f"{name} has no shape yet: call the model once, or load its weights, before the audit",
-                slug="lazy-weights",
-            )
-
-
-def _forwards(subject: Subject) -> list[NamedTensors]:
-    """What the model gives for each batch. Raises: LoadError."""
-    return [_forward(subject, batch) for batch in subject.batches + subject.held_out]
 
 
 def _forward(subject: Subject, batch: Batch) -> NamedTensors:
@@ -292,10 +281,6 @@ def _forward(subject: Subject, batch: Batch) -> NamedTensors:
         let_through(error, memory=False)
         shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
         hint = f"check their number, shapes and dtypes{_one_call(subject)}"
-        if "get_fastpath_enabled" in str(error):
-            hint = (
-                "PyTorch's fused transformer path is off in an audit, and nested tensors need it: pad them, with a mask"
-            )
         raise LoadError(
             f"{subject.name} raised {blame(error)} on inputs {shapes} from {subject.inputs_source}: {hint}",
             slug="forward-raises",
@@ -312,37 +297,6 @@ def _one_call(subject: Subject) -> str:
     return f". They are the {len(args)} arguments of one call; {len(args)} batches are written [{batches}{more}]"
 
 
-def _computes_floats(subject: Subject) -> bool:
-    with _FloatWatch() as watch:  # type: ignore[no-untyped-call]
-        for batch in subject.batches:
-            answer(subject.model, batch)
-    return bool(watch.seen)
-
-
 def _shape(tensor: Tensor) -> str:
     shape = list(extent(tensor)) if tensor.is_nested else list(tensor.shape)
-    return f"{str(tensor.dtype).removeprefix('torch.')}{shape}".replace(" ", "")
-
-
-def _with_weights(origin: Origin | None, text: str | None) -> Origin | None:
-    return replace(origin, weights=str(Path(text).resolve()) if text else None) if origin else None
-
-
-def _weights_source(text: str | None, restored: bool, trained: bool, found: Found, seed: int) -> str:
-    if text:
-        return f"--weights {text}"
-    how = "trained" if trained else "loaded"
-    return f"{how} by {found.origin.symbol}" if restored and found.origin else f"random initialisation, seed {seed}"
-
-
-def unwrap(model: nn.Module) -> tuple[nn.Module, *tuple[str, ...]]:
-    """The model that is wrapped, and a note where it is."""
-    name = wrapper_of(model)
-    if name is None:
-        return (model,)
-    inner = unwrapped(model)
-    kind = "torch.compile" if name == "_orig_mod" else type(model).__name__
-    return inner, (
-        f"The model is wrapped in {kind}: the {type(inner).__name__} inside is audited, as it runs uncompiled and in one "
-        "process. Plans apply to the wrapped model and to the one inside."
-    )
+    return f"{name_of(tensor.dtype)}{shape}".replace(" ", "")

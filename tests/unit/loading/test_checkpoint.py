@@ -87,8 +87,8 @@ def test_a_checkpoint_stored_low_is_read_as_the_same_values_in_fp32(
     name = str(dtype).removeprefix("torch.")
     assert (found.raised, found.stored_low) == ("weights", {name: numbers(model)})
     assert found.warnings == (
-        f"the checkpoint stores all of the model's {numbers(model):,} numbers in {name}: the reference is the same values "
-        f"in FP32; what {name} had cost before is in no error",
+        f"the checkpoint stores all of {numbers(model):,} weights in {name}: the reference is the same values in FP32; what "
+        f"{name} had cost before is in no error",
     )
 
 
@@ -100,7 +100,7 @@ def test_norms_in_fp32_are_not_counted_as_low(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     found = load(f"hf:{tmp_path}")
     assert found.stored_low == {"bfloat16": numbers(model) - 3 * 16}
-    assert f"stores {numbers(model) - 48:,} of the model's {numbers(model):,} numbers in bfloat16" in found.warnings[0]
+    assert f"stores {numbers(model) - 48:,} of {numbers(model):,} weights in bfloat16" in found.warnings[0]
 
 
 def test_a_checkpoint_in_fp32_or_fp64_is_not_stored_low(saved: Path, tmp_path: Path) -> None:
@@ -108,7 +108,6 @@ def test_a_checkpoint_in_fp32_or_fp64_is_not_stored_low(saved: Path, tmp_path: P
     llama().double().save_pretrained(tmp_path)
     found = load(f"hf:{tmp_path}")
     assert (found.raised, found.stored_low) == ("none", {})
-    assert "in float64: the reference is their values in FP32" in found.warnings[0]
 
 
 def test_weights_of_ones_own_say_nothing_of_those_of_the_directory(tmp_path: Path) -> None:
@@ -121,7 +120,7 @@ def test_weights_of_ones_own_say_nothing_of_those_of_the_directory(tmp_path: Pat
 def test_what_the_checkpoint_lacks_is_told_as_random(copy: Path) -> None:
     with_weights(copy, lambda state: state.pop("lm_head.weight"))
     found = load(f"hf:{copy}")
-    assert "1 tensor of the model is not in the checkpoint and RANDOM: lm_head.weight;" in found.warnings[0]
+    assert "that the checkpoint does not have are RANDOM (1: lm_head.weight):" in found.warnings[0]
     assert torch.equal(load(f"hf:{copy}").model.lm_head.weight, found.model.lm_head.weight)
     assert not torch.equal(load(f"hf:{copy}", seed=1).model.lm_head.weight, found.model.lm_head.weight)
 
@@ -129,7 +128,7 @@ def test_what_the_checkpoint_lacks_is_told_as_random(copy: Path) -> None:
 def test_what_the_model_has_no_place_for_is_told(copy: Path) -> None:
     with_weights(copy, lambda state: state.update(one=torch.ones(2), two=torch.ones(2)))
     (note,) = load(f"hf:{copy}").warnings
-    assert note == "2 tensors of the checkpoint are not the model's and left out: one, two"
+    assert note == "tensors of the checkpoint that the model does not have are left out (2: one, two)"
 
 
 def test_a_class_that_transformers_does_not_have_is_told(copy: Path) -> None:
@@ -166,7 +165,7 @@ def as_torch_file(folder: Path, content: bytes) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "a shard is missing": (lose_a_shard, "missing-weights", "names model-00002-of-"),
+    "a shard is missing": (lose_a_shard, "missing-weights", ".safetensors does not exist: complete the checkpoint"),
     "the index is none": (spoil_the_index, "bad-weights", "no weight_map"),
     "a file is cut": (cut, "bad-weights", "not a safetensors file"),
     "a file is empty": (lambda f: (f / WEIGHTS).write_bytes(b""), "bad-weights", "not a safetensors file"),  # type: ignore[dict-item,return-value]
@@ -183,8 +182,8 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "there is nothing in it": (
         lambda f: save_file({}, f / WEIGHTS, metadata={"format": "pt"}),
-        "weights-mismatch",
-        "it has no tensor",
+        "bad-weights",
+        "holds no state dict",
     ),
     "the dtype is none": (lambda f: with_config(f, dtype="bloat16"), "model-raises", "bloat16"),
     "it is quantised": (
@@ -214,6 +213,7 @@ def test_what_cannot_be_read_is_one_clear_line(case: str, copy: Path, capfd: pyt
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_its_plans_fit_the_model_as_it_is_stored(tmp_path: Path) -> None:
     """Loaded in BF16 and patched, it is the plan that was verified on the same values in FP32."""
     llama().bfloat16().save_pretrained(tmp_path)
