@@ -8,9 +8,8 @@ from pathlib import Path
 from ..numerics.formats import runs
 from ..plan.recommend import outcome
 from ..records.audit import Audit
-from .criteria import loosest, valued
+from .criteria import advice, loosest, valued
 from .findings import causes
-from .score import advice
 from .words import label, op, ratio
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..records.audit import Audit
-from .blocks import Block, Code, Entries, Entry, Lines, Table, Title
+from .blocks import Block, Code, Entries, Entry, Lines, Title
 from .findings import Cause, Causes, causes
-from .kept import Island
 from .paths import Place, places
-from .prose import remedy, sentence
+from .plans import island_lines, plan_table
 from .use import snippets
-from .view import PlanView, View, view
-from .words import count, label, line, memory, percent, printable
+from .view import View, view
+from .words import count, line, printable, remedy, sentence
 
 ENTRIES_SHOWN = 5
 ISLANDS_SHOWN = 6
@@ -29,11 +28,11 @@ def overview(audit: Audit) -> list[Block]:
         Lines("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
         Lines("", (seen.proof, *seen.broken, *seen.contrast)),
         _findings(causes(audit), places(audit)),
-        *_plans(seen),
+        *plan_table(audit, seen.plans),
     ]
     if use := snippets(audit):
         page.append(
-            Code("Use it", "\n".join(line for line in use[-1 if len(use) == 1 else 1].code.splitlines() if line))
+            Code("Use it", "\n".join(line for line in use[-1 if len(use) == 1 else 1].text.splitlines() if line))
         )
     return [*page, *_more(audit, seen)]
 
@@ -68,48 +67,12 @@ def _entry(cause: Cause, place: Place) -> Entry:
     return Entry(f"{place.file}:{place.line} {worst.rule} {sentence(worst.message)}", (note,), cause.severity)
 
 
-def _plans(seen: View) -> Iterator[Block]:
-    if not seen.plans:
-        return
-    rows = [(("* " if p.recommended else "") + p.title, p.before, *_figures(p)) for p in seen.plans]
-    if seen.today:
-        rows.append((seen.today[0], "", "", seen.today[1], "", ""))
-    bold = next((i for i, p in enumerate(seen.plans) if p.recommended), None)
-    heads = ("Plan", "Without it", "Predicted", "Measured", "Low FLOPs", "Speed-up")
-    yield Table(heads, tuple(rows), bold)
-    if seen.chosen:
-        plan = seen.chosen.plan
-        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs low; speed-ups are predicted{f' for one {plan.target}' if plan.target else ''}"
-        if plan.memory and plan.fp32_memory:
-            said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
-        yield Lines("", (said,), "muted")
-    if programs := tuple(p.program for p in seen.plans if p.program):
-        yield Lines("Program", programs)
-
-
-def _figures(p: PlanView) -> tuple[str, str, str, str]:
-    predicted, measured, speed = p.figures
-    if not p.idle and p.plan.measured_error is not None and p.verdict not in (measured, "verified"):
-        measured = f"{measured}, {p.verdict}"
-    return predicted, measured, percent(p.plan.low_precision_flops), speed
-
-
-def _islands(islands: tuple[Island, ...]) -> Lines:
-    texts = []
-    for island in islands[:ISLANDS_SHOWN]:
-        which = f" ({island.which})" if island.which else ""
-        texts.append(f"{label(island.precision)} {island.name}{which}{f': {island.why}' if island.why else ''}")
-    if len(islands) > ISLANDS_SHOWN:
-        texts.append(f"and {len(islands) - ISLANDS_SHOWN} more, in plan.json")
-    return Lines("Kept", tuple(texts), listed=True)
-
-
 def _more(audit: Audit, seen: View) -> Iterator[Block]:
     """What some audits have: modules kept apart, times, criteria, scores, proposals, training, cautions."""
     if seen.chosen and seen.chosen.islands:
-        yield _islands(seen.chosen.islands)
-    if seen.timing is not None:
-        yield Lines("Times", (seen.timing.about, *(row.line for row in seen.timing.rows)))
+        yield island_lines(seen.chosen.islands, ISLANDS_SHOWN)
+    if seen.times:
+        yield Lines("Times", seen.times)
     if seen.criteria:
         shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
         lines = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]

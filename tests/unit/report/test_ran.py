@@ -17,7 +17,7 @@ from auditor.isolation import isolated
 from auditor.numerics.nodes import tensors_of
 from auditor.records import Dtypes, NodeReport
 from auditor.records.audit import Audit
-from auditor.report.ran import computed_in, dtype_label, tally, why_raised
+from auditor.report.kept import computed_in, dtype_label, tally, why_raised
 from tests.subjects import normal, seeded
 
 
