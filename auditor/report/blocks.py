@@ -74,6 +74,7 @@ class Table:
     bold: int | None = None
     texts: int = 1
     caption: str = ""
+    label = ""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""The charts of the report: errors and values in execution order, and gradients against what FP16 holds, in pixels."""
+"""The charts of the report: errors in execution order, and gradients against what FP16 holds, in pixels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import flushed, merged, significant, subnormal
@@ -14,8 +14,8 @@ from .blocks import BOTTOM, LEFT, RIGHT, Chart, Tick
 from .words import label, percent, power
 
 HEIGHT, TOP, INSET = 330, 12, 8
-BINS, COLUMNS = 240, 96
-"""Points of a curve, and columns of the map of values: of longer models each stands for several operations."""
+BINS = 240
+"""Points of a curve: of longer models each stands for several operations."""
 MARKS = 11
 """Height of the strip above the curves where each format's non-finite values are marked."""
 LOWEST, HIGHEST = -48, 24
@@ -27,11 +27,6 @@ def scale(low: float, high: float, start: float, end: float) -> Callable[[float]
     """A linear map from data to pixels, clamped to its ends and rounded to a tenth of a pixel."""
     span = high - low or 1.0
     return lambda value: round(start + (end - start) * min(max((value - low) / span, 0.0), 1.0), 1)
-
-
-def charts(audit: Audit) -> list[Chart]:
-    """Those of the operations; none where nothing was measured."""
-    return [chart for chart in (depth_chart(audit), value_chart(audit)) if chart is not None]
 
 
 def depth_chart(audit: Audit) -> Chart | None:
@@ -110,20 +105,6 @@ def _line(points: Iterable[tuple[float, float] | None]) -> str:
     return path
 
 
-def narrowest(formats: Sequence[str]) -> str | None:
-    """The format whose largest number is smallest, which is where ranges hurt first."""
-    return min(formats, key=lambda name: FORMATS[name].largest, default=None)
-
-
-def _bands(fmt: str, place: Callable[[float], float], box: Callable[[float, float], str]) -> list[tuple[str, str]]:
-    """What a format makes of each power of two, as areas behind a chart."""
-    row = FORMATS[fmt]
-    stops = (LOWEST, row.min_exponent - row.mantissa, row.min_exponent, math.log2(row.largest), HIGHEST + 1)
-    kinds = ("zero", "subnormal", "normal", "over")
-    bounds = zip(kinds, stops, stops[1:], strict=False)
-    return [(f"band {kind}", box(place(low), place(high))) for kind, low, high in bounds if low < high]
-
-
 def _shares(exponents: Mapping[int, int], shift: int = 0) -> dict[int, float]:
     """{power of two that is drawn: its share}."""
     shares: dict[int, float] = {}
@@ -131,41 +112,6 @@ def _shares(exponents: Mapping[int, int], shift: int = 0) -> dict[int, float]:
         at = min(max(exponent + shift, LOWEST), HIGHEST)
         shares[at] = shares.get(at, 0.0) + n / sum(exponents.values())
     return shares
-
-
-def value_chart(audit: Audit) -> Chart | None:
-    """Powers of two of all operations' outputs against depth, the more values the stronger."""
-    fmt = narrowest(audit.formats)
-    spans = [r.range for r in audit.nodes if r.range is not None and r.range.exponents]
-    if not spans or fmt is None:
-        return None
-    per_column = math.ceil(len(spans) / COLUMNS)
-    columns = [spans[i : i + per_column] for i in range(0, len(spans), per_column)]
-    x = scale(0, len(columns), LEFT, RIGHT)
-    y = scale(LOWEST, HIGHEST + 1, HEIGHT - BOTTOM, TOP)
-    levels = [""] * 5
-    for i, column in enumerate(columns):
-        strongest: dict[int, float] = {}
-        for span in column:
-            for exponent, share in _shares(span.exponents).items():
-                strongest[exponent] = max(strongest.get(exponent, 0.0), share)
-        for exponent, share in sorted(strongest.items()):
-            box = f"M{x(i):g} {y(exponent + 1):g}H{x(i + 1):g}V{y(exponent):g}H{x(i):g}z"
-            levels[min(int(len(levels) * math.sqrt(share)), len(levels) - 1)] += box
-    merged_columns = f" Each column merges {per_column} operations." if per_column > 1 else ""
-    return Chart(
-        "Where the values lie",
-        f"Magnitudes of every operation's output against what {label(fmt)} can hold; the stronger the colour, the more "
-        f"values.{merged_columns}",
-        HEIGHT,
-        (
-            *_bands(fmt, y, lambda low, high: f"M{LEFT} {low:g}H{RIGHT}V{high:g}H{LEFT}z"),
-            *((f"level l{i + 1}", path) for i, path in enumerate(levels)),
-        ),
-        BANDS,
-        "operation, in order",
-        y_ticks=tuple(Tick(y(e), power(2, e)) for e in (-40, -24, -14, 0, 16)),
-    )
 
 
 def gradient_chart(found: Training) -> Chart | None:
@@ -178,7 +124,10 @@ def gradient_chart(found: Training) -> Chart | None:
     x = scale(LOWEST, HIGHEST + 1, LEFT, RIGHT)
     init = found.fp16.init if found.fp16 else None
     shift = round(math.log2(init)) if init else 0
-    paths = _bands("fp16", x, lambda low, high: f"M{low:g} {TOP}H{high:g}V{height - BOTTOM}H{low:g}z")
+    fp16 = FORMATS["fp16"]
+    stops = (LOWEST, fp16.min_exponent - fp16.mantissa, fp16.min_exponent, math.log2(fp16.largest), HIGHEST + 1)
+    bands = zip(("zero", "subnormal", "normal", "over"), map(x, stops), map(x, stops[1:]), strict=False)
+    paths = [(f"band {kind}", f"M{low:g} {TOP}H{high:g}V{height - BOTTOM}H{low:g}z") for kind, low, high in bands]
     paths.append(("gradient-plain", _staircase(pool, 0, x, height)))
     legend = [("gradient-plain", "without a loss scale")]
     if init is not None and init != 1:
@@ -205,8 +154,9 @@ def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height
 
 
 def _lost(pool: Magnitudes, shift: int, init: float | None) -> str:
+    fp16 = FORMATS["fp16"]
+
     def shares(by: int) -> tuple[str, str]:
-        fp16 = FORMATS["fp16"]
         return percent(flushed(pool.exponents, fp16, by)), percent(subnormal(pool.exponents, fp16, by))
 
     zero, small = shares(0)

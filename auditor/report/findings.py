@@ -14,7 +14,6 @@ from ..paths import pattern, place, within
 from ..records import Finding, NodeReport
 from ..records.audit import Audit
 from ..records.measure import MEASURED
-from .charts import narrowest
 from .kept import tally
 from .use import keep_by_hand
 from .words import SEVERITIES, count, label, listed, magnitude, percent, plan_title, ratio, scope
@@ -175,7 +174,7 @@ def _cause(audit: Audit, members: list[Finding], reports: Mapping[str, NodeRepor
         tuple(dict.fromkeys(fmt for finding in members for fmt in finding.formats)),
         report,
         max(effects.values()),
-        _facts(worst, report, narrowest(audit.formats)),
+        _facts(worst, report, min(audit.formats, key=lambda name: FORMATS[name].largest, default=None)),
         AGREEMENT[worst.agrees],
         _around(worst, members),
         _bearing(audit, members),
@@ -231,7 +230,7 @@ def _bearing(audit: Audit, members: Sequence[Finding]) -> str:
     if others:
         met = _met(spoken, others)
         what = "this" if len(others) == len({f.node for f in spoken}) else f"what {_these(others, total)} would do"
-        said.append(f"is spared {what}{f': it takes {met}' if met else ''}")
+        said.append(f"is spared {what}{f', which only occurs in {met}' if met else ''}")
     return f"{plan_title(plan)}, {_role(audit, plan.name)}, {'; '.join(said)}."
 
 

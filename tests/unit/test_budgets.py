@@ -59,7 +59,7 @@ BUDGET = {
     "plan": (3230, "plan"),
     "progress": (300, "telling"),
     "records": (1870, "records"),
-    "report": (4160, "report"),
+    "report": (3720, "report"),
     "rulebook": (2720, "rules"),
     "score": (430, "criteria"),
     "snippets": (570, "snippets"),

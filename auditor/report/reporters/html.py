@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...records.audit import Audit
-from ..charts import charts
+from ..charts import depth_chart
 from ..findings import causes
 from ..method import method
 from ..origins import origins
@@ -35,7 +35,7 @@ def render(audit: Audit) -> str:
             members_shown=MEMBERS_SHOWN,
             entries_shown=ENTRIES_SHOWN,
             origins=origins(audit),
-            charts=charts(audit),
+            depth=depth_chart(audit),
             plan_table=[*plan_table(audit, seen.plans)],
             plan_folds=[*plan_folds(audit, seen.plans)],
             table=table(audit),

@@ -61,7 +61,7 @@ def by_hand(audit: Audit, name: str, function: Callable[[nn.Module], Iterator[Te
 def test_scores_are_what_a_run_by_hand_gives(told_apart: Audit) -> None:
     assert told_apart.evaluation is not None
     assert (told_apart.evaluation.score, told_apart.evaluation.samples, told_apart.evaluation.calls) == (1.0, 64, 4)
-    for plan in told_apart.plans.values():
+    for name, plan in told_apart.plans.items():
         values = by_hand(told_apart, name, near(1e-3))
         assert plan.verified
         assert plan.score is not None
@@ -71,7 +71,7 @@ def test_scores_are_what_a_run_by_hand_gives(told_apart: Audit) -> None:
 
 
 def test_a_plan_that_loses_too_much_is_not_recommended(told_apart: Audit) -> None:
-    passed = {name: plan.score.passed for plan in told_apart.plans.values() if plan.score}
+    passed = {name: plan.score.passed for name, plan in told_apart.plans.items() if plan.score}
     assert passed == {"autocast_fp16": True, "autocast_bf16": False, "cast_fp16": True, "cast_bf16": False}
     assert str(told_apart.recommended).endswith("fp16")
     assert "BF16 does not keep the score" in told_apart.recommendation

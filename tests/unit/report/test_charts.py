@@ -1,12 +1,10 @@
 import math
-import re
 from dataclasses import replace
 
 import pytest
 
-from auditor.records import Magnitudes
 from auditor.report.blocks import WIDTH
-from auditor.report.charts import BINS, COLUMNS, HEIGHT, charts, depth_chart, narrowest, value_chart
+from auditor.report.charts import BINS, HEIGHT, depth_chart
 from tests.unit.report.factory import make_audit
 
 
@@ -40,18 +38,4 @@ def test_non_finite_errors_are_marked_and_break_the_line_and_the_plan_has_its_ow
 
 
 def test_charts_without_data_are_none():
-    assert charts(make_audit(empty=True)) == []
-
-
-def test_values_far_outside_the_chart_are_at_its_edge():
-    audit = make_audit(3000)
-    wild = replace(audit.nodes[0], range=Magnitudes(1e38, 1e-40, 0, {126: 1, -133: 1}))
-    chart = value_chart(replace(audit, nodes=(wild, *audit.nodes[1:])))
-    assert f"merges {math.ceil(2998 / COLUMNS)} operations" in chart.about
-    heights = [float(y) for _, path in chart.paths for y in re.findall(r"V([\d.]+)", path)]
-    assert all(0 <= y <= HEIGHT for y in heights)
-
-
-def test_the_narrowest_format_is_where_ranges_hurt_first():
-    assert narrowest(("bf16", "fp16", "fp8_e4m3")) == "fp8_e4m3"
-    assert narrowest(()) is None
+    assert depth_chart(make_audit(empty=True)) is None

@@ -84,12 +84,6 @@ def test_a_line_says_what_the_plan_and_the_format_without_it_came_to() -> None:
             assert said[5] is None or float(said[5]) == pytest.approx(before.value, rel=0.01)
 
 
-def test_of_a_plan_that_did_not_run_nothing_is_said() -> None:
-    plan = audited(*ASKED).plans["cast_bf16"]
-    assert criteria_lines(replace(plan, verification=replace(plan.verification, failure="it raised")), None) == ()
-    assert criteria_lines(replace(plan, verification=None), None) == ()
-
-
 def test_nothing_is_nearest_of_one_alone_or_where_nothing_is_lost() -> None:
     assert binding([made(0.25)]) is None
     assert binding([made(0.0, share=0.0), made(0.0, share=0.0)]) is None

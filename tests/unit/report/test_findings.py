@@ -98,7 +98,7 @@ def test_a_card_says_what_becomes_of_one_operation():
         "kept": f"{opening} keeps the operation in FP32.",
         "low": f"{opening} runs the operation low and holds the budget.",
         "reads": f"{opening} runs the operation in FP32, on values that are low, and holds the budget.",
-        "elsewhere": f"{opening} is spared this: it takes FP16 with cast weights.",
+        "elsewhere": f"{opening} is spared this, which only occurs in FP16 with cast weights.",
     }
     for bearing, sentence in said.items():
         assert cause(spoken(make_audit(60), RNG001=bearing), "RNG001").bearing == sentence
@@ -112,7 +112,7 @@ def test_a_card_says_how_many_operations_become_what():
     findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
     assert cause(replace(audit, findings=findings), "SFT001").bearing == (
         f"FP16 under autocast, the recommended plan, keeps {len(members) - 2} of these operations in FP32; runs 1 of these "
-        "operations low and holds the budget; is spared what 1 of these operations would do: it takes FP16 with cast "
+        "operations low and holds the budget; is spared what 1 of these operations would do, which only occurs in FP16 with cast "
         "weights or BF16 with cast weights."
     )
 

@@ -47,7 +47,8 @@ def test_functions_of_the_root_stay_in_the_whole_model_and_a_terminal_names_all_
     (found,) = islands(kept)
     assert found.name == f"{', '.join(functions)} in the whole model"
     assert found.which == ""
-    said = text.render(replace(audit, plans={**audit.plans, "autocast_fp16": kept}), width=80, color=False)
+    audit = replace(audit, plans={**audit.plans, "autocast_fp16": kept}, findings=())
+    said = text.render(audit, width=80, color=False)
     assert found.name in " ".join(said.split())
 
 
@@ -56,7 +57,7 @@ def test_every_report_says_which_they_are():
     which = unfolded(SCATTERED)
     assert which in html.render(audit)
     assert which in md.render(audit)
-    assert which in " ".join(text.render(audit).split())
+    assert which in " ".join(text.render(replace(audit, findings=())).split())
 
 
 def _expanded(said):

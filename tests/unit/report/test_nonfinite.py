@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from auditor.records import Baseline, NonFinite, Verdict, Verification
-from auditor.report.nonfinite import nonfinite_runs
+from auditor.report.origins import nonfinite_runs
 from auditor.report.reporters import html
 from auditor.report.view import view
 from tests.unit.report.factory import make_audit

@@ -55,3 +55,12 @@ def test_notes_are_counted_and_are_nothing_to_do():
     shown = text.render(notes, width=100)
     assert "Nothing to fix" in shown and "note" in shown
     assert len(folded(shown)) == len(shown.splitlines())
+
+
+@pytest.mark.parametrize("kind", [{}, {"hostile": True}, {"recommended": None}])
+def test_a_terminal_shows_forty_lines_and_names_what_is_left_out(kind):
+    shown = text.render(replace(make_audit(300, **kind), warnings=("a caution",)), width=100, color=False)
+    assert len(shown.splitlines()) <= 40
+    assert "A caution." in shown
+    assert "RNG001" in shown
+    assert "Kept  " in shown or "Kept" in shown.splitlines()[-1] or kind.get("recommended", "") is None

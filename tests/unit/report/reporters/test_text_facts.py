@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.records import Audit, Reason, ScopeChoice
-from auditor.report.kept import islands
-from auditor.report.overview import ADVICE_SHOWN, ISLANDS_SHOWN
+from auditor.records import Audit
+from auditor.report.overview import ADVICE_SHOWN
 from auditor.report.reporters import text
-from auditor.report.words import label, memory, percent, plan_title, ratio, sentence
+from auditor.report.words import memory, percent, plan_title, ratio, sentence
 
 
 class Block(nn.Module):
@@ -78,53 +77,6 @@ def test_causes_are_counted_and_stand_where_they_are(audit: Audit, said: str) ->
         places = {(kind["rule"], kind["source"]) for kind in written["findings"] if kind["severity"] != "info"}
         assert any(rule == code and str(line).endswith(f"{Path(file).name}:{number}") for rule, line in places)
     assert f"python -m auditor explain {heads[0][3]}" in said
-
-
-def test_modules_in_fp32_stand_below_with_the_reason_that_plan_json_has(audit: Audit) -> None:
-    fp16 = replace(audit, recommended="cast_fp16")
-    plan = fp16.plans["cast_fp16"]
-    assert plan.kept
-    lines = " ".join(text.render(fp16, width=160, color=False).split())
-    shown = [island for island in islands(plan) if not island.functions]
-    assert sorted(path for island in shown for path in island.paths) == sorted(plan.kept)
-    written = {
-        path: reason["words"]
-        for reason in fp16.to_json()["plans"]["cast_fp16"]["reasons"]
-        for path in reason["modules"]
-    }
-    for island in shown[:ISLANDS_SHOWN]:
-        assert f"FP32 {island.name} {island.because[0]}" in lines or f"FP32 {island.name}" in lines
-        assert island.because[-1].split("; the others")[0] in {written[path] for path in island.paths} or (
-            "lowering one of them adds" in island.because[-1]
-        )
-
-
-def test_more_modules_than_fit_are_counted(audit: Audit) -> None:
-    names = [f"{letter}.x" for letter in "abcdefghi"]
-    kept = tuple(Reason("unsafe", f"{name} is unsafe: it overflows", (name,)) for name in names)
-    many = replace(audit.plans["cast_fp16"], reasons=kept, scopes={"": ScopeChoice("fp16")})
-    said = text.render(
-        replace(audit, plans={**audit.plans, many.name: many}, recommended=many.name), width=120, color=False
-    )
-    assert f"and {len(names) - ISLANDS_SHOWN} more, in plan.json" in said
-    assert sum("- FP32" in line for line in said.splitlines()) == ISLANDS_SHOWN
-
-
-def test_cautions_are_about_what_was_audited(audit: Audit, said: str) -> None:
-    lines = " ".join(said.split())
-    untested = {
-        label(fmt): sum(node["verdicts"][fmt]["verdict"] == "untested" for node in audit.to_measurements()["nodes"])
-        for fmt in audit.formats
-    }
-    for fmt, number in untested.items():
-        assert (f"{number} operation" in lines and f"in {fmt}" in lines) == bool(number) or not number
-    assert ("No GPU ran this" in lines) == (audit.environment.execution != "native")
-    assert ("The weights are random" in lines) == audit.subject.random_weights
-    assert ("The inputs were made up" in lines) == audit.subject.synthetic_inputs
-    made_up = replace(audit, subject=replace(audit.subject, random_weights=True, synthetic_inputs=True))
-    cautioned = " ".join(text.render(made_up, width=100, color=False).split())
-    assert "The weights are random" in cautioned
-    assert "The inputs were made up" in cautioned
 
 
 def test_lines_of_training_are_its_record() -> None:
