@@ -15,6 +15,8 @@ from .words import count, line, printable, remedy, sentence
 
 LINES = 40
 """Of a terminal that is 100 cells wide."""
+SPARE = ("Formats", "Kept", "Outputs", "Memory")
+"""Labels of what nobody asked for: it is in the report, too."""
 ENTRIES_SHOWN = 5
 ISLANDS_SHOWN = 6
 PROPOSALS_SHOWN = 4
@@ -28,7 +30,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
     page: list[Block] = [
         Title(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
         Lines("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
-        Lines("", (seen.proof, *seen.broken, *seen.contrast)),
+        Lines("", (seen.proof, *seen.broken)),
         _findings(causes(audit), places(audit), entries),
         *plan_table(audit, seen.plans),
     ]
@@ -54,14 +56,14 @@ def summary(audit: Audit) -> str:
 
 
 def screen(audit: Audit) -> list[Block]:
-    """As much of it as `LINES` lines hold: fewer causes if need be, and what stands behind the cautions where it fits."""
+    """As much of it as `LINES` lines hold: what is in SPARE where it fits, and fewer causes if need be."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         page = overview(audit, entries)
-        head = max(i for i, block in enumerate(page) if block.label in ("Use it", "Caution", "To do")) + 1
-        shown, left = page[:head], list[str]()
-        for block in page[head:]:
-            fits = _lines([*shown, block]) <= LINES - 2
-            shown, left = ([*shown, block], left) if fits else (shown, [*left, block.label])
+        shown, left = [block for block in page if block.label not in SPARE], list[str]()
+        for block in page:
+            if block.label in SPARE:
+                fits = _lines([*shown, block]) <= LINES - 2
+                shown, left = ([*shown, block], left) if fits else (shown, [*left, block.label])
         if left:
             shown.append(Lines("More", (f"{', '.join(left)}: in report.html, and with --format md",), "muted"))
         if _lines(shown) <= LINES:
@@ -89,7 +91,7 @@ def _entry(cause: Cause, place: Place) -> Entry:
 
 
 def _more(audit: Audit, seen: View) -> Iterator[Block]:
-    """What some audits have: cautions, training, criteria, scores, modules kept apart, times, criteria that could be set."""
+    """What some audits have: cautions, training, criteria, scores, times; verdicts by format, modules kept apart, and the rest."""
     if seen.limits:
         yield Lines("Caution", seen.limits, "warning")
     if audit.training is not None:
@@ -101,10 +103,12 @@ def _more(audit: Audit, seen: View) -> Iterator[Block]:
         yield Lines("Criteria", (seen.criteria, *lines))
     if seen.score:
         yield Lines("Score", (seen.score, *(f"{p.title}: {p.score}" for p in seen.plans if p.score)))
-    if seen.chosen and seen.chosen.islands:
-        yield island_lines(seen.chosen.islands, ISLANDS_SHOWN)
     if seen.times:
         yield Lines("Times", seen.times)
+    if seen.contrast:
+        yield Lines("Formats", seen.contrast)
+    if seen.chosen and seen.chosen.islands:
+        yield island_lines(seen.chosen.islands, ISLANDS_SHOWN)
     if seen.proposals:
         left = len(seen.proposals) - PROPOSALS_SHOWN
         more = (f"and {left} more, in plan.json",) if left > 0 else ()
