@@ -6,6 +6,7 @@ function GraphView(table, shape, show, changed) {
   const box = document.getElementById("graph-box");
   const trail = document.getElementById("graph-trail");
   const choice = document.getElementById("measure");
+  const find = document.getElementById("graph-find");
   let path = [ModuleGraph.descend(shape.root)];
   let zoom = 1;
 
@@ -89,6 +90,7 @@ function GraphView(table, shape, show, changed) {
       group.append(make("text", { x: SIZE.width - 16, y: 17, class: "open" }, "▸"));
     }
     group.append(make("title", {}, about(item)));
+    group.holds = item.ops;
     for (const noticed of ["mouseenter", "focus"]) group.addEventListener(noticed, () => tell(about(item).replaceAll("\n", " · ")));
     const act = () => (item.child ? open([...path, ModuleGraph.descend(item.child)]) : show(item.op));
     group.addEventListener("click", act);
@@ -157,6 +159,16 @@ function GraphView(table, shape, show, changed) {
     tell(at.left ? `${at.left.toLocaleString("en")} more are in the table.` : "");
     legend(m);
     crumbs();
+    search();
+  }
+
+  /* Outlines what is, or holds, an operation whose module, name or line has the text in it. */
+  function search() {
+    const wanted = find.value.trim().toLowerCase();
+    const known = (i) => [table.owner(i), table.data.name[i], table.op(i), table.source(i)].join(" ").toLowerCase().includes(wanted);
+    const hits = new Set(wanted ? table.data.name.map((_, i) => i).filter(known) : []);
+    for (const node of box.querySelectorAll(".node")) node.classList.toggle("hit", node.holds.some((i) => hits.has(i)));
+    if (wanted) tell(`${hits.size.toLocaleString("en")} operations found: the boxes that hold one are outlined.`);
   }
 
   function size() {
@@ -243,6 +255,7 @@ function GraphView(table, shape, show, changed) {
     option.textContent = m.label;
     return option;
   }));
+  find.addEventListener("input", search);
   choice.addEventListener("change", () => { draw(); changed(measure()); });
   draw();
   if (box.firstElementChild.viewBox.baseVal.width > box.clientWidth) fit();

@@ -369,9 +369,10 @@
       } else return;
       event.preventDefault();
     });
-    const chart = $("depth-chart");
+    const chart = document.querySelector("svg[data-rows]");
     if (chart) {
-      const [first, [left], [right]] = ["first", "left", "right"].map((name) => chart.dataset[name].split(",").map(Number));
+      const first = chart.dataset.rows.split(",").map(Number);
+      const [left, right] = [56, 1064]; /* where the curves begin and end */
       chart.addEventListener("click", (event) => {
         const box = chart.getBoundingClientRect();
         const x = (event.clientX - box.left) * (chart.viewBox.baseVal.width / box.width);

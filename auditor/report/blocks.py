@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from .words import printable
+from .words import parts, printable
 
 STYLES = {"bold": "bold", "muted": "dim", "error": "red", "warning": "yellow", "info": "cyan", "good": "green"}
 _PADDING = re.compile(r" +(?=(\x1b\[0m| )*$)")
@@ -73,6 +73,8 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     bold: int | None = None
     texts: int = 1
+    caption: str = ""
+    label = ""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,51 @@ class Code:
     text: str
 
 
-Block = Title | Lines | Entries | Table | Code
+@dataclass(frozen=True)
+class Fold:
+    """What is shown where somebody asks for it; `label` says what it holds."""
+
+    label: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A labelled position on an axis."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture of `height` pixels. paths: (CSS class, SVG path); legend: (CSS class, words); rows: the operation that each
+    point of the curves stands for, to be looked up."""
+
+    label: str
+    about: str
+    height: int
+    paths: tuple[tuple[str, str], ...]
+    legend: tuple[tuple[str, str], ...]
+    x_title: str
+    x_ticks: tuple[Tick, ...] = ()
+    y_ticks: tuple[Tick, ...] = ()
+    rows: tuple[int, ...] = ()
+
+
+Block = Title | Lines | Entries | Table | Code | Fold | Chart
+"""Folds and charts are in HTML alone."""
+WIDTH = 1080
+LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
+"""Of charts: pixels from side to side, where the axes are, and how much lies below the lower one."""
+
+
+def rule_text(title: str, text: str) -> list[Block]:
+    """What a rule says: paragraphs behind a title, and code to copy."""
+    return [
+        Code("", part) if code else Lines(title if i == 0 else "", (part,))
+        for i, (part, code) in enumerate(parts(text))
+    ]
 
 
 class Look(NamedTuple):
@@ -217,41 +263,87 @@ def escape(text: str) -> str:
 
 
 def to_html(blocks: Iterable[Block]) -> str:
-    """Plain HTML without script, style sheet or request, that takes its colours from what is around it."""
-    return str(Markup("<div>{}</div>\n").format(Markup("\n").join(_html(block) for block in blocks)))
+    """HTML without script, style sheet or request, that takes its colours from what is around it."""
+    return f"<div>{html(blocks)}</div>\n"
+
+
+def html(blocks: Iterable[Block]) -> Markup:
+    """The blocks as HTML; the report's style sheet and script know its classes."""
+    return Markup("\n").join(map(_html, blocks))
 
 
 def _html(block: Block) -> Markup:
     match block:
         case Title(text, about):
             return _tagged("<p><strong>{}</strong> {}</p>", text, about)
-        case Lines(label, texts):
-            return _tagged("<p><strong>{}</strong> {}</p>", label, " ".join(texts))
+        case Lines(label, texts, style, listed):
+            head = _tagged("<b>{}</b> " * bool(label), label)
+            if not listed:
+                return Markup('<p class="{}">{}{}</p>').format(style, head, prose(" ".join(texts)))
+            points = Markup().join(Markup("<li>{}</li>").format(prose(text)) for text in texts)
+            return Markup("<div>{}<ul>{}</ul></div>").format(head, points)
         case Code(label, text):
-            return _tagged("<p><strong>{}</strong></p>", label) + Markup("<pre>{}</pre>").format(text)
-        case Table(heads, rows, _, texts):
-            return _html_table(heads, rows, lambda i: "left" if i < texts else "right")
+            copied = Markup('<button type="button" class="copy quiet" hidden aria-label="Copy: {}">Copy</button>')
+            code = Markup('<div class="code">{}<pre tabindex="0"><code>{}</code></pre></div>')
+            head = _tagged("<h3>{}</h3>", label) if label else Markup()
+            return head + code.format(copied.format(label or "the code"), text)
+        case Table():
+            return _html_table(block)
         case Entries(label, about, entries, more):
-            items = [_tagged("<li><code>{}</code><br>{}</li>", entry.head, " ".join(entry.notes)) for entry in entries]
-            listed = Markup("<ul>{}</ul>").format(Markup("").join(items)) if items else Markup("")
-            return (
-                _tagged("<p><strong>{}</strong> {}</p>", label, about)
-                + listed
-                + _tagged("<p>{}</p>" * bool(more), more)
-            )
+            entry = Markup('<li class="{}"><code>{}</code><br>{}</li>')
+            items = Markup().join(entry.format(e.style, printable(e.head), prose(" ".join(e.notes))) for e in entries)
+            said = _tagged("<p><b>{}</b> {}</p>", label, about) + Markup("<ul>{}</ul>" * bool(items)).format(items)
+            return said + _tagged('<p class="muted">{}</p>' * bool(more), more)
+        case Fold(label, blocks):
+            return _tagged('<details class="fold"><summary>{}</summary>', label) + html(blocks) + Markup("</details>")
+        case Chart():
+            return _html_chart(block)
 
 
 def _tagged(markup: str, *texts: str) -> Markup:
     return Markup(markup).format(*map(printable, texts))
 
 
-def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: Callable[[int], str]) -> Markup:
-    def row(cells: Sequence[str], tag: str) -> Markup:
-        made = (
-            Markup(f'<{tag} style="text-align:{align(i)}">{{}}</{tag}>').format(printable(x))
-            for i, x in enumerate(cells)
-        )
-        return Markup("<tr>{}</tr>").format(Markup("").join(made))
+def prose(text: str) -> Markup:
+    """Text with `backticks` set as code, everything else escaped."""
+    line = printable(" ".join(text.split()))
+    pieces = line.split("`")
+    if len(pieces) % 2 == 0:
+        return Markup.escape(line)
+    return Markup().join(_tagged("<code>{}</code>" if i % 2 else "{}", piece) for i, piece in enumerate(pieces))
 
-    body = Markup("").join(row(cells, "td") for cells in rows)
-    return Markup("<table><thead>{}</thead><tbody>{}</tbody></table>").format(row(heads, "th"), body)
+
+def _html_table(table: Table) -> Markup:
+    def row(cells: Sequence[str], cell: str, style: str = "") -> Markup:
+        number = [i >= table.texts for i in range(len(cells))]
+        ends = [Markup(' class="n" style="text-align:right"') if right else "" for right in number]
+        made = (
+            Markup(f"<{cell}{{}}>{{}}</{cell[:2]}>").format(e, prose(text)) for e, text in zip(ends, cells, strict=True)
+        )
+        return Markup('<tr class="{}">{}</tr>').format(style, Markup().join(made))
+
+    body = Markup("\n").join(
+        row(cells, "td", "chosen" if i == table.bold else "") for i, cells in enumerate(table.rows)
+    )
+    caption = _tagged("<caption>{}</caption>", table.caption) if table.caption else ""
+    return Markup(
+        '<div class="scroll" tabindex="0" role="group" aria-label="{}"><table class="plain">{}<thead>{}</thead><tbody>{}</tbody>'
+        "</table></div>"
+    ).format(table.caption or "Table", caption, row(table.heads, 'th scope="col"'), body)
+
+
+def _html_chart(chart: Chart) -> Markup:
+    bottom = chart.height - BOTTOM
+    tick = '<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>'
+    drawn = [Markup(f'<path class="grid" d="M{LEFT} {t.at:g}H{RIGHT}"/>') for t in chart.y_ticks if chart.x_ticks]
+    drawn += [Markup('<path class="{}" d="{}"/>').format(*path) for path in chart.paths if path[1]]
+    drawn += [Markup(tick).format(LEFT - 6, t.at + 4, "end", t.text) for t in chart.y_ticks]
+    drawn += [Markup(tick).format(t.at, bottom + 18, "middle", t.text) for t in chart.x_ticks]
+    drawn += [Markup(tick).format(RIGHT, chart.height - 4, "end", chart.x_title)]
+    keys = Markup().join(_tagged('<span class="key {}">{}</span>', *key) for key in chart.legend)
+    rows = Markup(' data-rows="{}"').format(",".join(map(str, chart.rows))) if chart.rows else ""
+    return Markup(
+        '<h3>{0}</h3><p class="about">{1}</p><figure class="chart"><p class="legend">{2}</p>'
+        '<div class="scroll" tabindex="0" role="group" aria-label="{0}">'
+        '<svg viewBox="0 0 {3} {4}" role="img" aria-label="{0}"{5}>{6}</svg></div></figure>'
+    ).format(chart.label, prose(chart.about), keys, WIDTH, chart.height, rows, Markup().join(drawn))

@@ -1,81 +1,26 @@
-"""Geometry of the charts: records become points, paths and ticks in pixels; the templates only draw them."""
+"""The charts of the report: errors in execution order, and gradients against what FP16 holds, in pixels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 
-from ..records import NodeReport, Plan
+from ..numerics.formats import FORMATS
+from ..numerics.histogram import flushed, merged, significant, subnormal
+from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
-from .words import label, plan_title, power, ratio
+from ..records.training import Training
+from .blocks import BOTTOM, LEFT, RIGHT, Chart, Tick
+from .words import label, percent, power
 
-WIDTH, HEIGHT = 1080, 330
-LEFT, RIGHT, TOP, BOTTOM = 48, 8, 12, 40
-INSET = 8
-FRAME = {
-    "width": WIDTH,
-    "height": HEIGHT,
-    "left": LEFT,
-    "right": WIDTH - RIGHT,
-    "bottom": HEIGHT - BOTTOM,
-    "inset": INSET,
-}
+HEIGHT, TOP, INSET = 330, 12, 8
 BINS = 240
+"""Points of a curve: of longer models each stands for several operations."""
 MARKS = 11
-"""Height of the strip above the depth chart where each format's non-finite values are marked."""
-
-
-@dataclass(frozen=True)
-class Tick:
-    """A labelled position on an axis."""
-
-    at: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Series:
-    """One line of a chart. gone: positions whose value is not finite; dots: a path of isolated marks."""
-
-    key: str
-    label: str
-    line: str
-    dots: str
-    gone: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class DepthChart:
-    """Error against execution order. per_point: operations that one point stands for, the worst of them drawn."""
-
-    series: tuple[Series, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    budget: float | None
-    per_point: int
-    first: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The point of a trade-off curve that the solver took."""
-
-    x: float
-    y: float
-    title: str
-    recommended: bool
-
-
-@dataclass(frozen=True)
-class Tradeoff:
-    """Error against time over the plans the solver passed on its way."""
-
-    series: tuple[Series, ...]
-    choices: tuple[Choice, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    budget: float | None
+"""Height of the strip above the curves where each format's non-finite values are marked."""
+LOWEST, HIGHEST = -48, 24
+"""Powers of two that are drawn; what is beyond them is at the edge."""
+BANDS = (("over", "above the largest number"), ("subnormal", "subnormal"), ("zero", "lost to zero"))
 
 
 def scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
@@ -84,11 +29,8 @@ def scale(low: float, high: float, start: float, end: float) -> Callable[[float]
     return lambda value: round(start + (end - start) * min(max((value - low) / span, 0.0), 1.0), 1)
 
 
-def depth_chart(audit: Audit) -> DepthChart | None:
-    """Local and propagated error of every operation in execution order, and that of a run under the recommended plan.
-
-    None where nothing was measured.
-    """
+def depth_chart(audit: Audit) -> Chart | None:
+    """Local and propagated error of every operation in execution order, and that of a run under the recommended plan."""
     nodes = [(i, r) for i, r in enumerate(audit.nodes) if any(e.local_error is not None for e in r.errors.values())]
     if not nodes:
         return None
@@ -98,24 +40,32 @@ def depth_chart(audit: Audit) -> DepthChart | None:
     if audit.plan_errors:
         curves["plan"] = ([_planned(b, audit.plan_errors) for b in bins], [])
     decades = _decades([v for pair in curves.values() for curve in pair for v in curve] + [audit.max_error])
-    x = scale(0, max(len(bins) - 1, 1), LEFT + INSET, WIDTH - RIGHT - INSET)
+    x = scale(0, max(len(bins) - 1, 1), LEFT + INSET, RIGHT - INSET)
     y = scale(decades[0], decades[-1], HEIGHT - BOTTOM, TOP + MARKS * len(curves))
-    series = tuple(
-        Series(
-            f,
-            "recommended plan" if f == "plan" else label(f),
-            _line((x(i), y(_log(v))) if v is not None and math.isfinite(v) else None for i, v in enumerate(spread)),
-            _dots((x(i), y(_log(v))) for i, v in enumerate(local) if v is not None and math.isfinite(v)),
-            tuple(x(i) for i, v in enumerate(spread) if v is not None and not math.isfinite(v)),
-        )
-        for f, (spread, local) in curves.items()
-    )
-    return DepthChart(
-        series,
+    paths = [("budget", f"M{LEFT} {y(_log(audit.max_error))}H{RIGHT}")] if audit.max_error else []
+    for row, (fmt, (carried, made)) in enumerate(curves.items()):
+        points = [(x(i), y(_log(v))) if v is not None and math.isfinite(v) else None for i, v in enumerate(carried)]
+        dots = ((x(i), y(_log(v))) for i, v in enumerate(made) if v is not None and math.isfinite(v))
+        gone = (x(i) - 2.5 for i, v in enumerate(carried) if v is not None and not math.isfinite(v))
+        paths += [
+            (f"dots {fmt}", "".join(f"M{a:g} {b:g}h0" for a, b in dots)),
+            (f"line {fmt}", _line(points)),
+            (f"gone {fmt}", "".join(f"M{a:g} {3 + MARKS * row}l5 5m0-5l-5 5" for a in gone)),
+        ]
+    legend = [(f, "recommended plan" if f == "plan" else label(f)) for f in curves] + [("budget", "budget")]
+    if any(kind.startswith("gone") and path for kind, path in paths):
+        legend.append(("gone", "× non-finite"))
+    return Chart(
+        "Error against depth",
+        "Relative error against FP32, logarithmic. Lines: error of a run that is low from the start, and of a run under the "
+        "recommended plan. Dots: error the operation makes itself, on exact inputs. Choose a point to see its operation in "
+        f"the table.{f' Each point is the worst of {per_point} consecutive operations.' if per_point > 1 else ''}",
+        HEIGHT,
+        tuple(paths),
+        tuple(legend),
+        "operation, in order",
         tuple(Tick(x(i / per_point), f"{i:,}") for i in _round_steps(len(nodes) - 1)),
-        _log_ticks(decades, y),
-        y(_log(audit.max_error)),
-        per_point,
+        tuple(Tick(y(d), power(10, d)) for d in decades),
         tuple(b[0][0] for b in bins),
     )
 
@@ -123,8 +73,7 @@ def depth_chart(audit: Audit) -> DepthChart | None:
 def _worst(nodes: Iterable[tuple[int, NodeReport]], fmt: str, propagated: bool) -> float | None:
     errors = [r.errors[fmt] for _, r in nodes if fmt in r.errors]
     values = [e.propagated_error if propagated else e.local_error for e in errors]
-    known = [math.inf if math.isnan(v) else v for v in values if v is not None]
-    return max(known, default=None)
+    return max((math.inf if math.isnan(v) else v for v in values if v is not None), default=None)
 
 
 def _planned(nodes: Iterable[tuple[int, NodeReport]], errors: Mapping[str, float]) -> float | None:
@@ -142,10 +91,6 @@ def _decades(values: Iterable[float | None]) -> range:
     return range(low, max(high, low + 1) + 1)
 
 
-def _log_ticks(decades: Sequence[int], y: Callable[[float], float]) -> tuple[Tick, ...]:
-    return tuple(Tick(y(d), power(10, d)) for d in decades)
-
-
 def _round_steps(last: int) -> list[int]:
     step = 10 ** max(int(math.log10(max(last, 1))), 0)
     step = next(s for s in (step // 5 or 1, step // 2 or 1, step, 2 * step) if last / s <= 6)
@@ -153,51 +98,67 @@ def _round_steps(last: int) -> list[int]:
 
 
 def _line(points: Iterable[tuple[float, float] | None]) -> str:
-    path, pen_up = [], True
+    path, pen_up = "", True
     for point in points:
-        if point is None:
-            pen_up = True
-            continue
-        path.append(f"{'M' if pen_up else 'L'}{point[0]:g} {point[1]:g}")
-        pen_up = False
-    return "".join(path)
+        path += f"{'M' if pen_up else 'L'}{point[0]:g} {point[1]:g}" if point else ""
+        pen_up = point is None
+    return path
 
 
-def _dots(points: Iterable[tuple[float, float]]) -> str:
-    return "".join(f"M{x:g} {y:g}h0" for x, y in points)
+def _shares(exponents: Mapping[int, int], shift: int = 0) -> dict[int, float]:
+    """{power of two that is drawn: its share}."""
+    shares: dict[int, float] = {}
+    for exponent, n in exponents.items():
+        at = min(max(exponent + shift, LOWEST), HIGHEST)
+        shares[at] = shares.get(at, 0.0) + n / sum(exponents.values())
+    return shares
 
 
-def tradeoff(audit: Audit) -> Tradeoff | None:
-    """Every plan's curve of relative time against predicted error; None where no plan has one."""
-    plans = [p for p in audit.plans.values() if p.pareto]
-    if not plans:
+def gradient_chart(found: Training) -> Chart | None:
+    """The low gradients in FP16's bands, before and after the loss scale; None where none is low."""
+    spreads = [m.low for m in found.modules if m.low is not None]
+    pool = merged([*spreads, *(significant(p.gradient) for p in found.parameters if p.low)])
+    if not pool.nonzero:
         return None
-    points = [point for plan in plans for point in (*plan.pareto, _chosen(plan))]
-    times = [time for _, time in points if math.isfinite(time)]
-    decades = _decades([error for error, _ in points] + [audit.max_error])
-    low, high = min(times), max(max(times), min(times) + 0.05)
-    x = scale(low, high, LEFT + INSET, WIDTH - RIGHT - INSET)
-    y = scale(decades[0], decades[-1], HEIGHT - BOTTOM, TOP)
-    return Tradeoff(
-        tuple(_curve(plan, x, y) for plan in plans),
-        tuple(_choice(plan, plan.name == audit.recommended, x, y) for plan in plans),
-        tuple(Tick(x(low + (high - low) * k / 4), f"{low + (high - low) * k / 4:.2g}") for k in range(5)),
-        _log_ticks(decades, y),
-        y(_log(audit.max_error)),
+    height = 230
+    x = scale(LOWEST, HIGHEST + 1, LEFT, RIGHT)
+    init = found.fp16.init if found.fp16 else None
+    shift = round(math.log2(init)) if init else 0
+    fp16 = FORMATS["fp16"]
+    stops = (LOWEST, fp16.min_exponent - fp16.mantissa, fp16.min_exponent, math.log2(fp16.largest), HIGHEST + 1)
+    bands = zip(("zero", "subnormal", "normal", "over"), map(x, stops), map(x, stops[1:]), strict=False)
+    paths = [(f"band {kind}", f"M{low:g} {TOP}H{high:g}V{height - BOTTOM}H{low:g}z") for kind, low, high in bands]
+    paths.append(("gradient-plain", _staircase(pool, 0, x, height)))
+    legend = [("gradient-plain", "without a loss scale")]
+    if init is not None and init != 1:
+        paths.append(("gradient-scaled", _staircase(pool, shift, x, height)))
+        legend.append(("gradient-scaled", f"scaled by {init:,.10g}"))
+    return Chart(
+        "Gradients against FP16's window",
+        f"{_lost(pool, shift, init)} Heights are shares of the gradients, on a square-root scale.",
+        height,
+        tuple(paths),
+        (*legend, *BANDS),
+        "magnitude of a gradient",
+        tuple(Tick(x(e), power(2, e)) for e in (-40, -32, -24, -14, 0, 16)),
     )
 
 
-def _curve(plan: Plan, x: Callable[[float], float], y: Callable[[float], float]) -> Series:
-    finite = sorted((time, error) for error, time in plan.pareto if math.isfinite(error) and math.isfinite(time))
-    points = [(x(time), y(_log(error))) for time, error in finite]
-    return Series(f"{plan.format} {plan.strategy}", plan_title(plan), _line(points), _dots(points), ())
+def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height: int) -> str:
+    """A closed outline; heights are shares of the largest bin, on a square-root scale."""
+    shares = _shares(pool.exponents, shift)
+    y = scale(0.0, math.sqrt(max(shares.values())), height - BOTTOM, TOP)
+    drawn = range(min(shares), max(shares) + 1)
+    steps = "".join(f"V{y(math.sqrt(shares.get(e, 0.0))):g}H{x(e + 1):g}" for e in drawn)
+    return f"M{x(drawn[0]):g} {height - BOTTOM}{steps}V{height - BOTTOM}z"
 
 
-def _choice(plan: Plan, recommended: bool, x: Callable[[float], float], y: Callable[[float], float]) -> Choice:
-    error, time = _chosen(plan)
-    return Choice(x(time), y(_log(error)), f"{plan_title(plan)}: {ratio(error)} at {time:.2f}", recommended)
+def _lost(pool: Magnitudes, shift: int, init: float | None) -> str:
+    fp16 = FORMATS["fp16"]
 
+    def shares(by: int) -> tuple[str, str]:
+        return percent(flushed(pool.exponents, fp16, by)), percent(subnormal(pool.exponents, fp16, by))
 
-def _chosen(plan: Plan) -> tuple[float, float]:
-    """Predicted error and time of the plan itself, which need not lie on the solver's curve: later steps refine it."""
-    return plan.predicted_error, 1 / plan.predicted_speedup
+    zero, small = shares(0)
+    plain = f"Without a scale {zero} of the gradients that FP16 holds become zero and {small} are subnormal"
+    return f"{plain}." if init is None else f"{plain}; scaled by {init:,.10g}, {' and '.join(shares(shift))}."

@@ -1,15 +1,18 @@
-"""Criteria in words: what each came to under a plan and without it, which is nearest to its limit, and which could be set."""
+"""Criteria and the user's own score in words: what they came to, which limit is nearest, and what could be set."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..records import Baseline, CriterionValue, Plan, Proposal
+from ..plan.clauses import apart
+from ..records import Baseline, CriterionValue, Evaluation, Plan, Proposal, Score
 from ..records.audit import Audit
-from .words import plan_title, ratio
+from .words import count, plan_title, ratio
 
 SHARES = "Errors are the largest share of what a criterion allows; 1 is all of it."
 """What numbers of plans mean where criteria were set."""
+NEAR = 2.0
+"""Standard errors from the limit of a score within which other samples might tell otherwise."""
 
 
 def criteria_lines(plan: Plan, baseline: Baseline | None) -> tuple[str, ...]:
@@ -88,3 +91,55 @@ def no_plan(audit: Audit) -> str:
         return said
     what = "share of a criterion" if audit.criteria else "error"
     return f"{said} The smallest {what} within reach with anything low is {ratio(best.reach)}, in {plan_title(best)}."
+
+
+def score_headline(audit: Audit) -> str:
+    """The user's own function, and the FP32 model's score; nothing where there is none."""
+    found = audit.evaluation
+    if found is None:
+        return ""
+    mean = f"the mean of {count(found.samples, 'number')}" if found.samples and found.samples > 1 else ""
+    of = f"{found.of_mean} of {mean or 'it'}, " if found.of_mean else f"{mean}, " if mean else ""
+    worse = f"at most {found.max_drop:g} worse" if found.max_drop else "no worse"
+    allowed = "it is not judged" if found.max_drop is None else f"a plan may be {worse}"
+    runs = sum(plan.score is not None for plan in audit.plans.values())
+    again = f", and again under {count(runs, 'plan')}" if runs else ""
+    return (
+        f"{found.function} gives {found.score:.5g} in FP32, {of}in {count(found.calls, 'call')} of the model{again}; "
+        f"{found.better} is better, and {allowed}."
+    )
+
+
+def score_words(found: Evaluation | None, score: Score | None) -> str:
+    """The score under a plan; nothing where there is none."""
+    if found is None or score is None:
+        return ""
+    if score.failure is not None:
+        return f"no score: {score.failure}"
+    assert score.value is not None
+    assert score.difference is not None
+    drop = -score.difference if found.better == "higher" else score.difference
+    drop += 0.0  # no negative zero
+    size, limit = apart(abs(drop), found.max_drop) if found.max_drop and drop > 0 else (f"{abs(drop):.2g}", "")
+    error = "" if score.standard_error is None else f" (standard error {score.standard_error:.2g})"
+    change = f"{size} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
+    return f"{score.value:.5g}, {change}{_judged(found, score, drop, limit)}"
+
+
+def _judged(found: Evaluation, score: Score, drop: float, limit: str) -> str:
+    if score.passed is None or found.max_drop is None:
+        return ""
+    near = score.standard_error is not None and abs(drop - found.max_drop) < NEAR * score.standard_error
+    doubt = "; so near the limit that other samples may tell otherwise" if near else ""
+    verdict = "passes" if score.passed else f"fails, {limit or f'{found.max_drop:g}'} is allowed"
+    return f": {verdict}{doubt}"
+
+
+def advice(audit: Audit) -> str:
+    """What to do where plans are left out for their score alone."""
+    if any(
+        plan.score is not None and plan.score.passed is False and not plan.score.failure
+        for plan in audit.plans.values()
+    ):
+        return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."
+    return "The function gives no score under them: the plans below say why."

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..artefact.strategies import strategy_of
-from ..paths import place
+from ..numerics.formats import FORMATS
+from ..paths import pattern, place, within
 from ..records import Finding, NodeReport
 from ..records.audit import Audit
 from ..records.measure import MEASURED
-from .ran import tally
+from .kept import tally
 from .use import keep_by_hand
-from .view import pattern
-from .words import SEVERITIES, braced, count, label, magnitude, percent, plan_title, ratio, scope
+from .words import SEVERITIES, count, label, listed, magnitude, percent, plan_title, ratio, scope
 
 CONFIDENCES = ("high", "medium", "low")
 MODULES_NAMED = 3
@@ -35,14 +35,13 @@ class Cause:
     """Findings that begin at one operation of one line, in every module that runs it.
 
     severity: the highest of them. worst: the one that says best what is wrong; report: of its operation. rules: one Kind
-    each, that of `worst` first. modules: {paths as one text: how many}. effect: the largest on the outputs.
+    each, that of `worst` first. effect: the largest on the outputs.
     """
 
     severity: str
     worst: Finding
     members: tuple[Finding, ...]
     rules: tuple[Kind, ...]
-    modules: Mapping[str, int]
     formats: tuple[str, ...]
     report: NodeReport | None
     effect: float
@@ -56,10 +55,8 @@ class Cause:
 
     @property
     def where(self) -> str:
-        """The modules in words: `layers.{0-2}.attn, layers.{1,3}.mlp and 2 more`."""
-        named = [scope(path) for path in self.modules]
-        left = len(named) - MODULES_NAMED
-        return ", ".join(named[:MODULES_NAMED]) + (f" and {left:,} more" if left > 0 else "")
+        """The modules in words: `layers.{0-2}.attn, layers.{1,3}.mlp and 2 more modules`."""
+        return listed(list(dict.fromkeys(finding.owner for finding in self.members)), MODULES_NAMED)
 
     @property
     def shapes(self) -> tuple[str, ...]:
@@ -174,12 +171,11 @@ def _cause(audit: Audit, members: list[Finding], reports: Mapping[str, NodeRepor
         worst,
         tuple(members),
         rules,
-        _modules(members),
         tuple(dict.fromkeys(fmt for finding in members for fmt in finding.formats)),
         report,
         max(effects.values()),
-        _facts(worst, report),
-        _agreement(worst),
+        _facts(worst, report, min(audit.formats, key=lambda name: FORMATS[name].largest, default=None)),
+        AGREEMENT[worst.agrees],
         _around(worst, members),
         _bearing(audit, members),
         tally(reports[name] for name in dict.fromkeys(f.node for f in members) if name in reports) or None,
@@ -199,14 +195,6 @@ def _begins(finding: Finding) -> bool:
     """Whether its operation is the one that the cause goes by."""
     where = place(finding.source, finding.owner, finding.op)
     return finding.cause in (where, f"{where}: precision")
-
-
-def _modules(members: Sequence[Finding]) -> dict[str, int]:
-    """Owners of one pattern together, with how many they are."""
-    kinds: dict[str, list[str]] = {}
-    for owner in dict.fromkeys(finding.owner for finding in members):
-        kinds.setdefault(pattern(owner), []).append(owner)
-    return {braced(owners): len(owners) for owners in kinds.values()}
 
 
 def _around(worst: Finding, members: Sequence[Finding]) -> str:
@@ -242,7 +230,7 @@ def _bearing(audit: Audit, members: Sequence[Finding]) -> str:
     if others:
         met = _met(spoken, others)
         what = "this" if len(others) == len({f.node for f in spoken}) else f"what {_these(others, total)} would do"
-        said.append(f"is spared {what}{f': it takes {met}' if met else ''}")
+        said.append(f"is spared {what}{f', which only occurs in {met}' if met else ''}")
     return f"{plan_title(plan)}, {_role(audit, plan.name)}, {'; '.join(said)}."
 
 
@@ -262,15 +250,20 @@ def _cost(audit: Audit, members: Sequence[Finding]) -> str:
     """What keeping the modules of a group in FP32 takes out of low precision: the FLOPs of all inside them."""
     total = sum(report.flops for report in audit.nodes)
     owners = tuple(dict.fromkeys(finding.owner for finding in members))
-    inside = [r for r in audit.nodes if any(r.node.owner == o or r.node.owner.startswith(f"{o}.") for o in owners if o)]
     if not total or "" in owners:
         return ""
+    inside = [r for r in audit.nodes if any(within(r.node.owner, owner) for owner in owners)]
     them = "this module" if len(owners) == 1 else f"these {len(owners):,} modules"
     share = sum(report.flops for report in inside) / total
-    what = f"takes {percent(share)} of the FLOPs out of low precision" if share else "costs casts, and no FLOPs"
+    what = f"takes {percent(share)} of the FLOPs out of low precision" if share else "only adds dtype conversions"
     return f"Keeping {them} in FP32 {what}."
 
 
+AGREEMENT = {
+    True: "The measurement bears this out.",
+    False: "The measurement does not bear this out on these inputs.",
+    None: "This was not measured.",
+}
 _MOVES = {
     "first-order": "predicted to move the output",
     "group": "moves the output, low together with others",
@@ -278,44 +271,41 @@ _MOVES = {
 }
 
 
-def _facts(finding: Finding, report: NodeReport | None) -> tuple[tuple[str, str], ...]:
+def _facts(finding: Finding, report: NodeReport | None, narrow: str | None) -> tuple[tuple[str, str], ...]:
+    """What a rule read, then what was measured of the operation. narrow: the format in which ranges hurt first."""
     facts = [(key.replace("_", " ").replace(".", " "), _fact(value)) for key, value in finding.evidence.items()]
+    if report is None:
+        return tuple(facts)
     for fmt in finding.formats:
-        error = report.errors.get(fmt) if report else None
-        contribution = report.contributions.get(fmt) if report else None
+        error, contribution = report.errors.get(fmt), report.contributions.get(fmt)
         if error is not None and error.unsupported:
             facts.append((f"in {label(fmt)}", "does not run"))
         elif contribution is not None:
-            facts.append(
-                (
-                    f"{_MOVES.get(contribution.decided_by, 'moves the output')}, {label(fmt)}",
-                    ratio(contribution.isolated),
-                )
-            )
-        if error is None:
-            continue
-        if error.overflow or error.nan:
+            moves = _MOVES.get(contribution.decided_by, "moves the output")
+            facts.append((f"{moves}, {label(fmt)}", ratio(contribution.isolated)))
+        if error is not None and (error.overflow or error.nan):
             facts.append((f"non-finite values, {label(fmt)}", f"{error.overflow + error.nan:,}"))
-        if error.underflow > 0:
+        if error is not None and error.underflow > 0:
             facts.append((f"flushed to zero, {label(fmt)}", percent(error.underflow)))
+    if report.range:
+        largest = report.range.max_abs
+        if largest not in finding.evidence.values():
+            facts.append(("largest |x|", magnitude(largest)))
+        if narrow:
+            bits = FORMATS[narrow].headroom_bits(largest)
+            room = f"{bits:.1f} bits" if bits >= 0 else f"past it by {-bits:.1f} bits"
+            facts.append((f"headroom to {magnitude(FORMATS[narrow].largest)} ({label(narrow)})", room))
     return tuple(facts)
 
 
 def _fact(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "not known"}[value]
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return magnitude(value)
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_fact(v) for v in value)
+    match value:
+        case bool() | None:
+            return {True: "yes", False: "no", None: "not known"}[value]
+        case int():
+            return f"{value:,}"
+        case float():
+            return magnitude(value)
+        case list() | tuple():
+            return ", ".join(map(_fact, value))
     return str(value)
-
-
-def _agreement(finding: Finding) -> str:
-    return {
-        True: "The measurement bears this out.",
-        False: "The measurement does not bear this out on these inputs.",
-        None: "This was not measured.",
-    }[finding.agrees]

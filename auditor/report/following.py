@@ -8,16 +8,15 @@ from pathlib import Path
 from ..numerics.formats import runs
 from ..plan.recommend import outcome
 from ..records.audit import Audit
-from .criteria import loosest, valued
+from .criteria import advice, loosest, valued
 from .findings import causes
-from .score import advice
 from .words import label, op, ratio
 
 
 def following(audit: Audit, directory: Path) -> str:
     """The next step. directory: where the files of the audit are."""
     report = directory / "report.html"
-    if audit.subject.random_weights and audit.live and _checkpoints(audit):
+    if audit.subject.random_weights and audit.live and audit.parameters > 0:
         return "audit it again with its trained weights (--weights FILE): what was measured is of random ones."
     if audit.training is not None and audit.training.format is not None:
         return f"train with the loop in {report}, section Training."
@@ -37,19 +36,12 @@ def following(audit: Audit, directory: Path) -> str:
     return _other_options(audit, report)
 
 
-def _checkpoints(audit: Audit) -> bool:
-    """Whether there is anything that a checkpoint would load."""
-    return audit.parameters > 0
-
-
 def _other_options(audit: Audit, report: Path) -> str:
     """What to ask for where no plan holds and nothing is to be repaired."""
     if (broken := loosest(audit)) is not None:
         name, one = broken
-        plan = audit.plans.get(name)
-        low = f"plain {label(plan.format)} ({plan.strategy})" if plan else name
         written = f"{one.output}: {one.kind} {one.sign} {one.limit:.12g}"
-        return f"loosen '{written}', of the criteria: with {low} it comes to {valued(one)}."
+        return f"loosen '{written}', of the criteria: with {_plain(audit, name)} it comes to {valued(one)}."
     reached = {
         name: found.measured_error
         for name, found in audit.baselines.items()
@@ -57,12 +49,15 @@ def _other_options(audit: Audit, report: Path) -> str:
     }
     if reached:
         name = min(reached, key=lambda name: reached[name])
-        plan = audit.plans.get(name)
-        low = f"plain {label(plan.format)} ({plan.strategy})" if plan else name
-        return f"allow more with --max-error {_allowing(reached[name])}: {low} is off by {ratio(reached[name])}."
+        return f"allow more with --max-error {_allowing(reached[name])}: {_plain(audit, name)} is off by {ratio(reached[name])}."
     if "bf16" not in audit.formats:
         return "audit BF16 as well, which has the range of FP32: --formats fp16,bf16."
     return f"read {report}: its plans say what each of them failed at."
+
+
+def _plain(audit: Audit, name: str) -> str:
+    plan = audit.plans.get(name)
+    return f"plain {label(plan.format)} ({plan.strategy})" if plan else name
 
 
 def _allowing(error: float) -> str:

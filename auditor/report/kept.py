@@ -1,81 +1,65 @@
-"""The modules that a plan keeps in FP32, those alike as one line with one clause of why."""
+"""What a plan keeps in FP32 and why, those alike as one; and what operations compute in under it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from ..numerics.formats import FORMATS
 from ..paths import nearest, pattern
 from ..plan.clauses import apart, gained
-from ..records import Kept, Plan, Program, Reason
-from .words import braced, count, each
+from ..records import Dtypes, NodeReport, Plan, Program, Reason
+from .words import fold, label, listed, unfolded
 
 _CODE = re.compile(r"[A-Z]{3}\d{3}")
 """The code of a rule."""
-
+_FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
+"""{torch's name of a dtype: that of the format it computes in}."""
 SHAPES = 3
 """Shapes of modules that gain nothing up to which each has a line of its own."""
+KEPT = "its module stays FP32"
 
 
 @dataclass(frozen=True)
 class Island:
-    """Scopes of one shape (`blocks.*.norm`) that a plan gives the same precision for the same reasons.
+    """Scopes that a plan gives the same precision for the same reasons; functions: what stays FP32 in low ones.
 
-    functions: what stays FP32 in low ones; none where all of it does.
-
-    Those that gain nothing stand together whatever their shape, where they have more than `SHAPES`; pattern is "" then.
+    They differ in block numbers alone (`blocks.*.norm`), but for those that gain nothing, where they have more than `SHAPES`.
     """
 
-    pattern: str
     paths: tuple[str, ...]
     precision: str
     because: tuple[str, ...]
-    kind: str = ""
     functions: tuple[str, ...] = ()
-    what: str = "module"
+    noun: str = "module"
 
     @property
     def name(self) -> str:
         """What it is called: a path, several as one, or the root's own operations; functions stay FP32 in all below, too."""
-        modules = listed(self.paths, 2, self.what)
-        within = "the whole model" if self.paths == ("",) else modules
-        return f"{', '.join(self.functions)} in {within}" if self.functions else modules
+        if self.functions:
+            within = "the whole model" if self.paths == ("",) else listed(self.paths, 2)
+            return f"{', '.join(self.functions)} in {within}"
+        return listed([own(path) for path in self.paths], 2, self.noun)
 
     @property
     def which(self) -> str:
         """All of its paths, where the name does not say them."""
-        full = ", ".join(each(found) if len(found) > 1 else own(found[0]) for found in _by_shape(self.paths))
-        return "" if full == listed(self.paths, 2) else full
+        hidden = " x" in self.name or " more " in self.name
+        return unfolded(map(own, self.paths)) if hidden else ""
 
     @property
     def why(self) -> str:
         """Why, in a clause, and the rules that fired on it behind that."""
-        codes = [text for text in self.because if _CODE.fullmatch(text)]
-        words = [text for text in self.because if not _CODE.fullmatch(text)]
-        return f"{', '.join(words)} ({', '.join(codes)})" if words and codes else ", ".join(words or codes)
+        codes = ", ".join(text for text in self.because if _CODE.fullmatch(text))
+        words = ", ".join(text for text in self.because if not _CODE.fullmatch(text))
+        return f"{words} ({codes})" if words and codes else words or codes
 
 
 def own(path: str) -> str:
     """A module by its path; the root stands for what it computes itself, since modules in it have entries of their own."""
     return path or "(the model's own operations)"
-
-
-def listed(paths: Sequence[str], most: int, what: str = "module") -> str:
-    """Modules, or operations, those of repeated blocks under one pattern, `most` of these and how many modules more."""
-    groups = _by_shape(paths)
-    if len(groups) == most + 1 and len(groups[-1]) == 1:
-        most += 1
-    names = [braced(found) if len(found) > 1 else own(found[0]) for found in groups[:most]]
-    left = sum(map(len, groups[most:]))
-    return ", ".join(names) + (f" and {count(left, f'more {what}')}" if left else "")
-
-
-def _by_shape(paths: Sequence[str]) -> list[list[str]]:
-    shapes: dict[str, list[str]] = {}
-    for path in paths:
-        shapes.setdefault(pattern(path), []).append(path)
-    return list(shapes.values())
 
 
 def precision_of(path: str, plan: Plan) -> str:
@@ -96,87 +80,102 @@ def islands(plan: Plan) -> tuple[Island, ...]:
 
 def _exceptions(plan: Plan) -> tuple[Island, ...]:
     """Functions that low modules keep in FP32."""
-    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for path, choice in plan.scopes.items():
-        if choice.keep:
-            groups.setdefault((pattern(path), choice.keep), []).append(path)
+    keeping = [path for path, choice in plan.scopes.items() if choice.keep]
     return tuple(
-        Island(shape, tuple(paths), "fp32", plan.scopes[paths[0]].because, "", functions)
-        for (shape, functions), paths in groups.items()
+        Island(tuple(same), "fp32", plan.scopes[same[0]].because, plan.scopes[same[0]].keep)
+        for same in fold(keeping, str, lambda path: plan.scopes[path].keep)
     )
 
 
 def _kept(plan: Plan) -> tuple[Island, ...]:
-    groups: dict[tuple[str, str], list[tuple[str, Reason]]] = {}
-    shapes = {pattern(path) for reason in plan.reasons if reason.kind == "no-gain" for path in reason.modules}
-    idle = {"no-gain"} if len(shapes) > SHAPES else set()
-    for reason in plan.reasons:
-        for path in reason.modules if reason.kind != "not-floating" else ():
-            shape = "" if reason.kind in idle else pattern(path)
-            groups.setdefault((shape, reason.kind), []).append((path, reason))
-    return tuple(
-        Island(shape, tuple(path for path, _ in found), "fp32", _shared_words(plan, found), kind)
-        for (shape, kind), found in groups.items()
-    )
+    """Modules with a reason, by what kind it is of; those that gain nothing together, where they are many."""
+    found = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
+    idle = len({pattern(path) for path, reason in found if reason.kind == "no-gain"}) > SHAPES
+    groups = fold(found, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
+    return tuple(Island(tuple(path for path, _ in same), "fp32", _because(plan, same)) for same in groups)
 
 
 def _operations(program: Program) -> tuple[Island, ...]:
-    groups: dict[tuple[str, str], list[Kept]] = {}
-    for kept in program.kept:
-        groups.setdefault((kept.kind, kept.op), []).append(kept)
     return tuple(
         Island(
-            op,
-            tuple(each.name for each in found),
+            tuple(kept.name for kept in same),
             "fp32",
-            (found[0].because + ("; the others likewise" if len({each.because for each in found}) > 1 else ""),),
-            kind,
-            what="operation",
+            (same[0].because + ("; the others likewise" if len({kept.because for kept in same}) > 1 else ""),),
+            noun="operation",
         )
-        for (kind, op), found in groups.items()
+        for same in fold(program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
     )
 
 
-def _shared_words(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
-    """Codes of rules, then why: the clause of all of them, or of the first with how far those of the others reach."""
-    codes = {code: None for path, _ in found for code in rule_codes(plan, path)}
-    words = {re.sub(r"_\d+\b", "", reason.words): reason.words for _, reason in found}
-    first = next(iter(words.values()))
-    if len(words) == 1:
-        return (*codes, first)
+def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
+    """Codes of rules, then why: the clause of all of them, or how far those of the others reach."""
+    fired = (text for path, _ in found if path in plan.scopes for text in plan.scopes[path].because)
+    codes = tuple(dict.fromkeys(text for text in fired if _CODE.fullmatch(text)))
+    first = found[0][1]
     adds = [reason.adds for _, reason in found if reason.adds is not None]
+    if len(set(_unnumbered(reason.words for _, reason in found))) == 1:
+        return (*codes, first.words)
     if len(adds) < len(found):
-        return (*codes, f"{first}; the others likewise")
+        return (*codes, f"{first.words}; the others likewise")
     low, high = apart(max(min(adds), 0.0), max(max(adds), 0.0))
     saves = max(reason.saves or 0.0 for _, reason in found)
-    idle = found[0][1].kind == "no-gain"  # its numbers are the largest of several
-    reach = f"at most {high}" if idle else f"{low} to {high}" if low != high else low
-    many = f"lowering one of them adds {reach} of error"
-    return (
-        *codes,
-        f"{many}, and {'at most ' if saves > 0 else ''}{gained(saves, plan.objective)}{_limit(found[0][1])}",
-    )
-
-
-def _limit(reason: Reason) -> str:
-    """What a folded clause ends with."""
-    if reason.kind in ("budget", "margin") and reason.left is not None:
-        return f"; {reason.left:.2g} of the budget is left"
-    return ""
-
-
-def rule_codes(plan: Plan, path: str) -> tuple[str, ...]:
-    """Codes of the rules that fired on what makes a scope stay FP32."""
-    because = plan.scopes[path].because if path in plan.scopes else ()
-    return tuple(text for text in because if _CODE.fullmatch(text))
+    reach = f"at most {high}" if first.kind == "no-gain" else f"{low} to {high}" if low != high else low
+    gain = f"{'at most ' if saves > 0 else ''}{gained(saves, plan.objective)}"
+    limited = first.kind in ("budget", "margin") and first.left is not None
+    left = f"; {first.left:.2g} of the budget is left" if limited else ""
+    return (*codes, f"lowering one of them adds {reach} of error, and {gain}{left}")
 
 
 def _apart(plan: Plan) -> tuple[Island, ...]:
-    groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for path, choice in plan.scopes.items():
-        if path and not choice.keep:
-            alike = tuple(re.sub(r"_\d+\b", "", why) for why in choice.because)  # the nodes of blocks are numbered
-            groups.setdefault((pattern(path), choice.precision, alike), []).append(path)
-    return tuple(
-        Island(shape, tuple(paths), low, plan.scopes[paths[0]].because) for (shape, low, _), paths in groups.items()
+    """Of a plan without reasons: the scopes that differ from the root."""
+    scopes = [path for path, choice in plan.scopes.items() if path and not choice.keep]
+    alike = fold(scopes, str, lambda path: (plan.scopes[path].precision, _unnumbered(plan.scopes[path].because)))
+    return tuple(Island(tuple(same), plan.scopes[same[0]].precision, plan.scopes[same[0]].because) for same in alike)
+
+
+def _unnumbered(because: Iterable[str]) -> tuple[str, ...]:
+    """Clauses without the numbers that nodes of repeated blocks have."""
+    return tuple(re.sub(r"_\d+\b", "", why) for why in because)
+
+
+def dtype_label(dtype: str) -> str:
+    """`float16` -> `FP16`; a dtype that is no format keeps torch's name: `int64`."""
+    return label(_FORMATS[dtype]) if dtype in _FORMATS else dtype
+
+
+def computed_in(report: NodeReport) -> str | None:
+    """Name of the format that an operation computes in under the plan; None for discrete ones, and where it is not known."""
+    return _FORMATS.get(report.planned.computed) if report.planned else None
+
+
+def tally(reports: Iterable[NodeReport]) -> str:
+    """What operations compute in, in words: `FP16`, or `FP16 3 times and FP32 once`; nothing where it is not known."""
+    found = Counter(label(name) for report in reports if (name := computed_in(report)) is not None)
+    if len(found) < 2:
+        return "".join(found)
+    return " and ".join(f"{name} {'once' if n == 1 else f'{n:,} times'}" for name, n in found.most_common())
+
+
+def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
+    """Says why an operation computes in FP32 under a plan that lowers something; nothing of those that do not."""
+    modules = {path: reason.words for reason in plan.reasons for path in reason.modules}
+    operations = {name: reason.words for reason in plan.reasons for name in reason.operations}
+
+    def why(report: NodeReport) -> str:
+        node, ran = report.node, report.planned
+        if ran is None or _FORMATS.get(ran.computed) != "fp32":
+            return ""
+        if precision_of(node.owner, plan) == "fp32":
+            return f"{KEPT}: {modules[node.owner]}" if node.owner in modules else KEPT
+        return operations.get(node.name) or _promoted(ran)
+
+    return why
+
+
+def _promoted(ran: Dtypes) -> str:
+    """Of an operation whose result is low all the same, such as a batch norm with FP32 statistics."""
+    reads = {_FORMATS[dtype] for dtype in ran.inputs if dtype in _FORMATS}
+    mixed = len(reads) > 1 and "fp32" in reads
+    return (
+        f"it reads {' and '.join(sorted(map(label, reads)))} together, and computes in the wider one" if mixed else ""
     )

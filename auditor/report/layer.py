@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import AuditorError
-from ..paths import nearest, within
-from .kept import own
+from ..paths import within
+from .kept import own, precision_of
 from .words import label
 
 SHOWN = 12
@@ -42,11 +42,6 @@ def _modules(plans: Mapping[str, Any], owners: Mapping[str, str]) -> set[str]:
     return {".".join(path.split(".")[: depth + 1]) for path in listed for depth in range(path.count(".") + 1)} | {""}
 
 
-def _precision(plan: Any, path: str) -> str:
-    listed = nearest(path, plan.scopes)
-    return "fp32" if listed is None else str(plan.scopes[listed].precision)
-
-
 def _kept(plan: Any) -> Iterable[Any]:
     """Operations of a plan that is a program of its own, those that stay FP32 and are known in the captured graph."""
     program = getattr(plan, "program", None)
@@ -61,14 +56,14 @@ def _operation(plan: Any, owner: str, name: str) -> Iterator[str]:
     reason = next((reason for reason in plan.reasons if name in reason.operations), None)
     if reason is not None:
         yield f"not low: {reason.words}"
-    elif _precision(plan, owner) == "fp32":
+    elif precision_of(owner, plan) == "fp32":
         yield f"FP32 with {own(owner)}: {_words(plan, owner)}"
     else:
         yield f"{label(plan.format)}, as {own(owner)}"
 
 
 def _module(plan: Any, owners: Mapping[str, str], name: str) -> Iterator[str]:
-    if _precision(plan, name) == "fp32":
+    if precision_of(name, plan) == "fp32":
         yield f"FP32: {_words(plan, name)}"
     else:
         yield label(plan.format)

@@ -15,7 +15,7 @@ from typing import Any
 from ..numerics.formats import auditable
 from ..records import NodeReport
 from ..records.audit import Audit
-from .ran import computed_in
+from .kept import computed_in
 from .words import compact, label, line, magnitude, op, printable
 
 VERSION = 1

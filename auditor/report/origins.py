@@ -1,145 +1,111 @@
-"""Where errors are born and what merely inherits them."""
+"""Where errors begin, and what merely inherits them; runs whose outputs are Inf or NaN, and the first operation that makes them so."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from ..records import FlaggedRegion, NodeError, NodeReport, NonFinite
+from ..artefact.strategies import strategy_of
+from ..records import NodeError, NodeReport, NonFinite
 from ..records.audit import Audit
-from .nonfinite import cause, nonfinite_runs
-from .view import pattern
-from .words import count, label
+from .blocks import Block, Lines, Table
+from .words import count, fold, label, line, op, percent, plan_title, ratio, scope, where
 
 SHOWN = 8
 
 
-@dataclass(frozen=True)
-class Birth:
-    """A node where a non-finite value first appears, and the nodes after it that only pass it on.
-
-    why: of a node that is finite alone, why it is not in a run of all. times: identical blocks in which the same happens, this one, the first, among them.
-    """
-
-    report: NodeReport
-    cause: str
-    heirs: int
-    last_heir: NodeReport | None
-    times: int = 1
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A node that adds rounding error of its own.
-
-    moved: how far it moves the outputs, low; predicted: whether that was not run. share: of the summed squares of the own
-    contributions of all nodes that some strategy lowers.
-    """
-
-    report: NodeReport
-    moved: float
-    predicted: bool
-    share: float
-
-
-@dataclass(frozen=True)
-class Origins:
-    """Births, sources and flagged regions in one format, the largest first; `more_births` were left out.
-
-    linearity: whether predictions hold, in words; "" where none comes near the budget. broken: whether a run of the whole
-    model is not finite.
-    """
-
-    format: str
-    label: str
-    births: tuple[Birth, ...]
-    more_births: int
-    sources: tuple[Source, ...]
-    regions: tuple[FlaggedRegion, ...]
-    linearity: str
-    broken: bool
-
-
-def origins(audit: Audit, fmt: str) -> Origins:
-    """Cause apart from consequence, for one format."""
-    kinds: dict[tuple[str, str, str | None], list[NodeReport]] = {}
-    runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
-    named = {run.first.node: run.first for run in runs if run.first is not None}
-    for report in audit.nodes:
-        if fmt in report.errors and (report.errors[fmt].born or report.node.name in named):
-            kind = (pattern(report.node.owner), report.node.op, report.errors[fmt].cause)
-            kinds.setdefault(kind, []).append(report)
-    born = list(kinds.values())
-    readers = _readers(audit)
-    return Origins(
-        fmt,
-        label(fmt),
-        tuple(replace(_birth(same[0], fmt, readers, named), times=len(same)) for same in born[:SHOWN]),
-        max(len(born) - SHOWN, 0),
-        _sources(audit, fmt),
-        _regions(audit, fmt),
-        _linearity(audit, fmt),
-        bool(runs),
-    )
-
-
-def _readers(audit: Audit) -> Mapping[str, list[NodeReport]]:
+def origins(audit: Audit) -> list[Block]:
+    """Format by format: where values first turn Inf or NaN, what adds most error, what hurts together."""
+    if not audit.nodes:
+        return [Lines("", ("No operation was measured.",), "empty")]
     readers: dict[str, list[NodeReport]] = {}
     for report in audit.nodes:
         for name in report.node.inputs:
             readers.setdefault(name, []).append(report)
-    return readers
+    return [block for fmt in audit.formats for block in _origins(audit, fmt, readers)]
 
 
-def _birth(
-    report: NodeReport, fmt: str, readers: Mapping[str, list[NodeReport]], named: Mapping[str, NonFinite]
-) -> Birth:
+def _origins(audit: Audit, fmt: str, readers: Mapping[str, list[NodeReport]]) -> Iterator[Block]:
+    runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
+    first = {run.first.node: run.first for run in runs if run.first is not None}
+    born = [r for r in audit.nodes if fmt in r.errors and (r.errors[fmt].born or r.node.name in first)]
+    kinds = fold(born, lambda r: r.node.owner, lambda r: (r.node.op, r.errors[fmt].cause))
+    said = [_birth(same, fmt, readers, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
+    if not kinds:
+        alone = "no operation alone makes Inf or NaN: the run of the whole model does"
+        finite = "no value that is finite in FP32 becomes Inf or NaN"
+        said = [f"In {label(fmt)} {alone if runs else finite}."]
+    if len(kinds) > SHOWN:
+        said.append(f"{count(len(kinds) - SHOWN, 'more origin')} in the layer table.")
+    yield Lines(label(fmt), tuple(said), listed=True)
+    if words := _linearity(audit, fmt):
+        yield Lines("", (words,))
+    yield from _sources(audit, fmt)
+    yield from _regions(audit, fmt)
+
+
+def _birth(same: list[NodeReport], fmt: str, readers: Mapping[str, list[NodeReport]], first: NonFinite | None) -> str:
+    """What begins at an operation, in how many blocks, why, and how far it is passed on."""
+    report, error = same[0], same[0].errors[fmt]
     heirs: dict[str, NodeReport] = {}
     frontier = [report]
     while frontier:
         for reader in readers.get(frontier.pop().node.name, ()):
-            error = reader.errors.get(fmt)
-            if reader.node.name in heirs or error is None or error.born or not _broken(error):
-                continue
-            heirs[reader.node.name] = reader
-            frontier.append(reader)
-    last = next(reversed(heirs.values()), None)
-    error, first = report.errors[fmt], named.get(report.node.name)
-    if error.unsupported or error.disagreement or error.overflow or error.nan:
-        return Birth(report, "NaN" if error.cause == "nan" else error.cause or "not known", len(heirs), last)
-    if first is None:
-        return Birth(report, "Inf or NaN", len(heirs), last, why="The operation alone stays finite.")
-    return Birth(report, first.value, len(heirs), last, why=cause(first))
+            inherited = reader.errors.get(fmt)
+            if reader.node.name not in heirs and inherited and not inherited.born and _broken(inherited):
+                heirs[reader.node.name] = reader
+                frontier.append(reader)
+    alone = error.unsupported or error.disagreement or error.overflow or error.nan
+    value = error.cause or "not known" if alone else first.value if first else "Inf or NaN"
+    begins = (
+        "Does not run:"
+        if value == "unsupported"
+        else f"{'NaN' if value == 'nan' else value.capitalize() if value.islower() else value} first appears in"
+    )
+    blocks = f" and in {count(len(same) - 1, 'block')} like it" if len(same) > 1 else ""
+    why = "" if alone else f" {cause(first)}" if first else " The operation alone stays finite."
+    last = next(reversed(heirs.values()), report).node.owner
+    passed = f"{count(len(heirs), 'later operation only passes', 'later operations only pass')} it on, the last in `{scope(last)}`"
+    return f"{begins} {where(report.node)}{blocks}.{why} {passed if heirs else 'Nothing after it inherits it'}."
 
 
 def _broken(error: NodeError) -> bool:
-    return error.overflow + error.nan > 0 or (
-        error.propagated_error is not None and not math.isfinite(error.propagated_error)
-    )
+    carried = error.propagated_error
+    return error.overflow + error.nan > 0 or (carried is not None and not math.isfinite(carried))
 
 
-def _sources(audit: Audit, fmt: str) -> tuple[Source, ...]:
+def _sources(audit: Audit, fmt: str) -> Iterator[Table]:
+    """Operations that add most rounding error; shares are of the squares of what all add that some strategy lowers."""
     low = [r for r in audit.nodes if r.node.floating and fmt in r.contributions and r.exposed.get(fmt, True)]
-    own = [(r, r.contributions[fmt].own) for r in low]
-    finite = [(r, value) for r, value in own if math.isfinite(value) and value > 0]
-    total = sum(value * value for _, value in finite)
-    top = sorted(finite, key=lambda pair: -pair[1])[:SHOWN]
-    return tuple(_source(r, fmt, value * value / total) for r, value in top)
+    own = [(r, r.contributions[fmt]) for r in low if math.isfinite(r.contributions[fmt].own)]
+    total = sum(found.own**2 for _, found in own)
+    rows = []
+    for report, found in sorted(own, key=lambda pair: -pair[1].own)[:SHOWN]:
+        predicted = ", predicted" if found.decided_by == "first-order" else ""
+        if found.own > 0:
+            rows.append((where(report.node), f"{ratio(found.isolated)}{predicted}", percent(found.own**2 / total)))
+    if rows:
+        caption = f"Makes the error in {label(fmt)}: rounding of its own"
+        yield Table(("Operation", "Moves output", "Share"), tuple(rows), caption=caption)
 
 
-def _source(report: NodeReport, fmt: str, share: float) -> Source:
-    found = report.contributions[fmt]
-    return Source(report, found.isolated, found.decided_by == "first-order", share)
-
-
-def _regions(audit: Audit, fmt: str) -> tuple[FlaggedRegion, ...]:
+def _regions(audit: Audit, fmt: str) -> Iterator[Table]:
     """Regions of more than one operation; those that cannot run, or end non-finite, come first."""
     found = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
-    worst = [math.inf if r.error is None or math.isnan(r.error) else r.error for r in found]
-    order = sorted(range(len(found)), key=lambda i: -worst[i])
-    return tuple(found[i] for i in order[:SHOWN])
+    found.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
+    if found:
+        heads = ("Module", "Operations", "Moves output", "One by one")
+        rows = tuple(
+            (
+                f"`{scope(r.scope)}`{f' {r.failure}' if r.failure else ''}",
+                str(len(r.nodes)),
+                "does not run" if r.failure else ratio(r.error),
+                ratio(r.explained),
+            )
+            for r in found[:SHOWN]
+        )
+        yield Table(heads, rows, caption=f"Neighbouring operations, lowered together in {label(fmt)}")
 
 
 def _linearity(audit: Audit, fmt: str) -> str:
@@ -160,3 +126,63 @@ def _linearity(audit: Audit, fmt: str) -> str:
     if found.left:
         words.append(f"{found.left:,} more {'is' if found.left == 1 else 'are'} beyond it by prediction alone.")
     return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Runs in one format that turn non-finite at the same operation. first: None where the recorded graph stays finite.
+
+    title: `FP16 under autocast, without a plan`, or `The plan FP16 under autocast`.
+    """
+
+    format: str
+    title: str
+    first: NonFinite | None
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What turns non-finite and where, then why."""
+        first = self.first
+        if first is None:
+            return f"{self.title}: outputs turn Inf or NaN.", "The recorded graph does not show at which operation."
+        return f"{self.title}: outputs turn {first.value} at {at(first)}.", cause(first)
+
+
+def at(first: NonFinite) -> str:
+    """The operation that turns non-finite: `sqrt in blocks.0.norm (unet.py:28)`."""
+    batch = "" if first.batch == 1 else f", in batch {first.batch}"
+    return _place(first.op, first.owner, first.source) + batch
+
+
+def cause(first: NonFinite) -> str:
+    """Why it does, in a sentence."""
+    fired = f"; see {', '.join(first.rules)}" if first.rules else ""
+    if first.begins == first.node:
+        return f"The cause is {first.cause} of that operation{fired}."
+    return f"The cause is {first.cause} at {_place(first.begins_op, first.begins_owner, first.begins_source)}{fired}."
+
+
+def _place(name: str, owner: str, source: str | None) -> str:
+    where = f" ({line(source, None)})" if source else ""
+    return f"{op(name).partition('.')[0]} in {scope(owner)}{where}"
+
+
+def nonfinite_runs(audit: Audit) -> tuple[Run, ...]:
+    """Baselines, then plans, that turn non-finite; those of one format with one cause together."""
+    groups: dict[tuple[str, NonFinite | None], list[str]] = {}
+    for name, first in _baselines(audit):
+        strategy, _, fmt = name.partition("_")
+        groups.setdefault((fmt, first), []).append(strategy_of(strategy).title)
+    found = [
+        Run(fmt, f"{label(fmt)} {' and '.join(titles)}, without a plan", first)
+        for (fmt, first), titles in groups.items()
+    ]
+    for plan in audit.plans.values():
+        ran = plan.verification
+        if ran is not None and not ran.finite and not ran.failure:
+            found.append(Run(plan.format, f"The plan {plan_title(plan)}", ran.nonfinite))
+    return tuple(found)
+
+
+def _baselines(audit: Audit) -> Iterator[tuple[str, NonFinite | None]]:
+    return ((n, base.nonfinite) for n, base in audit.baselines.items() if not base.finite and not base.failure)

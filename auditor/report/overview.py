@@ -5,35 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..records.audit import Audit
-from .blocks import Block, Code, Entries, Entry, Lines, Table, Title
+from .blocks import Block, Code, Entries, Entry, Lines, Look, Title, to_terminal
 from .findings import Cause, Causes, causes
-from .kept import Island
 from .paths import Place, places
-from .prose import remedy, sentence
+from .plans import island_lines, plan_table
 from .use import snippets
-from .view import PlanView, View, view
-from .words import count, label, line, memory, percent, printable
+from .view import View, view
+from .words import count, line, printable, remedy, sentence
 
+LINES = 40
+"""Of a terminal that is 100 cells wide."""
+SPARE = ("Formats", "Kept", "Outputs", "Memory")
+"""Labels of what nobody asked for: it is in the report, too."""
 ENTRIES_SHOWN = 5
 ISLANDS_SHOWN = 6
 PROPOSALS_SHOWN = 4
 ADVICE_SHOWN = 4
 
 
-def overview(audit: Audit) -> list[Block]:
-    """Verdict, what to do, plans and the lines that use one; then all that some audits have beside."""
+def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
+    """Verdict, what to do in at most so many entries, plans and the lines that use one; then all that some audits have beside."""
     seen, env = view(audit), audit.environment
     about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
     page: list[Block] = [
         Title(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
         Lines("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
-        Lines("", (seen.proof, *seen.broken, *seen.contrast)),
-        _findings(causes(audit), places(audit)),
-        *_plans(seen),
+        Lines("", (seen.proof, *seen.broken)),
+        _findings(causes(audit), places(audit), entries),
+        *plan_table(audit, seen.plans),
     ]
     if use := snippets(audit):
         page.append(
-            Code("Use it", "\n".join(line for line in use[-1 if len(use) == 1 else 1].code.splitlines() if line))
+            Code("Use it", "\n".join(line for line in use[-1 if len(use) == 1 else 1].text.splitlines() if line))
         )
     return [*page, *_more(audit, seen)]
 
@@ -52,8 +55,28 @@ def summary(audit: Audit) -> str:
     return "\n".join(printable(line) for line in lines if line)
 
 
-def _findings(found: Causes, where: Mapping[str, Place]) -> Entries:
-    entries = tuple(_entry(cause, where[cause.worst.node]) for cause in found.wanting[:ENTRIES_SHOWN])
+def screen(audit: Audit) -> list[Block]:
+    """As much of it as `LINES` lines hold: what is in SPARE where it fits, and fewer causes if need be."""
+    for entries in range(ENTRIES_SHOWN, 0, -1):
+        page = overview(audit, entries)
+        shown, left = [block for block in page if block.label not in SPARE], list[str]()
+        for block in page:
+            if block.label in SPARE:
+                fits = _lines([*shown, block]) <= LINES - 2
+                shown, left = ([*shown, block], left) if fits else (shown, [*left, block.label])
+        if left:
+            shown.append(Lines("More", (f"{', '.join(left)}: in report.html, and with --format md",), "muted"))
+        if _lines(shown) <= LINES:
+            break
+    return shown
+
+
+def _lines(page: list[Block]) -> int:
+    return to_terminal(page, Look(100, False)).count("\n")
+
+
+def _findings(found: Causes, where: Mapping[str, Place], most: int) -> Entries:
+    entries = tuple(_entry(cause, where[cause.worst.node]) for cause in found.wanting[:most])
     left = len(found.wanting) - len(entries)
     explain = f"python -m auditor explain {found.all[0].worst.rule}" if found.all else ""
     more = "; ".join(filter(None, (f"{count(left, 'more cause')} in the report" if left > 0 else "", explain)))
@@ -63,67 +86,32 @@ def _findings(found: Causes, where: Mapping[str, Place]) -> Entries:
 def _entry(cause: Cause, place: Place) -> Entry:
     worst = cause.worst
     called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
-    size = f" ({cause.size})" if cause.size else ""
-    note = f"{cause.severity.capitalize()} in {cause.where}{called}{size}. {remedy(worst.advice)}"
+    note = f"{cause.severity.capitalize()} in {cause.where}{called}. {remedy(worst.advice)}"
     return Entry(f"{place.file}:{place.line} {worst.rule} {sentence(worst.message)}", (note,), cause.severity)
 
 
-def _plans(seen: View) -> Iterator[Block]:
-    if not seen.plans:
-        return
-    rows = [(("* " if p.recommended else "") + p.title, p.before, *_figures(p)) for p in seen.plans]
-    if seen.today:
-        rows.append((seen.today[0], "", "", seen.today[1], "", ""))
-    bold = next((i for i, p in enumerate(seen.plans) if p.recommended), None)
-    heads = ("Plan", "Without it", "Predicted", "Measured", "Low FLOPs", "Speed-up")
-    yield Table(heads, tuple(rows), bold)
-    if seen.chosen:
-        plan = seen.chosen.plan
-        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs low; speed-ups are predicted{f' for one {plan.target}' if plan.target else ''}"
-        if plan.memory and plan.fp32_memory:
-            said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
-        yield Lines("", (said,), "muted")
-    if programs := tuple(p.program for p in seen.plans if p.program):
-        yield Lines("Program", programs)
-
-
-def _figures(p: PlanView) -> tuple[str, str, str, str]:
-    predicted, measured, speed = p.figures
-    if not p.idle and p.plan.measured_error is not None and p.verdict not in (measured, "verified"):
-        measured = f"{measured}, {p.verdict}"
-    return predicted, measured, percent(p.plan.low_precision_flops), speed
-
-
-def _islands(islands: tuple[Island, ...]) -> Lines:
-    texts = []
-    for island in islands[:ISLANDS_SHOWN]:
-        which = f" ({island.which})" if island.which else ""
-        texts.append(f"{label(island.precision)} {island.name}{which}{f': {island.why}' if island.why else ''}")
-    if len(islands) > ISLANDS_SHOWN:
-        texts.append(f"and {len(islands) - ISLANDS_SHOWN} more, in plan.json")
-    return Lines("Kept", tuple(texts), listed=True)
-
-
 def _more(audit: Audit, seen: View) -> Iterator[Block]:
-    """What some audits have: modules kept apart, times, criteria, scores, proposals, training, cautions."""
-    if seen.chosen and seen.chosen.islands:
-        yield _islands(seen.chosen.islands)
-    if seen.timing is not None:
-        yield Lines("Times", (seen.timing.about, *(row.line for row in seen.timing.rows)))
+    """What some audits have: cautions, training, criteria, scores, times; verdicts by format, modules kept apart, and the rest."""
+    if seen.limits:
+        yield Lines("Caution", seen.limits, "warning")
+    if audit.training is not None:
+        titles = tuple(dict.fromkeys(advice.title for advice in audit.training.advice))[:ADVICE_SHOWN]
+        yield Lines("Training", (sentence(audit.training.recommendation), *(f"- {title}" for title in titles)))
     if seen.criteria:
         shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
         lines = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
         yield Lines("Criteria", (seen.criteria, *lines))
     if seen.score:
         yield Lines("Score", (seen.score, *(f"{p.title}: {p.score}" for p in seen.plans if p.score)))
+    if seen.times:
+        yield Lines("Times", seen.times)
+    if seen.contrast:
+        yield Lines("Formats", seen.contrast)
+    if seen.chosen and seen.chosen.islands:
+        yield island_lines(seen.chosen.islands, ISLANDS_SHOWN)
     if seen.proposals:
         left = len(seen.proposals) - PROPOSALS_SHOWN
         more = (f"and {left} more, in plan.json",) if left > 0 else ()
         yield Lines("Outputs", (*seen.proposals[:PROPOSALS_SHOWN], *more))
-    if audit.training is not None:
-        titles = tuple(dict.fromkeys(advice.title for advice in audit.training.advice))[:ADVICE_SHOWN]
-        yield Lines("Training", (sentence(audit.training.recommendation), *(f"- {title}" for title in titles)))
-    if seen.limits:
-        yield Lines("Caution", seen.limits, "warning")
     if audit.environment.held:
         yield Lines("Memory", (sentence(audit.environment.held),))

@@ -9,7 +9,7 @@ from typing import Any
 from ..numerics.formats import FORMATS
 from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
-from .ran import computed_in, dtype_label, why_raised
+from .kept import computed_in, dtype_label, why_raised
 from .words import VERDICTS, label, line
 
 TEXT_BUDGET = 150_000

@@ -10,8 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..resources import resource_dir
-from . import words
-from .prose import blocks, sentence
+from . import blocks, words
 
 
 @cache
@@ -27,8 +26,8 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
-    made.globals.update(blocks=blocks, asset=lambda name: asset(folder / name), words=words)
-    made.filters.update(sentence=sentence, prose=_prose, show=words.printable)
+    made.globals.update(asset=lambda name: asset(folder / name), words=words, rule_text=blocks.rule_text)
+    made.filters.update(sentence=words.sentence, prose=blocks.prose, show=words.printable, html=blocks.html)
     return made
 
 
@@ -38,14 +37,3 @@ def asset(path: Path) -> Markup:
     if re.search(r"</(script|style)", text, re.IGNORECASE):
         raise ValueError(f"{path.name} holds a closing tag and cannot be inlined")
     return Markup(text)
-
-
-def _prose(text: str) -> Markup:
-    """Text with `backticks` set as code, everything else escaped."""
-    line = words.printable(" ".join(text.split()))
-    parts = line.split("`")
-    if len(parts) % 2 == 0:
-        return Markup.escape(line)
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part) if i % 2 else Markup.escape(part) for i, part in enumerate(parts)
-    )

@@ -1,110 +1,164 @@
-"""The training section: its charts, tables and answers, and a loop to copy."""
+"""The training section as blocks: recommendation, gradients, loss scale, advice, tables, and a loop to copy."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import flushed, subnormal
 from ..records.audit import Audit
-from ..records.training import BackwardNode, ModuleGradients, Training
+from ..records.training import ModuleGradients, Training
 from ..training.window import scaler_code
-from .gradients import GradientChart, WindowChart, gradient_chart, window_chart
-from .words import label, percent, scope
+from .blocks import Block, Code, Fold, Lines, Table
+from .charts import gradient_chart
+from .words import count, label, magnitude, percent, ratio, scope, sentence, where
 
 ROWS = 10
 FP16 = FORMATS["fp16"]
 
 
-@dataclass(frozen=True)
-class ModuleRow:
-    """One module's low gradients, or all of its gradients where none is low."""
-
-    module: str
-    largest: float
-    flushed: str
-    subnormal: str
-    scaled: str
-    bits: str
-
-
-@dataclass(frozen=True)
-class Mover:
-    """An operation that disturbs the gradients of the parameters."""
-
-    node: BackwardNode
-    format: str
-    moved: float
-    backward: float
-
-
-@dataclass(frozen=True)
-class TrainingView:
-    """Everything the section shows."""
-
-    found: Training
-    gradients: GradientChart | None
-    window: WindowChart | None
-    modules: tuple[ModuleRow, ...]
-    modules_left: int
-    movers: tuple[Mover, ...]
-    code: str | None
-    rates: tuple[str, ...]
-    adam: tuple[str, ...]
-    sgd: tuple[str, ...]
-
-
-def training_view(audit: Audit) -> TrainingView | None:
-    """The section's data; None for an audit in mode inference."""
+def training_section(audit: Audit) -> list[Block]:
+    """What the report says of training; nothing for an audit in mode inference."""
     found = audit.training
     if found is None:
-        return None
-    ordered = sorted(found.modules, key=lambda m: (-_lost(m), -m.activations.max_abs))
+        return []
+    under = f"under the plan `{found.plan}`" if found.plan else "under plain autocast"
+    step = f"One FP32 step with {found.loss_source}, loss {magnitude(found.loss)}; gradients as they are {under}."
+    errors = [
+        f"The parameter gradients of one {label(fmt)} step differ by {ratio(error)}."
+        for fmt, error in found.errors.items()
+    ]
+    chart, code = gradient_chart(found), loop_code(audit)
+    return [
+        Lines("", (sentence(found.recommendation),), "lead"),
+        Lines("", (step, *errors), "about"),
+        Fold(
+            "Gradients, loss scale, updates, and a loop to copy",
+            (
+                chart or Lines("", ("No gradient is in a low format: autocast leaves this step in FP32.",), "empty"),
+                *_window(found),
+                *(
+                    [Lines("What to do", tuple(f"{a.title}: {a.text}" for a in found.advice), listed=True)]
+                    if found.advice
+                    else [Lines("What to do", ("Nothing stands out.",))]
+                ),
+                *([Code("A loop to copy", code)] if code else []),
+                *_modules(found),
+                _movers(found),
+                *_trials(found),
+                *_batches(found),
+                *_updates(found),
+            ),
+        ),
+    ]
+
+
+def _window(found: Training) -> Iterator[Block]:
+    if (window := found.fp16) is None:
+        return
+    most, least = f"{window.maximum:,.10g}", f"{window.minimum:,.10g}"
+    if window.closed_by is not None:
+        said = f"It is empty: `{scope(window.closed_by)}` overflows beyond {most}, and {least} is needed."
+    else:
+        said = (
+            f"From {least}, which keeps flushed gradients within {percent(window.allowed)}, to {most}, beyond which "
+            f"`{scope(window.largest)}` overflows. GradScaler starts at {window.init:,.10g}."
+        )
+    yield Lines("The window of loss scales.", (said,))
+
+
+def _modules(found: Training) -> Iterator[Block]:
+    """Gradients by module: of the low ones, or of all where none is low."""
     init = found.fp16.init if found.fp16 else None
-    outlook = found.bf16
-    return TrainingView(
-        found,
-        gradient_chart(found),
-        window_chart(found),
-        tuple(_row(module, init) for module in ordered[:ROWS]),
-        max(0, len(ordered) - ROWS),
-        _movers(found),
-        loop_code(audit),
-        tuple(f"{rate:g}" for rate in outlook.lost_adam) if outlook else (),
-        tuple(percent(share) for share in outlook.lost_adam.values()) if outlook else (),
-        tuple(percent(share) for share in outlook.lost_sgd.values()) if outlook else (),
-    )
-
-
-def _lost(module: ModuleGradients) -> int:
-    """How many of its low gradients are flushed."""
-    return round(flushed(module.low.exponents, FP16) * module.low.nonzero) if module.low else 0
-
-
-def _row(module: ModuleGradients, init: float | None) -> ModuleRow:
-    spread = module.low or module.activations
-    exponents = spread.exponents
     shift = round(math.log2(init)) if init else 0
-    rounding = spread.rounding.get("bf16", 0.0)
-    return ModuleRow(
-        scope(module.module),
-        spread.max_abs,
-        percent(flushed(exponents, FP16)) if module.low else "FP32",
-        percent(subnormal(exponents, FP16)) if module.low else "FP32",
-        percent(flushed(exponents, FP16, shift)) if module.low else "FP32",
-        f"{-math.log2(rounding):.1f}" if rounding else "all",
-    )
+
+    def row(module: ModuleGradients) -> tuple[str, ...]:
+        spread = module.low or module.activations
+        shares = [flushed(spread.exponents, FP16), subnormal(spread.exponents, FP16)]
+        low = map(percent, (*shares, flushed(spread.exponents, FP16, shift)))
+        rounding = spread.rounding.get("bf16", 0.0)
+        bits = f"{-math.log2(rounding):.1f}" if rounding else "all"
+        return (f"`{scope(module.module)}`", magnitude(spread.max_abs), *(low if module.low else ["FP32"] * 3), bits)
+
+    def lost(module: ModuleGradients) -> int:
+        return round(flushed(module.low.exponents, FP16) * module.low.nonzero) if module.low else 0
+
+    ordered = sorted(found.modules, key=lambda m: (-lost(m), -m.activations.max_abs))
+    heads = ("Module", "Largest", "Zero", "Subnormal", "Zero, scaled", "BF16 bits")
+    yield Table(heads, tuple(map(row, ordered[:ROWS])), caption="Gradients by module, those first that lose most")
+    if len(ordered) > ROWS:
+        left = f"{count(len(ordered) - ROWS, 'more module')}, and every parameter, in measurements.json."
+        yield Lines("", (left,), "muted")
 
 
-def _movers(found: Training) -> tuple[Mover, ...]:
+def _movers(found: Training) -> Block:
     rows = [
-        Mover(node, label(fmt), moved.isolated, moved.backward)
+        (moved.isolated, (where(node), label(fmt), ratio(moved.isolated), ratio(moved.backward)))
         for node in found.nodes
         for fmt, moved in node.contributions.items()
         if moved.isolated and math.isfinite(moved.isolated)
     ]
-    return tuple(sorted(rows, key=lambda row: -row.moved)[:ROWS])
+    if not rows:
+        return Lines("", (sentence(found.attribution or "No operation moves the parameter gradients measurably."),))
+    rows.sort(key=lambda row: -row[0])
+    heads = ("Operation", "Format", "Moves them", "Backwards")
+    caption = "What disturbs the parameter gradients most, alone in low precision"
+    return Table(heads, tuple(row for _, row in rows[:ROWS]), texts=2, caption=caption)
+
+
+def _trials(found: Training) -> Iterator[Block]:
+    if not found.trials:
+        return
+    rows = tuple(
+        (
+            f"{run.scale:,.10g}",
+            percent(run.predicted),
+            percent(run.flushed),
+            "yes" if run.predicted_overflow else "no",
+            "yes" if run.overflow else "no",
+        )
+        for run in found.trials
+    )
+    heads = ("Loss scale", "Zero, predicted", "Counted", "Overflow, predicted", "Seen")
+    yield Table(heads, rows, texts=0, caption="FP16 steps that were run")
+    said = tuple(f"At {run.scale:,.10g}: {sentence(run.explained)}" for run in found.trials if run.explained)
+    if said:
+        yield Lines("", said, "muted")
+
+
+def _batches(found: Training) -> Iterator[Block]:
+    if not found.batch_sizes:
+        return
+    heads = (
+        "Samples",
+        "Gradient norm",
+        "Largest gradient",
+        "Zero in FP16",
+        *(f"{label(f)} error" for f in found.errors),
+    )
+    rows = tuple(
+        (
+            str(run.samples),
+            magnitude(run.gradient_norm),
+            magnitude(run.max_gradient),
+            percent(run.flushed_unscaled),
+            *(ratio(run.error[fmt]) for fmt in found.errors),
+        )
+        for run in found.batch_sizes
+    )
+    yield Table(heads, rows, texts=0, caption="The same step at several batch sizes")
+
+
+def _updates(found: Training) -> Iterator[Block]:
+    if found.bf16 and found.bf16.lost_adam:
+        adam, sgd = found.bf16.lost_adam, found.bf16.lost_sgd
+        rows = (
+            ("Adam, first steps", *map(percent, adam.values())),
+            ("SGD", *map(percent, sgd.values())),
+        )
+        heads = ("Learning rate", *(f"{rate:g}" for rate in adam))
+        yield Table(heads, rows, caption="Updates lost if weights were stored in BF16")
 
 
 def training_plan(audit: Audit) -> str | None:

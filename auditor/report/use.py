@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..artefact.strategies import strategy_of
 from ..numerics.formats import dtype_of
 from ..paths import within
 from ..records.audit import Audit, Groups
+from ..snippets import TOOLS
+from ..snippets import snippets as for_tools
+from .blocks import Block, Code, Fold
 
 
-@dataclass(frozen=True)
-class Snippet:
-    """A few lines to copy, and what they are for."""
+def more_ways(audit: Audit) -> list[Block]:
+    """Another plan, and the recommended plan for other tools."""
+    if not audit.plans:
+        return []
+    return [
+        *snippets(audit)[2:],
+        *(Fold(TOOLS[key].title, (Code("", text),)) for key, text in for_tools(audit).items()),
+    ]
 
-    title: str
-    code: str
 
-
-def snippets(audit: Audit) -> tuple[Snippet, ...]:
+def snippets(audit: Audit) -> tuple[Code, ...]:
     """Ways to use the recommended plan; none where no plan is recommended."""
     plan = audit.plans.get(audit.recommended or "")
     if plan is None:
         return ()
     if plan.program is not None:
         load = f"import torch\n\n# {plan.name}, the recommended plan\nprogram = torch.export.load({plan.program.file!r}).module()\n"
-        return (Snippet("Run the program", load),)
+        return (Code("Run the program", load),)
     return (
-        Snippet(
+        Code(
             "Build the model patched",
             f"import patched_model\n\n# {audit.recommended}, the recommended plan\nmodel = patched_model.build()\n",
         ),
-        Snippet(
+        Code(
             "Patch a model you already have",
             "import patched_model\n\nmodel = patched_model.apply(model)\n",
         ),
-        Snippet(
+        Code(
             "Choose another plan",
             'import auditor\n\nplan = auditor.load_plan("plan.json")\n'
             + f"name = {_other(audit)!r}\nmodel = auditor.apply(model, plan, name)\n",

@@ -2,82 +2,63 @@
 
 from __future__ import annotations
 
-import math
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+import torch
+
 from ..artefact.strategies import known
-from ..criteria.criterion import FLOOR
 from ..errors import AuditorError
 from ..numerics.formats import FORMATS, runs
-from ..paths import pattern as pattern  # shared with reporters and templates
 from ..plan.clauses import GAINS
-from ..plan.recommend import best_for, gains, kept_apart, measured_times, outcome, speedup
-from ..records import Baseline, Plan
+from ..plan.recommend import best_for, gains, kept_apart, outcome
+from ..records import NodeReport
 from ..records.audit import Audit
-from .criteria import SHARES, criteria_lines, missed, no_plan, proposal_words
-from .kept import Island, islands
-from .method import method_rows
-from .nonfinite import nonfinite_runs
-from .programs import program_line
-from .prose import sentence
-from .score import ScoreView, advice, score_view
-from .tallies import Tally, contrast, tally_of
-from .timing import TimingView, timing_view, today_error, today_title
+from .criteria import SHARES, advice, no_plan, proposal_words, score_headline
+from .origins import nonfinite_runs
+from .plans import PlanView, plan_view, times
 from .training import training_headline
-from .words import count, label, plan_title, ratio
+from .words import VERDICTS, count, label, ratio, sentence
 
 
 @dataclass(frozen=True)
-class PlanView:
-    """One plan beside what happens without it. verdict: verified | over budget | failed | non-finite | not run."""
+class Tally:
+    """How many operations of each verdict one format has.
 
-    plan: Plan
-    title: str
-    recommended: bool
-    verdict: str
-    detail: str
-    islands: tuple[Island, ...]
-    baseline: Baseline | None
-    before: str
-    score: str = ""
-    criteria: tuple[str, ...] = ()
+    limit: what limits those that are not safe, `overflow and precision`. cast_only: unsafe ones that only cast weights run
+    low, since autocast keeps them in FP32. together: whether a run of the whole model turns non-finite.
+    """
 
-    @property
-    def lowers(self) -> bool:
-        """Whether any scope runs low."""
-        return any(choice.precision != "fp32" for choice in self.plan.scopes.values())
+    label: str
+    counts: dict[str, int]
+    total: int
+    limit: str
+    cast_only: int
+    together: bool
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing of it is low."""
-        return not self.lowers and self.plan.program is None
-
-    @property
-    def figures(self) -> tuple[str, str, str]:
-        """Predicted error, measured error and speed-up for a table, measured where that counts; none of a plan with nothing low."""
-        measured = (
-            self.verdict if self.verdict in ("failed", "non-finite", "not run") else ratio(self.plan.measured_error)
-        )
-        if self.idle:
-            return "", measured if self.plan.measured_error is None else "all FP32", ""
-        faster = f"{speedup(self.plan):.2f}x{' measured' if measured_times(self.plan) else ''}"
-        return ratio(self.plan.predicted_error), measured, faster
-
-    @property
-    def program(self) -> str:
-        """What there is to say of a plan that is a program of its own; "" of others."""
-        return program_line(self.plan)
-
-    @property
-    def same(self) -> bool:
-        """Whether nothing is protected, and so the model does as well without the plan."""
-        return not self.islands and self.before == ratio(self.plan.measured_error)
+    def sentence(self) -> str:
+        """All of it."""
+        unsafe, sensitive, untested = (self.counts[name] for name in ("unsafe", "sensitive", "untested"))
+        left = f"; {untested:,} {'was' if untested == 1 else 'were'} not tested" if untested else ""
+        if untested == self.total:
+            return f"{self.label} was not tested on any operation."
+        if not unsafe and not sensitive:
+            tested = f"{count(self.total - untested, 'operation')}{' tested' if untested else ''}"
+            alone = " alone" if self.together else ""
+            return f"{self.label}: none of the {tested} is unsafe or sensitive{alone}{left}."
+        some = "" if self.cast_only == unsafe else f"{self.cast_only:,} "
+        where = f" ({some}only with cast weights)" if self.cast_only else ""
+        cause = f", limited by {self.limit}" if self.limit else ""
+        total = count(self.total, "operation")
+        return f"{self.label}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {total}{cause}{left}."
 
 
 @dataclass(frozen=True)
 class View:
-    """What every reporter opens with. broken: what turns Inf or NaN, and why. today: FP32 under the caller's own flags, and how far that is from IEEE arithmetic."""
+    """What every reporter opens with. broken: what turns Inf or NaN, and why."""
 
     headline: str
     proof: str
@@ -86,13 +67,11 @@ class View:
     tallies: tuple[Tally, ...]
     plans: tuple[PlanView, ...]
     chosen: PlanView | None
-    method: tuple[tuple[str, str], ...]
     limits: tuple[str, ...]
-    score: str = ""
-    criteria: str = ""
-    proposals: tuple[str, ...] = ()
-    timing: TimingView | None = None
-    today: tuple[str, str] | None = None
+    score: str
+    criteria: str
+    proposals: tuple[str, ...]
+    times: tuple[str, ...]
 
 
 def view(audit: Audit) -> View:
@@ -103,24 +82,21 @@ def view(audit: Audit) -> View:
     _check_registered("format", audit.formats, FORMATS)
     _check_registered("strategy", (plan.strategy for plan in audit.plans.values()), known())
     tallies = tuple(tally_of(audit, fmt) for fmt in audit.formats)
-    scored = score_view(audit)
-    plans = tuple(_plan_view(audit, plan, scored) for plan in audit.plans.values())
+    plans = tuple(plan_view(audit, plan) for plan in audit.plans.values())
     chosen = next((p for p in plans if p.recommended), None)
     return View(
         _headlines(audit, chosen),
         _proof(audit, chosen),
-        tuple(contrast(t) for t in tallies),
+        tuple(tally.sentence for tally in tallies),
         tuple(" ".join(run.sentences) for run in nonfinite_runs(audit)),
         tallies,
         plans,
         chosen,
-        method_rows(audit),
         _limits(audit, tallies),
-        scored.headline if scored else "",
+        score_headline(audit),
         SHARES if audit.criteria else "",
         tuple(map(proposal_words, audit.proposals)),
-        timing_view(audit),
-        (today_title(audit), today_error(audit.fp32_today)) if audit.fp32_today else None,
+        times(audit),
     )
 
 
@@ -131,54 +107,6 @@ def _check_registered(what: str, used: Iterable[str], known: Collection[str]) ->
             f"the {what} {gone!r} of this audit is no longer registered: register it again to show or save the audit",
             slug=f"bad-{what}",
         )
-
-
-def _plan_view(audit: Audit, plan: Plan, scored: ScoreView | None) -> PlanView:
-    verdict, detail = _verdict(plan, audit.max_error)
-    baseline = audit.baselines.get(plan.name)
-    return PlanView(
-        plan,
-        plan_title(plan),
-        plan.name == audit.recommended,
-        verdict,
-        detail,
-        islands(plan),
-        baseline,
-        _before(baseline),
-        scored.plans.get(plan.name, "") if scored else "",
-        criteria_lines(plan, baseline),
-    )
-
-
-def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
-    ran = plan.verification
-    if ran is not None and ran.failure:
-        return "failed" if runs(plan.format) else "not run", ran.failure
-    if (ran is not None and not ran.finite) or not math.isfinite(plan.measured_error or 0.0):
-        return "non-finite", "an output is Inf or NaN where FP32 is finite"
-    if plan.measured_error is None:
-        return "not run", plan.note or "the patched model was not run, so its error is a prediction"
-    if ran is not None and (broken := missed(ran.criteria)):
-        return "over budget", broken
-    allowed = max(budget, ran.floor) if ran is not None else budget
-    if not plan.measured_error <= allowed:
-        return "over budget", f"{ratio(plan.measured_error)} measured, {budget:g} allowed"
-    if ran is not None and ran.with_gradients is not None and not ran.with_gradients <= allowed:
-        return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
-    where = f" on {ran.inputs} inputs, {ran.execution}" if ran is not None else ""
-    if ran is not None and ran.ungraded:
-        where += f"; not run with gradients enabled, since FP32 raises: {ran.ungraded}"
-    if ran is not None and max(plan.measured_error, ran.with_gradients or 0.0) > budget:
-        where += f"; over the budget, and no more than {FLOOR:g} times what runs in FP32 differ by ({ratio(ran.noise)})"
-    return ("verified" if plan.verified else "not verified"), f"{ratio(plan.measured_error)} measured{where}"
-
-
-def _before(baseline: Baseline | None) -> str:
-    if baseline is None:
-        return "not measured"
-    if baseline.failure:
-        return "fails to run"
-    return ratio(baseline.measured_error) if baseline.finite else "non-finite"
 
 
 def _headlines(audit: Audit, chosen: PlanView | None) -> str:
@@ -269,8 +197,48 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
         limits.append(
             f"torch has no arithmetic in {' or '.join(simulated)}: operations were rounded to it, and its plans not run."
         )
-    untested = [(t.label, dict(t.counts)["untested"]) for t in tallies if dict(t.counts)["untested"]]
+    untested = [(t.label, t.counts["untested"]) for t in tallies if t.counts["untested"]]
     if untested:
         listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
         limits.append(f"Not tested: {listed}; the layer table says why.")
     return (*limits, *map(sentence, audit.warnings))
+
+
+def tally_of(audit: Audit, fmt: str) -> Tally:
+    """Of the operations in one format."""
+    runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
+    vanished = {run.first.node for run in runs if run.first is not None and run.first.cause == "underflow"}
+    judged = [node for node in audit.nodes if fmt in node.verdicts]
+    counts = Counter(node.verdicts[fmt].verdict for node in judged)
+    limits = Counter(
+        _limit(node, fmt, vanished) for node in judged if node.verdicts[fmt].verdict in ("sensitive", "unsafe")
+    )
+    wider = FORMATS[fmt].smallest_normal > torch.finfo(torch.float32).tiny
+    words = {
+        "overflow": "overflow",
+        "underflow": "underflow (BF16 has FP32's range)" if wider else "underflow",
+        "precision": "precision",
+        "literal": f"literals that {label(fmt)} cannot hold",
+        "kernel": "missing kernels",
+        "other": "operations that raise",
+    }
+    kinds = [text for key, text in words.items() if limits[key]]
+    return Tally(
+        label(fmt),
+        {name: counts[name] for name in VERDICTS},
+        len(judged),
+        " and ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:]))),
+        sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged),
+        bool(runs),
+    )
+
+
+def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str:
+    """What limits an operation that is not safe: `other` is what raises for no reason that is known."""
+    error, verdict = report.errors.get(fmt), report.verdicts[fmt]
+    if error is not None and error.unsupported and verdict.verdict == "unsafe":
+        by_kernel = re.search(r"\bkernel\b", error.unsupported)
+        return "literal" if verdict.limited_by == "range" else "kernel" if by_kernel else "other"
+    if (error is not None and error.cause == "underflow") or report.node.name in vanished:
+        return "underflow"
+    return {"range": "overflow"}.get(verdict.limited_by or "", verdict.limited_by or "")

@@ -1,17 +1,24 @@
-"""How numbers, names and verdicts read, shared by every reporter."""
+"""How numbers, names and texts of rules read, and how repeated blocks fold into one, for every reporter."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from ..artefact.strategies import strategy_of
 from ..numerics.formats import label as label  # one word of those that reporters and templates share
-from ..records import Memory, Plan
+from ..paths import pattern
+from ..records import Memory, Node, Plan
+from ..records.training import BackwardNode
+
+T = TypeVar("T")
 
 VERDICTS = ("safe", "sensitive", "unsafe", "untested")
 SEVERITIES = ("error", "warning", "info")
-LONGEST_BRACED = 24
+LONGEST = 26
 """Characters of block numbers beyond which how many they are says more."""
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -50,50 +57,47 @@ def magnitude(value: float | None) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def braced(paths: Sequence[str]) -> str:
-    """Module paths that differ in block numbers as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` where it would be too long."""
-    split = [path.split(".") for path in paths]
-    alike = len({len(steps) for steps in split}) == 1
-    folded = _folded(split)
-    if alike and len(folded) == 1:
-        named = [_choice(steps) for steps in folded[0]]
-        if all(
-            len(text) <= LONGEST_BRACED + len("{}")
-            for text, steps in zip(named, folded[0], strict=True)
-            if len(steps) > 1
-        ):
-            return ".".join(named)
-    varying = {i for i, steps in enumerate(zip(*split, strict=False)) if len(set(steps)) > 1}
-    return f"{'.'.join('*' if i in varying else step for i, step in enumerate(split[0]))} x{len(paths)}"
+def fold(items: Iterable[T], path: Callable[[T], str], alike: Callable[[T], object] = lambda _: None) -> list[list[T]]:
+    """Items whose module paths differ in block numbers alone, and that are alike otherwise, together; in their order."""
+    groups: dict[tuple[str, object], list[T]] = {}
+    for item in items:
+        groups.setdefault((pattern(path(item)), alike(item)), []).append(item)
+    return list(groups.values())
 
 
-def each(paths: Sequence[str]) -> str:
-    """The same in full: `layers.0.{k,v}, layers.{1-3}.v`."""
-    return ", ".join(".".join(map(_choice, steps)) for steps in _folded([path.split(".") for path in paths]))
+def folded(paths: Sequence[str]) -> str:
+    """Paths of one pattern as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` where numbers would be too many or not enough."""
+    if len(paths) == 1:
+        return scope(paths[0])
+    steps = [list(dict.fromkeys(step)) for step in zip(*(path.split(".") for path in paths), strict=True)]
+    named = [step[0] if len(step) == 1 else f"{{{_runs(sorted(map(int, step)))}}}" for step in steps]
+    if math.prod(map(len, steps)) == len(paths) and all(
+        len(text) <= LONGEST for text, step in zip(named, steps, strict=True) if len(step) > 1
+    ):
+        return ".".join(named)
+    return f"{'.'.join('*' if len(step) > 1 else step[0] for step in steps)} x{len(paths)}"
 
 
-def _folded(split: Sequence[Sequence[str]]) -> list[list[tuple[str, ...]]]:
-    """Paths as products of what stands at each step, in which each path is once; those that come first, first."""
-    found: list[list[tuple[str, ...]]] = [[(step,) for step in steps] for steps in dict.fromkeys(map(tuple, split))]
-    for i in reversed(range(max(map(len, split), default=0))):
-        groups: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
-        for steps in found:
-            if i >= len(steps):
-                groups[tuple(steps)] = steps
-                continue
-            rest = (*steps[:i], None, *steps[i + 1 :])
-            group = groups.setdefault(rest, [*steps[:i], (), *steps[i + 1 :]])
-            group[i] = (*group[i], *steps[i])
-        found = list(groups.values())
-    return found
+def unfolded(paths: Iterable[str]) -> str:
+    """All of the paths, those that differ in their last number together: `layers.0.mlp.{1-3}` is three."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    single: list[str] = []
+    for path in paths:
+        if numbered := re.fullmatch(r"((?:.*\.)?)(\d{1,9})((?:\..*)?)", path):
+            groups.setdefault((numbered[1], numbered[3]), []).append(int(numbered[2]))
+        else:
+            single.append(path)
+    several = ((before, numbers, after) for (before, after), numbers in groups.items())
+    return ", ".join([*single, *(f"{a}{n[0] if len(n) == 1 else f'{{{_runs(sorted(n))}}}'}{b}" for a, n, b in several)])
 
 
-def _choice(steps: Sequence[str]) -> str:
-    """One step of a path, or all of several: `{0-2,7}`."""
-    if len(steps) == 1:
-        return steps[0]
-    plain = all(step.isdecimal() and len(step) < 10 for step in steps)
-    return f"{{{_runs(sorted(map(int, steps))) if plain else ','.join(steps)}}}"
+def listed(paths: Sequence[str], most: int, noun: str = "module") -> str:
+    """Paths, those of repeated blocks as one, `most` of these and how many more."""
+    groups = fold(paths, str)
+    if len(groups) == most + 1 and len(groups[-1]) == 1:
+        most += 1
+    left = sum(map(len, groups[most:]))
+    return ", ".join(map(folded, groups[:most])) + (f" and {count(left, f'more {noun}')}" if left else "")
 
 
 def _runs(numbers: Sequence[int]) -> str:
@@ -131,6 +135,12 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def where(node: Node | BackwardNode) -> str:
+    """An operation: its module, what it is, and its line."""
+    source = line(node.source, getattr(node, "called_from", None))
+    return f"`{scope(node.owner)}` {op(node.op)}{f' `{source}`' if source else ''}"
+
+
 def op(name: str) -> str:
     """An ATen name without what every one has: `aten.linear.default` -> `linear`."""
     return name.removeprefix("aten.").removesuffix(".default")
@@ -159,3 +169,32 @@ def scope(path: str) -> str:
 def printable(text: str) -> str:
     """Text with everything that could drive a terminal, break a line or reorder letters written as an escape."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def sentence(text: str) -> str:
+    """A message on one line, with a capital and a full stop, whatever its author left out."""
+    line = " ".join(text.split())
+    return f"{line[:1].upper()}{line[1:]}{'' if line.endswith(('.', '!', '?')) else '.'}" if line else ""
+
+
+def parts(text: str) -> list[tuple[str, bool]]:
+    """Paragraphs on one line each, and code as it is with True; a rule indents its code by four spaces."""
+    found: list[tuple[str, bool]] = []
+    for part in filter(str.strip, re.split(r"\n[ \t]*\n", text.strip("\n"))):
+        if not all(line.startswith("    ") for line in part.splitlines() if line.strip()):
+            found.append((" ".join(part.split()), False))
+        elif found and found[-1][1]:
+            found[-1] = (f"{found[-1][0]}\n\n{textwrap.dedent(part).rstrip()}", True)
+        else:
+            found.append((textwrap.dedent(part).rstrip(), True))
+    return found
+
+
+def summary(text: str) -> str:
+    """The paragraphs of a text in one line, its code left out."""
+    return " ".join(part.rstrip(":") + "." * part.endswith(":") for part, code in parts(text) if not code)
+
+
+def remedy(text: str) -> str:
+    """The first sentence of an advice, on one line."""
+    return re.split(r"(?<=[.!?:])\s+(?=[A-Z])", summary(text), maxsplit=1)[0]

@@ -131,3 +131,16 @@ def test_hostile_names_are_text_in_the_graph_too(page, reports):
     press(page, "#graph-box .node.module", "Enter")
     assert page.run("document.images.length") == 0
     assert page.errors() == []
+
+
+def test_what_is_looked_for_is_outlined_in_the_graph(page, reports):
+    page.open(reports / "usual.html")
+    hits = "[...document.querySelectorAll('#graph-box .node.hit .name')].map((n) => n.textContent)"
+    look = "(() => { const f = document.getElementById('graph-find'); f.value = %r; f.dispatchEvent(new Event('input')); })()"
+    page.run(look % "softmax")
+    assert page.run(hits) == ["blocks"]
+    assert page.run("document.getElementById('graph-note').textContent").startswith("8 operations found")
+    press(page, "#graph-box .node.module", "Enter")
+    assert page.run(hits) == ["0 … 7 ×8"]  # still outlined a level below
+    page.run(look % "")
+    assert page.run(hits) == []

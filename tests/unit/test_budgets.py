@@ -59,7 +59,7 @@ BUDGET = {
     "plan": (3230, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
-    "report": (4160, "report"),
+    "report": (3720, "report"),
     "rulebook": (2490, "rules"),
     "score": (350, "criteria"),
     "snippets": (570, "snippets"),
@@ -68,7 +68,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 35640, 252, 22
+LINES, FILES, ROOMS = 35200, 242, 22
 """Of all of them."""
 
 

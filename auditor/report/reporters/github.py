@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from ...records.audit import Audit
 from ..findings import Cause, causes
 from ..paths import Place, places
-from ..prose import sentence, summary
 from ..view import view
-from ..words import count, op, printable
+from ..words import count, op, printable, sentence, summary
 
 COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
 MOST_PER_LEVEL = 10

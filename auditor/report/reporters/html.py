@@ -1,20 +1,18 @@
-"""The HTML report: one offline file, drawn on the server, with a little script for the layer table."""
+"""The HTML report: one offline file, drawn on the server, with a little script for the layer table and the graph."""
 
 from __future__ import annotations
 
-from ...numerics.formats import FORMATS
 from ...records.audit import Audit
-from ..charts import FRAME, depth_chart, tradeoff
-from ..exponents import bars, exponent_map, narrowest
+from ..charts import depth_chart
 from ..findings import causes
+from ..method import method
 from ..origins import origins
 from ..overview import ENTRIES_SHOWN
-from ..prose import remedy
+from ..plans import plan_folds, plan_table
 from ..table import table
 from ..templates import environment
-from ..tools import tools
-from ..training import training_view
-from ..use import snippets
+from ..training import training_section
+from ..use import more_ways, snippets
 from ..view import view
 
 FILE = "report.html"
@@ -25,28 +23,25 @@ CAUSES_SHOWN = 8
 
 def render(audit: Audit) -> str:
     """The whole report as one HTML document that loads nothing."""
+    seen = view(audit)
     return (
         environment()
         .get_template("report.html.jinja")
         .render(
             audit=audit,
-            view=view(audit),
+            view=seen,
             causes=causes(audit),
             causes_shown=CAUSES_SHOWN,
             members_shown=MEMBERS_SHOWN,
             entries_shown=ENTRIES_SHOWN,
-            remedy=remedy,
-            origins=[origins(audit, fmt) for fmt in audit.formats],
+            origins=origins(audit),
             depth=depth_chart(audit),
-            tradeoff=tradeoff(audit),
-            exponents=exponent_map(audit),
-            bars=lambda report: bars(report.range if report else None, audit.formats),
-            narrow=narrowest(audit.formats),
-            known=FORMATS,
+            plan_table=[*plan_table(audit, seen.plans)],
+            plan_folds=[*plan_folds(audit, seen.plans)],
             table=table(audit),
             snippets=snippets(audit),
-            tools=tools(audit),
-            training=training_view(audit),
-            frame=FRAME,
+            more_ways=more_ways(audit),
+            training=training_section(audit),
+            method=method(audit, seen.limits, seen.proposals),
         )
     )

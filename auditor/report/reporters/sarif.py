@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from ...paths import pattern
 from ...records import Finding
 from ...records.audit import Audit
 from ..findings import Cause, causes
 from ..paths import Place, callers, places
-from ..prose import sentence, summary
-from ..view import pattern
-from ..words import label, line, op, scope
+from ..words import label, line, op, scope, sentence, summary
 
 FILE = "findings.sarif"
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...records.audit import Audit
 from ..blocks import Look, looks, to_terminal
-from ..overview import overview
+from ..overview import screen
 
 
 def render(audit: Audit, *, width: int | None = None, color: bool | None = None) -> str:
@@ -14,4 +14,4 @@ def render(audit: Audit, *, width: int | None = None, color: bool | None = None)
     Both follow stdout unless they are given.
     """
     look = looks()
-    return to_terminal(overview(audit), Look(width or look.width, look.color if color is None else color))
+    return to_terminal(screen(audit), Look(width or look.width, look.color if color is None else color))

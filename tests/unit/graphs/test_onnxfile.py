@@ -19,7 +19,7 @@ from auditor.graphs.onnxfile import as_bytes, read, rounded, with_onnx
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.metrics import output_error
 from auditor.records.audit import Audit
-from auditor.report.programs import program_line
+from auditor.report.plans import program_line
 from auditor.report.words import ratio
 from tests.unit.graphs.models import flat
 

@@ -88,12 +88,6 @@ def test_formats_that_torch_computes_in() -> None:
     assert following(fp8, HERE) == "audit a format that torch computes in: --formats fp16,bf16."
 
 
-def test_where_nothing_was_finite() -> None:
-    lost = replace(make_audit(20, formats=("fp16",), recommended=None), findings=(), baselines={})
-    assert "--formats fp16,bf16" in following(lost, HERE)
-    assert "audits/net/report.html" in following(replace(lost, formats=("fp16", "bf16")), HERE)
-
-
 def test_training_that_can_be_low_has_a_loop_in_the_report() -> None:
     data = [(torch.randn(8, 8), torch.randn(8, 4)) for _ in range(2)]
     found = auditor.audit(

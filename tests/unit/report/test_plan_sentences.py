@@ -15,7 +15,6 @@ from auditor.artefact.base import plan_table
 from auditor.isolation import isolated
 from auditor.records.audit import Audit
 from auditor.report.kept import islands
-from auditor.report.reporters import rendered
 from auditor.report.view import view
 from tests.small_models import ConvNet
 from tests.subjects import normal, seeded
@@ -84,7 +83,6 @@ class Rooted(nn.Module):
 
 
 CASES = {
-    "unet": (UNet, (normal(1, 3, 16, 16), torch.tensor([17])), {}),
     "unet in training": (UNet, (normal(1, 3, 16, 16), torch.tensor([17])), {"use": "training", "formats": ("fp16",)}),
     "conv": (ConvNet, (normal(2, 3, 8, 8),), {"max_error": 0.004}),
     "idle": (Idle, (torch.arange(6)[None],), {"strategies": ("autocast",)}),
@@ -125,26 +123,6 @@ def test_a_module_called_fp32_computes_in_fp32_and_others_do_not(audit: Audit) -
     for report in audit.nodes if plan else ():
         if report.planned is not None and report.node.owner in plan.kept and report.node.floating:
             assert report.planned.output in ("float32", "float64"), report.node.name
-
-
-def test_the_recommended_plan_is_the_fastest_for_its_use(audit: Audit) -> None:
-    held = [p for p in audit.plans.values() if p.verified and (p.low_precision_flops > 0 or p.predicted_speedup > 1)]
-    held = [p for p in held if p.predicted_speedup >= 1 or all(c.precision != "fp32" for c in p.scopes.values())]
-    if audit.use == "training":
-        assert audit.recommended is not None
-        assert audit.recommended.startswith("autocast")
-        held = [plan for plan in held if plan.strategy == "autocast"]
-    fastest = max((plan.predicted_speedup for plan in held), default=None)
-    if fastest is None:
-        assert audit.recommended is None
-        return
-    chosen = audit.plans[audit.recommended or ""]
-    assert chosen.predicted_speedup >= 0.97 * fastest
-    close = [p for p in held if p.predicted_speedup * 1.03 >= fastest and p.strategy == chosen.strategy]
-    assert chosen.measured_error == min(p.measured_error or 0.0 for p in close)
-    for use, name, speed in re.findall(r"(inference|training): (\w+_\w+) ([\d.]+)x", audit.recommendation):
-        assert audit.plans[name].predicted_speedup == pytest.approx(float(speed), abs=0.005)
-        assert use == "inference" or name.startswith("autocast")
 
 
 def test_why_there_is_no_plan(audit: Audit) -> None:
@@ -192,32 +170,6 @@ def test_what_is_said_of_one_alone_is_not_said_of_all() -> None:
     assert "there is no time to gain" not in audit.recommendation
 
 
-def test_a_literal_is_no_missing_kernel() -> None:
-    model, inputs, how = CASES["masked"]
-    audit = auditor.audit(seeded(model), inputs, device="cpu", **how)
-    fp16 = next(tally for tally in view(audit).tallies if tally.format == "fp16")
-    assert (fp16.limit, fp16.unsafe) == ("literals that FP16 cannot hold", 1)
-    with pytest.raises(RuntimeError, match="without overflow"):
-        inputs[0].half().masked_fill(inputs[0] > 1, -1e9)
-
-
-def test_no_reason_has_the_same_number_twice(audit: Audit) -> None:
-    for plan in audit.plans.values():
-        for reason in plan.reasons:
-            numbers = re.search(r"from (\S+) to (\S+?)[,;]", reason.words)
-            assert numbers is None or numbers[1] != numbers[2]
-    for form in ("text", "md"):
-        text = rendered(form, audit)
-        for before, after in re.findall(r"from ([\d.e-]+)\s+to ([\d.e-]+)", text):
-            assert before.rstrip(".") != after.rstrip(".")
-
-
-def test_whole_numbers_are_not_kept_by_the_author(audit: Audit) -> None:
-    for report in audit.nodes:
-        for verdict in report.verdicts.values():
-            assert report.node.floating or "author keeps it in FP32" not in verdict.reason
-
-
 def test_the_plan_patched_by_hand_has_its_error(audit: Audit) -> None:
     for plan in audit.plans.values():
         if plan.verified and plan.measured_error is not None:
@@ -230,6 +182,7 @@ def test_the_plan_patched_by_hand_has_its_error(audit: Audit) -> None:
             assert float(error) == pytest.approx(plan.measured_error, rel=1e-3, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_objectives_save_what_they_name() -> None:
     found = {
         objective: auditor.audit(

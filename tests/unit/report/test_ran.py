@@ -17,7 +17,7 @@ from auditor.isolation import isolated
 from auditor.numerics.nodes import tensors_of
 from auditor.records import Dtypes, NodeReport
 from auditor.records.audit import Audit
-from auditor.report.ran import computed_in, dtype_label, tally, why_raised
+from auditor.report.kept import computed_in, dtype_label, tally, why_raised
 from tests.subjects import normal, seeded
 
 
@@ -153,25 +153,3 @@ def test_labels_and_tallies(audit: Audit) -> None:
     assert tally([low, high, low]) == "FP16 2 times and FP32 once"
     assert tally([replace(one, planned=None)]) == ""
     assert computed_in(replace(one, planned=Dtypes((), "int64", "int64"))) is None
-
-
-def test_a_cast_plan_names_no_autocast() -> None:
-    class Steps(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.first(x).float()
-            return self.last((y * 2).to(x.dtype))
-
-    found = auditor.audit(
-        seeded(Steps), normal(8, 8), formats=("bf16",), strategies=("cast",), max_error=0.1, device="cpu"
-    )
-    assert found.recommended == "cast_bf16"
-    given = {why: [r.node.op.split(".")[1] for r in reports] for why, reports in reasons(found).items()}
-    assert given == {
-        "": ["linear", "to", "linear"],
-        "the author asks for FP32 here": ["to"],
-        "FP32 reaches it from a value that the author asks for in FP32": ["mul"],
-    }

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from auditor.records import Audit, Timed, Times, Timing, Today
+from auditor.report.plans import times, today_title
 from auditor.report.reporters import md, text
 from auditor.report.reporters.html import render
-from auditor.report.timing import times_in_words, timing_view, today_error, today_title
 from tests.unit.report.factory import make_audit
 
 FAST = Times(0.0012, 0.0011, 0.0013, 20, 2.0, 1.8, 2.2)
@@ -27,7 +27,7 @@ def timed_audit(decides: bool) -> Audit:
 
 
 @pytest.mark.parametrize(
-    ("times", "words"),
+    ("measured", "words"),
     [
         (FAST, "1.2 ms (1.1 to 1.3), 2.00x"),
         (Times(2.5, 2.25, 3.0, 7), "2.5 s (2.25 to 3)"),
@@ -35,23 +35,23 @@ def timed_audit(decides: bool) -> Audit:
         (Times(0.00002, 0.00001, 0.00004, 7, 1.1, 0.9, 1.3), "20 µs (10 to 40), 1.10x, not to be told from FP32"),
     ],
 )
-def test_times_have_a_unit_and_a_spread(times: Times, words: str) -> None:
-    assert times_in_words(times) == words
+def test_times_have_a_unit_and_a_spread(measured: Times, words: str) -> None:
+    audit = timed_audit(False)
+    assert times(replace(audit, timing=replace(audit.timing, fp32=Timed(eager=measured))))[1] == f"FP32: {words}"
 
 
 def test_what_the_times_are_for_is_said() -> None:
-    on_a_cpu, on_a_gpu = timing_view(timed_audit(False)), timing_view(timed_audit(True))
-    assert on_a_cpu is not None and on_a_gpu is not None
-    assert on_a_cpu.about == (
+    said, first, second, *_ = times(timed_audit(False))
+    assert said == (
         "One forward on this CPU, on 2 threads, 8 entries in the batch: median (quartiles), speed-up over FP32; they are the "
         "CPU's own, which says nothing of a GPU: the recommendation goes by predictions."
     )
-    assert "on NVIDIA H100, 8 entries in the batch" in on_a_gpu.about
-    assert "the recommendation goes by the first of them" in on_a_gpu.about
-    first, second = on_a_cpu.fp32
-    assert first.line == "FP32: 2.4 ms (2.3 to 2.6); at most 4MB; not compiled: no compiler"
-    assert second.title == "FP32 as you have it set (TF32)"
-    assert timing_view(make_audit()) is None
+    assert first == "FP32: 2.4 ms (2.3 to 2.6); at most 4MB; not compiled: no compiler"
+    assert second.startswith("FP32 as you have it set (TF32): ")
+    on_a_gpu = times(timed_audit(True))[0]
+    assert "on NVIDIA H100, 8 entries in the batch" in on_a_gpu
+    assert "the recommendation goes by the first of them" in on_a_gpu
+    assert times(make_audit()) == ()
 
 
 def test_every_reporter_has_the_rows() -> None:
@@ -64,8 +64,11 @@ def test_every_reporter_has_the_rows() -> None:
 
 
 def test_fp32_that_failed_is_no_number() -> None:
-    assert today_error(Today((), None, False, "RuntimeError: no")) == "fails to run"
-    assert today_error(Today((), None, False)) == "non-finite"
+    for today, said in (
+        (Today((), None, False, "RuntimeError: no"), "fails to run"),
+        (Today((), None, False), "non-finite"),
+    ):
+        assert f">{said}</td>" in render(replace(make_audit(recommended="autocast_bf16"), fp32_today=today))
 
 
 def test_on_a_gpu_the_measured_speed_up_is_the_figure() -> None:

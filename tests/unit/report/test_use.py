@@ -83,7 +83,7 @@ def test_the_root_has_no_scope_to_keep():
 def test_snippets_are_python_whatever_the_names():
     for code in [
         *(keep_by_hand(audit, HOSTILE) for audit in (make_audit(), CAST)),
-        *(s.code for s in snippets(make_audit())),
+        *(s.text for s in snippets(make_audit())),
     ]:
         ast.parse(code)
     assert snippets(make_audit(recommended=None)) == ()

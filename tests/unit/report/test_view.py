@@ -6,18 +6,13 @@ import pytest
 from auditor.errors import AuditorError
 from auditor.records import NodeError, Plan, ScopeChoice, Verdict, Verification
 from auditor.report.kept import islands, precision_of
-from auditor.report.origins import origins
-from auditor.report.view import pattern, view
+from auditor.report.view import view
 from tests.unit.report.factory import make_audit
 
 
 def plan(**scopes):
     choices = {path.replace("__", "."): ScopeChoice(low) for path, low in scopes.items()}
     return Plan("autocast_fp16", "autocast", "fp16", {"": ScopeChoice("fp16"), **choices}, 0.001, 0.9, 1.5)
-
-
-def test_pattern_blanks_block_numbers_only():
-    assert pattern("blocks.3.conv2d.10") == "blocks.*.conv2d.*"
 
 
 def test_precision_is_inherited_from_the_nearest_scope():
@@ -29,7 +24,7 @@ def test_precision_is_inherited_from_the_nearest_scope():
 
 def test_islands_of_one_shape_and_reason_are_folded():
     given = plan(blocks__0__norm="fp32", blocks__1__norm="fp32", head="fp32")
-    assert [(i.pattern, len(i.paths)) for i in islands(given)] == [("blocks.*.norm", 2), ("head", 1)]
+    assert [i.name for i in islands(given)] == ["blocks.{0,1}.norm", "head"]
 
 
 def test_headline_counts_what_is_kept_apart():
@@ -63,24 +58,8 @@ def test_tallies_say_what_limits_each_format():
     fp16, bf16 = view(make_audit()).tallies
     assert fp16.limit == "overflow and precision"  # one overflow, and the argmax that flips
     assert bf16.limit == "precision"
-    assert dict(fp16.counts)["untested"] == 1
-    assert fp16.total == sum(n for _, n in fp16.counts) == 120
-
-
-def test_an_error_is_told_apart_from_what_inherits_it():
-    fp16 = origins(make_audit(25), "fp16")
-    # node 15 overflows; in the run that is low from the start nodes 16 to 22 carry Inf, the two after them are not floating
-    assert [b.heirs for b in fp16.births] == [7]
-    assert fp16.births[0].report.errors["fp16"].born
-    assert fp16.births[0].last_heir is not None
-    assert fp16.births[0].last_heir.node.owner == "head"
-    assert origins(make_audit(25), "bf16").births == ()
-
-
-def test_sources_are_shares_of_the_whole():
-    shares = [s.share for s in origins(make_audit(8), "bf16").sources]
-    assert shares == sorted(shares, reverse=True)
-    assert sum(shares) == pytest.approx(1.0)  # 7 operations have a contribution, all are shown
+    assert fp16.counts["untested"] == 1
+    assert fp16.total == sum(fp16.counts.values()) == 120
 
 
 @pytest.mark.parametrize(("what", "name"), [("format", "e6m9"), ("strategy", "frugal")])

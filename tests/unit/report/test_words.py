@@ -55,24 +55,34 @@ def test_memory_is_weights_and_activations_together():
         (["b.0", "b.1", "b.2", "b.5", "b.9", "b.10"], "b.{0-2,5,9,10}"),
         (["a.0.b.0", "a.0.b.1", "a.1.b.0"], "a.*.b.* x3"),
         (["a.0.b.0", "a.0.b.2", "a.1.b.0", "a.1.b.2"], "a.{0,1}.b.{0,2}"),
-        (["a.0", "a.0.b"], "a.0 x2"),
         ([f"b.{i}" for i in range(0, 80, 2)], "b.* x40"),
-        (["up.left", "up.right"], "up.{left,right}"),
-        (["", ""], ""),
+        (
+            ["self_attention_output_projection.0", "self_attention_output_projection.1"],
+            "self_attention_output_projection.{0,1}",
+        ),
+        (["head", "head"], "head x2"),
+        ([""], "(whole model)"),
     ],
 )
-def test_modules_of_one_shape_say_which_they_are(paths, said):
-    assert words.braced(paths) == said
+def test_modules_of_one_shape_are_one(paths, said):
+    assert words.folded(paths) == said
 
 
-@pytest.mark.parametrize(
-    ("paths", "said"),
-    [
-        (["a.0.b.0", "a.0.b.1", "a.1.b.0"], "a.0.b.{0,1}, a.1.b.0"),
-        (["a.0.b.4", "a.1.b.0", "a.1.b.4", "a.2.b.0", "a.2.b.4", "a.3.b.4"], "a.{0,3}.b.4, a.{1,2}.b.{0,4}"),
-        ([f"b.{i}" for i in range(0, 20, 2)], "b.{0,2,4,6,8,10,12,14,16,18}"),
-        (["a.0", "a.0.b", "a.1"], "a.{0,1}, a.0.b"),
-    ],
-)
-def test_modules_in_full_are_all_of_them_and_no_other(paths, said):
-    assert words.each(paths) == said
+def test_modules_in_full_are_all_of_them_and_no_other():
+    assert words.unfolded(["a.0.b.0", "a.0.b.1", "a.1.b.0", "head"]) == "head, a.0.b.{0,1}, a.1.b.0"
+    assert words.unfolded([f"b.{i}.c" for i in range(0, 8, 2)]) == "b.{0,2,4,6}.c"
+
+
+def test_what_differs_in_block_numbers_alone_is_together():
+    found = words.fold(["a.0.x", "b", "a.1.x", "a.0.y"], str)
+    assert found == [["a.0.x", "a.1.x"], ["b"], ["a.0.y"]]
+    assert words.listed(["a.0", "a.1", "b", "c", "d"], 2) == "a.{0,1}, b and 2 more modules"
+    assert words.listed(["a.0", "a.1", "b", "c"], 2) == "a.{0,1}, b, c"
+
+
+def test_a_text_of_a_rule_is_paragraphs_and_code():
+    text = "Say\nwhat.\n\n    x = 1\n\n    y = 2\n\nAnd `why`:"
+    assert words.parts(text) == [("Say what.", False), ("x = 1\n\ny = 2", True), ("And `why`:", False)]
+    assert words.summary(text) == "Say what. And `why`."
+    assert words.remedy("Do this. Or that.") == "Do this."
+    assert [words.sentence(said) for said in ("", "a  thing", "Why?")] == ["", "A thing.", "Why?"]

@@ -9,7 +9,7 @@ import torch
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records.audit import Audit
 from auditor.report.reporters import html, md, text
-from auditor.report.training import loop_code, training_view
+from auditor.report.training import loop_code, training_section
 from auditor.training.window import loss_scale
 from tests.unit.report.factory import HOSTILE, make_audit
 from tests.unit.training.conftest import Trained
@@ -42,7 +42,7 @@ def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
 def test_inference_has_no_section() -> None:
     page = html.render(make_audit())
     assert 'id="training"' not in page
-    assert training_view(make_audit()) is None
+    assert training_section(make_audit()) == []
 
 
 def test_an_empty_window_is_said(trained: Trained) -> None:

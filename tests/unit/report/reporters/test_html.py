@@ -5,7 +5,7 @@ import pytest
 
 from auditor.report import templates
 from auditor.report.reporters import html
-from tests.unit.report.factory import HOSTILE, make_audit
+from tests.unit.report.factory import make_audit
 
 
 class Page(HTMLParser):
@@ -46,10 +46,6 @@ def test_names_from_the_model_add_no_markup(hostile):
     assert "<script>alert(1)</script>" in hostile.text
 
 
-def test_names_reach_the_table_unchanged(hostile):
-    assert any(HOSTILE in text for text in hostile.table["strings"])
-
-
 def test_nothing_is_fetched(hostile):
     for _, attrs in hostile.tags:
         for name in ("src", "href", "action", "data", "poster", "srcset"):
@@ -84,22 +80,13 @@ def test_empty_sections_say_why():
         "No plan was made",
         "Nothing to fix: no rule fired",
         "No operation was measured",
-        "nothing to draw",
-        "No value ranges",
+        "Nothing was measured",
     ):
         assert reason in text
 
 
-def test_one_format_alone_is_enough():
-    assert "BF16" in html.render(make_audit(formats=("bf16",)))
-
-
 def test_three_thousand_nodes_fit_in_a_megabyte():
     assert len(html.render(make_audit(3000)).encode()) <= 1_000_000
-
-
-def test_same_audit_same_bytes():
-    assert html.render(make_audit()) == html.render(make_audit())
 
 
 def test_assets_may_not_close_their_element(tmp_path):

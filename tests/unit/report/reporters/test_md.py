@@ -19,11 +19,3 @@ def test_every_table_row_has_its_cells():
     rows = [line for line in md.render(make_audit(60, hostile=True)).splitlines() if line.startswith("|")]
     widths = [len(re.findall(r"(?<!\\)\|", row)) - 1 for row in rows]
     assert set(widths) == {6}  # plans
-
-
-def test_the_summary_holds_verdict_plans_findings_and_command():
-    text = md.render(make_audit())
-    assert "**Verdict**: Run it in FP16 under autocast, keeping 2 modules in FP32." in text
-    assert r"| **\* FP16 under autocast** | non-finite | 8.0e-4 | 8.3e-4 | 93% | 1.87x |" in text
-    assert "blocks.{0-7}.attn" in text
-    assert "python -m auditor model.py --max-error 0.01" in text

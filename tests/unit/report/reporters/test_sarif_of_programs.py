@@ -13,10 +13,10 @@ from auditor.report.reporters import sarif
 from tests.unit.graphs.models import flat
 
 
-@pytest.mark.parametrize(("formats", "kinds"), [("fp16", {"low", "kept"}), (("fp16", "bf16"), {"low", "spared"})])
-def test_what_becomes_of_operations(formats: str | tuple[str, ...], kinds: set[str]) -> None:
+@pytest.mark.slow
+def test_what_becomes_of_operations() -> None:
     torch.manual_seed(0)
-    audit = auditor.audit(flat(), torch.randn(4, 16), strategies="graph", formats=formats, device="cpu")
+    audit = auditor.audit(flat(), torch.randn(4, 16), strategies="graph", formats="fp16", device="cpu")
     plan = audit.plans[audit.recommended or ""]
     assert plan.program is not None
     high = {each.node for each in plan.program.kept}
@@ -33,12 +33,9 @@ def test_what_becomes_of_operations(formats: str | tuple[str, ...], kinds: set[s
             assert f"{len(nodes)} operations in FP32" in bearing
             assert nodes <= high
             seen.add("kept")
-        elif "runs the operation low and holds the budget" in bearing:
+        else:
+            assert "runs the operation low and holds the budget" in bearing
             assert not nodes & high
             seen.add("low")
-        else:
-            assert "is spared this: it takes FP16 with cast weights" in bearing
-            assert plan.format not in cause.formats
-            seen.add("spared")
-    assert seen == kinds
+    assert seen == {"kept", "low"}
     assert plan.verified

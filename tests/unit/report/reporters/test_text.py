@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
-from auditor.records import ScopeChoice
-from auditor.report.reporters import md, text
+from auditor.report.reporters import text
 from tests.unit.report.factory import make_audit
 
 
@@ -50,24 +49,18 @@ def test_color_changes_nothing_but_codes():
     assert Text.from_ansi(colored).plain.rstrip() == text.render(audit).rstrip()
 
 
-def test_the_summary_answers_first():
-    lines = text.render(make_audit()).splitlines()
-    assert lines[3] == "Verdict   Run it in FP16 under autocast, keeping 2 modules in FP32."
-    assert any(line.startswith("* FP16 under autocast") and "8.3e-4" in line for line in lines)
-    assert "          model = patched_model.apply(model)" in lines
-
-
-def test_islands_say_which_blocks_they_are():
-    audit = make_audit(120)
-    plan = audit.plans["autocast_fp16"]
-    scopes = {"": plan.scopes[""], **{f"blocks.{i}.attn": ScopeChoice("fp32", ("SFT001",)) for i in (2, 5)}}
-    said = md.render(replace(audit, plans={**audit.plans, plan.name: replace(plan, scopes=scopes)}))
-    assert "blocks.{2,5}.attn" in said
-
-
 def test_notes_are_counted_and_are_nothing_to_do():
     audit = make_audit(60)
     notes = replace(audit, findings=tuple(replace(found, severity="info") for found in audit.findings))
     shown = text.render(notes, width=100)
     assert "Nothing to fix" in shown and "note" in shown
     assert len(folded(shown)) == len(shown.splitlines())
+
+
+@pytest.mark.parametrize("kind", [{}, {"hostile": True}, {"recommended": None}])
+def test_a_terminal_shows_forty_lines_and_names_what_is_left_out(kind):
+    shown = text.render(replace(make_audit(300, **kind), warnings=("a caution",)), width=100, color=False)
+    assert len(shown.splitlines()) <= 40
+    assert "A caution." in shown
+    assert "RNG001" in shown
+    assert "Kept  " in shown or "Kept" in shown.splitlines()[-1] or kind.get("recommended", "") is None

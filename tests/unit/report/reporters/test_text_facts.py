@@ -11,13 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.plan.recommend import kept_apart
-from auditor.records import Audit, Reason, ScopeChoice
-from auditor.report.kept import islands
-from auditor.report.overview import ADVICE_SHOWN, ISLANDS_SHOWN
-from auditor.report.prose import sentence
+from auditor.records import Audit
+from auditor.report.overview import ADVICE_SHOWN
 from auditor.report.reporters import text
-from auditor.report.words import label, memory, percent, plan_title, ratio
+from auditor.report.words import memory, percent, plan_title, ratio, sentence
 
 
 class Block(nn.Module):
@@ -72,26 +69,6 @@ def test_the_lines_below_it_are_of_the_recommended_plan(audit: Audit, said: str)
     assert f"predicted memory: {memory(chosen.memory)}; FP32: {memory(chosen.fp32_memory)}" in said
 
 
-def test_verdicts_are_counted_over_all_operations(audit: Audit, said: str) -> None:
-    nodes = audit.to_measurements()["nodes"]
-    lines = " ".join(said.split())
-    for fmt in ("fp16", "bf16"):
-        verdicts = [node["verdicts"][fmt]["verdict"] for node in nodes]
-        counts = verdicts.count("unsafe"), verdicts.count("sensitive")
-        assert f"{fmt.upper()}: {counts[0]} unsafe and {counts[1]} sensitive of {len(nodes)} operations" in lines
-
-
-def test_the_proof_has_the_error_and_the_budget(audit: Audit, said: str) -> None:
-    written = audit.to_json()
-    plan = written["plans"][written["recommended"]]
-    lines = " ".join(said.split())
-    assert f"error {ratio(plan['measured_error'])}, budget {ratio(written['max_error'])}" in lines.replace(
-        "budget 0.01", f"budget {ratio(0.01)}"
-    )
-    assert plan["measured_error"] <= written["max_error"]
-    assert plan["verification"]["inputs"] in lines
-
-
 def test_causes_are_counted_and_stand_where_they_are(audit: Audit, said: str) -> None:
     written = audit.to_json()
     heads = [found for line in said.splitlines() if (found := re.match(r"(\S+):(\d+) ([A-Z]{3}\d{3}) ", line))]
@@ -100,75 +77,6 @@ def test_causes_are_counted_and_stand_where_they_are(audit: Audit, said: str) ->
         places = {(kind["rule"], kind["source"]) for kind in written["findings"] if kind["severity"] != "info"}
         assert any(rule == code and str(line).endswith(f"{Path(file).name}:{number}") for rule, line in places)
     assert f"python -m auditor explain {heads[0][3]}" in said
-
-
-def test_modules_in_fp32_stand_below_with_the_reason_that_plan_json_has(audit: Audit) -> None:
-    fp16 = replace(audit, recommended="cast_fp16")
-    plan = fp16.plans["cast_fp16"]
-    assert plan.kept
-    lines = " ".join(text.render(fp16, width=160, color=False).split())
-    shown = [island for island in islands(plan) if not island.functions]
-    assert sorted(path for island in shown for path in island.paths) == sorted(plan.kept)
-    written = {
-        path: reason["words"]
-        for reason in fp16.to_json()["plans"]["cast_fp16"]["reasons"]
-        for path in reason["modules"]
-    }
-    for island in shown[:ISLANDS_SHOWN]:
-        assert f"FP32 {island.name} {island.because[0]}" in lines or f"FP32 {island.name}" in lines
-        assert island.because[-1].split("; the others")[0] in {written[path] for path in island.paths} or (
-            "lowering one of them adds" in island.because[-1]
-        )
-
-
-def test_functions_in_fp32_stand_below_with_the_reason_that_plan_json_has(audit: Audit) -> None:
-    fp16 = replace(audit, recommended="cast_fp16")
-    plan = fp16.plans["cast_fp16"]
-    lines = " ".join(text.render(fp16, width=160, color=False).split())
-    shown = [island for island in islands(plan) if island.functions]
-    named = [(path, name) for island in shown for path in island.paths for name in island.functions]
-    assert sorted(named) == sorted(plan.exceptions)
-    assert named
-    scopes = fp16.to_json()["plans"]["cast_fp16"]["scopes"]
-    for island in shown:
-        assert f"FP32 {island.name}" in lines
-        assert {path: tuple(scopes[path]["keep"]) for path in island.paths} == dict.fromkeys(
-            island.paths, island.functions
-        )
-        assert list(island.because) == scopes[island.paths[0]]["because"]
-    assert f"keeping {kept_apart(plan)} in FP32." in lines
-    assert (
-        kept_apart(plan)
-        == f"{len(plan.kept)} module{'s' * (len(plan.kept) > 1)} and {len(named)} function{'s' * (len(named) > 1)}"
-    )
-
-
-def test_more_modules_than_fit_are_counted(audit: Audit) -> None:
-    names = [f"{letter}.x" for letter in "abcdefghi"]
-    kept = tuple(Reason("unsafe", f"{name} is unsafe: it overflows", (name,)) for name in names)
-    many = replace(audit.plans["cast_fp16"], reasons=kept, scopes={"": ScopeChoice("fp16")})
-    said = text.render(
-        replace(audit, plans={**audit.plans, many.name: many}, recommended=many.name), width=120, color=False
-    )
-    assert f"and {len(names) - ISLANDS_SHOWN} more, in plan.json" in said
-    assert sum("- FP32" in line for line in said.splitlines()) == ISLANDS_SHOWN
-
-
-def test_cautions_are_about_what_was_audited(audit: Audit, said: str) -> None:
-    lines = " ".join(said.split())
-    untested = {
-        label(fmt): sum(node["verdicts"][fmt]["verdict"] == "untested" for node in audit.to_measurements()["nodes"])
-        for fmt in audit.formats
-    }
-    for fmt, number in untested.items():
-        assert (f"{number} operation" in lines and f"in {fmt}" in lines) == bool(number) or not number
-    assert ("No GPU ran this" in lines) == (audit.environment.execution != "native")
-    assert ("The weights are random" in lines) == audit.subject.random_weights
-    assert ("The inputs were made up" in lines) == audit.subject.synthetic_inputs
-    made_up = replace(audit, subject=replace(audit.subject, random_weights=True, synthetic_inputs=True))
-    cautioned = " ".join(text.render(made_up, width=100, color=False).split())
-    assert "The weights are random" in cautioned
-    assert "The inputs were made up" in cautioned
 
 
 def test_lines_of_training_are_its_record() -> None:

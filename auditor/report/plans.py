@@ -1,0 +1,302 @@
+"""Plans beside what happens without them: verdicts, errors, speed-ups, times, programs, and what each keeps in FP32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..criteria.criterion import FLOOR
+from ..devices import CPU
+from ..numerics.formats import runs
+from ..plan.recommend import measured_times, speedup
+from ..records import Baseline, Onnx, Plan, Timed, Times
+from ..records.audit import Audit
+from .blocks import Block, Fold, Lines, Table
+from .criteria import criteria_lines, missed, score_words
+from .kept import Island, islands
+from .words import compact, count, label, memory, percent, plan_title, ratio, sentence
+
+ISLANDS_SHOWN = 12
+SET = "FP32 as you have it set"
+"""FP32 under the caller's own flags."""
+UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """One plan beside what happens without it. verdict: verified | over budget | failed | non-finite | not run."""
+
+    plan: Plan
+    title: str
+    recommended: bool
+    verdict: str
+    detail: str
+    islands: tuple[Island, ...]
+    before: str
+    score: str
+    criteria: tuple[str, ...]
+    program: str
+    times: tuple[tuple[str, str], ...]
+
+    @property
+    def lowers(self) -> bool:
+        """Whether any scope runs low."""
+        return any(choice.precision != "fp32" for choice in self.plan.scopes.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of it is low."""
+        return not self.lowers and self.plan.program is None
+
+    @property
+    def figures(self) -> tuple[str, str, str]:
+        """Predicted error, measured error and speed-up for a table, measured where that counts; none of a plan with nothing low."""
+        plan = self.plan
+        stopped = self.verdict in ("failed", "non-finite", "not run")
+        if self.idle:
+            return "", self.verdict if stopped else "all FP32", ""
+        measured = self.verdict if stopped else ratio(plan.measured_error)
+        if not stopped and self.verdict != "verified":
+            measured += f", {self.verdict}"
+        faster = f"{speedup(plan):.2f}x{' measured' if measured_times(plan) else ''}"
+        return ratio(plan.predicted_error), measured, faster
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing is protected, and so the model does as well without the plan."""
+        return not self.islands and self.before == ratio(self.plan.measured_error)
+
+
+def plan_view(audit: Audit, plan: Plan) -> PlanView:
+    """All there is to say of one plan."""
+    baseline = audit.baselines.get(plan.name)
+    return PlanView(
+        plan,
+        plan_title(plan),
+        plan.name == audit.recommended,
+        *_verdict(plan, audit.max_error),
+        islands(plan),
+        _without(baseline),
+        score_words(audit.evaluation, plan.score),
+        criteria_lines(plan, baseline),
+        program_line(plan),
+        _cells(plan.timed),
+    )
+
+
+def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
+    ran = plan.verification
+    if ran is not None and ran.failure:
+        return "failed" if runs(plan.format) else "not run", ran.failure
+    if (ran is not None and not ran.finite) or not math.isfinite(plan.measured_error or 0.0):
+        return "non-finite", "an output is Inf or NaN where FP32 is finite"
+    if plan.measured_error is None:
+        return "not run", plan.note or "the patched model was not run, so its error is a prediction"
+    if ran is not None and (broken := missed(ran.criteria)):
+        return "over budget", broken
+    allowed = max(budget, ran.floor) if ran is not None else budget
+    if not plan.measured_error <= allowed:
+        return "over budget", f"{ratio(plan.measured_error)} measured, {budget:g} allowed"
+    if ran is not None and ran.with_gradients is not None and not ran.with_gradients <= allowed:
+        return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
+    where = f" on {ran.inputs} inputs, {ran.execution}" if ran is not None else ""
+    if ran is not None and ran.ungraded:
+        where += f"; not run with gradients enabled, since FP32 raises: {ran.ungraded}"
+    if ran is not None and max(plan.measured_error, ran.with_gradients or 0.0) > budget:
+        where += f"; over the budget, and no more than {FLOOR:g} times what runs in FP32 differ by ({ratio(ran.noise)})"
+    return ("verified" if plan.verified else "not verified"), f"{ratio(plan.measured_error)} measured{where}"
+
+
+def _without(baseline: Baseline | None) -> str:
+    if baseline is None:
+        return "not measured"
+    if baseline.failure:
+        return "fails to run"
+    return ratio(baseline.measured_error) if baseline.finite else "non-finite"
+
+
+def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
+    """All plans in a table, what the recommended one comes to, and programs; nothing where there are no plans."""
+    if not plans:
+        return
+    rows = []
+    for p in plans:
+        predicted, measured, faster = p.figures
+        low = percent(p.plan.low_precision_flops)
+        rows.append((("* " if p.recommended else "") + p.title, p.before, predicted, measured, low, faster))
+    if audit.fp32_today:
+        rows.append((today_title(audit), "", "", _today_error(audit), "", ""))
+    heads = ("Plan", "Without it", "Predicted", "Measured", "Low FLOPs", "Speed-up")
+    yield Table(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
+    if (plan := audit.plans.get(audit.recommended or "")) is not None:
+        gpu = f" for one {plan.target}" if plan.target else ""
+        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs low; speed-ups are predicted{gpu}"
+        if plan.memory and plan.fp32_memory:
+            said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
+        yield Lines("", (said,), "muted")
+    if programs := tuple(p.program for p in plans if p.program):
+        yield Lines("Program", programs)
+
+
+def island_lines(found: tuple[Island, ...], most: int) -> Lines:
+    """What a plan keeps apart, a line each with why."""
+    texts = []
+    for island in found[:most]:
+        which = f" ({island.which})" if island.which else ""
+        texts.append(f"{label(island.precision)} {island.name}{which}{f': {island.why}' if island.why else ''}")
+    if len(found) > most:
+        texts.append(f"and {len(found) - most} more, in plan.json")
+    return Lines("Kept", tuple(texts), listed=True)
+
+
+def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
+    """Each plan with all of its figures, what it keeps in FP32, and why."""
+    for p in plans:
+        kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} apart" if p.islands else ""
+        baseline = audit.baselines.get(p.plan.name)
+        notes = [
+            p.detail,
+            p.plan.note or "",
+            f"Without it: {baseline.failure}" if baseline and baseline.failure else "",
+        ]
+        yield Fold(
+            f"{p.title}: {p.verdict}{kept}",
+            (
+                Table(("Figure", "Value"), tuple(_facts(audit, p)), texts=2),
+                Lines("", tuple(map(sentence, dict.fromkeys(filter(None, notes)))), "muted"),
+                *([island_lines(p.islands, ISLANDS_SHOWN)] if p.islands else []),
+                Lines("", (_rest(p),), "muted"),
+            ),
+        )
+
+
+def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
+    plan, what = p.plan, "share" if audit.criteria else "error"
+    if not p.idle:
+        measured = "not run" if plan.measured_error is None else ratio(plan.measured_error)
+        yield from ((f"Measured {what}", measured), (f"Predicted {what}", ratio(plan.predicted_error)))
+    elif plan.reach is not None:
+        yield (f"Smallest {what} within reach", ratio(plan.reach))
+    yield ("Without it", p.before)
+    yield from (("Criterion", line) for line in p.criteria)
+    if p.score:
+        yield ("Your score", p.score)
+    yield ("FLOPs in low precision", percent(plan.low_precision_flops))
+    if not p.idle:
+        yield ("Predicted speed-up", f"{plan.predicted_speedup:.2f}x{f' on {plan.target}' if plan.target else ''}")
+    yield from ((f"Measured {name}".strip(), text) for name, text in p.times)
+    if plan.memory and plan.fp32_memory:
+        yield ("Predicted memory", f"{memory(plan.memory)}, FP32 {memory(plan.fp32_memory)}")
+    if p.program:
+        yield ("Program", p.program)
+
+
+def _rest(p: PlanView) -> str:
+    """What runs in low precision beside what is kept."""
+    what = "operation" if p.plan.program is not None else "module"
+    if not (p.lowers or p.plan.program is not None):
+        return f"No {what} is lowered."
+    return f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}."
+
+
+def program_line(plan: Plan) -> str:
+    """What there is to say of a plan's program: its file, how much of it is low, and which batches it takes; "" of others."""
+    program = plan.program
+    if program is None:
+        return ""
+    low = f"{program.low:,} of {count(program.operations, 'operation')} low, {count(program.casts, 'conversion')}"
+    batch = "any batch size" if program.fixed is None else f"the audited batch size alone: {program.fixed}"
+    return f"{program.file}: {low}, {batch}{_onnx(plan, program.onnx) if program.onnx else ''}"
+
+
+def _onnx(plan: Plan, found: Onnx) -> str:
+    if not found.file:
+        return f"; as ONNX {found.failure}"
+    ends = "FP32" if found.ends == "fp32" else "low"
+    said = f"; {found.file}: {found.high:,} of {count(found.nodes, 'node')} in FP32, inputs and outputs {ends}"
+    return f"{said}, {_errors(plan, found)}"
+
+
+def _errors(plan: Plan, found: Onnx) -> str:
+    """Predicted, as a program, and in the runtime, as it is and rounding as a GPU does."""
+    joint = plan.verification is not None and plan.verification.joint is not None
+    errors = [] if joint else [f"{ratio(plan.predicted_error)} predicted"]
+    if plan.program is not None and found.program_error is not None:
+        errors.append(f"{ratio(found.program_error)} as {plan.program.file}")
+    if found.error is not None:
+        errors.append(
+            f"{ratio(found.error)} in {found.runtime}, which has FP32 for what it lacks in {label(plan.format)}"
+        )
+    if found.rounded_error is not None:
+        errors.append(
+            f"{ratio(found.rounded_error)} in onnxruntime with every {label(plan.format)} value rounded as on a GPU"
+        )
+    lacking = f"checked, not run: {found.failure}" if found.error is None else ""
+    told = f"relative L2 error {'; '.join(errors)}" if errors else ""
+    return "; ".join(filter(None, (lacking, told)))
+
+
+def times(audit: Audit) -> tuple[str, ...]:
+    """How the model was timed, then every way to compute it in a line; nothing where nothing was."""
+    timing = audit.timing
+    if timing is None:
+        return ()
+    where = f"this CPU, on {count(timing.threads, 'thread')}" if timing.device == CPU else timing.device
+    batch = "" if timing.batch is None else f", {count(timing.batch, 'entry', 'entries')} in the batch"
+    decides = any(plan.timed and plan.timed.decides for plan in audit.plans.values())
+    goes = (
+        "the recommendation goes by the first of them"
+        if decides
+        else "they are the CPU's own, which says nothing of a GPU: the recommendation goes by predictions"
+    )
+    rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
+    rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
+    lines = (
+        f"{title}: " + "; ".join(f"{name} {text}".strip() for name, text in _cells(timed))
+        for title, timed in rows
+        if timed
+    )
+    return (f"One forward on {where}{batch}: median (quartiles), speed-up over FP32; {goes}.", *lines)
+
+
+def today_title(audit: Audit) -> str:
+    """`FP32 as you have it set (TF32)`."""
+    found = audit.fp32_today.computed_in if audit.fp32_today else ()
+    return f"{SET} ({', '.join(map(str.upper, found))})" if found else SET
+
+
+def _today_error(audit: Audit) -> str:
+    """How far it is from FP32 in IEEE arithmetic."""
+    today = audit.fp32_today
+    if today is None or today.failure:
+        return "fails to run"
+    return ratio(today.measured_error) if today.finite else "non-finite"
+
+
+def _in_words(found: Times) -> str:
+    """`1.2 ms (1.1 to 1.4), 1.72x`."""
+    size, unit = next(((size, unit) for size, unit in UNITS if found.median >= size), UNITS[-1])
+    low, median, high = (
+        f"{t / size:.3g}" if t / size < 999.5 else f"{t / size:.0f}" for t in (found.low, found.median, found.high)
+    )
+    said = f"{median} {unit} ({low} to {high})"
+    if found.speedup is None or found.speedup_low is None or found.speedup_high is None:
+        return said
+    same = ", not to be told from FP32" if found.speedup_low <= 1 <= found.speedup_high else ""
+    return f"{said}, {found.speedup:.2f}x{same}"
+
+
+def _cells(timed: Timed | None) -> tuple[tuple[str, str], ...]:
+    """(way to run it, time), the memory it took, and what was not measured with why."""
+    if timed is None:
+        return ()
+    ways = (("", timed.eager), ("compiled", timed.compiled), ("as a CUDA graph", timed.cuda_graph))
+    cells = [(name, _in_words(found)) for name, found in ways if found is not None]
+    if timed.memory is not None:
+        cells.append(("at most", f"{compact(timed.memory)}B"))
+    reasons: dict[str, list[str]] = {}
+    names = {"eager": "run", "cuda_graph": "as a CUDA graph", "memory": "its memory"}
+    for name, why in timed.missing.items():
+        reasons.setdefault(why, []).append(names.get(name, name))
+    return (*cells, *((f"not {' nor '.join(found)}:", why) for why, found in reasons.items()))
