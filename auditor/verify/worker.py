@@ -24,7 +24,7 @@ from .. import offload
 from ..devices import is_native, is_spread
 from ..isolation.answer import answer
 from ..isolation.process import ieee, reseed
-from ..loading.placement import sent
+from ..loading.placement import copied
 from ..loading.sandbox import blame
 from ..loading.state import materialise, switch
 from ..raised import out_of_memory
@@ -153,7 +153,7 @@ def built(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
         model: nn.Module = module.original()
     switch(model, training=False)
     device = settings["device"]
-    return sent(model, device) if is_native(device) and not is_spread(device) else model
+    return copied(model, device) if is_native(device) and not is_spread(device) else model
 
 
 def score(runs: Runs, plan: str, asked: Mapping[str, Any], scratch: Path) -> Given | str:

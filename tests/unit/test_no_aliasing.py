@@ -179,7 +179,7 @@ IN_PLACE: dict[str, tuple[str, Case]] = {
     "measure/reference.py:Reference._connected.connect": ("requires_grad_", measured),
     "measure/probes.py:_products": ("sub_ mul_ nan_to_num_", inner),
     "loading/placement.py:_inputs.move": ("requires_grad_", moved),
-    "loading/placement.py:_Move._moved": ("requires_grad_", moved),
+    "loading/placement.py:_Onto.__torch_function__": ("requires_grad_", moved),
     "isolation/answer.py:copied": ("requires_grad_", recorded),
     "capture/record.py:_Recorder.begin.copied": ("requires_grad_", recorded),
     "capture/functional.py:copy": ("copy_", rewritten),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from auditor.errors import AuditorError
-from auditor.loading.placement import copied, moved, placed, sent
+from auditor.loading.placement import copied, moved, placed
 from auditor.training.objective import training_subject
 from tests.subjects import normal, subject_of
 
@@ -51,7 +51,7 @@ def test_models_that_cannot_be_copied_are_refused_before_they_are_moved(
 
 def test_a_copy_is_the_same_model_of_other_tensors() -> None:
     model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).eval()
-    twin = copied(model)
+    twin = copied(model, "cpu")
     assert torch.equal(twin(normal(3, 4)), model(normal(3, 4)))
     ours = {x.data_ptr() for x in (*model.parameters(), *model.buffers())}
     assert not ours & {x.data_ptr() for x in (*twin.parameters(), *twin.buffers())}
@@ -76,14 +76,9 @@ def test_plain_tensors_and_what_a_loss_closes_over_are_moved_and_the_callers_are
     assert {x.device.type for x in ours} == {"cpu"}
 
 
-def test_weights_that_are_one_stay_one_where_a_device_takes_new_ones() -> None:
-    """As on devices whose tensors cannot stand in for a CPU's."""
+def test_weights_that_are_one_stay_one() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     model[1].weight = model[0].weight
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
-    try:
-        weight = model[0].weight
-        assert sent(model, "cpu")[0].weight is model[1].weight
-        assert model[0].weight is not weight  # so it was put to the test
-    finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    twin = copied(model, "meta")
+    assert twin[0].weight is twin[1].weight
+    assert twin[0].weight.is_meta and not model[0].weight.is_meta
