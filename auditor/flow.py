@@ -19,7 +19,7 @@ from .isolation import isolated
 from .isolation.process import flags, ieee
 from .loading import in_eval
 from .loading.placement import devices_of, placed
-from .loading.stored import raised
+from .loading.state import raised
 from .measure.calibrate import calibrate_paths
 from .measure.measure import working_set
 from .measure.noise import noise_of

@@ -4,43 +4,32 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from .. import offload as mapped
+from .. import offload
 from ..errors import LoadError
+from ..isolation.members import size_of
 from ..isolation.process import reseed, swapped
+from ..numerics.formats import is_low
 from ..records import Origin
 from .discover import Found
 from .sandbox import blame, call
+from .state import name_of
+from .statedicts import few, read_checkpoint
 from .target import Target
-from .weights import counted, fitted, low_of, refuse_quantised, stored_by, told
+from .weights import refused
 
-PACKAGES = {"timm": ("timm",), "hf": ("transformers", "huggingface_hub")}
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+PACKAGES = {"timm": ("timm", "huggingface_hub"), "hf": ("transformers", "huggingface_hub")}
+CHECKPOINTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
+"""Names that transformers looks for, in its order."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
-
-
-@contextmanager
-def offline() -> Iterator[None]:
-    """No request to the Hub, by either of the two ways in which its client can be told."""
-    kept = {name: os.environ.get(name) for name in OFFLINE}
-    os.environ.update(dict.fromkeys(OFFLINE, "1"))
-    try:
-        with ExitStack() as stack:
-            with suppress(ImportError):  # then there is no client
-                constants = importlib.import_module("huggingface_hub.constants")
-                stack.enter_context(swapped(constants, "HF_HUB_OFFLINE", True))
-            yield
-    finally:
-        for name, value in kept.items():
-            os.environ.pop(name, None)
-            os.environ |= {} if value is None else {name: value}
 
 
 def require(target: Target) -> None:
@@ -66,17 +55,17 @@ def build(target: Target, seed: int) -> Found:
     Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises" | "quantised-model" |
     "remote-code" | "missing-weights" | "bad-weights" | "weights-mismatch").
     """
-    with offline():
+    with swapped(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
         reseed(seed)
         return call(_timm if target.hub == "timm" else _hugging_face, f"building {target.text}", "model-raises", target)
 
 
 def weights_of(target: Target) -> int:
-    """Bytes that the parameters of the checkpoint take in FP32 which a target of Hugging Face's names; 0 where that is not known
-    before the model is made."""
-    with suppress(LoadError, ImportError), offline():
-        folder = _folder(str(target.args[0])) if target.hub == "hf" else None
-        return sum(4 * x.numel() for x in stored_by(folder).values() if x.is_floating_point()) if folder else 0
+    """Bytes in FP32 of the parameters in the checkpoint of a Hugging Face target; 0 where that is not known before the
+    model is made."""
+    with suppress(LoadError, ImportError):
+        if target.hub == "hf":
+            return sum(4 * x.numel() for x in _stored(_folder(target)).values() if x.is_floating_point())
     return 0
 
 
@@ -88,49 +77,61 @@ def _timm(target: Target) -> Found:
         hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has them all"
         raise LoadError(f"timm knows no model {name!r}: {hint}", slug="no-symbol")
     model = call(timm.create_model, f"timm.create_model({name!r})", "model-raises", *target.args, **target.kwargs)
-    origin = Origin(None, "timm", "create_model", "factory", target.args, dict(target.kwargs))
-    return Found(model, origin)
+    return Found(model, Origin(None, "timm", "create_model", "factory", target.args, dict(target.kwargs)))
 
 
 def _hugging_face(target: Target) -> Found:
     transformers = importlib.import_module("transformers")
-    folder = _folder(str(target.args[0]))
+    folder = _folder(target)
     config = _config(transformers, folder)
-    refuse_quantised(config, folder)
     kind, notes = _class_of(transformers, config)
-    maker = getattr(transformers, kind)
+    maker, stored = getattr(transformers, kind), _stored(folder)
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
         make = maker.from_config if kind == "AutoModel" else maker
-        return Found(_float(call(make, f"{kind} from {folder.name}", "model-raises", config)), None, notes=notes)
-    stored = stored_by(folder)
+        model = call(make, f"{kind} from {folder.name}", "model-raises", config)
+        return Found(model.float(), None, notes=notes)
     arguments = {"dtype": "float32", "local_files_only": True}
+    wanted = {**arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
     symbol = f"{kind}.from_pretrained"
-    with _quiet(transformers), mapped.in_this_thread():
-        model, info = call(
-            maker.from_pretrained,
-            f"{symbol} on {folder.name}",
-            "model-raises",
-            str(folder),
-            **arguments,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    counts = counted(model, stored)
-    said = (*fitted(model, info, folder.name), *told(model, counts))
+    with _quiet(transformers), offload.in_this_thread():
+        model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **wanted)
+    counts = _counted(model, stored, info)
+    said = (*_differences(model, info, folder.name), *_dtypes(model, counts))
     name, _, revision = str(target.args[0]).partition("@")
-    of = {"revision": revision} if revision else {}
-    local = Path(target.args[0]).is_dir()
-    where: dict[str, Any] = {"folder": str(folder)} if local else {}
-    args, kwargs = ((), arguments) if local else ((name,), {**arguments, **of})
-    origin = Origin(None, "transformers", symbol, "factory", args, kwargs, **where)
-    return Found(model, origin, stored_low=low_of(counts), notes=notes, checkpoint=said)
+    if Path(target.args[0]).is_dir():
+        origin = Origin(None, "transformers", symbol, "factory", (), arguments, folder=str(folder))
+    else:
+        at = {"revision": revision} if revision else {}
+        origin = Origin(None, "transformers", symbol, "factory", (name,), {**arguments, **at})
+    low = {name_of(dtype): count for dtype, count in counts.items() if is_low(dtype)}
+    return Found(model, origin, stored_low=low, notes=notes, checkpoint=said)
+
+
+def _folder(target: Target) -> Path:
+    """The directory itself, or the snapshot of a repository that the local cache holds."""
+    name = str(target.args[0])
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise LoadError(f"{path} has no config.json: name the directory of one model", slug="missing-target")
+        return path.resolve()
+    hub: Any = importlib.import_module("huggingface_hub")
+    repository, _, revision = name.partition("@")
+    try:
+        return Path(hub.snapshot_download(repository, revision=revision or None, local_files_only=True))
+    except Exception as error:  # a name may be malformed, unknown or just not cached: the way on is the same
+        hint = f"download it first (`hf download {repository}`), or give a directory"
+        raise LoadError(f"{name!r} is no directory and not in the local cache: {hint}", "missing-target") from error
 
 
 def _config(transformers: Any, folder: Path) -> Any:
-    """Code of the directory's own is never run. Raises: LoadError(slug="remote-code" | "model-raises")."""
+    """What config.json says; code of the directory's own is never run.
+
+    Raises: LoadError(slug="remote-code" | "model-raises" | "quantised-model").
+    """
     what, read = f"reading {folder / 'config.json'}", transformers.AutoConfig.from_pretrained
     try:
-        return call(read, what, "model-raises", str(folder), trust_remote_code=False)
+        config = call(read, what, "model-raises", str(folder), trust_remote_code=False)
     except LoadError as error:
         if "custom code" not in str(error):
             raise
@@ -139,6 +140,16 @@ def _config(transformers: Any, folder: Path) -> Any:
             "whose get_model() calls from_pretrained(..., trust_remote_code=True), and audit that",
             slug="remote-code",
         ) from error
+    if (quantised := getattr(config, "quantization_config", None)) is not None:
+        told = quantised if isinstance(quantised, Mapping) else vars(quantised)
+        method = told.get("quant_method", "a method of its own")
+        raise LoadError(
+            f"the checkpoint in {folder} is quantised ({getattr(method, 'value', method)}), so it has no FP32 values to "
+            "compare with: give the checkpoint that it was made from, or save it dequantised (`model.dequantize()`, then "
+            "`save_pretrained`, with no quantization_config in config.json)",
+            slug="quantised-model",
+        )
+    return config
 
 
 def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
@@ -151,6 +162,68 @@ def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
         f"config.json names the class {wanted}, which transformers does not have: the model without a head of its own is "
         "audited, as AutoModel makes it; for all of it, write a model.py that makes it",
     )
+
+
+def _stored(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the checkpoint, mapped: nothing of them is in memory. Empty where there is none.
+
+    Raises: LoadError(slug="missing-weights" | "bad-weights").
+    """
+    file = next((folder / name for name in CHECKPOINTS if (folder / name).is_file()), None)
+    with refused():
+        return {} if file is None else read_checkpoint(file)
+
+
+def _counted(model: nn.Module, stored: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[torch.dtype, int]:
+    """{floating dtype other than FP32: how many numbers of the model's parameters the checkpoint stores in it}."""
+    found, left = Counter[torch.dtype](), set(info.get("unexpected_keys", ()))
+    for value in {x.data_ptr(): x for name, x in stored.items() if name not in left}.values():
+        if value.is_floating_point() and value.dtype is not torch.float32:
+            found[value.dtype] += value.numel()
+    return {dtype: min(count, size_of(model)) for dtype, count in found.items()}
+
+
+def _dtypes(model: nn.Module, counts: Mapping[torch.dtype, int]) -> Iterator[str]:
+    """What to say of what the checkpoint does not store in FP32."""
+    for dtype, count in counts.items():
+        name, total = name_of(dtype), size_of(model)
+        finer = dtype is torch.float64
+        yield (
+            f"the checkpoint stores {'all' if count == total else f'{count:,}'} of the model's {total:,} numbers in {name}: "
+            f"the reference is {'their' if finer else 'the same'} values in FP32"
+            f"{', as transformers loads them' if finer else f'; what {name} had cost before is in no error'}"
+        )
+
+
+def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:
+    """What to say of names that only the model, or only the checkpoint, has. info: as transformers tells it.
+
+    Raises: LoadError(slug="weights-mismatch") where shapes differ, or nothing of the checkpoint is the model's.
+    """
+    kind = type(model).__name__
+    if wrong := sorted(info.get("mismatched_keys", ())):
+        name, given, own = wrong[0]
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise LoadError(
+            f"the checkpoint in {where} does not fit its config.json: {name} is {list(given)} there and {list(own)} in "
+            f"{kind}{more}: give the config that was saved with it",
+            slug="weights-mismatch",
+        )
+    missing, left = sorted(info.get("missing_keys", ())), sorted(info.get("unexpected_keys", ()))
+    own = dict(model.named_parameters(remove_duplicate=False))
+    if {id(own[name]) for name in missing if name in own} == set(map(id, own.values())):
+        raise LoadError(
+            f"the checkpoint in {where} holds nothing of {kind}: it has {few(left)}, and the model {few(missing)}: check "
+            "`architectures` in config.json",
+            slug="weights-mismatch",
+        )
+    if missing:
+        yield (
+            f"tensors of the model that the checkpoint does not have are RANDOM ({len(missing)}: {few(missing)}): what is "
+            "said of them, and of all that follows them, is of no trained model"
+        )
+    if left:
+        yield f"tensors of the checkpoint that the model does not have are left out ({len(left)}: {few(left)})"
 
 
 @contextmanager
@@ -166,25 +239,3 @@ def _quiet(transformers: Any) -> Iterator[None]:
         logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()
-
-
-def _float(model: nn.Module) -> nn.Module:
-    """A config may say bfloat16; random weights are as good in FP32."""
-    return model.float()
-
-
-def _folder(name: str) -> Path:
-    """The directory itself, or the snapshot of a repository that the local cache holds."""
-    path = Path(name)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise LoadError(f"{path} has no config.json: name the directory of one model", slug="missing-target")
-        return path.resolve()
-    hub: Any = importlib.import_module("huggingface_hub")
-    repository, _, revision = name.partition("@")
-    try:
-        found = hub.snapshot_download(repository, revision=revision or None, local_files_only=True)
-    except Exception as error:  # a name may be malformed, unknown or just not cached: the way on is the same
-        hint = f"download it first (`hf download {repository}`), or give a directory"
-        raise LoadError(f"{name!r} is no directory and not in the local cache: {hint}", "missing-target") from error
-    return Path(found)

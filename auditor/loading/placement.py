@@ -9,7 +9,6 @@ from functools import partial
 from types import CellType, FunctionType
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree

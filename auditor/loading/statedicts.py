@@ -19,24 +19,6 @@ from torch import Tensor, nn
 PREFIXES = ("module.", "_orig_mod.", "model.")
 CONTAINERS = ("state_dict", "model_state_dict", "model", "weights", "params_ema", "params", "net", "generator")
 HARMLESS = (argparse.Namespace, types.SimpleNamespace, io.BytesIO, PosixPath, PurePosixPath)
-SAFETENSORS = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
 
 
 def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -66,25 +48,24 @@ def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A state dict, from safetensors, the index of a sharded one, or a torch file. Raises: ValueError."""
-    if path.name.endswith(".safetensors.index.json"):
+    """A state dict, from safetensors, a torch file, or the index of a sharded one.
+
+    Raises: FileNotFoundError, and ValueError where there is none in it.
+    """
+    if path.name.endswith(".index.json") and path.is_file():
         shards = [path.parent / shard for shard in shards_of(path)]
         return {name: value for shard in shards for name, value in read_checkpoint(shard).items()}
     content = read_tensors(path)
-    while (inner := contained(content)) is not None:
-        content = inner
+    while isinstance(content, Mapping):
+        inner = [content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)]
+        if not inner:
+            break
+        content = inner[0]
     items = content.items() if isinstance(content, Mapping) else ()
     state = {name: value for name, value in items if isinstance(value, Tensor) or is_extra(name)}
     if not any(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path.name} holds no state dict: save model.state_dict()")
     return state
-
-
-def contained(content: Any) -> Mapping[str, Any] | None:
-    """The dict inside a dict of a training loop that has the weights."""
-    if not isinstance(content, Mapping):
-        return None
-    return next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), None)
 
 
 def shards_of(index: Path) -> list[str]:
@@ -98,37 +79,36 @@ def shards_of(index: Path) -> list[str]:
     return files
 
 
-def read_tensors(path: Path, mapped: bool = False) -> Any:
-    """What a .safetensors or torch file holds, on the CPU; no code of it is run.
+def read_tensors(path: Path) -> Any:
+    """What a .safetensors or torch file holds, on the CPU, mapped where its layout allows that; no code of it is run.
 
-    mapped: of a torch file, too, nothing is read into memory where its layout allows that. Raises: ValueError.
+    Raises: FileNotFoundError, and ValueError where it cannot be read so.
     """
-    try:
-        if path.suffix == ".safetensors":
-            return read_safetensors(path)
-        with torch.serialization.safe_globals(harmless()):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and is_zipfile(path))
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} does not exist: complete the checkpoint, or check --weights") from error
-    except Exception as error:
-        raise ValueError(f"{path.name} {why_unread(path, str(error))}") from error
-
-
-def why_unread(path: Path, error: str) -> str:
-    """What to do about a file that torch or `read_safetensors` refused."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: complete the checkpoint, or check --weights")
     if path.suffix == ".safetensors":
-        return f"is not a safetensors file: {error.partition(chr(10))[0]}"
-    if "TorchScript" in error:
-        return (
-            "is a TorchScript archive, which holds code: save its weights alone, "
-            "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"{path.name} is not a safetensors file: {reason}") from error
+    try:
+        with torch.serialization.safe_globals(harmless()):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    except Exception as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = (
+            f"cannot be read without running code{f', since it holds {named[1]}' if named else ''}: save plain tensors, "
+            "with torch.save(model.state_dict(), ...) or as safetensors"
         )
-    named = re.search(r"GLOBAL ([\w.]+)", error)
-    holds = f", since it holds {named[1]}" if named else ""
-    return (
-        f"cannot be read without running code{holds}: save plain tensors, with torch.save(model.state_dict(), ...) or "
-        "as safetensors"
-    )
+        if "TorchScript" in str(error):
+            reason = (
+                "is a TorchScript archive, which holds code: save its weights alone, "
+                "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
+            )
+        raise ValueError(f"{path.name} {reason}") from error
 
 
 def harmless() -> list[Any]:
@@ -141,23 +121,6 @@ def harmless() -> list[Any]:
     names = [(name, where) for name in ("scalar", "_reconstruct") for where in ("numpy.core", "numpy._core")]
     functions = [(getattr(arrays, name), f"{where}.multiarray.{name}") for name, where in names]
     return [*HARMLESS, numpy.dtype, numpy.ndarray, *dtypes, *functions]
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The format is a length in 8 bytes, a JSON header of that length, and the values, little-endian, without gaps.
-
-    Source: huggingface.co/docs/safetensors, "Format". Read here so that torch is all it takes. The file is mapped.
-    """
-    content = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
-    start = 8 + int.from_bytes(bytes(content[:8].tolist()), "little")
-    found = {}
-    for name, entry in json.loads(bytes(content[8:start].tolist())).items():
-        if name != "__metadata__":
-            dtype, (first, last) = SAFETENSORS[entry["dtype"]], entry["data_offsets"]
-            flat = content[start + first : start + last]
-            flat = flat.clone() if (start + first) % dtype.itemsize else flat
-            found[name] = flat.view(dtype).reshape(entry["shape"])
-    return found
 
 
 def unprefixed(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:

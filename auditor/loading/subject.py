@@ -27,11 +27,9 @@ from ..records import Batch, Origin, Subject
 from ..recursion import deep
 from . import hubs, inputs, weights
 from .discover import Found, discover
-from .hooked import held_outside, present, told
 from .placement import beside
 from .sandbox import blame, user_code
-from .state import in_eval, materialise, switch
-from .stored import in_fp32, settled
+from .state import held_outside, in_eval, in_fp32, materialise, present, settled, switch, told_of_hooks
 from .target import Target, import_target, parse
 
 ZEROS = (
@@ -78,7 +76,7 @@ def from_object(
         raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
     batches = _calls(example_inputs, kwargs)
     model, *notes = unwrap(model)
-    notes += told(model)
+    notes += told_of_hooks(model)
     kind = type(model)
     target = f"{kind.__module__}:{kind.__qualname__}"
     subject = Subject(
@@ -195,7 +193,7 @@ def _load(
         watch.phase = "build"
         found = hubs.build(target, seed) if target.hub else discover(module, target, seed)
     model, *notes = unwrap(found.model)
-    notes += [*told(model), *found.notes, *(() if weights_text else found.checkpoint)]
+    notes += [*told_of_hooks(model), *found.notes, *(() if weights_text else found.checkpoint)]
     found = replace(found, model=model)
     _reject_unfit(model)
     if weights_text:

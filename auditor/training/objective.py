@@ -18,8 +18,7 @@ from ..isolation import isolated
 from ..loading import load
 from ..loading.inputs import as_batches, forward_parameters, named_inputs
 from ..loading.sandbox import blame, call
-from ..loading.state import in_eval, switch
-from ..loading.stored import raised
+from ..loading.state import in_eval, raised, switch
 from ..loading.subject import from_object
 from ..loading.target import named_in, parse
 from ..raised import let_through

@@ -121,7 +121,7 @@ def test_weights_of_ones_own_say_nothing_of_those_of_the_directory(tmp_path: Pat
 def test_what_the_checkpoint_lacks_is_told_as_random(copy: Path) -> None:
     with_weights(copy, lambda state: state.pop("lm_head.weight"))
     found = load(f"hf:{copy}")
-    assert "1 tensor of the model is not in the checkpoint and RANDOM: lm_head.weight;" in found.warnings[0]
+    assert "that the checkpoint does not have are RANDOM (1: lm_head.weight):" in found.warnings[0]
     assert torch.equal(load(f"hf:{copy}").model.lm_head.weight, found.model.lm_head.weight)
     assert not torch.equal(load(f"hf:{copy}", seed=1).model.lm_head.weight, found.model.lm_head.weight)
 
@@ -129,7 +129,7 @@ def test_what_the_checkpoint_lacks_is_told_as_random(copy: Path) -> None:
 def test_what_the_model_has_no_place_for_is_told(copy: Path) -> None:
     with_weights(copy, lambda state: state.update(one=torch.ones(2), two=torch.ones(2)))
     (note,) = load(f"hf:{copy}").warnings
-    assert note == "2 tensors of the checkpoint are not the model's and left out: one, two"
+    assert note == "tensors of the checkpoint that the model does not have are left out (2: one, two)"
 
 
 def test_a_class_that_transformers_does_not_have_is_told(copy: Path) -> None:
@@ -166,7 +166,7 @@ def as_torch_file(folder: Path, content: bytes) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "a shard is missing": (lose_a_shard, "missing-weights", "names model-00002-of-"),
+    "a shard is missing": (lose_a_shard, "missing-weights", ".safetensors does not exist: complete the checkpoint"),
     "the index is none": (spoil_the_index, "bad-weights", "no weight_map"),
     "a file is cut": (cut, "bad-weights", "not a safetensors file"),
     "a file is empty": (lambda f: (f / WEIGHTS).write_bytes(b""), "bad-weights", "not a safetensors file"),  # type: ignore[dict-item,return-value]
@@ -183,8 +183,8 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "there is nothing in it": (
         lambda f: save_file({}, f / WEIGHTS, metadata={"format": "pt"}),
-        "weights-mismatch",
-        "it has no tensor",
+        "bad-weights",
+        "holds no state dict",
     ),
     "the dtype is none": (lambda f: with_config(f, dtype="bloat16"), "model-raises", "bloat16"),
     "it is quantised": (

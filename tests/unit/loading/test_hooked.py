@@ -16,7 +16,7 @@ import auditor
 from auditor import offload as mapped
 from auditor.errors import LoadError
 from auditor.loading import from_object
-from auditor.loading.hooked import held_outside, present
+from auditor.loading.state import held_outside, present
 
 accelerate = pytest.importorskip("accelerate")
 

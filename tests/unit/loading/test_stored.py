@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from auditor.errors import LoadError
 from auditor.loading import from_object
-from auditor.loading.stored import in_fp32, raised
+from auditor.loading.state import in_fp32, raised
 from auditor.records import Subject
 from tests.subjects import Runs
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
-from auditor.loading.stored import raised
+from auditor.loading.state import raised
 from auditor.loading.weights import reject_non_finite
 
 NET = """
@@ -99,7 +99,7 @@ class Evil:
 @pytest.mark.parametrize(
     ("make", "slug", "words"),
     [
-        (lambda p: None, "missing-weights", "do not exist"),
+        (lambda p: None, "missing-weights", "does not exist"),
         (lambda p: p.write_bytes(pickle.dumps(Evil())), "bad-weights", "without running code"),
         (lambda p: torch.save(Evil(), p), "bad-weights", "without running code"),
         (lambda p: torch.save({"epoch": 3}, p), "bad-weights", "no state dict"),
