@@ -137,9 +137,9 @@ BAD = {
         "import torch\nclass M(torch.nn.Module):\n    def forward(self, x): return x + 1\n"
         "def get_inputs(): return torch.arange(3)",
         [],
-        "nothing to audit",
+        "no precision to audit",
     ),
-    "missing weights": ("from torch import nn\nmodel = nn.Linear(3, 4)", ["--weights", "w.pt"], "w.pt do not exist"),
+    "missing weights": ("from torch import nn\nmodel = nn.Linear(3, 4)", ["--weights", "w.pt"], "w.pt does not exist"),
 }
 
 

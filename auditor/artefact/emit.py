@@ -31,7 +31,7 @@ _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched 
     model = patched_model.apply(model)        # or: patch one in hand
     model = patched_model.build(plan="...")   # one of PLANS
 
-Needs torch and the model's own source, and safetensors for weights in its format. Names of layers below are data.
+Needs torch and the model's own source; safetensors, where its weights are in that format. Names of layers are data.
 
 Reading PLANS: a scope is a module; what lies inside it has its precision unless it is listed itself. `because` has the
 codes of the rules that fired and what was measured; `cost` is the predicted time that its own operations would save if

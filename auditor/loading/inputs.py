@@ -1,4 +1,4 @@
-"""Example inputs: where they come from, what `--inputs` may say, and how each form becomes a tuple of batches."""
+"""Example inputs: where they come from, how each form becomes a tuple of batches, and those that are made up."""
 
 from __future__ import annotations
 
@@ -20,106 +20,25 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import LoadError
 from ..isolation.process import reseed
 from ..records import Batch
-from .sandbox import call
+from .sandbox import blame, call, user_code
+from .state import in_eval
 from .statedicts import read_tensors
-from .synthesis import synthesise, typical, vocabulary
-from .target import named_in, parse
+from .target import LONGEST, named_in, parse
 from .weights import refused
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
-LONGEST = 4000
-"""Characters that a path may have on the systems we know."""
 GRAMMAR = "write f.py:func, x.pt, x.safetensors, x.npz, or shapes such as 'x:float32[1,3,224,224] ids:int64[1,16]<1000'"
-
-
-def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
-    """Inputs as `--inputs` names them.
-
-    Raises: LoadError(slug="missing-inputs" | "bad-inputs").
-    """
-    if _looks_like_shapes(text):
-        reseed(seed)
-        return Inputs((_from_shapes(text, model),), f"--inputs {text}", synthetic=True)
-    if len(text) > LONGEST:
-        raise LoadError(f"--inputs is {len(text)} characters long: {GRAMMAR}", slug="bad-inputs")
-    path = Path(text)
-    if path.suffix in (".pt", ".pth", ".safetensors", ".npz"):
-        if not path.is_file():
-            raise LoadError(f"inputs {path} do not exist: check --inputs", slug="missing-inputs")
-        return Inputs(_from_file(path, model), f"--inputs {text}")
-    if ".py" not in text and ":" not in text:
-        raise LoadError(f"cannot read --inputs {text!r}: {GRAMMAR}", slug="bad-inputs")
-    return Inputs(_from_function(text), f"--inputs {text}")
-
-
-def _from_function(text: str) -> tuple[Batch, ...]:
-    target = parse(text)
-    target = replace(target, symbol=target.symbol or "get_inputs")
-    return named_inputs(named_in(target, GRAMMAR, "missing-inputs"), f"{target.symbol}() in {target.label}")
-
-
-def _from_file(path: Path, model: nn.Module) -> tuple[Batch, ...]:
-    with refused():
-        value = _read_npz(path) if path.suffix == ".npz" else read_tensors(path)
-    if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
-        return (bind_named(model, value, path.name),)
-    return as_batches(value, path.name)
-
-
-def _read_npz(path: Path) -> dict[str, Tensor]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: _single(torch.from_numpy(arrays[name])) for name in arrays.files}
-    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
-        raise LoadError(f"{path.name} cannot be read as plain arrays: {error}", slug="bad-inputs") from error
-
-
-def _single(tensor: Tensor) -> Tensor:
-    """NumPy's default float64 is rarely what a model takes."""
-    return tensor.float() if tensor.dtype == torch.float64 else tensor
-
-
-def _looks_like_shapes(text: str) -> bool:
-    parts = text.split()
-    return bool(parts) and all(_SHAPE.fullmatch(part) for part in parts)
-
-
-def _from_shapes(text: str, model: nn.Module) -> Batch:
-    matches = [match for part in text.split() if (match := _SHAPE.fullmatch(part))]
-    try:
-        values = [_values(match, model) for match in matches]
-    except (RuntimeError, ValueError, OverflowError) as error:  # no memory for it, or a limit that leaves no number
-        reason = str(error).partition("\n")[0]
-        raise LoadError(f"--inputs {text!r} cannot be made: {reason}", slug="bad-inputs") from error
-    names = [match["name"] for match in matches]
-    if not any(names):
-        return tuple(values), {}
-    if not all(names):
-        raise LoadError(f"--inputs {text!r} names some shapes only: name all or none", slug="bad-inputs")
-    return bind_named(model, dict(zip(names, values, strict=True)), "--inputs")
-
-
-def _values(match: re.Match[str], model: nn.Module) -> Tensor:
-    """Standard normal floats; integers below the limit, else below the model's vocabulary; masks of ones."""
-    dtype: Any = getattr(torch, match["dtype"], None)
-    if not isinstance(dtype, torch.dtype):
-        raise LoadError(f"{match['dtype']!r} is no dtype of torch: write float32, int64, bool ...", slug="bad-inputs")
-    shape = tuple(int(size) for size in match["shape"].split(",") if size)
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)
-    if match["limit"]:
-        return torch.randint(int(match["limit"]), shape).to(dtype)
-    if dtype == torch.bool or "mask" in (match["name"] or ""):
-        return torch.ones(shape, dtype=dtype)
-    return torch.randint(vocabulary(model), shape).to(dtype)
-
-
-MOST_BATCHES = 32
-"""How many batches of an open-ended iterable (a generator, a DataLoader) are used."""
-
 FORMS = (
     "return a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of such tuples or dicts"
 )
+MOST_BATCHES = 32
+"""How many batches of an open-ended iterable (a generator, a DataLoader) are used."""
+
+BATCH, TOKENS = 2, 16
+SAMPLES = 16_000
+"""One second of sound at the rate speech models take."""
+LENGTHS = (16, 8, 32, 64, 128)
+SIDES = (32, 64, 28, 224, 8, 16, 96, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -131,27 +50,30 @@ class Inputs:
     synthetic: bool = False
 
 
-def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch, ...]:
-    """Reads example inputs in any of their forms.
+def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
+    """Inputs as `--inputs` names them.
 
-    One call: a tensor, a tuple or list of positional arguments, a dict of keyword arguments, or the pair
-    (tuple, dict). Several calls: a list of tuples or dicts, or an iterable that yields any form of one call. So a list
-    of tensors is one call that takes several tensors; several calls of one tensor each are written [(a,), (b,)].
-    arrays: those of NumPy stay what they are, instead of becoming tensors. Raises: LoadError(slug="bad-inputs").
+    Raises: LoadError(slug="missing-inputs" | "bad-inputs").
     """
-    if not arrays:
-        value = tree_map_only(np.ndarray, torch.from_numpy, value)
-    elif isinstance(value, np.ndarray):
-        value = (value,)
-    if isinstance(value, list) and value and all(isinstance(item, tuple | Mapping) for item in value):
-        return tuple(_one_call(item, source) for item in value)
-    if isinstance(value, Tensor | tuple | list | Mapping):
-        return (_one_call(value, source),)
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        batches = tuple(_one_call(item, source) for item in itertools.islice(value, MOST_BATCHES))
-        if batches:
-            return batches
-    raise LoadError(f"{source} gave {_described(value)}: {FORMS}", slug="bad-inputs")
+    shapes, source, path = [_SHAPE.fullmatch(part) for part in text.split()], f"--inputs {text}", Path(text)
+    if shapes and all(shapes):
+        reseed(seed)
+        return Inputs((_from_shapes(text, [match for match in shapes if match], model),), source, synthetic=True)
+    if len(text) > LONGEST or (".py" not in text and ":" not in text and path.suffix not in _READERS):
+        raise LoadError(f"cannot read --inputs {text[:200]!r}: {GRAMMAR}", slug="bad-inputs")
+    if path.suffix in _READERS:
+        if not path.is_file():
+            raise LoadError(f"inputs {path} do not exist: check --inputs", slug="missing-inputs")
+        with refused():
+            value = _READERS[path.suffix](path)
+        if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
+            return Inputs((bind_named(model, value, path.name),), source)
+        return Inputs(as_batches(value, path.name), source)
+    target = parse(text)
+    target = replace(target, symbol=target.symbol or "get_inputs")
+    with user_code(target.folders, seed, target.script):
+        function = named_in(target, GRAMMAR, "missing-inputs")
+        return Inputs(named_inputs(function, f"{target.symbol}() in {target.label}"), source)
 
 
 def from_module(module: ModuleType, where: str) -> Inputs | None:
@@ -172,27 +94,61 @@ def named_inputs(value: Any, what: str) -> tuple[Batch, ...]:
 
 
 def from_model(model: nn.Module, seed: int) -> Inputs:
-    """The model's own `example_input_array` or `dummy_inputs`, else values made up from its first weighted layer."""
-    reseed(seed)
-    example = getattr(model, "example_input_array", None)
-    if example is not None:
-        return Inputs(as_batches(example, "model.example_input_array"), "model.example_input_array")
-    dummy = _dummy_inputs(model)
-    if dummy:
-        return Inputs(as_batches(dummy, "model.dummy_inputs"), "model.dummy_inputs", synthetic=True)
-    return declared(model, seed) or made_up(model)
+    """The model's own `example_input_array` or `dummy_inputs`, else values that are made up.
+
+    Raises: LoadError(slug="no-inputs").
+    """
+    for name in ("example_input_array", "dummy_inputs"):
+        try:
+            value = getattr(model, name, None)
+        except Exception:  # a property that does not fit this architecture is as good as none
+            continue
+        if value is not None and not (isinstance(value, Mapping) and not value):
+            return Inputs(as_batches(value, f"model.{name}"), f"model.{name}", synthetic=name == "dummy_inputs")
+    return declared(model, seed) or _made_up(model)
 
 
-def declared(model: nn.Module, seed: int) -> Inputs | None:
-    """Values in the shapes that a model of timm or Hugging Face declares."""
-    reseed(seed)
-    found = typical(model)
-    return Inputs((found[0],), found[1], synthetic=True) if found else None
+def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch, ...]:
+    """Reads example inputs in any of their forms.
+
+    One call: a tensor, a tuple or list of positional arguments, a dict of keyword arguments, or the pair
+    (tuple, dict). Several calls: a list of tuples or dicts, or an iterable that yields any form of one call. So a list
+    of tensors is one call that takes several tensors; several calls of one tensor each are written [(a,), (b,)].
+    arrays: those of NumPy stay what they are, instead of becoming tensors. Raises: LoadError(slug="bad-inputs").
+    """
+    if not arrays:
+        value = tree_map_only(np.ndarray, torch.from_numpy, value)
+    if isinstance(value, list) and value and all(isinstance(item, tuple | Mapping) for item in value):
+        return tuple(_one_call(item, source) for item in value)
+    one = isinstance(value, Tensor | np.ndarray | tuple | list | Mapping)
+    if not one and isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        batches = tuple(_one_call(item, source) for item in itertools.islice(value, MOST_BATCHES))
+        if batches:
+            return batches
+    return (_one_call(value, source),)
 
 
-def made_up(model: nn.Module) -> Inputs:
-    batch, source = synthesise(model)
-    return Inputs((batch,), source, synthetic=True)
+def _one_call(value: Any, source: str) -> Batch:
+    if isinstance(value, Tensor | np.ndarray):
+        return (value,), {}
+    if isinstance(value, Mapping | tuple | list):
+        reject_iterators(value, source)
+        if isinstance(value, Mapping):
+            return (), {str(name): item for name, item in value.items()}
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict):
+            return value[0], dict(value[1])
+        return tuple(value), {}
+    what = "nothing" if value is None else f"a {type(value).__name__}"
+    raise LoadError(f"{source} gave {what}: {FORMS}", slug="bad-inputs")
+
+
+def reject_iterators(arguments: Any, source: str) -> None:
+    """A model is called many times. Raises: LoadError(slug="bad-inputs") where an argument is used up by the first call."""
+    if any(isinstance(leaf, Iterator) for leaf in tree_leaves(arguments)):
+        raise LoadError(
+            f"{source} gave an iterator as an argument, which the first of many calls uses up: give a list of what it yields",
+            slug="bad-inputs",
+        )
 
 
 def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Batch:
@@ -221,34 +177,161 @@ def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(forward).parameters
 
 
-def _one_call(value: Any, source: str) -> Batch:
-    reject_iterators(value, source)
-    if isinstance(value, Mapping):
-        return (), {str(name): item for name, item in value.items()}
-    if isinstance(value, Tensor):
-        return (value,), {}
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict):
-        return value[0], dict(value[1])
-    if isinstance(value, tuple | list):
-        return tuple(value), {}
-    raise LoadError(f"{source} gave {_described(value)}: {FORMS}", slug="bad-inputs")
-
-
-def reject_iterators(arguments: Any, source: str) -> None:
-    """A model is called many times. Raises: LoadError(slug="bad-inputs") where an argument is used up by the first call."""
-    if any(isinstance(leaf, Iterator) for leaf in tree_leaves(arguments)):
-        raise LoadError(
-            f"{source} gave an iterator as an argument, which the first of many calls uses up: give a list of what it yields",
-            slug="bad-inputs",
-        )
-
-
-def _dummy_inputs(model: nn.Module) -> Any:
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    """NumPy's default float64 is rarely what a model takes."""
     try:
-        return getattr(model, "dummy_inputs", None)
-    except Exception:  # a property that does not fit this architecture is as good as none
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
+        raise LoadError(f"{path.name} cannot be read as plain arrays: {error}", slug="bad-inputs") from error
+    return {name: value.float() if value.dtype == torch.float64 else value for name, value in found.items()}
+
+
+_READERS: Mapping[str, Callable[[Path], Any]] = {
+    ".pt": read_tensors,
+    ".pth": read_tensors,
+    ".safetensors": read_tensors,
+    ".npz": _read_npz,
+}
+
+
+def _from_shapes(text: str, shapes: list[re.Match[str]], model: nn.Module) -> Batch:
+    try:
+        values = [_values(match, model) for match in shapes]
+    except (RuntimeError, ValueError, OverflowError) as error:  # no memory for it, or a limit that leaves no number
+        reason = str(error).partition("\n")[0]
+        raise LoadError(f"--inputs {text!r} cannot be made: {reason}", slug="bad-inputs") from error
+    names = [match["name"] for match in shapes]
+    if not any(names):
+        return tuple(values), {}
+    if not all(names):
+        raise LoadError(f"--inputs {text!r} names some shapes only: name all or none", slug="bad-inputs")
+    return bind_named(model, dict(zip(names, values, strict=True)), "--inputs")
+
+
+def _values(match: re.Match[str], model: nn.Module) -> Tensor:
+    """Standard normal floats; integers below the limit, else below the rows of the first embedding; masks of ones."""
+    dtype: Any = getattr(torch, match["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise LoadError(f"{match['dtype']!r} is no dtype of torch: write float32, int64, bool ...", slug="bad-inputs")
+    shape = tuple(int(size) for size in match["shape"].split(",") if size)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=torch.float32 if dtype.is_floating_point else dtype).to(dtype)
+    if not match["limit"] and (dtype == torch.bool or "mask" in (match["name"] or "")):
+        return torch.ones(shape, dtype=dtype)
+    rows = next((part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), 2)
+    return torch.randint(int(match["limit"] or rows), shape).to(dtype)
+
+
+def declared(model: nn.Module, seed: int) -> Inputs | None:
+    """Values made up in the shapes that a model of timm or Hugging Face declares; None where it declares none that run."""
+    reseed(seed)
+    for batch, source in (*_of_timm(model), *_of_hugging_face(model)):
+        if _failure(model, batch) is None:
+            return Inputs((batch,), f"{source}, values made up", synthetic=True)
+    return None
+
+
+def _of_timm(model: nn.Module) -> Iterator[tuple[Batch, str]]:
+    config = getattr(model, "pretrained_cfg", None)
+    if size := config.get("input_size") if isinstance(config, Mapping) else None:
+        yield ((torch.randn(BATCH, *size),), {}), f"the size timm gives for it, {tuple(size)}"
+
+
+def _of_hugging_face(model: nn.Module) -> Iterator[tuple[Batch, str]]:
+    config, name = getattr(model, "config", None), str(getattr(model, "main_input_name", None))
+    makers: dict[str, Callable[[Any], Tensor | None]] = {
+        "input_ids": _tokens,
+        "pixel_values": _pixels,
+        "input_features": _spectrogram,
+        "input_values": lambda config: torch.randn(BATCH, SAMPLES),
+    }
+    value = makers[name](config) if config is not None and name in makers else None
+    if value is not None:
+        decoder = _tokens(config) if getattr(config, "is_encoder_decoder", False) else None
+        more = {} if decoder is None else {"decoder_input_ids": decoder}
+        yield ((), {name: value, **more}), f"{name} as the config has them"
+
+
+def _tokens(config: Any) -> Tensor | None:
+    """Token ids over the whole vocabulary but its first few, which tend to mean padding or the end."""
+    size = getattr(config, "vocab_size", None)
+    if not isinstance(size, int) or size < 2:
         return None
+    longest = getattr(config, "max_position_embeddings", None) or TOKENS
+    return torch.randint(min(4, size - 1), size, (BATCH, min(TOKENS, int(longest))))
 
 
-def _described(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
+def _pixels(config: Any) -> Tensor:
+    part = getattr(config, "vision_config", config)
+    size, channels = getattr(part, "image_size", 224), getattr(part, "num_channels", 3)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return torch.randn(BATCH, channels, height, width)
+
+
+def _spectrogram(config: Any) -> Tensor | None:
+    bins, positions = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
+    return torch.randn(BATCH, bins, 2 * positions) if bins and positions else None
+
+
+def _made_up(model: nn.Module) -> Inputs:
+    """A tensor that the model's first weighted layer may take, and the model runs on.
+
+    Raises: LoadError(slug="no-inputs"), also where the model takes more than one argument.
+    """
+    hint = "define get_inputs() beside the model, or pass --inputs 'x:float32[1,3,224,224]'"
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given = forward_parameters(model).values()
+    required = [p.name for p in given if p.default is p.empty and p.kind not in variadic]
+    first = next(((name, part) for name, part in model.named_modules() if _shapes(part)), None)
+    if first is None or len(required) > 1:
+        raise LoadError(f"no example inputs found for forward({', '.join(required)}): {hint}", slug="no-inputs")
+    name, layer = first
+    place, error = f"{name or 'the root'} ({type(layer).__name__})", None
+    rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
+    for shape in _shapes(layer):
+        # in FP32, whatever default the user's file has set
+        tensor = torch.randint(rows, shape) if rows else torch.randn(shape, dtype=torch.float32)
+        error = _failure(model, ((tensor,), {}))
+        if error is None:
+            return Inputs((((tensor,), {}),), f"synthesised for {place}", synthetic=True)
+    assert error is not None
+    raise LoadError(
+        f"no example inputs, and none made up for {place} run, {blame(error)}: {hint}", "no-inputs"
+    ) from error
+
+
+def _shapes(layer: Any) -> list[tuple[int, ...]]:
+    """Of what a layer with weights may take, in the order in which they are tried; none for other modules."""
+    match layer:
+        case nn.Conv1d() | nn.ConvTranspose1d():
+            return [(BATCH, layer.in_channels, 8 * n) for n in LENGTHS]
+        case nn.Conv2d() | nn.ConvTranspose2d():
+            return [(BATCH, layer.in_channels, n, n) for n in SIDES]
+        case nn.Conv3d() | nn.ConvTranspose3d():
+            return [(BATCH, layer.in_channels, n, n, n) for n in (16, 8, 32)]
+        case nn.BatchNorm2d():
+            return [(BATCH, layer.num_features, n, n) for n in SIDES]
+        case nn.Embedding() | nn.EmbeddingBag():
+            return [(BATCH, n) for n in LENGTHS]
+        case nn.LayerNorm() | nn.RMSNorm():
+            features = tuple(layer.normalized_shape)
+        case nn.RNNBase() | nn.RNNCellBase():
+            features = (layer.input_size,)
+        case nn.MultiheadAttention():
+            features = (layer.embed_dim,)
+        case nn.Linear():
+            features = (layer.in_features,)
+        case _:
+            return []
+    return [(BATCH, *features), (BATCH, TOKENS, *features)]  # rows, then sequences: such layers take both
+
+
+def _failure(model: nn.Module, batch: Batch) -> Exception | None:
+    """What the model raises on a guess, which may fail in any way; None where it runs."""
+    try:
+        with in_eval(model), torch.no_grad():
+            model(*batch[0], **batch[1])
+    except Exception as error:
+        return error
+    return None

@@ -14,6 +14,7 @@ from ..capture.regions import written_as_meant
 from ..errors import LoadError, first_line
 from ..isolation import isolated
 from ..isolation.process import ieee
+from ..raised import origin_of
 from .importer import as_script
 
 T = TypeVar("T")
@@ -49,9 +50,7 @@ def blame(error: BaseException) -> str:
 
     What a library raised from something else, as for a package that it cannot import, is followed by that.
     """
-    first = error
-    while first.__cause__ is not None:
-        first = first.__cause__
+    first = origin_of(error)
     text = _said(error) if first is error else f"{_said(error).rstrip('.')}, from {_said(first)}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
     return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text

@@ -99,9 +99,10 @@ def read_tensors(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except Exception as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        holds = f", since it holds {named[1]}" if named else ""
         reason = (
-            f"cannot be read without running code{f', since it holds {named[1]}' if named else ''}: save plain tensors, "
-            "with torch.save(model.state_dict(), ...) or as safetensors"
+            f"cannot be read without running code{holds}: save plain tensors, with torch.save(model.state_dict(), ...) "
+            "or as safetensors"
         )
         if "TorchScript" in str(error):
             reason = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import LoadError, first_line
@@ -23,15 +22,19 @@ from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
 from ..numerics.entries import entries, extent, is_number
 from ..raised import let_through
-from ..records import Batch, Origin, Subject
+from ..records import Batch, Subject
 from ..recursion import deep
 from . import hubs, inputs, weights
-from .discover import Found, discover
+from .discover import discover
 from .placement import beside
 from .sandbox import blame, user_code
-from .state import held_outside, in_eval, in_fp32, materialise, present, settled, switch, told_of_hooks
+from .state import held_outside, in_eval, in_fp32, materialise, name_of, present, settled, switch, told_of_hooks
 from .target import Target, import_target, parse
 
+RANDOM_WEIGHTS = "weights are RANDOM: nothing loaded a checkpoint; ranges and errors say little (pass --weights)"
+SYNTHETIC_INPUTS = (
+    "inputs are made up: ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
+)
 ZEROS = (
     "The outputs are all zeros in FP32, as those of a zero-initialised head: the errors stated here say nothing. Audit "
     "trained weights."
@@ -39,6 +42,13 @@ ZEROS = (
 
 Finder = Callable[[ModuleType, Mapping[str, Any], Subject], Subject]
 """Called with the target's module, what `audit_spec()` returned, and the Subject so far."""
+
+
+def cautions(subject: Subject) -> tuple[str, ...]:
+    """The subject's warnings, and a sentence for weights and for inputs that are nobody's."""
+    random = (RANDOM_WEIGHTS,) if subject.random_weights else ()
+    synthetic = (SYNTHETIC_INPUTS,) if subject.synthetic_inputs else ()
+    return (*subject.warnings, *random, *synthetic)
 
 
 def load(
@@ -74,42 +84,34 @@ def from_object(
     """
     if not isinstance(model, nn.Module):
         raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
-    batches = _calls(example_inputs, kwargs)
-    model, *notes = unwrap(model)
-    notes += told_of_hooks(model)
-    kind = type(model)
-    target = f"{kind.__module__}:{kind.__qualname__}"
-    subject = Subject(
-        model, batches, name or kind.__name__, target, "example_inputs", "the model in hand", warnings=tuple(notes)
-    )
-    _reject_unfit(model)
-    _reject_lazy(model)
-    try:
-        return settled(subject, check)
-    except LoadError as error:
-        if error.slug != "forward-raises" or not _holds_arrays((example_inputs, kwargs)):
-            raise
-        try:  # it may make tensors of its arrays itself
-            return settled(replace(subject, batches=_calls(example_inputs, kwargs, arrays=True)), check)
-        except LoadError:
-            raise error from None
-
-
-def _calls(example_inputs: Any, kwargs: dict[str, Any] | None, *, arrays: bool = False) -> tuple[Batch, ...]:
     given = () if example_inputs is None and kwargs else example_inputs
     inputs.reject_iterators(kwargs, "kwargs")
-    batches = inputs.as_batches(given, "example_inputs", arrays=arrays)
-    return tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
 
+    def subject(arrays: bool) -> Subject:
+        batches = inputs.as_batches(given, "example_inputs", arrays=arrays)
+        calls = tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
+        target = f"{type(model).__module__}:{type(model).__qualname__}"
+        return Subject(
+            model, calls, name or type(model).__name__, target, "example_inputs", "the model in hand", warnings=notes
+        )
 
-def _holds_arrays(tree: Any) -> bool:
-    return any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(tree))
+    model, notes = unwrapped_and_told(model)
+    _reject_unfit(model)
+    try:
+        return settled(subject(arrays=False), check)
+    except LoadError as error:
+        arrays = any(isinstance(leaf, np.ndarray) for leaf in tree_leaves((example_inputs, kwargs)))
+        if error.slug != "forward-raises" or not arrays:
+            raise
+        with suppress(LoadError):  # it may make tensors of its arrays itself
+            return settled(subject(arrays=True), check)
+        raise
 
 
 def check(subject: Subject) -> Subject:
     """Runs every batch in FP32 and returns the subject; the model, its flags and the generators stay as they were.
 
-    Raises: LoadError(slug="bad-surroundings" | "nan-weights" | "forward-raises" | "tensor-class" | "nan-output" | "no-floating-point").
+    Raises: LoadError(slug="bad-surroundings" | "nan-weights" | "forward-raises" | "tensor-class" | "nan-output").
     """
     _reject_surroundings()
     weights.reject_non_finite(subject.model)
@@ -121,10 +123,6 @@ def check(subject: Subject) -> Subject:
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
             hint = "there is no reference to compare with; give inputs it can answer, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
-        if not any(is_number(leaf) for leaf in leaves) and not _computes_floats(subject):
-            raise LoadError(
-                f"{subject.name} computes with no floating-point tensor: nothing to audit", "no-floating-point"
-            )
     numbers = [entries(leaf) for leaf in leaves if is_number(leaf)]
     if any(x.numel() for x in numbers) and not any(bool(x.count_nonzero()) for x in numbers):
         return replace(subject, warnings=(*subject.warnings, ZEROS))
@@ -149,12 +147,16 @@ def _reject_surroundings() -> None:
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
     """The subject, with its inputs where its model is, should it run so alone; and what it answers. Raises: LoadError."""
+
+    def answered(one: Subject) -> tuple[Subject, list[NamedTensors]]:
+        return one, [_forward(one, batch) for batch in one.batches + one.held_out]
+
     try:
-        return subject, _forwards(subject)
+        return answered(subject)
     except LoadError:
         for candidate in beside(subject):
             with suppress(LoadError):
-                return candidate, _forwards(candidate)
+                return answered(candidate)
         raise
 
 
@@ -174,17 +176,6 @@ def _reject_closed(subject: Subject, tensors: Iterable[Tensor], met: str, advice
             ) from error
 
 
-class _FloatWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether any operation returned a floating-point tensor."""
-
-    seen = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.seen |= any(isinstance(leaf, Tensor) and is_number(leaf) for leaf in tree_leaves(result))
-        return result
-
-
 def _load(
     target: Target, inputs_text: str | None, weights_text: str | None, seed: int, objective: Finder | None = None
 ) -> Subject:
@@ -192,62 +183,79 @@ def _load(
         module = ModuleType(target.module) if target.hub else import_target(target)
         watch.phase = "build"
         found = hubs.build(target, seed) if target.hub else discover(module, target, seed)
-    model, *notes = unwrap(found.model)
-    notes += [*told_of_hooks(model), *found.notes, *(() if weights_text else found.checkpoint)]
-    found = replace(found, model=model)
-    _reject_unfit(model)
+    model, notes = unwrapped_and_told(found.model)
+    notes += (*found.notes, *(() if weights_text else found.checkpoint))
+    _reject_unfit(model, lazy=True)
     if weights_text:
-        notes += weights.load_into(model, Path(weights_text))
+        notes += tuple(weights.load_into(model, Path(weights_text)))
     switch(model, training=False)
     with present(model), in_fp32(model):
-        given, held_out = _find_inputs(module, target, found, inputs_text, seed)
+        given, held_out = _find_inputs(module, target, found.spec, model, inputs_text, seed)
     materialise(model, given.batches[0], seed)
-    kind = found.origin.kind if found.origin else ""
-    restored = bool(weights_text) or watch.loaded(kind) or not list(model.parameters())
+    origin = found.origin
+    loaded = watch.loaded(origin.kind if origin else "")
+    source = f"random initialisation, seed {seed}"
+    if weights_text:
+        source = f"--weights {weights_text}"
+        origin = replace(origin, weights=str(Path(weights_text).resolve())) if origin else None
+    elif origin and (loaded or not list(model.parameters())):
+        source = f"{'trained' if watch.trained else 'loaded'} by {origin.symbol}"
     subject = Subject(
         model=model,
         batches=given.batches,
         name=str(found.spec.get("name", target.name)),
         target=target.text,
         inputs_source=given.source,
-        weights_source=_weights_source(weights_text, restored, watch.trained, found, seed),
+        weights_source=source,
         held_out=held_out,
-        origin=_with_weights(found.origin, weights_text),
+        origin=origin,
         synthetic_inputs=given.synthetic,
-        random_weights=not restored,
-        warnings=tuple(notes),
+        random_weights=not (weights_text or loaded or not list(model.parameters())),
+        warnings=notes,
         stored_low={} if weights_text else found.stored_low,
     )
     return objective(module, found.spec, subject) if objective is not None else subject
 
 
 def _find_inputs(
-    module: ModuleType, target: Target, found: Found, text: str | None, seed: int
+    module: ModuleType, target: Target, spec: Mapping[str, Any], model: nn.Module, text: str | None, seed: int
 ) -> tuple[inputs.Inputs, tuple[Batch, ...]]:
     """The inputs to audit on and those to verify on; an explicit `--inputs` wins and keeps the file's held-out ones."""
     reseed(seed)
-    held_out = found.spec.get("held_out", found.spec.get("eval_inputs"))
-    if found.spec:
-        unseen = inputs.as_batches(held_out, "audit_spec()") if held_out is not None else ()
-    else:
+    if not spec:
         unseen = inputs.held_out_from_module(module, target.label)
+    else:
+        held_out = spec.get("eval_inputs")
+        unseen = () if held_out is None else inputs.as_batches(held_out, "audit_spec()")
     if text:
-        with ExitStack() as stack:
-            if text.partition(":")[0].endswith(".py"):
-                parsed = parse(text)
-                stack.enter_context(user_code(parsed.folders, seed, parsed.script))
-            return inputs.from_argument(text, found.model, seed), unseen
-    if found.spec:
-        return inputs.Inputs(
-            inputs.as_batches(found.spec["inputs"], "audit_spec()"), f"{target.label}:audit_spec"
-        ), unseen
+        return inputs.from_argument(text, model, seed), unseen
+    if spec:
+        batches = inputs.as_batches(spec["inputs"], "audit_spec()")
+        return inputs.Inputs(batches, f"{target.label}:audit_spec"), unseen
     reseed(seed)
-    known = inputs.declared(found.model, seed) if target.hub else inputs.from_module(module, target.label)
-    return known or inputs.from_model(found.model, seed), unseen
+    known = inputs.declared(model, seed) if target.hub else inputs.from_module(module, target.label)
+    return known or inputs.from_model(model, seed), unseen
 
 
-def _reject_unfit(model: nn.Module) -> None:
-    """Models that their owner has to fill first, or that torch itself cannot walk through."""
+def unwrapped_and_told(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model inside of wrappers, and notes of these and of accelerate's hooks."""
+    inner = unwrapped(model)
+    notes = told_of_hooks(inner)
+    if inner is not model:
+        kind = "torch.compile" if wrapper_of(model) == "_orig_mod" else type(model).__name__
+        wrapped = (
+            f"The model is wrapped in {kind}: the {type(inner).__name__} inside is audited, as it runs uncompiled and in one "
+            "process. Plans apply to the wrapped model and to the one inside."
+        )
+        notes = (wrapped, *notes)
+    return inner, notes
+
+
+def _reject_unfit(model: nn.Module, lazy: bool = False) -> None:
+    """Models that torch itself cannot walk through, that are patched, or that their owner has to fill first.
+
+    lazy: whether layers may be lazy. Their first call draws their weights: of a model in hand, that is its owner's to do.
+    """
     try:
         list(model.modules())
     except TypeError as error:
@@ -261,26 +269,15 @@ def _reject_unfit(model: nn.Module) -> None:
             slug="patched-model",
         )
     elsewhere = held_outside(model)
-    for name, tensor in model.named_parameters():
-        if tensor.is_meta and name not in elsewhere:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            if not lazy:
+                hint = "call the model once, or load its weights, before the audit"
+                raise LoadError(f"{name} has no shape yet: {hint}", slug="lazy-weights")
+        elif tensor.is_meta and isinstance(tensor, nn.Parameter) and name not in elsewhere:
             raise LoadError(
                 f"{name} is on the meta device, without values: load the weights first", slug="meta-weights"
             )
-
-
-def _reject_lazy(model: nn.Module) -> None:
-    """The first call draws the weights of lazy layers: of a model in hand, that is its owner's to do."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if is_lazy(tensor):
-            raise LoadError(
-                f"{name} has no shape yet: call the model once, or load its weights, before the audit",
-                slug="lazy-weights",
-            )
-
-
-def _forwards(subject: Subject) -> list[NamedTensors]:
-    """What the model gives for each batch. Raises: LoadError."""
-    return [_forward(subject, batch) for batch in subject.batches + subject.held_out]
 
 
 def _forward(subject: Subject, batch: Batch) -> NamedTensors:
@@ -310,37 +307,6 @@ def _one_call(subject: Subject) -> str:
     return f". They are the {len(args)} arguments of one call; {len(args)} batches are written [{batches}{more}]"
 
 
-def _computes_floats(subject: Subject) -> bool:
-    with _FloatWatch() as watch:  # type: ignore[no-untyped-call]
-        for batch in subject.batches:
-            answer(subject.model, batch)
-    return bool(watch.seen)
-
-
 def _shape(tensor: Tensor) -> str:
     shape = list(extent(tensor)) if tensor.is_nested else list(tensor.shape)
-    return f"{str(tensor.dtype).removeprefix('torch.')}{shape}".replace(" ", "")
-
-
-def _with_weights(origin: Origin | None, text: str | None) -> Origin | None:
-    return replace(origin, weights=str(Path(text).resolve()) if text else None) if origin else None
-
-
-def _weights_source(text: str | None, restored: bool, trained: bool, found: Found, seed: int) -> str:
-    if text:
-        return f"--weights {text}"
-    how = "trained" if trained else "loaded"
-    return f"{how} by {found.origin.symbol}" if restored and found.origin else f"random initialisation, seed {seed}"
-
-
-def unwrap(model: nn.Module) -> tuple[nn.Module, *tuple[str, ...]]:
-    """The model that is wrapped, and a note where it is."""
-    name = wrapper_of(model)
-    if name is None:
-        return (model,)
-    inner = unwrapped(model)
-    kind = "torch.compile" if name == "_orig_mod" else type(model).__name__
-    return inner, (
-        f"The model is wrapped in {kind}: the {type(inner).__name__} inside is audited, as it runs uncompiled and in one "
-        "process. Plans apply to the wrapped model and to the one inside."
-    )
+    return f"{name_of(tensor.dtype)}{shape}".replace(" ", "")

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import LoadError
+from ..raised import origin_of
 from .importer import import_source, root_of
 from .sandbox import blame, user_code
 
@@ -97,7 +98,9 @@ def import_target(target: Target) -> ModuleType:
         raise LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", slug="syntax-error") from error
     except ModuleNotFoundError as error:
         if error.name is None:  # a library that imports lazily wraps what stopped it, and names no module
-            raise LoadError(f"importing {target.label} raised {blame(_root(error))}", slug="import-raises") from error
+            raise LoadError(
+                f"importing {target.label} raised {blame(origin_of(error))}", slug="import-raises"
+            ) from error
         if target.module == error.name or target.module.startswith(error.name + "."):
             hint = "give a path such as ./model.py, or run where the module can be imported"
             raise LoadError(f"no file and no module is called {target.module!r}: {hint}", "missing-target") from error
@@ -116,13 +119,6 @@ def named_in(target: Target, advice: str, slug: str, seed: int = 0) -> Any:
             raise LoadError(f"{target.label} has no {target.symbol!r}: {advice}", slug=slug)
         found = getattr(found, part)
     return found
-
-
-def _root(error: BaseException) -> BaseException:
-    """What the error was raised for, and that one in turn."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _of_hub(text: str) -> Target:

@@ -35,7 +35,7 @@ VARIANTS = 8
 EXAMPLES = 10
 """Draws of a quick test."""
 
-DESERVED = {"nan-output", "no-floating-point", "nothing-to-audit", "capture-failed"}
+DESERVED = {"nan-output", "nothing-to-audit", "capture-failed"}
 """What some models are refused for."""
 
 MOSTLY = 0.95

@@ -40,7 +40,7 @@ def test_audit_spec_wins_over_everything_and_brings_inputs(write):
             + """
 def get_model(): return Net(5)
 def audit_spec():
-    return {"model": Net(9), "inputs": torch.ones(2, 3), "held_out": [(torch.zeros(1, 3),)], "name": "nine"}
+    return {"model": Net(9), "inputs": torch.ones(2, 3), "eval_inputs": [(torch.zeros(1, 3),)], "name": "nine"}
 """
         )
     )

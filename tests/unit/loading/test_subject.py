@@ -75,11 +75,6 @@ def test_keyword_arguments_alone():
     assert [(args, list(kwargs)) for args, kwargs in subject.batches] == [((), ["input"])]
 
 
-class Integers(nn.Module):
-    def forward(self, x):
-        return x + 1
-
-
 class Rounds(nn.Module):
     def forward(self, x):
         return (x / 2).round().long()
@@ -97,7 +92,6 @@ def test_integer_outputs_are_fine_where_floats_are_computed():
 @pytest.mark.parametrize(
     ("model", "value", "slug", "words"),
     [
-        (Integers(), torch.arange(4), "no-floating-point", "nothing to audit"),
         (Nan(), -torch.ones(2), "nan-output", "returns NaN in FP32"),
         (nn.Linear(3, 4), torch.ones(2, 5), "forward-raises", "on inputs float32[2,5] from example_inputs"),
         (nn.Linear(3, 4), torch.ones(2, 3, dtype=torch.float64), "forward-raises", "float64[2,3]"),
