@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .. import offload
@@ -37,16 +36,14 @@ def require(target: Target) -> None:
     for name in PACKAGES[target.hub]:
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            lacking = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else name
-            needed = name if lacking == name else f"{name}, which needs {lacking}"
-            raise LoadError(
-                f"{target.text} needs {needed}: `pip install {lacking}`, then run again", "missing-package"
-            ) from error
-        except Exception as error:  # such as a torchvision built for another torch
-            raise LoadError(
-                f"{name} cannot be imported, {blame(error)}: mend its installation", "missing-package"
-            ) from error
+        except Exception as error:  # also such as a torchvision built for another torch
+            lacking = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
+            if not lacking and not isinstance(error, ImportError):
+                said = f"{name} cannot be imported, {blame(error)}: mend its installation"
+            else:
+                needed = name if lacking in ("", name) else f"{name}, which needs {lacking}"
+                said = f"{target.text} needs {needed}: `pip install {lacking or name}`, then run again"
+            raise LoadError(said, slug="missing-package") from error
 
 
 def build(target: Target, seed: int) -> Found:
@@ -95,16 +92,14 @@ def _hugging_face(target: Target) -> Found:
     symbol = f"{kind}.from_pretrained"
     with _quiet(transformers), offload.in_this_thread():
         model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **wanted)
-    counts = _counted(model, stored, info)
-    said = (*_differences(model, info, folder.name), *_dtypes(model, counts))
+    said = tuple(_differences(model, info, folder.name))
     name, _, revision = str(target.args[0]).partition("@")
     if Path(target.args[0]).is_dir():
         origin = Origin(None, "transformers", symbol, "factory", (), arguments, folder=str(folder))
     else:
         at = {"revision": revision} if revision else {}
         origin = Origin(None, "transformers", symbol, "factory", (name,), {**arguments, **at})
-    low = {name_of(dtype): count for dtype, count in counts.items() if is_low(dtype)}
-    return Found(model, origin, stored_low=low, notes=notes, checkpoint=said)
+    return Found(model, origin, stored_low=_stored_low(model, stored, info), notes=notes, checkpoint=said)
 
 
 def _folder(target: Target) -> Path:
@@ -174,25 +169,13 @@ def _stored(folder: Path) -> dict[str, Tensor]:
         return {} if file is None else read_checkpoint(file)
 
 
-def _counted(model: nn.Module, stored: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[torch.dtype, int]:
-    """{floating dtype other than FP32: how many numbers of the model's parameters the checkpoint stores in it}."""
-    found, left = Counter[torch.dtype](), set(info.get("unexpected_keys", ()))
+def _stored_low(model: nn.Module, stored: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, int]:
+    """{FP16 or BF16: how many numbers of the model's parameters the checkpoint stores in it}."""
+    found, left = Counter[str](), set(info.get("unexpected_keys", ()))
     for value in {x.data_ptr(): x for name, x in stored.items() if name not in left}.values():
-        if value.is_floating_point() and value.dtype is not torch.float32:
-            found[value.dtype] += value.numel()
-    return {dtype: min(count, size_of(model)) for dtype, count in found.items()}
-
-
-def _dtypes(model: nn.Module, counts: Mapping[torch.dtype, int]) -> Iterator[str]:
-    """What to say of what the checkpoint does not store in FP32."""
-    for dtype, count in counts.items():
-        name, total = name_of(dtype), size_of(model)
-        finer = dtype is torch.float64
-        yield (
-            f"the checkpoint stores {'all' if count == total else f'{count:,}'} of the model's {total:,} numbers in {name}: "
-            f"the reference is {'their' if finer else 'the same'} values in FP32"
-            f"{', as transformers loads them' if finer else f'; what {name} had cost before is in no error'}"
-        )
+        if is_low(value.dtype):
+            found[name_of(value.dtype)] += value.numel()
+    return {name: min(count, size_of(model)) for name, count in found.items()}
 
 
 def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:

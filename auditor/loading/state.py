@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from .. import offload
 from ..errors import LoadError, first_line
-from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, stored_low
+from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
 from ..isolation.process import reseed, swapped
 from ..numerics.formats import is_low
 from ..raised import let_through
@@ -122,7 +122,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
     """The subject with what may be raised so, and a note of it, in the order in which it is tried; at last, as it is."""
     weights, everything = stored_low(subject.model), stored_low(subject.model, attributes=True)
     if not weights and subject.stored_low:  # its checkpoint is, and was raised while it was read
-        yield _widened(subject, "weights")
+        yield _noted(_widened(subject, "weights"), _of_checkpoint(subject))
         return
     if not weights:
         yield subject
@@ -151,6 +151,15 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
         replace(subject, raised="kept"),
         f"the model casts to {dtypes} by itself, so what it stores in {dtypes} stays as it is, in the reference and in "
         f"every plan: only the rest is audited",
+    )
+
+
+def _of_checkpoint(subject: Subject) -> str:
+    total, dtypes = size_of(subject.model), ", ".join(sorted(subject.stored_low))
+    count = sum(subject.stored_low.values())
+    return (
+        f"the checkpoint stores {'all' if count == total else f'{count:,}'} of the model's {total:,} numbers in {dtypes}: the "
+        f"reference is the same values in FP32; what {dtypes} had cost before is in no error"
     )
 
 

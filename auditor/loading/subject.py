@@ -118,8 +118,8 @@ def check(subject: Subject) -> Subject:
     with deep(), in_eval(subject.model):
         subject, answers = _run(subject)
         leaves = [leaf for answer in answers for leaf in answer]
-        _reject_closed(subject, leaves, "returns", "return")
-        _reject_closed(subject, [x for x in tree_leaves(subject.batches) if isinstance(x, Tensor)], "is given", "pass")
+        given = [leaf for leaf in tree_leaves(subject.batches) if isinstance(leaf, Tensor)]
+        _reject_closed(subject, [*leaves, *given])
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
             hint = "there is no reference to compare with; give inputs it can answer, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
@@ -160,18 +160,16 @@ def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
         raise
 
 
-def _reject_closed(subject: Subject, tensors: Iterable[Tensor], met: str, advice: str) -> None:
+def _reject_closed(subject: Subject, tensors: Iterable[Tensor]) -> None:
     """Classes of tensors that choose which operations they take: what compares values may not be among them."""
     for leaf in tensors:
-        if type(leaf) in (Tensor, nn.Parameter):
-            continue
         try:
             bool((entries(leaf) if is_number(leaf) else leaf).isnan().any())
         except Exception as error:
             let_through(error)
             raise LoadError(
-                f"{subject.name} {met} a {type(leaf).__name__}, which refuses operations that comparing it takes "
-                f"({type(error).__name__}: {first_line(error)[:160]}): {advice} its values as plain tensors",
+                f"{subject.name} takes or returns a {type(leaf).__name__}, which refuses operations that comparing it takes "
+                f"({type(error).__name__}: {first_line(error)[:160]}): pass and return its values as plain tensors",
                 slug="tensor-class",
             ) from error
 
@@ -287,10 +285,6 @@ def _forward(subject: Subject, batch: Batch) -> NamedTensors:
         let_through(error, memory=False)
         shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
         hint = f"check their number, shapes and dtypes{_one_call(subject)}"
-        if "get_fastpath_enabled" in str(error):
-            hint = (
-                "PyTorch's fused transformer path is off in an audit, and nested tensors need it: pad them, with a mask"
-            )
         raise LoadError(
             f"{subject.name} raised {blame(error)} on inputs {shapes} from {subject.inputs_source}: {hint}",
             slug="forward-raises",
