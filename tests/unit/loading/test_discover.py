@@ -26,13 +26,6 @@ def width(subject) -> int:
     return subject.model.head.out_features
 
 
-@pytest.mark.parametrize("name", ["get_model", "build_model", "create_model", "load_model"])
-def test_factory_is_called(write, name):
-    subject = load(write(NET + f"def {name}():\n    return Net(7)\n"))
-    assert width(subject) == 7
-    assert (subject.origin.kind, subject.origin.symbol) == ("factory", name)
-
-
 def test_audit_spec_wins_over_everything_and_brings_inputs(write):
     subject = load(
         write(
@@ -64,20 +57,8 @@ def test_class_model_with_init_inputs(write, init, args, kwargs):
     assert subject.origin.kind == "class"
 
 
-def test_module_level_instance(write):
-    subject = load(write(NET + "model = Net(8)\n"))
-    assert width(subject) == 8
-    assert subject.origin.kind == "instance"
-
-
-def test_only_class_that_builds_without_arguments(write):
-    inner = "class Part(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
-    subject = load(write(inner + NET))
-    assert (subject.origin.kind, subject.origin.symbol) == ("class", "Net")
-
-
-def test_root_of_the_composition_is_chosen(write):
-    outer = """
+PART = "class Part(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
+OUTER = """
 class Outer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -85,11 +66,16 @@ class Outer(nn.Module):
     def forward(self, x):
         return self.net(x)
 """
-    assert load(write(NET + outer)).origin.symbol == "Outer"
 
 
-def test_base_class_is_not_a_candidate(write):
-    assert load(write(NET + "class Wide(Net):\n    pass\n")).origin.symbol == "Wide"
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [(PART + NET, "Net"), (NET + OUTER, "Outer"), (NET + "class Wide(Net):\n    pass\n", "Wide")],
+    ids=["builds without arguments", "root of the composition", "not a base class"],
+)
+def test_of_several_classes_one_is_meant(write, source, found):
+    subject = load(write(source))
+    assert (subject.origin.kind, subject.origin.symbol) == ("class", found)
 
 
 def test_unrelated_classes_are_ambiguous(write):
@@ -121,14 +107,6 @@ def test_module_target(write, monkeypatch, tmp_path):
     assert (subject.origin.path, subject.origin.module) == (str(tmp_path / "parcel" / "nets.py"), "parcel.nets")
 
 
-def test_file_inside_a_package_may_import_relatively(write, tmp_path):
-    write("SIZE = 5\n", "bundle/sizes.py")
-    (tmp_path / "bundle" / "__init__.py").touch()
-    subject = load(write("from .sizes import SIZE\n" + NET + "def get_model(): return Net(SIZE)\n", "bundle/nets.py"))
-    assert width(subject) == 5
-    assert subject.origin.module == "bundle.nets"
-
-
 def test_sibling_import_works_while_building_and_path_is_restored(write, tmp_path):
     write("def size(): return 6\n", "sizes_beside.py")
     before = list(sys.path)
@@ -147,11 +125,6 @@ def test_file_named_like_a_library_does_not_replace_it(write):
 
     load(write(NET, "json.py"))
     assert sys.modules["json"] is json
-
-
-def test_second_file_of_the_same_name_is_loaded_afresh(write):
-    assert width(load(write(NET + "model = Net(2)\n", "a/net_twin.py"))) == 2
-    assert width(load(write(NET + "model = Net(3)\n", "b/net_twin.py"))) == 3
 
 
 def test_user_file_leaves_no_bytecode_behind(write, tmp_path):

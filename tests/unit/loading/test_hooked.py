@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,49 +78,37 @@ def portrait(model: nn.Module) -> list[Any]:
 
 @pytest.mark.parametrize("how", OFFLOADS)
 @pytest.mark.parametrize("name", MODELS)
-def test_an_offloaded_model_is_audited_as_the_one_in_memory(name: str, how: str, tmp_path: Path) -> None:
+def test_the_weights_of_hooks_are_the_models_for_a_while(name: str, how: str, tmp_path: Path) -> None:
     model, x = made(name)
-    plain, offloaded = auditor.audit(copy.deepcopy(model), x), copy.deepcopy(model)
+    offloaded = copy.deepcopy(model)
     OFFLOADS[how](offloaded, tmp_path / "weights")
-    count = len(held_outside(offloaded))
-    before, answer = portrait(offloaded), offloaded.state_dict()
-    found = auditor.audit(offloaded, x)
+    outside, before = held_outside(offloaded), portrait(offloaded)
+    left = sum("running" in key or "tracked" in key for key in model.state_dict()) * (how == "in memory")
+    assert len(outside) == len(model.state_dict()) - left
+    with present(offloaded):
+        assert not any(hasattr(module, "_hf_hook") or "forward" in vars(module) for module in offloaded.modules())
+        assert all(torch.equal(value, model.state_dict()[key]) for key, value in offloaded.state_dict().items())
+    (note, *_) = from_object(offloaded, x).warnings
+    assert note.startswith(f"accelerate's hooks hold {len(outside)} of the model's tensors: they are in memory for the")
     assert portrait(offloaded) == before
-    assert all(value.is_meta == answer[name].is_meta for name, value in offloaded.state_dict().items())
     assert torch.equal(offloaded(x), model(x))
-    for plan in plain.plans:
-        assert found.plans[plan].measured_error == plain.plans[plan].measured_error
-    assert count == len(model.state_dict()) - sum("running" in k or "tracked" in k for k in answer) * (
-        how == "in memory"
-    )
-    assert found.warnings[0].startswith(
-        f"accelerate's hooks hold {count} of the model's tensors: they are in memory for the audit"
-    )
 
 
-@pytest.fixture
-def unfused() -> Iterator[None]:
-    """The path that the audit's reference does not take either is closed."""
-    torch.backends.mha.set_fastpath_enabled(False)
-    yield
-    torch.backends.mha.set_fastpath_enabled(True)
-
-
-@pytest.mark.parametrize("how", OFFLOADS)
-@pytest.mark.parametrize("name", MODELS)
-def test_its_plans_hold_with_the_hooks_on(name: str, how: str, tmp_path: Path, unfused: None) -> None:
-    model, x = made(name)
-    found = auditor.audit(copy.deepcopy(model), x)
+def test_plans_of_an_offloaded_model_are_those_of_the_model_and_hold_with_the_hooks_on(tmp_path: Path) -> None:
+    model, x = made("tied")
+    plain, offloaded = auditor.audit(copy.deepcopy(model), x, formats="bf16"), copy.deepcopy(model)
+    to_disk(offloaded, tmp_path)
+    found = auditor.audit(offloaded, x, formats="bf16")
     with torch.no_grad():
-        reference = copy.deepcopy(model).float()(x.float() if x.is_floating_point() else x)
-    for plan in found.plans:
+        reference = model(x)
+    for name, plan in found.plans.items():
+        assert plan.measured_error == plain.plans[name].measured_error
         patched = copy.deepcopy(model)
-        OFFLOADS[how](patched, tmp_path / plan)
-        auditor.apply(patched, found, plan)
+        to_disk(patched, tmp_path / name)
         with auditor.imitated("cuda"), torch.no_grad():
-            answer = patched(x).float()
+            answer = auditor.apply(patched, found, name)(x).float()
         error = float((answer - reference).double().norm() / reference.double().norm())
-        assert error == pytest.approx(found.plans[plan].measured_error, rel=1e-5)
+        assert error == pytest.approx(plan.measured_error, rel=1e-5)
 
 
 def test_what_the_hooks_round_is_audited_as_stored_low() -> None:

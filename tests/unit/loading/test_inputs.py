@@ -63,34 +63,9 @@ def test_what_is_no_input(value):
     assert caught.value.slug == "bad-inputs"
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("def get_inputs(): return torch.ones(2, 3)\n", "get_inputs"),
-        ("example_inputs = (torch.ones(2, 3),)\n", "example_inputs"),
-        ("def example_inputs(): return {'x': torch.ones(2, 3)}\n", "example_inputs"),
-    ],
-)
-def test_inputs_of_the_file(write, source, name):
-    subject = load(write(NET + source))
-    assert subject.inputs_source == f"model.py:{name}"
-    assert not subject.synthetic_inputs
-
-
 def test_held_out_inputs_of_the_file(write):
     source = "def get_eval_inputs(): return [(torch.ones(1, 3),), {'x': torch.ones(5, 3)}]\n"
     assert shapes(load(write(NET + source)).held_out) == [([(1, 3)], []), ([], ["x"])]
-
-
-def test_example_input_array_of_the_model(write):
-    subject = load(write(NET + "model.example_input_array = torch.ones(6, 3)\n"))
-    assert shapes(subject.batches) == [([(6, 3)], [])]
-    assert (subject.inputs_source, subject.synthetic_inputs) == ("model.example_input_array", False)
-
-
-def test_dummy_inputs_of_the_model_are_flagged(write):
-    subject = load(write(NET + "model.dummy_inputs = {'x': torch.ones(6, 3)}\n"))
-    assert (subject.inputs_source, subject.synthetic_inputs) == ("model.dummy_inputs", True)
 
 
 @pytest.mark.parametrize(
@@ -212,5 +187,7 @@ SOURCES = (
 def test_of_two_sources_of_inputs_the_earlier_wins(write, step):
     """Each source stands with all that come after it; `--inputs` goes before them all."""
     target = write("model = nn.Linear(3, 4)\n" + "".join(text for _, text in reversed(SOURCES[step:])))
-    assert SOURCES[step][0] in load(target).inputs_source
+    subject = load(target)
+    assert SOURCES[step][0] in subject.inputs_source
+    assert subject.synthetic_inputs is (step > 2)
     assert load(target, inputs="float32[5,3]").inputs_source == "--inputs float32[5,3]"

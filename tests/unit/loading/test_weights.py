@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 import torch
-from safetensors.torch import save_file, save_model
+from safetensors.torch import save_file
 from torch import nn
 
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
-from auditor.loading.state import raised
 from auditor.loading.weights import reject_non_finite
 
 NET = """
@@ -34,13 +31,8 @@ def state() -> dict[str, torch.Tensor]:
     }
 
 
-def prefixed(prefix: str) -> dict[str, torch.Tensor]:
-    return {prefix + name: value for name, value in state().items()}
-
-
-@pytest.mark.parametrize("wrap", ["", "module.", "_orig_mod.", "module._orig_mod.", "model."])
-def test_prefixes_of_wrappers_are_dropped(write, tmp_path, wrap):
-    save_file(prefixed(wrap), tmp_path / "w.safetensors")
+def test_weights_that_are_given_are_the_models(write, tmp_path):
+    save_file({f"module.{name}": value for name, value in state().items()}, tmp_path / "w.safetensors")
     subject = load(write(NET), weights=str(tmp_path / "w.safetensors"))
     assert subject.model.head.weight.unique().tolist() == [3.0]
     assert not subject.random_weights
@@ -50,45 +42,9 @@ def test_prefixes_of_wrappers_are_dropped(write, tmp_path, wrap):
 def test_own_prefix_is_kept(write, tmp_path):
     source = NET + "class Outer(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
     source += "        self.model = Net()\n    def forward(self, x):\n        return self.model(x)\n"
-    save_file(prefixed("model."), tmp_path / "w.safetensors")
+    save_file({f"model.{name}": value for name, value in state().items()}, tmp_path / "w.safetensors")
     subject = load(write(source), weights=str(tmp_path / "w.safetensors"))
     assert subject.model.model.head.weight.unique().tolist() == [3.0]
-
-
-@pytest.mark.parametrize("container", [None, "state_dict", "model_state_dict", "model"])
-def test_torch_files(write, tmp_path, container):
-    torch.save({container: state(), "epoch": 3} if container else state(), tmp_path / "w.pt")
-    subject = load(write(NET), weights=str(tmp_path / "w.pt"))
-    assert subject.model.head.weight.unique().tolist() == [3.0]
-
-
-def test_sharded_checkpoint(write, tmp_path):
-    parts = state()
-    save_file({k: v for k, v in parts.items() if "first" in k}, tmp_path / "a.safetensors")
-    save_file({k: v for k, v in parts.items() if "head" in k}, tmp_path / "b.safetensors")
-    shard = {name: "a.safetensors" if "first" in name else "b.safetensors" for name in parts}
-    index = tmp_path / "w.safetensors.index.json"
-    index.write_text(str({"weight_map": shard}).replace("'", '"'))
-    assert load(write(NET), weights=str(index)).model.head.weight.unique().tolist() == [3.0]
-
-
-def test_tied_weights_may_be_stored_once(write, tmp_path):
-    source = """
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(5, 3)
-        self.head = nn.Linear(3, 5, bias=False)
-        self.head.weight = self.embed.weight
-    def forward(self, ids):
-        return self.head(self.embed(ids))
-"""
-    tied = nn.Module()
-    tied.embed, tied.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
-    tied.head.weight = tied.embed.weight
-    save_model(tied, str(tmp_path / "w.safetensors"))
-    subject = load(write(source), weights=str(tmp_path / "w.safetensors"))
-    assert torch.equal(subject.model.head.weight, tied.embed.weight)
 
 
 class Evil:
@@ -100,18 +56,13 @@ class Evil:
     ("make", "slug", "words"),
     [
         (lambda p: None, "missing-weights", "does not exist"),
-        (lambda p: p.write_bytes(pickle.dumps(Evil())), "bad-weights", "without running code"),
         (lambda p: torch.save(Evil(), p), "bad-weights", "without running code"),
-        (lambda p: torch.save({"epoch": 3}, p), "bad-weights", "no state dict"),
-        (lambda p: torch.save({**state(), "extra": torch.ones(1)}, p), "weights-mismatch", "1 unexpected (extra)"),
         (lambda p: torch.save({"first.bias": torch.ones(3)}, p), "weights-mismatch", "3 missing (first.weight, head."),
-        (lambda p: torch.save({**state(), "head.bias": torch.ones(9)}, p), "weights-mismatch", "head.bias"),
         (
             lambda p: torch.save({**state(), "head.bias": torch.full((4,), torch.nan)}, p),
             "nan-weights",
             "head.bias holds 4",
         ),
-        (lambda p: torch.save({**state(), "head.bias": torch.full((4,), torch.inf)}, p), "nan-weights", "head.bias"),
     ],
 )
 def test_bad_checkpoints(write, tmp_path, capsys, make, slug, words):
@@ -123,12 +74,6 @@ def test_bad_checkpoints(write, tmp_path, capsys, make, slug, words):
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "ran" not in capsys.readouterr().out
-
-
-def test_safetensors_that_is_not_one(write, tmp_path):
-    (tmp_path / "w.safetensors").write_bytes(b"not at all")
-    with pytest.raises(LoadError, match="not a safetensors file"):
-        load(write(NET), weights=str(tmp_path / "w.safetensors"))
 
 
 SAVED = "import pathlib\nHERE = pathlib.Path(__file__).parent\n"
@@ -176,20 +121,6 @@ def test_random_weights_are_noticed(write, tmp_path, tail, random):
     subject = load(write(SAVED + NET + tail))
     assert subject.random_weights is random
     assert any("RANDOM" in warning for warning in cautions(subject)) is random
-
-
-def test_watching_leaves_the_loaders_as_they_were(write):
-    before = nn.Module.load_state_dict, torch.load
-    load(write(NET))
-    assert (nn.Module.load_state_dict, torch.load) == before
-
-
-def test_half_precision_model_is_audited_as_fp32(write):
-    subject = load(write(NET + "def get_model(): return Net().half()\n"))
-    assert {p.dtype for p in subject.model.parameters()} == {torch.float16}
-    with raised(subject):
-        assert {p.dtype for p in subject.model.parameters()} == {torch.float32}
-    assert any("float16" in warning for warning in cautions(subject))
 
 
 @pytest.mark.parametrize(
