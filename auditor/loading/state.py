@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,6 @@ from ..isolation.process import reseed, swapped
 from ..numerics.formats import is_low
 from ..raised import let_through
 from ..records import Batch, Subject
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -81,8 +79,13 @@ def settled(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
                 raise
             refused = refused or error
             continue
-        if candidate.raised == "kept":
-            _reject_wholly_low(candidate, refused)
+        if candidate.raised == "kept" and all(is_low(x.dtype) for x in _floats(subject.model)):
+            raise LoadError(
+                "the model is stored low and does not run with the same values in FP32, so there is no reference: "
+                f"{refused}. Let its forward follow the dtype of its weights instead of casting by itself, or give the FP32 "
+                "model",
+                slug="low-precision-model",
+            )
         return checked
     assert refused is not None
     raise refused
@@ -120,77 +123,45 @@ def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
 
 def _candidates(subject: Subject) -> Iterator[Subject]:
     """The subject with what may be raised so, and a note of it, in the order in which it is tried; at last, as it is."""
-    weights, everything = stored_low(subject.model), stored_low(subject.model, attributes=True)
-    if not weights and subject.stored_low:  # its checkpoint is, and was raised while it was read
-        yield _noted(_widened(subject, "weights"), _of_checkpoint(subject))
-        return
-    if not weights:
+    model = subject.model
+    low, everything = stored_low(model), stored_low(model, attributes=True)
+    if not low and not subject.stored_low:
         yield subject
-        if any(
-            isinstance(x, Tensor) and is_low(x.dtype) for x in pytree.tree_leaves((subject.batches, subject.held_out))
-        ):
+        given = pytree.tree_leaves((subject.batches, subject.held_out))
+        if any(isinstance(x, Tensor) and is_low(x.dtype) for x in given):
             note = "inputs came in FP16 or BF16, which the model does not run on: they are raised to FP32"
-            yield _noted(_widened(subject, "inputs"), note)
+            yield _widened(subject, "inputs", note)
         return
-    numbers = Counter[str]()
-    for parameter in subject.model.parameters():
+    counts = Counter(subject.stored_low)  # of its checkpoint, which was raised while it was read
+    for parameter in model.parameters():
         if is_low(parameter.dtype):
-            numbers[name_of(parameter.dtype)] += parameter.numel()
-    subject = replace(subject, stored_low=dict(numbers))
-    partly = "" if _is_low_throughout(subject.model) else "partly "
-    tried = {"weights": weights, "attributes": everything} if len(everything) > len(weights) else {"weights": weights}
-    for which, tensors in tried.items():
-        dtypes, more = _dtypes(tensors), sum(4 * x.numel() for x in tensors) / 2**20
-        yield _noted(
-            _widened(subject, which),
-            f"the model is {partly}stored in {dtypes}: the reference is the same values in FP32, held "
-            f"for the audit alone ({more:.3g} MiB more); what {dtypes} had cost before is in no error",
-        )
-    dtypes = _dtypes(weights)
-    yield _noted(
-        replace(subject, raised="kept"),
-        f"the model casts to {dtypes} by itself, so what it stores in {dtypes} stays as it is, in the reference and in "
-        f"every plan: only the rest is audited",
+            counts[name_of(parameter.dtype)] += parameter.numel()
+    subject = replace(subject, stored_low=dict(counts))
+    dtypes = ", ".join(sorted({*counts, *(name_of(x.dtype) for x in low)}))
+    count, total = counts.total(), size_of(model)
+    note = (
+        f"the {'model' if low else 'checkpoint'} stores {'all' if count == total else f'{count:,}'} of {total:,} weights in "
+        f"{dtypes}: the reference is the same values in FP32; what {dtypes} had cost before is in no error"
     )
-
-
-def _of_checkpoint(subject: Subject) -> str:
-    total, dtypes = size_of(subject.model), ", ".join(sorted(subject.stored_low))
-    count = sum(subject.stored_low.values())
-    return (
-        f"the checkpoint stores {'all' if count == total else f'{count:,}'} of the model's {total:,} numbers in {dtypes}: the "
-        f"reference is the same values in FP32; what {dtypes} had cost before is in no error"
-    )
-
-
-def _widened(subject: Subject, which: str) -> Subject:
-    def wide(tree: T) -> T:
-        found: T = pytree.tree_map_only(Tensor, lambda x: x.float() if is_low(x.dtype) else x, tree)
-        return found
-
-    return replace(subject, raised=which, batches=wide(subject.batches), held_out=wide(subject.held_out))
-
-
-def _noted(subject: Subject, note: str) -> Subject:
-    return replace(subject, warnings=(*subject.warnings, note))
-
-
-def _is_low_throughout(model: nn.Module) -> bool:
-    return all(is_low(x.dtype) for _, x in named_tensors(model) if x.is_floating_point())
-
-
-def _reject_wholly_low(subject: Subject, refused: LoadError | None) -> None:
-    if _is_low_throughout(subject.model):
-        raise LoadError(
-            f"the model is stored in {_dtypes(stored_low(subject.model))} and does not run with the same values in FP32, so "
-            f"there is no reference: {refused}. Let its forward follow the dtype of its weights instead of casting by "
-            "itself, or give the FP32 model",
-            slug="low-precision-model",
+    yield _widened(subject, "weights", note)
+    if len(everything) > len(low) > 0:
+        yield _widened(subject, "attributes", note)
+    if low:
+        note = (
+            f"the model casts to {dtypes} by itself, so what it stores in {dtypes} stays as it is, in the reference and in "
+            "every plan: only the rest is audited"
         )
+        yield replace(subject, raised="kept", warnings=(*subject.warnings, note))
 
 
-def _dtypes(tensors: list[Tensor]) -> str:
-    return ", ".join(sorted({name_of(x.dtype) for x in tensors}))
+def _widened(subject: Subject, which: str, note: str) -> Subject:
+    given = subject.batches, subject.held_out
+    batches, held_out = pytree.tree_map_only(Tensor, lambda x: x.float() if is_low(x.dtype) else x, given)
+    return replace(subject, raised=which, batches=batches, held_out=held_out, warnings=(*subject.warnings, note))
+
+
+def _floats(model: nn.Module) -> list[Tensor]:
+    return [x for _, x in named_tensors(model) if x.is_floating_point()]
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -208,17 +179,6 @@ def held_outside(model: nn.Module) -> set[str]:
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]
         if tensor.is_meta and (hook.place_submodules or "." not in name)
     }
-
-
-def told_of_hooks(model: nn.Module) -> tuple[str, ...]:
-    """What to say of a model whose weights they hold."""
-    count = len(held_outside(model))
-    where = "lie in mapped files" if offload.now() is not None else "are in memory"
-    said = (
-        f"accelerate's hooks hold {count} of the model's tensors: they {where} for the audit, and the hooks do not run; "
-        "plans are for the model with its hooks too"
-    )
-    return (said,) if count else ()
 
 
 @contextmanager

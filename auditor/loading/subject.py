@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from .. import offload
 from ..errors import LoadError, first_line
 from ..isolation.answer import answer
 from ..isolation.members import is_wrapped, unwrapped, wrapper_of
@@ -28,7 +29,7 @@ from . import hubs, inputs, weights
 from .discover import discover
 from .placement import beside
 from .sandbox import blame, user_code
-from .state import held_outside, in_eval, in_fp32, materialise, name_of, present, settled, switch, told_of_hooks
+from .state import held_outside, in_eval, in_fp32, materialise, name_of, present, settled, switch
 from .target import Target, import_target, parse
 
 RANDOM_WEIGHTS = "weights are RANDOM: nothing loaded a checkpoint; ranges and errors say little (pass --weights)"
@@ -95,7 +96,7 @@ def from_object(
             model, calls, name or type(model).__name__, target, "example_inputs", "the model in hand", warnings=notes
         )
 
-    model, notes = unwrapped_and_told(model)
+    model, notes = _unwrapped(model)
     _reject_unfit(model)
     try:
         return settled(subject(arrays=False), check)
@@ -181,7 +182,7 @@ def _load(
         module = ModuleType(target.module) if target.hub else import_target(target)
         watch.phase = "build"
         found = hubs.build(target, seed) if target.hub else discover(module, target, seed)
-    model, notes = unwrapped_and_told(found.model)
+    model, notes = _unwrapped(found.model)
     notes += (*found.notes, *(() if weights_text else found.checkpoint))
     _reject_unfit(model, lazy=True)
     if weights_text:
@@ -235,18 +236,22 @@ def _find_inputs(
     return known or inputs.from_model(model, seed), unseen
 
 
-def unwrapped_and_told(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+def _unwrapped(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """The model inside of wrappers, and notes of these and of accelerate's hooks."""
-    inner = unwrapped(model)
-    notes = told_of_hooks(inner)
+    inner, notes = unwrapped(model), list[str]()
     if inner is not model:
         kind = "torch.compile" if wrapper_of(model) == "_orig_mod" else type(model).__name__
-        wrapped = (
+        notes.append(
             f"The model is wrapped in {kind}: the {type(inner).__name__} inside is audited, as it runs uncompiled and in one "
             "process. Plans apply to the wrapped model and to the one inside."
         )
-        notes = (wrapped, *notes)
-    return inner, notes
+    if count := len(held_outside(inner)):
+        where = "lie in mapped files" if offload.now() is not None else "are in memory"
+        notes.append(
+            f"accelerate's hooks hold {count} of the model's tensors: they {where} for the audit, and the hooks do not run; "
+            "plans are for the model with its hooks too"
+        )
+    return inner, tuple(notes)
 
 
 def _reject_unfit(model: nn.Module, lazy: bool = False) -> None:

@@ -169,6 +169,16 @@ def test_a_stdout_that_is_closed_full_or_no_longer_read(tmp_path: Path, root: Pa
         assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_no_temporary_directory_is_one_line(tmp_path: Path, root: Path) -> None:
+    nowhere = "import tempfile, sys; tempfile._candidate_tempdir_list = lambda: ['/nowhere/at/all']"
+    run = f"{nowhere}; sys.argv = ['auditor', 'model.py', '-q']; from auditor.cli import main; sys.exit(main())"
+    (tmp_path / "model.py").write_text(MODEL + "def act(): pass")
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "error: no temporary directory can be written to: name one with TMPDIR" in done.stderr
+
+
 def test_a_working_directory_that_is_gone(tmp_path: Path, root: Path) -> None:
     (tmp_path / "gone").mkdir()
     shell = f'cd gone && rmdir ../gone && exec "{sys.executable}" -m auditor /absent/model.py'

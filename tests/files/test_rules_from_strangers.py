@@ -7,7 +7,6 @@ import json
 import random
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,20 @@ import torch
 
 import auditor
 from auditor.errors import AuditorError
+from tests.files.test_strangers import CODE, STARTS, places
 
 FILE = Path(auditor.__file__).parents[1] / "rules/boundary/BND001-low-precision-first-layer.toml"
-CODE = "__import__('os').system('touch canary')"
 EVIL = (
     CODE,
     "{op.__class__.__init__.__globals__}",
-    "{0.__class__}",
     "{op!r:>9999999999}",
     "{op:{op:{op}}}",
     "{",
-    f"{{{CODE}}}",
     "(?R)(a+)+$",
     "*" * 2000 + "!",
     "[" * 3000,
-    "$(touch canary)",
-    "\x1b[2J",
     "\n\n[when]\nx = 1",
     "../../canary",
-    "",
 )
 VALUES = (None, True, -1, 10**30, float("nan"), float("inf"), [], {}, [[]], {"all": []}, {"not": {"not": {}}}, *EVIL)
 RUN: list[str] = []
@@ -42,7 +36,7 @@ RUN: list[str] = []
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     canary = event in ("open", "exec", "compile") and ("canary" in str(args[0]) or "canary" in str(args[-1]))
-    if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn") or canary:
+    if event in STARTS or canary:
         RUN.append(f"{event} {args}")
 
 
@@ -61,14 +55,6 @@ def toml(value: Any) -> str:
     if isinstance(value, float) or value is None:
         return str(value).lower().replace("none", '""')
     return json.dumps(value)
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if at:
-        yield at
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, below in inner:
-        yield from places(below, (*at, key))
 
 
 def tampered(rule: dict[str, Any], draw: random.Random) -> dict[str, Any]:

@@ -45,12 +45,8 @@ EVIL = (
     "a\u202eb\u2028c",
     "\ud800",
     "x" * 20_000,
-    "\\",
     "'",
-    '"',
     "__class__",
-    "0",
-    "2.weight",
 )
 VALUES = (None, True, -1, 10**400, 1e308, float("nan"), float("inf"), 0.5, "", [], {}, [[]], "fp16", "fp32", *EVIL)
 COMMANDS = (
@@ -78,12 +74,13 @@ def measured() -> dict[str, Any]:
     return found
 
 
+STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn")
 RUN: list[str] = []
 """Programs that were started, but for the process in which `apply` builds the model from the file it emitted."""
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    started = event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn")
+    started = event in STARTS
     if (started and "auditor.verify.worker" not in str(args[1:2])) or (event == "open" and "canary" in str(args[0])):
         RUN.append(f"{event} {args}")
 

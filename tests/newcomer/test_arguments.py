@@ -49,33 +49,17 @@ def refused(**given: Any) -> AuditorError:
     ("given", "slug", "said"),
     [
         ({"formats": None}, "bad-option", "formats takes fp16, bf16, fp8_e4m3 or fp8_e5m2, not None"),
-        ({"formats": 3}, "bad-option", "not 3"),
-        ({"formats": [3]}, "bad-option", "formats takes fp16, bf16"),
         ({"formats": [["fp16"]]}, "bad-option", "not a value of type list"),
-        ({"strategies": None}, "bad-option", "strategies takes autocast"),
         ({"strategies": [None]}, "bad-option", "strategies takes autocast"),
         ({"max_error": "x"}, "bad-option", "max_error takes a positive number, not 'x'"),
-        ({"max_error": None}, "bad-option", "max_error"),
-        ({"max_error": True}, "bad-option", "max_error"),
         ({"seed": "x"}, "bad-option", "seed takes a whole number from 0 to 4294967295, not 'x'"),
-        ({"seed": 1.5}, "bad-option", "seed"),
-        ({"seed": True}, "bad-option", "seed"),
         ({"seed": -1}, "bad-option", "seed"),
-        ({"seed": 2**32}, "bad-option", "seed"),
         ({"metric": 3}, "bad-option", "metric takes a function"),
         ({"progress": 3}, "bad-option", "progress takes True, False or a function"),
         ({"rules": 3}, "bad-option", "rules takes the path of a directory, not 3"),
-        ({"rules": b"rules"}, "bad-option", "rules"),
-        ({"gpu": ["A100"]}, "bad-option", "gpu takes T4, A100"),
-        ({"gpu": "abacus"}, "bad-option", "gpu takes T4, A100"),
         ({"criteria": 3}, "bad-criterion", "criteria are strings or a dict"),
-        ({"mode": 3}, "bad-option", "mode takes inference or training, not 3"),
-        ({"mode": ["training"]}, "bad-option", "mode takes"),
         ({"objective": None}, "bad-option", "objective takes"),
-        ({"use": True}, "bad-option", "use takes"),
-        ({"device": 3}, "bad-option", "device takes auto, cpu, cuda"),
         ({"kwargs": ["x"]}, "bad-option", "kwargs takes a dict"),
-        ({"kwargs": "x"}, "bad-option", "kwargs takes a dict"),
         ({"example_inputs": 3}, "bad-inputs", "example_inputs gave a int"),
         ({"example_inputs": iter([])}, "bad-inputs", "example_inputs gave"),
         ({"example_inputs": (iter([1]),)}, "bad-inputs", "an iterator"),
@@ -85,10 +69,7 @@ def refused(**given: Any) -> AuditorError:
         ({"evaluate": len, "max_drop": "x"}, "bad-option", "max_drop takes a number from 0 on, not 'x'"),
         ({"evaluate": len, "better": 3}, "bad-option", "better takes higher or lower"),
         ({"memory": "x"}, "bad-option", "memory takes a size"),
-        ({"memory": [1]}, "bad-option", "memory takes a size"),
-        ({"max_eror": 0.1}, "bad-option", "there is no argument 'max_eror'"),
         ({"quick": "no"}, "bad-option", "quick takes True or False, not 'no'"),
-        ({"measure_time": "no"}, "bad-option", "measure_time takes"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -136,16 +117,6 @@ def test_a_metric_that_raises_late_is_no_failure_of_a_plan() -> None:
         return float((reference[0] - candidate[0].float()).abs().max())
 
     assert refused(metric=metric, quick=False).slug == "bad-callback"
-
-
-def test_one_number_in_a_tensor_is_a_metric() -> None:
-    def metric(reference: list[Tensor], candidate: list[Tensor]) -> Tensor:
-        return (reference[0] - candidate[0].float()).abs().amax(keepdim=True)[0, :1]
-
-    found = auditor.audit(
-        seeded(Net).eval(), normal(4, 8), metric=metric, formats="bf16", strategies="cast", quick=True
-    )
-    assert found.plans["cast_bf16"].measured_error is not None
 
 
 def test_a_metric_may_refuse_outputs_that_are_not_finite() -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.records.audit import Audit
 
 HIDDEN = torch.ones(8, 8).triu(1).bool()
@@ -42,10 +41,6 @@ def made_low(scores: torch.Tensor) -> torch.Tensor:
     return scores + scores.new_full((8, 8), -1e9).triu(1)
 
 
-def filled(scores: torch.Tensor) -> torch.Tensor:
-    return scores + torch.zeros(8, 8, dtype=scores.dtype).fill_(-1e9).triu(1)
-
-
 def audited(mask: Mask, formats: str = "fp16") -> Audit:
     torch.manual_seed(0)
     return auditor.audit(Attention(mask), (torch.randn(2, 8, 16),), formats=formats, progress=False)
@@ -71,7 +66,6 @@ def found() -> Audit:
     [
         (in_place, "aten.masked_fill.Scalar"),
         (made_low, "aten.new_full.default"),
-        (filled, "aten.fill.Scalar"),
     ],
 )
 def test_however_it_is_written_it_hides_nothing(mask: Mask, op: str, held: Audit) -> None:
@@ -101,14 +95,3 @@ def test_every_plan_that_is_predicted_runs(found: Audit) -> None:
         assert plan.verification is not None
         assert plan.verification.failure is None
         assert plan.verified
-
-
-def test_a_number_that_does_not_fit_a_dtype_that_is_asked_for_is_refused() -> None:
-    make = torch.ops.aten.full.default
-    with pytest.raises(UnsupportedInFormat, match="full has a literal that does not fit float16") as refused:
-        run_op(make, ([2], -1e9), {"dtype": torch.float16})
-    assert refused.value.literal
-    assert run_op(make, ([1], -1e9), {"dtype": torch.bfloat16}).item() == pytest.approx(-1e9, rel=2**-8)
-    with pytest.raises(RuntimeError, match="without overflow") as wide:
-        run_op(make, ([2], 1e39), {"dtype": torch.float32})
-    assert not isinstance(wide.value, UnsupportedInFormat)

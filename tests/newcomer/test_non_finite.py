@@ -100,10 +100,12 @@ def test_the_operation_is_unsafe_in_that_run(audit):
     assert root.errors["fp16"].born
 
 
-@pytest.mark.parametrize("name", ["terminal", "HTML", "Markdown", "GitHub", "summary"])
-def test_reports_name_the_operation_the_cause_and_the_rule(reports, name):
-    assert f"sqrt in norm ({ROOT})" in reports[name]
-    assert f"cancellation at sub in norm ({DIFFERENCE}); see RED004" in reports[name]
+def test_reports_name_the_operation_the_cause_and_the_rule_and_deny_nothing(reports):
+    for name, said in reports.items():
+        assert [pattern for pattern in DENIALS if re.search(pattern, said)] == [], name
+        if name not in ("SARIF", "plan.json"):
+            assert f"sqrt in norm ({ROOT})" in said, name
+            assert f"cancellation at sub in norm ({DIFFERENCE}); see RED004" in said, name
 
 
 def test_sarif_and_plan_json_have_the_line(audit, reports):
@@ -115,19 +117,6 @@ def test_sarif_and_plan_json_have_the_line(audit, reports):
     assert ("RED004", int(DIFFERENCE.rpartition(":")[2])) in lines
     first = json.loads(reports["plan.json"])["baselines"]["autocast_fp16"]["nonfinite"]
     assert (first["source"], first["begins_source"]) == (ROOT, DIFFERENCE)
-
-
-@pytest.mark.parametrize("name", ["terminal", "HTML", "Markdown", "GitHub", "SARIF", "plan.json", "summary"])
-def test_no_sentence_denies_it(reports, name):
-    assert [pattern for pattern in DENIALS if re.search(pattern, reports[name])] == []
-
-
-def test_the_file_is_read_back(audit, tmp_path):
-    audit.save(tmp_path)
-    again = auditor.load(tmp_path)
-    assert {name: base.nonfinite for name, base in again.baselines.items()} == {
-        name: base.nonfinite for name, base in audit.baselines.items()
-    }
 
 
 class Cached(nn.Module):

@@ -69,21 +69,6 @@ class Pooled(nn.Module):
         return self.after((self.before(x).abs() + 100).sum(1) / x.shape[1])
 
 
-class Decoder(nn.Module):
-    """Attention over what is handed back as a cache."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        if past is not None:
-            k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
-        weights = torch.softmax(q @ k.transpose(1, 2) / 8**0.5, -1)
-        return self.o(weights @ v), (k, v)
-
-
 class Unrecordable(nn.Module):
     """A branch in which NumPy writes into a tensor."""
 
@@ -221,33 +206,12 @@ def test_a_batch_a_million_times_larger_on_the_same_path_is_judged() -> None:
     assert alike.verdicts["fp16"].verdict == "safe" and "batch" not in alike.verdicts["fp16"].reason
 
 
-def test_a_decoder_without_and_with_its_cache(tmp_path: Path) -> None:
-    past = normal(2, 6, 8, seed=3), normal(2, 6, 8, seed=4)
-    huge = past[0], 1e6 * past[1]
-    audit = audit_of(
-        Decoder, (normal(2, 6, 8),), (normal(2, 1, 8, seed=1), past), (normal(2, 1, 8, seed=2), huge), formats=("fp16",)
-    )
-    later = [report.node.name for report in audit.nodes if report.node.batch == 2]
-    assert later == ["cat", "cat_1"]
-    assert verdicts(audit)["cat"] == "safe" and verdicts(audit)["cat_1"] == "unsafe"
-    (value,) = (report for report in audit.nodes if report.node.name == "cat_1")
-    assert value.verdicts["fp16"].reason.endswith("(batch 3)")
-    assert not re.search(r"_batch\d", everything_said(audit, tmp_path))  # what several batches run is listed once
-    assert any(plan.verified for plan in audit.plans.values())
-
-
 def test_a_batch_that_cannot_be_recorded_is_said_to_be_unjudged() -> None:
     audit = audit_of(Unrecordable, (normal(4, 8),), (normal(4, 8, seed=1), True), formats=("bf16",))
     (said,) = (warning for warning in audit.warnings if "batch" in warning.lower() and "judged" in warning)
     assert said.startswith("Batch 2 takes a path of its own, which was not judged: ")
     assert not said.endswith("?.")
     assert len(audit.nodes) == 1
-
-
-def test_paths_beyond_the_most_that_are_recorded_are_said_to_be_unjudged() -> None:
-    audit = audit_of(OneLayer, *((normal(n, 8),) for n in range(1, 11)), formats=("bf16",))
-    said = [warning for warning in audit.warnings if "not judged" in warning]
-    assert [line.partition(" takes")[0] for line in said] == ["Batch 9", "Batch 10"]
 
 
 def test_batches_whose_training_step_was_not_measured_are_said() -> None:

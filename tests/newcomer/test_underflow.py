@@ -36,11 +36,6 @@ class Quotient(Sparse):
         return y / (y.norm(dim=-1, keepdim=True) + 1e-8)  # 0 / 0 is NaN
 
 
-class Normalised(Sparse):
-    def ended(self, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.normalize(y, dim=-1)  # its eps is expanded before anything is divided by it
-
-
 class Overflowing(Sparse):
     def ended(self, y: torch.Tensor) -> torch.Tensor:
         return (500 * y).pow(2).mean(-1, keepdim=True).sqrt() * torch.ones(8)
@@ -83,12 +78,8 @@ def test_the_reader_is_sent_to_bf16(logarithm: Audit) -> None:
     assert not any("overflow" in r.verdicts["fp16"].reason for r in logarithm.nodes)
 
 
-@pytest.mark.parametrize(
-    ("kind", "operations"),
-    [(Quotient, {"add", "div"}), (Normalised, {"clamp_min", "expand_as", "div"})],
-)
-def test_an_eps_that_vanishes_under_a_quotient(kind: type[Sparse], operations: set[str]) -> None:
-    assert flagged(audited(kind)) == dict.fromkeys(operations, ("underflow", "range"))
+def test_an_eps_that_vanishes_under_a_quotient() -> None:
+    assert flagged(audited(Quotient)) == dict.fromkeys(("add", "div"), ("underflow", "range"))
 
 
 def test_what_overflows_is_called_so() -> None:

@@ -60,7 +60,7 @@ IN_FORWARD = NET.replace("        return self.down(", "        {statement}\n    
 IMPORTING = IN_FORWARD.format(statement="import tools, importlib; importlib.import_module('pkg.parts')")
 RESOURCE = """
 import importlib.resources, json
-WIDTH = json.loads((importlib.resources.files({package}) / "net.json").read_text())["width"]
+WIDTH = json.loads((importlib.resources.files("pkg") / "net.json").read_text())["width"]
 assert WIDTH == 32
 """
 ANOTHER_PATH = """
@@ -80,10 +80,7 @@ def in_src(files: dict[str, str]) -> dict[str, str]:
     return {f"src/{name}": text for name, text in files.items()}
 
 
-def resource(name: str) -> dict[str, str]:
-    return {**package(model=using(".parts") + RESOURCE.format(package=name)), "pkg/net.json": '{"width": 32}'}
-
-
+RESOURCES = {**package(model=using(".parts") + RESOURCE), "pkg/net.json": '{"width": 32}'}
 ABSOLUTE = package(model=using("pkg.parts"))
 PACKAGED = package(__init__="from .model import build, get_inputs\n")
 SPACE = {name: text for name, text in package().items() if "__init__" not in name}
@@ -94,10 +91,8 @@ CASES = {
     "relative imports, from inside": Case(package(), "model.py:build", "pkg"),
     "relative imports, from elsewhere": Case(package(), "../project/pkg/model.py:build", "../elsewhere"),
     "its own package by name, from the root": Case(ABSOLUTE, "pkg/model.py:build"),
-    "its own package by name, from inside": Case(ABSOLUTE, "model.py:build", "pkg"),
     "its own package by name, by the console script": Case(ABSOLUTE, "pkg/model.py:build", program=CONSOLE),
     "a module": Case(package(), "pkg.model:build"),
-    "a module, by the console script": Case(package(), "pkg.model:build", program=CONSOLE),
     "src": Case(in_src(package()), "pkg.model:build", env={"PYTHONPATH": "src"}),
     "src, a file, with a score": Case(
         {**in_src(ABSOLUTE), "tools/score.py": SCORE},
@@ -128,8 +123,7 @@ CASES = {
     "relative imports inside forward": Case(
         package(tools="", parts=HEAD + IN_FORWARD.format(statement="from . import tools")), "pkg/model.py:build"
     ),
-    "importlib.resources": Case(resource("'pkg'"), "pkg/model.py:build"),
-    "importlib.resources of __package__": Case(resource("__package__"), "model.py:build", "pkg"),
+    "importlib.resources": Case(RESOURCES, "pkg/model.py:build"),
     "a registry that refuses doubles": Case(
         package(registry=REGISTRY, model=REGISTERED + BUILD + INPUTS, __init__="from . import model\n"),
         "pkg/model.py:build",
@@ -153,7 +147,6 @@ CASES = {
     ),
     "types.py": Case({"types.py": MODEL}, "project/types.py:build", ".."),
     "signal.py": Case({"signal.py": MODEL}, "project/signal.py:build", ".."),
-    "signal.py, by the console script": Case({"signal.py": MODEL}, "signal.py:build", program=CONSOLE),
     "utils.py beside another": Case(
         {"utils.py": "raise ImportError\n", "net/utils.py": PARTS, "net/model.py": using("utils")},
         "net/model.py:build",
@@ -167,7 +160,28 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+USUAL = {
+    "relative imports, from inside",
+    "relative imports, from elsewhere",
+    "its own package by name, by the console script",
+    "a module",
+    "src, a file, with a score",
+    "a namespace package on PYTHONPATH, a file of it",
+    "a package beside its folder",
+    "imports inside forward",
+    "importlib.resources",
+    "a registry that refuses doubles",
+    "a pickled model",
+    "signal.py",
+    "utils.py beside another",
+    "sys.path is another list",
+}
+"""Of the cases those that differ most: the others are for the slow suite."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_verdict_and_emitted_file(name: str, tmp_path: Path) -> None:
     audited = audit_project(tmp_path / "project", CASES[name])
     check_verdict(audited)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import shutil
@@ -38,7 +39,6 @@ from tests.projects.project import (
 STUBS = Path(__file__).resolve().parents[1] / "stubs"
 """What transformers needs of the tests' torchvision."""
 
-PATHS = "import json, os, sys, yaml\nfrom pathlib import Path\n"
 CONFIG = {"net.json": '{"width": 32}', "configs/net.yaml": "width: 32\n"}
 PRETRAINED = """
 from transformers import PretrainedConfig, PreTrainedModel
@@ -61,14 +61,6 @@ def build():
     return Pretrained.from_pretrained("ft")
 
 """
-MOVING = "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))\n"
-PARSING = """
-import argparse
-parser = argparse.ArgumentParser()
-parser.add_argument("--width", type=int, default=32)
-ARGS = parser.parse_args()
-"""
-CLOCK = "import time; net = Net(); net.born = time.time_ns(); return net"
 CACHED = """
 import os
 def build():
@@ -103,6 +95,31 @@ BATCHES = "def get_inputs():\n    torch.manual_seed(1)\n    return (Batch(torch.
 CLOSED = "def get_inputs():\n    torch.manual_seed(1)\n    return torch.randn(8, 16), lambda x: nn.functional.gelu(x)\n"
 
 
+SCALED = RANDOM.replace("nn.Linear(16", "Scaled(16").replace(
+    "class Net",
+    """class Scaled(nn.Linear):
+    gain = 0.0
+
+    def get_extra_state(self):
+        return {"gain": self.gain}
+
+    def set_extra_state(self, state):
+        self.gain = state["gain"]
+
+    def forward(self, x):
+        return self.gain * super().forward(x)
+
+class Net""",
+)
+
+
+def save_checkpoint(root: Path) -> None:
+    """As a training loop leaves it."""
+    named = {f"module.{name}": value for name, value in {**state(), "up._extra_state": {"gain": 1.0}}.items()}
+    beside = {"args": argparse.Namespace(lr=0.1, out=Path("runs")), "disc": {"a": torch.zeros(2)}}
+    torch.save({"generator": {"n_averaged": torch.tensor(3), **named}, **beside}, root / "net.pt")
+
+
 def save_inputs(root: Path) -> None:
     (root / "data").mkdir()
     torch.save(torch.randn(8, 16, generator=torch.Generator().manual_seed(1)), root / "data" / "x.pt")
@@ -123,49 +140,49 @@ def save_weights(root: Path) -> None:
     torch.save(state(), root / "weights" / "net.pt")
 
 
-def reads(expression: str, **more: str) -> dict[str, str]:
-    return {"model.py": PATHS + first(f"assert {expression}['width'] == 32"), **CONFIG, **more}
+READING = f"""
+import argparse, json, os, sys, time, yaml
+from pathlib import Path
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=32)
+ARGS = parser.parse_args()
+{PARTS.replace("32", "ARGS.width")}
+def build():
+    assert yaml.safe_load(open("configs/net.yaml")) == {{"width": 32}}
+    assert json.load(open(os.path.join(os.path.dirname(sys.argv[0]), "net.json"))) == {{"width": 32}}
+    assert json.loads(Path(__file__).with_name("net.json").read_text()) == {{"width": 32}}
+    os.makedirs("runs/a", exist_ok=True)
+    torch.manual_seed(0)
+    net = Net()
+    net.born = time.time_ns()
+    return net
 
+def get_inputs():
+    return torch.load("data/x.pt")
+"""
+MOVING = """
+import json, os
+os.chdir(os.path.dirname(os.path.abspath(__file__)))
+"""
+FOUND = MOVING + first("assert json.load(open('net.json')) == {'width': 32}; os.chdir('/')")
 
 CASES = {
-    "a relative path": Case(reads("yaml.safe_load(open('configs/net.yaml'))")),
-    "a path beside sys.argv[0]": Case(reads("json.load(open(os.path.join(os.path.dirname(sys.argv[0]), 'net.json')))")),
-    "a path beside __file__": Case(
-        reads("json.loads(Path(__file__).with_name('net.json').read_text())"),
-        "../project/model.py:build",
-        "../elsewhere"
+    "files, arguments and the clock": Case({**CONFIG, "model.py": READING}, prepare=save_inputs),
+    "os.chdir at import and in the factory": Case(
+        {**CONFIG, "model.py": FOUND}, "../project/model.py:build", "../elsewhere"
     ),
     "from_pretrained of a folder": Case(
         {"model.py": PARTS + PRETRAINED + INPUTS}, env={"PYTHONPATH": str(STUBS)}, prepare=save_pretrained
     ),
-    "os.chdir at import": Case(
-        {**CONFIG, "model.py": MOVING + reads("json.load(open('net.json'))")["model.py"]},
-        "../project/model.py:build",
-        "../elsewhere"
-    ),
-    "os.chdir in the factory": Case({"model.py": first("import os; os.chdir('/')")}),
-    "argparse at import": Case({"model.py": PARSING + MODEL.replace("32", "ARGS.width")}),
-    "a factory that looks at the clock": Case({"model.py": MODEL.replace("return Net()", CLOCK)}),
-    "a factory that makes a folder": Case({"model.py": first("import os; os.makedirs('runs/a', exist_ok=True)")}),
     "inputs of the package's classes": Case(
         package(data=BATCH, parts=HEAD + OF_BATCH, model=HEAD + "from .data import Batch\nfrom .parts import Net\n" + BUILD + BATCHES),
         "pkg/model.py:build",
         call="sys.modules['pkg.data'].Batch(x)"
     ),
-    "inputs of the file's own classes": Case(
-        {"model.py": HEAD + BATCH + OF_BATCH + BUILD + BATCHES},
-        call="sys.modules[type(model).__module__].Batch(x)"
-    ),
-    "inputs read by a relative path": Case(
-        {"model.py": PARTS + BUILD + "def get_inputs():\n    return torch.load('data/x.pt')\n"}, prepare=save_inputs
-    ),
-    "spaces and letters of other alphabets": Case(
-        {"mon projet é/modèle 模型.py": MODEL}, "modèle 模型.py:build", "mon projet é"
-    ),
-    "a folder that is a symlink": Case(
-        {"releases/v2/parts.py": PARTS, "releases/v2/model.py": using("parts")},
-        "current/model.py:build",
-        prepare=lambda root: (root / "current").symlink_to("releases/v2")
+    "a folder that is a symlink, with spaces and other alphabets": Case(
+        {"releases/v 2/parts.py": PARTS, "releases/v 2/modèle 模型.py": using("parts")},
+        "mon projet é/modèle 模型.py:build",
+        prepare=lambda root: (root / "mon projet é").symlink_to("releases/v 2")
     ),
     "a file that is a symlink": Case(
         {"lib/parts.py": PARTS, "lib/model.py": using("parts"), "bin/README": ""},
@@ -179,6 +196,9 @@ CASES = {
         options=("--weights", "../weights/net.pt"),
         env=dict.fromkeys(os.environ),
         prepare=save_weights
+    ),
+    "a checkpoint of a training loop": Case(
+        {"net/model.py": SCALED}, "net/model.py:build", options=("--weights", "net.pt"), prepare=save_checkpoint
     ),
     "prints, threads, handlers and warnings as errors": Case(
         {"model.py": NOISY + MODEL}, program=(sys.executable, "-O", "-W", "error", "-m", "auditor")

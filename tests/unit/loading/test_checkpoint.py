@@ -87,8 +87,8 @@ def test_a_checkpoint_stored_low_is_read_as_the_same_values_in_fp32(
     name = str(dtype).removeprefix("torch.")
     assert (found.raised, found.stored_low) == ("weights", {name: numbers(model)})
     assert found.warnings == (
-        f"the checkpoint stores all of the model's {numbers(model):,} numbers in {name}: the reference is the same values "
-        f"in FP32; what {name} had cost before is in no error",
+        f"the checkpoint stores all of {numbers(model):,} weights in {name}: the reference is the same values in FP32; what "
+        f"{name} had cost before is in no error",
     )
 
 
@@ -100,7 +100,7 @@ def test_norms_in_fp32_are_not_counted_as_low(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     found = load(f"hf:{tmp_path}")
     assert found.stored_low == {"bfloat16": numbers(model) - 3 * 16}
-    assert f"stores {numbers(model) - 48:,} of the model's {numbers(model):,} numbers in bfloat16" in found.warnings[0]
+    assert f"stores {numbers(model) - 48:,} of {numbers(model):,} weights in bfloat16" in found.warnings[0]
 
 
 def test_a_checkpoint_in_fp32_or_fp64_is_not_stored_low(saved: Path, tmp_path: Path) -> None:
