@@ -6,7 +6,7 @@ import difflib
 import importlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,9 @@ def _hugging_face(target: Target) -> Found:
     arguments = {"dtype": "float32", "local_files_only": True}
     wanted = {**arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
     symbol = f"{kind}.from_pretrained"
-    with _quiet(transformers), offload.in_this_thread():
+    transformers.utils.logging.set_verbosity_error()  # what its table of names says is said in notes
+    transformers.utils.logging.disable_progress_bar()
+    with offload.in_this_thread():
         model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **wanted)
     said = tuple(_differences(model, info, folder.name))
     name, _, revision = str(target.args[0]).partition("@")
@@ -207,18 +209,3 @@ def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Itera
         )
     if left:
         yield f"tensors of the checkpoint that the model does not have are left out ({len(left)}: {few(left)})"
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """No bar and no table of names on stderr: what the latter says is said in notes."""
-    logging = transformers.utils.logging
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()

@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import LoadError
 from ..isolation.process import reseed
 from ..records import Batch
-from .sandbox import blame, call, user_code
+from .sandbox import blame, call
 from .state import in_eval
 from .statedicts import read_tensors
-from .target import LONGEST, named_in, parse
+from .target import LONGEST, named_in, parse, user_code
 from .weights import refused
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
@@ -71,7 +71,7 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
         return Inputs(as_batches(value, path.name), source)
     target = parse(text)
     target = replace(target, symbol=target.symbol or "get_inputs")
-    with user_code(target.folders, seed, target.script):
+    with user_code(target, seed):
         function = named_in(target, GRAMMAR, "missing-inputs")
         return Inputs(named_inputs(function, f"{target.symbol}() in {target.label}"), source)
 
@@ -82,11 +82,6 @@ def from_module(module: ModuleType, where: str) -> Inputs | None:
         if (value := getattr(module, name, None)) is not None:
             return Inputs(named_inputs(value, f"{name}{'()' if callable(value) else ''} in {where}"), f"{where}:{name}")
     return None
-
-
-def held_out_from_module(module: ModuleType, where: str) -> tuple[Batch, ...]:
-    value = getattr(module, "get_eval_inputs", None)
-    return named_inputs(value, f"get_eval_inputs() in {where}") if value is not None else ()
 
 
 def named_inputs(value: Any, what: str) -> tuple[Batch, ...]:

@@ -1,38 +1,17 @@
-"""A fence around the user's code: what it may change is put back, and what it raises becomes one clear line."""
+"""What the user's code raises, in one clear line."""
 
 from __future__ import annotations
 
 import random
-import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..capture.regions import written_as_meant
 from ..errors import LoadError, first_line
-from ..isolation import isolated
-from ..isolation.process import ieee
 from ..raised import origin_of
-from .importer import as_script
 
 T = TypeVar("T")
-
-
-@contextmanager
-def user_code(folders: tuple[str, ...], seed: int, script: str) -> Iterator[None]:
-    """Runs the body as the user's script would run, see `as_script`, every generator seeded.
-
-    `torch.autocast("cuda")` as a decorator keeps what it says, although there may be no CUDA here.
-    Put back afterwards: bytecode writing, and what `isolated` restores, `sys.path` among it.
-    """
-    no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        with ieee(), isolated(seed=seed), written_as_meant(), as_script(script, folders):
-            yield
-    finally:
-        sys.dont_write_bytecode = no_bytecode
 
 
 def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs: Any) -> T:
@@ -48,12 +27,13 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
 def blame(error: BaseException) -> str:
     """`TypeError: message (model.py:12)`, the place being the innermost line outside of Python and its packages.
 
-    What a library raised from something else, as for a package that it cannot import, is followed by that.
+    What was raised from something else, as by a library for a package that it cannot import, is followed by that.
     """
     first = origin_of(error)
     text = _said(error) if first is error else f"{_said(error).rstrip('.')}, from {_said(first)}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
-    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text
+    frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(first.__traceback__)]
+    places = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if _is_user_file(f.filename)]
+    return f"{text} ({places[-1]})" if places else text
 
 
 def _said(error: BaseException) -> str:

@@ -79,7 +79,8 @@ def settled(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
                 raise
             refused = refused or error
             continue
-        if candidate.raised == "kept" and all(is_low(x.dtype) for x in _floats(subject.model)):
+        floats = [x for _, x in named_tensors(subject.model) if x.is_floating_point()]
+        if candidate.raised == "kept" and all(is_low(x.dtype) for x in floats):
             raise LoadError(
                 "the model is stored low and does not run with the same values in FP32, so there is no reference: "
                 f"{refused}. Let its forward follow the dtype of its weights instead of casting by itself, or give the FP32 "
@@ -158,10 +159,6 @@ def _widened(subject: Subject, which: str, note: str) -> Subject:
     given = subject.batches, subject.held_out
     batches, held_out = pytree.tree_map_only(Tensor, lambda x: x.float() if is_low(x.dtype) else x, given)
     return replace(subject, raised=which, batches=batches, held_out=held_out, warnings=(*subject.warnings, note))
-
-
-def _floats(model: nn.Module) -> list[Tensor]:
-    return [x for _, x in named_tensors(model) if x.is_floating_point()]
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -28,9 +28,9 @@ from ..recursion import deep
 from . import hubs, inputs, weights
 from .discover import discover
 from .placement import beside
-from .sandbox import blame, user_code
+from .sandbox import blame
 from .state import held_outside, in_eval, in_fp32, materialise, name_of, present, settled, switch
-from .target import Target, import_target, parse
+from .target import Target, import_target, parse, user_code
 
 RANDOM_WEIGHTS = "weights are RANDOM: nothing loaded a checkpoint; ranges and errors say little (pass --weights)"
 SYNTHETIC_INPUTS = (
@@ -69,7 +69,7 @@ def load(
     if parsed.hub:
         hubs.require(parsed)  # before loading is watched, so that the package's own readers are
     as_set = flags()
-    with user_code(parsed.folders, seed, parsed.script):
+    with user_code(parsed, seed):
         with under(as_set):
             found = replace(_load(parsed, inputs, weights, seed, objective), flags=flags())
         return settled(found, check)
@@ -198,7 +198,7 @@ def _load(
         source = f"--weights {weights_text}"
         origin = replace(origin, weights=str(Path(weights_text).resolve())) if origin else None
     elif origin and (loaded or not list(model.parameters())):
-        source = f"{'trained' if watch.trained else 'loaded'} by {origin.symbol}"
+        source = f"{'trained' if 'trained' in watch.seen else 'loaded'} by {origin.symbol}"
     subject = Subject(
         model=model,
         batches=given.batches,
@@ -221,11 +221,9 @@ def _find_inputs(
 ) -> tuple[inputs.Inputs, tuple[Batch, ...]]:
     """The inputs to audit on and those to verify on; an explicit `--inputs` wins and keeps the file's held-out ones."""
     reseed(seed)
-    if not spec:
-        unseen = inputs.held_out_from_module(module, target.label)
-    else:
-        held_out = spec.get("eval_inputs")
-        unseen = () if held_out is None else inputs.as_batches(held_out, "audit_spec()")
+    held_out = spec.get("eval_inputs") if spec else getattr(module, "get_eval_inputs", None)
+    what = "audit_spec()" if spec else f"get_eval_inputs() in {target.label}"
+    unseen = () if held_out is None else inputs.named_inputs(held_out, what)
     if text:
         return inputs.from_argument(text, model, seed), unseen
     if spec:

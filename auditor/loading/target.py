@@ -5,16 +5,20 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..capture.regions import written_as_meant
 from ..errors import LoadError
-from ..raised import origin_of
-from .importer import import_source, root_of
-from .sandbox import blame, user_code
+from ..isolation import isolated
+from ..isolation.process import ieee, swapped
+from .importer import as_script, import_source, root_of
+from .sandbox import blame
 
 _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", re.DOTALL)
 LONGEST = 4000
@@ -93,26 +97,40 @@ def import_target(target: Target) -> ModuleType:
     """
     try:
         return import_source(target.module, target.path)
-    except SyntaxError as error:
-        place = f"{Path(error.filename or target.label).name}:{error.lineno}"
-        raise LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", slug="syntax-error") from error
-    except ModuleNotFoundError as error:
-        if error.name is None:  # a library that imports lazily wraps what stopped it, and names no module
-            raise LoadError(
-                f"importing {target.label} raised {blame(origin_of(error))}", slug="import-raises"
-            ) from error
-        if target.module == error.name or target.module.startswith(error.name + "."):
-            hint = "give a path such as ./model.py, or run where the module can be imported"
-            raise LoadError(f"no file and no module is called {target.module!r}: {hint}", "missing-target") from error
-        hint = "install it in the environment that runs the audit"
-        raise LoadError(f"{target.label} needs {error.name!r}, which is not here: {hint}", "missing-package") from error
     except (Exception, SystemExit) as error:
-        raise LoadError(f"importing {target.label} raised {blame(error)}", slug="import-raises") from error
+        slug, said = "import-raises", f"importing {target.label} raised {blame(error)}"
+        if isinstance(error, SyntaxError):
+            place = f"{Path(error.filename or target.label).name}:{error.lineno}"
+            slug, said = "syntax-error", f"{place}: syntax error, {error.msg}: fix it and run again"
+        elif isinstance(error, ModuleNotFoundError) and error.name:
+            hint = "install it in the environment that runs the audit"
+            slug, said = "missing-package", f"{target.label} needs {error.name!r}, which is not here: {hint}"
+            if f"{target.module}.".startswith(f"{error.name}."):
+                hint = "give a path such as ./model.py, or run where the module can be imported"
+                slug, said = "missing-target", f"no file and no module is called {target.module!r}: {hint}"
+        raise LoadError(said, slug=slug) from error
+
+
+@contextmanager
+def user_code(target: Target, seed: int) -> Iterator[None]:
+    """Runs the body as the user's script would run, see `as_script`, every generator seeded.
+
+    `torch.autocast("cuda")` as a decorator keeps what it says, although there may be no CUDA here.
+    Put back afterwards: bytecode writing, and what `isolated` restores, `sys.path` among it.
+    """
+    with (
+        swapped(sys, "dont_write_bytecode", True),
+        ieee(),
+        isolated(seed=seed),
+        written_as_meant(),
+        as_script(target.script, target.folders),
+    ):
+        yield
 
 
 def named_in(target: Target, advice: str, slug: str, seed: int = 0) -> Any:
     """What a target's symbol names. Raises: LoadError(slug) with the advice where it names nothing, and those of importing."""
-    with user_code(target.folders, seed, target.script):
+    with user_code(target, seed):
         found: Any = import_target(target)
     for part in str(target.symbol).split("."):
         if not hasattr(found, part):

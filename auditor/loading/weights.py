@@ -7,7 +7,6 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +29,20 @@ READERS = (
 )
 
 
-@dataclass
 class WeightWatch:
-    """What loads or trains weights while the user's code runs. phase: "import", then "build"; reads: those with reads of files."""
+    """What gave a model weights while the user's code ran. phase: "import", then "build"; seen: "restored" of a state dict,
+    "trained" by an optimiser, and the phases in which checkpoints were read."""
 
-    phase: str = "import"
-    restored: bool = False
-    trained: bool = False
-    reads: set[str] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.phase, self.seen = "import", set[str]()
 
     def loaded(self, kind: str) -> bool:
         """Whether a model of this kind of origin got its weights from somewhere.
 
-        Restoring a state dict says so, and an optimiser's step; reading a file does only where the model itself was
-        being made, since inputs are read from files too.
+        Reading a file says so only where the model itself was being made, since inputs are read from files too.
         """
-        made_in = {"instance": "import", "factory": "build", "class": "build"}.get(kind)
-        return self.restored or self.trained or made_in in self.reads
-
-    def step(self, *_: Any) -> None:
-        """An optimiser has changed parameters."""
-        self.trained = True
+        made_in = {"instance": "import", "factory": "build", "class": "build"}.get(kind, "")
+        return not self.seen.isdisjoint(("restored", "trained", made_in))
 
 
 _active: WeightWatch | None = None  # for functions that the user's module imported under an earlier watch
@@ -61,25 +53,23 @@ def watching() -> Iterator[WeightWatch]:
     """Watches `load_state_dict`, the functions that read checkpoints, and optimisers."""
     global _active
     _active = watch = WeightWatch()
+    holders = [(sys.modules.get(module), name, "") for module, name in READERS]
     try:
         with ExitStack() as stack:
-            stack.enter_context(swapped(nn.Module, "load_state_dict", _told(nn.Module.load_state_dict, restores=True)))
-            stack.callback(register_optimizer_step_post_hook(watch.step).remove)
-            for module_name, name in READERS:
-                module = sys.modules.get(module_name)
-                if module is not None and name in vars(module):
-                    stack.enter_context(swapped(module, name, _told(getattr(module, name))))
+            stack.callback(register_optimizer_step_post_hook(lambda *_: watch.seen.add("trained")).remove)
+            for holder, name, event in [(nn.Module, "load_state_dict", "restored"), *holders]:
+                if holder is not None and name in vars(holder):
+                    stack.enter_context(swapped(holder, name, _told(getattr(holder, name), event)))
             yield watch
     finally:
         _active = None
 
 
-def _told(function: Callable[..., Any], restores: bool = False) -> Callable[..., Any]:
+def _told(function: Callable[..., Any], event: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if _active is not None:
-            _active.restored |= restores
-            _active.reads.add(_active.phase)
+            _active.seen.add(event or _active.phase)
         return function(*args, **kwargs)
 
     return wrapper

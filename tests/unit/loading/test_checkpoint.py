@@ -213,6 +213,7 @@ def test_what_cannot_be_read_is_one_clear_line(case: str, copy: Path, capfd: pyt
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_its_plans_fit_the_model_as_it_is_stored(tmp_path: Path) -> None:
     """Loaded in BF16 and patched, it is the plan that was verified on the same values in FP32."""
     llama().bfloat16().save_pretrained(tmp_path)

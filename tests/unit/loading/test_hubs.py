@@ -89,17 +89,6 @@ def test_hugging_face_directory_with_weights(bert):
     assert subject.origin.symbol == "BertForSequenceClassification.from_pretrained"
 
 
-def test_safetensors_come_before_a_torch_file(bert, tmp_path):
-    folder, model = bert
-    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    torch.save(
-        {name: torch.zeros_like(value) for name, value in model.state_dict().items()}, tmp_path / "pytorch_model.bin"
-    )
-    loaded = load(f"hf:{tmp_path}").model
-    assert torch.equal(loaded.state_dict()["classifier.weight"], model.state_dict()["classifier.weight"])
-
-
 def test_a_config_alone_gives_random_weights_that_repeat_with_the_seed(bert, tmp_path):
     config = json.loads((bert[0] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
@@ -113,21 +102,28 @@ def test_a_config_alone_gives_random_weights_that_repeat_with_the_seed(bert, tmp
     assert not torch.equal(weight, other.model.state_dict()["classifier.weight"])
 
 
-def test_an_encoder_decoder_gets_both_of_its_inputs(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.T5Config(vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=2)
-    config.architectures = ["T5ForConditionalGeneration"]
-    config.save_pretrained(tmp_path)
-    assert set(load(f"hf:{tmp_path}").batches[0][1]) == {"input_ids", "decoder_input_ids"}
-
-
-def test_an_image_model_gets_images(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    sizes = {key: TINY[key] for key in TINY if key != "vocab_size"}
-    config = transformers.ViTConfig(image_size=32, patch_size=8, **sizes)
-    config.architectures = ["ViTForImageClassification"]
-    config.save_pretrained(tmp_path)
-    assert load(f"hf:{tmp_path}").batches[0][1]["pixel_values"].shape == (2, 3, 32, 32)
+@pytest.mark.parametrize(
+    ("config", "architecture", "sizes", "shapes"),
+    [
+        (
+            "T5Config",
+            "T5ForConditionalGeneration",
+            {"vocab_size": 64, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 2},
+            {"input_ids": (2, 16), "decoder_input_ids": (2, 16)},
+        ),
+        (
+            "ViTConfig",
+            "ViTForImageClassification",
+            {key: TINY[key] for key in TINY if key != "vocab_size"} | {"image_size": 32, "patch_size": 8},
+            {"pixel_values": (2, 3, 32, 32)},
+        ),
+    ],
+)
+def test_inputs_are_those_of_the_kind_of_model(config, architecture, sizes, shapes, tmp_path):
+    made = getattr(pytest.importorskip("transformers"), config)(**sizes)
+    made.architectures = [architecture]
+    made.save_pretrained(tmp_path)
+    assert {name: tuple(x.shape) for name, x in load(f"hf:{tmp_path}").batches[0][1].items()} == shapes
 
 
 def test_a_cached_repository_is_found_by_its_name(bert, tmp_path, monkeypatch):
@@ -139,7 +135,11 @@ def test_a_cached_repository_is_found_by_its_name(bert, tmp_path, monkeypatch):
     (tmp_path / "models--org--tiny" / "refs").mkdir()
     (tmp_path / "models--org--tiny" / "refs" / "main").write_text("abc")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    assert not load("hf:org/tiny").random_weights
+    subject = load("hf:org/tiny@main")
+    assert not subject.random_weights
+    # what the file says holds on another machine that has it cached; a path into the cache would not
+    assert (subject.origin.folder, subject.origin.init_args) == (None, ("org/tiny",))
+    assert subject.origin.init_kwargs["revision"] == "main"
 
 
 @pytest.mark.parametrize(
@@ -222,15 +222,6 @@ def test_a_patched_model_moves_with_the_directory_that_it_reads(bert, tmp_path):
     )
     weight = model.state_dict()["classifier.weight"]
     assert float(found.stdout.split()[-1]) == pytest.approx(float(weight.double().sum()))
-
-
-def test_a_cached_repository_is_read_by_its_name(bert, monkeypatch):
-    """What the file says holds on another machine that has it cached; a path into the cache would not."""
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "snapshot_download", lambda *args, **kwargs: str(bert[0]))
-    origin = load("hf:someone/tiny-bert@main").origin
-    assert (origin.folder, origin.init_args) == (None, ("someone/tiny-bert",))
-    assert origin.init_kwargs["revision"] == "main"
 
 
 def test_what_weights_will_take_is_known_before_the_model_is_made(bert, tmp_path):
