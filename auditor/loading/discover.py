@@ -16,7 +16,7 @@ from ..errors import LoadError
 from ..isolation.process import reseed
 from ..records import Origin
 from .importer import digest_of
-from .sandbox import call
+from .sandbox import call, required
 from .target import Target
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
@@ -91,7 +91,7 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
     classes = {n: c for n, c in vars(module).items() if _is_model_class(c) and c.__module__ == module.__name__}
     if not classes:
         raise LoadError(f"no model found in {target.label}: {CONVENTIONS}", slug="no-model")
-    names = [name for name, kind in classes.items() if not _missing_arguments(kind)]
+    names = [name for name, kind in classes.items() if not required(kind)]
     if not names:
         name, kind = list(classes.items())[-1]
         raise _needs_arguments(f"every model class in {target.label}", target, name, kind)
@@ -149,23 +149,14 @@ def _init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[
 
 def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /, *args: Any, **kwargs: Any) -> Any:
     what = f"{symbol}() in {target.label}"
-    if not args and not kwargs and _missing_arguments(value):
+    if not args and not kwargs and required(value):
         raise _needs_arguments(what, target, symbol, value)
     reseed(seed)
     return call(value, what, "model-raises", *args, **kwargs)
 
 
-def _missing_arguments(value: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(value).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
-
-
 def _needs_arguments(what: str, target: Target, symbol: str, value: Callable[..., Any]) -> LoadError:
-    names = _missing_arguments(value)
+    names = required(value)
     example = f"{target.script}:{symbol}({', '.join(f'{name}=...' for name in names)})"
     said = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
     return LoadError(said, slug="needs-arguments")
@@ -185,7 +176,7 @@ def _is_callable_here(module: ModuleType, name: str) -> bool:
     value = getattr(module, name, None)
     if not callable(value) or isinstance(value, nn.Module):
         return False
-    return getattr(value, "__module__", None) == module.__name__ or not _missing_arguments(value)
+    return getattr(value, "__module__", None) == module.__name__ or not required(value)
 
 
 def _is_model_class(value: Any) -> bool:

@@ -36,14 +36,12 @@ def require(target: Target) -> None:
     for name in PACKAGES[target.hub]:
         try:
             importlib.import_module(name)
-        except Exception as error:  # also such as a torchvision built for another torch
-            lacking = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
-            if not lacking and not isinstance(error, ImportError):
-                said = f"{name} cannot be imported, {blame(error)}: mend its installation"
-            else:
-                needed = name if lacking in ("", name) else f"{name}, which needs {lacking}"
-                said = f"{target.text} needs {needed}: `pip install {lacking or name}`, then run again"
-            raise LoadError(said, slug="missing-package") from error
+        except Exception as error:  # it is absent, lacks another, or was built for another torch
+            raise LoadError(
+                f"{target.text} needs {name}, and importing that raised {blame(error)}: `pip install {name}`, or mend what "
+                "is installed",
+                slug="missing-package",
+            ) from error
 
 
 def build(target: Target, seed: int) -> Found:

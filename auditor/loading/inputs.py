@@ -7,6 +7,7 @@ import itertools
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import LoadError
 from ..isolation.process import reseed
 from ..records import Batch
-from .sandbox import blame, call
+from .sandbox import blame, call, required
 from .state import in_eval
 from .statedicts import read_tensors
 from .target import LONGEST, named_in, parse, user_code
@@ -89,18 +90,29 @@ def named_inputs(value: Any, what: str) -> tuple[Batch, ...]:
 
 
 def from_model(model: nn.Module, seed: int) -> Inputs:
-    """The model's own `example_input_array` or `dummy_inputs`, else values that are made up.
+    """The model's own `example_input_array`, else values that are made up, of which it runs on the first that are found.
 
     Raises: LoadError(slug="no-inputs").
     """
-    for name in ("example_input_array", "dummy_inputs"):
+    reseed(seed)
+    if (value := getattr(model, "example_input_array", None)) is not None:
+        return Inputs(as_batches(value, "model.example_input_array"), "model.example_input_array")
+    error: Exception | None = None
+    for batch, source in _guesses(model):
         try:
-            value = getattr(model, name, None)
-        except Exception:  # a property that does not fit this architecture is as good as none
-            continue
-        if value is not None and not (isinstance(value, Mapping) and not value):
-            return Inputs(as_batches(value, f"model.{name}"), f"model.{name}", synthetic=name == "dummy_inputs")
-    return declared(model, seed) or _made_up(model)
+            with in_eval(model), torch.no_grad():
+                model(*batch[0], **batch[1])
+        except Exception as raised:  # a wrong guess may fail in any way
+            error = raised
+        else:
+            return Inputs((batch,), source, synthetic=True)
+    hint = "define get_inputs() beside the model, or pass --inputs 'x:float32[1,3,224,224]'"
+    why = (
+        f", and none made up run, {blame(error)}"
+        if error
+        else f" found for forward({', '.join(required(model.forward))})"
+    )
+    raise LoadError(f"no example inputs{why}: {hint}", slug="no-inputs") from error
 
 
 def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch, ...]:
@@ -218,19 +230,31 @@ def _values(match: re.Match[str], model: nn.Module) -> Tensor:
     return torch.randint(int(match["limit"] or rows), shape).to(dtype)
 
 
-def declared(model: nn.Module, seed: int) -> Inputs | None:
-    """Values made up in the shapes that a model of timm or Hugging Face declares; None where it declares none that run."""
-    reseed(seed)
-    for batch, source in (*_of_timm(model), *_of_hugging_face(model)):
-        if _failure(model, batch) is None:
-            return Inputs((batch,), f"{source}, values made up", synthetic=True)
-    return None
+def _guesses(model: nn.Module) -> Iterator[tuple[Batch, str]]:
+    """Values in the shapes that a model of timm or Hugging Face declares, its `dummy_inputs`, or one tensor that its first
+    layer with weights may take."""
+    yield from _of_timm(model)
+    yield from _of_hugging_face(model)
+    dummy = None
+    with suppress(Exception):  # a property that does not fit this architecture is as good as none
+        dummy = getattr(model, "dummy_inputs", None)
+    if dummy:
+        yield as_batches(dummy, "model.dummy_inputs")[0], "model.dummy_inputs"
+    first = next(((name, part) for name, part in model.named_modules() if _shapes(part)), None)
+    if first is None or len(required(model.forward)) > 1:
+        return
+    name, layer = first
+    rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
+    for shape in _shapes(layer):
+        # in FP32, whatever default the user's file has set
+        tensor = torch.randint(rows, shape) if rows else torch.randn(shape, dtype=torch.float32)
+        yield ((tensor,), {}), f"synthesised for {name or 'the root'} ({type(layer).__name__})"
 
 
 def _of_timm(model: nn.Module) -> Iterator[tuple[Batch, str]]:
     config = getattr(model, "pretrained_cfg", None)
     if size := config.get("input_size") if isinstance(config, Mapping) else None:
-        yield ((torch.randn(BATCH, *size),), {}), f"the size timm gives for it, {tuple(size)}"
+        yield ((torch.randn(BATCH, *size),), {}), f"the size timm gives for it, {tuple(size)}, values made up"
 
 
 def _of_hugging_face(model: nn.Module) -> Iterator[tuple[Batch, str]]:
@@ -245,7 +269,7 @@ def _of_hugging_face(model: nn.Module) -> Iterator[tuple[Batch, str]]:
     if value is not None:
         decoder = _tokens(config) if getattr(config, "is_encoder_decoder", False) else None
         more = {} if decoder is None else {"decoder_input_ids": decoder}
-        yield ((), {name: value, **more}), f"{name} as the config has them"
+        yield ((), {name: value, **more}), f"{name} as the config has them, values made up"
 
 
 def _tokens(config: Any) -> Tensor | None:
@@ -267,33 +291,6 @@ def _pixels(config: Any) -> Tensor:
 def _spectrogram(config: Any) -> Tensor | None:
     bins, positions = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
     return torch.randn(BATCH, bins, 2 * positions) if bins and positions else None
-
-
-def _made_up(model: nn.Module) -> Inputs:
-    """A tensor that the model's first weighted layer may take, and the model runs on.
-
-    Raises: LoadError(slug="no-inputs"), also where the model takes more than one argument.
-    """
-    hint = "define get_inputs() beside the model, or pass --inputs 'x:float32[1,3,224,224]'"
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    given = forward_parameters(model).values()
-    required = [p.name for p in given if p.default is p.empty and p.kind not in variadic]
-    first = next(((name, part) for name, part in model.named_modules() if _shapes(part)), None)
-    if first is None or len(required) > 1:
-        raise LoadError(f"no example inputs found for forward({', '.join(required)}): {hint}", slug="no-inputs")
-    name, layer = first
-    place, error = f"{name or 'the root'} ({type(layer).__name__})", None
-    rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
-    for shape in _shapes(layer):
-        # in FP32, whatever default the user's file has set
-        tensor = torch.randint(rows, shape) if rows else torch.randn(shape, dtype=torch.float32)
-        error = _failure(model, ((tensor,), {}))
-        if error is None:
-            return Inputs((((tensor,), {}),), f"synthesised for {place}", synthetic=True)
-    assert error is not None
-    raise LoadError(
-        f"no example inputs, and none made up for {place} run, {blame(error)}: {hint}", "no-inputs"
-    ) from error
 
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:
@@ -320,13 +317,3 @@ def _shapes(layer: Any) -> list[tuple[int, ...]]:
         case _:
             return []
     return [(BATCH, *features), (BATCH, TOKENS, *features)]  # rows, then sequences: such layers take both
-
-
-def _failure(model: nn.Module, batch: Batch) -> Exception | None:
-    """What the model raises on a guess, which may fail in any way; None where it runs."""
-    try:
-        with in_eval(model), torch.no_grad():
-            model(*batch[0], **batch[1])
-    except Exception as error:
-        return error
-    return None

@@ -1,7 +1,8 @@
-"""What the user's code raises, in one clear line."""
+"""Functions of the user's called: what they need, and what they raise, in one clear line."""
 
 from __future__ import annotations
 
+import inspect
 import random
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,16 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
         raise
     except (Exception, SystemExit) as error:
         raise LoadError(f"{what} raised {blame(error)}", slug=slug) from error
+
+
+def required(function: Callable[..., Any]) -> list[str]:
+    """The arguments that it cannot do without."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
 
 
 def blame(error: BaseException) -> str:

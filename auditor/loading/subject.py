@@ -132,18 +132,12 @@ def check(subject: Subject) -> Subject:
 
 def _reject_surroundings() -> None:
     """Raises: LoadError(slug="bad-surroundings") where the caller has torch compute otherwise than the model says."""
-    autocast = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    if autocast:
-        raise LoadError(
-            f"the audit is called inside torch.autocast({autocast[0]!r}), where FP32 is not FP32: call it outside",
-            slug="bad-surroundings",
-        )
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    around = [f"torch.autocast({device!r}), where FP32 is not FP32" for device in devices]
     if torch.get_default_device().type == "meta":
-        raise LoadError(
-            "the audit is called where torch's default device is meta, on which tensors have no values: call it outside "
-            "of torch.device('meta')",
-            slug="bad-surroundings",
-        )
+        around.append("torch.device('meta'), where tensors have no values")
+    if around:
+        raise LoadError(f"the audit is called inside of {around[0]}: call it outside", slug="bad-surroundings")
 
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
@@ -163,7 +157,7 @@ def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
 
 def _reject_closed(subject: Subject, tensors: Iterable[Tensor]) -> None:
     """Classes of tensors that choose which operations they take: what compares values may not be among them."""
-    for leaf in tensors:
+    for leaf in (x for x in tensors if type(x) not in (Tensor, nn.Parameter)):
         try:
             bool((entries(leaf) if is_number(leaf) else leaf).isnan().any())
         except Exception as error:
@@ -230,8 +224,7 @@ def _find_inputs(
         batches = inputs.as_batches(spec["inputs"], "audit_spec()")
         return inputs.Inputs(batches, f"{target.label}:audit_spec"), unseen
     reseed(seed)
-    known = inputs.declared(model, seed) if target.hub else inputs.from_module(module, target.label)
-    return known or inputs.from_model(model, seed), unseen
+    return inputs.from_module(module, target.label) or inputs.from_model(model, seed), unseen
 
 
 def _unwrapped(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:

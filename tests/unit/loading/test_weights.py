@@ -140,7 +140,7 @@ def test_hugging_face_models(write, tmp_path, make, random):
     source = f"from transformers import BertConfig, BertModel\nCONFIG = BertConfig(**{sizes})\n"
     subject = load(write(SAVED + source + f"def get_model(): return BertModel.{make}\n"))
     assert subject.random_weights is random
-    assert subject.inputs_source == "model.dummy_inputs"
+    assert subject.inputs_source == "input_ids as the config has them, values made up"
     assert subject.synthetic_inputs
 
 
