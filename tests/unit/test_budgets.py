@@ -51,7 +51,7 @@ BUDGET = {
     "fleet": (490, "fleet"),
     "graphs": (1420, "graphs"),
     "isolation": (1310, "isolation"),
-    "loading": (2670, "loading"),
+    "loading": (2090, "loading"),
     "loose files": (1560, "flow"),
     "measure": (2460, "measure"),
     "numerics": (2000, "numerics"),
