@@ -165,7 +165,7 @@ def _stored(folder: Path) -> dict[str, Tensor]:
     Raises: LoadError(slug="missing-weights" | "bad-weights").
     """
     file = next((folder / name for name in CHECKPOINTS if (folder / name).is_file()), None)
-    with refused():
+    with refused(slug="bad-weights"):
         return {} if file is None else read_checkpoint(file)
 
 

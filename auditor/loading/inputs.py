@@ -65,7 +65,7 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     if path.suffix in _READERS:
         if not path.is_file():
             raise LoadError(f"inputs {path} do not exist: check --inputs", slug="missing-inputs")
-        with refused():
+        with refused(slug="bad-weights"):
             value = _READERS[path.suffix](path)
         if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
             return Inputs((bind_named(model, value, path.name),), source)

@@ -98,17 +98,17 @@ def import_target(target: Target) -> ModuleType:
     try:
         return import_source(target.module, target.path)
     except (Exception, SystemExit) as error:
-        slug, said = "import-raises", f"importing {target.label} raised {blame(error)}"
+        failure = LoadError(f"importing {target.label} raised {blame(error)}", slug="import-raises")
         if isinstance(error, SyntaxError):
             place = f"{Path(error.filename or target.label).name}:{error.lineno}"
-            slug, said = "syntax-error", f"{place}: syntax error, {error.msg}: fix it and run again"
+            failure = LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", slug="syntax-error")
         elif isinstance(error, ModuleNotFoundError) and error.name:
-            hint = "install it in the environment that runs the audit"
-            slug, said = "missing-package", f"{target.label} needs {error.name!r}, which is not here: {hint}"
+            said = f"{target.label} needs {error.name!r}, which is not here: install it in the environment that runs the audit"
+            failure = LoadError(said, slug="missing-package")
             if f"{target.module}.".startswith(f"{error.name}."):
                 hint = "give a path such as ./model.py, or run where the module can be imported"
-                slug, said = "missing-target", f"no file and no module is called {target.module!r}: {hint}"
-        raise LoadError(said, slug=slug) from error
+                failure = LoadError(f"no file and no module is called {target.module!r}: {hint}", slug="missing-target")
+        raise failure from error
 
 
 @contextmanager

@@ -80,9 +80,9 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
 
     Raises: LoadError(slug="missing-weights" | "bad-weights" | "weights-mismatch").
     """
-    with refused():
+    with refused(slug="bad-weights"):
         content = statedicts.read_checkpoint(path)
-    with refused("weights-mismatch"):
+    with refused(slug="weights-mismatch"):
         state = statedicts.load_state(model, content, path.name)
     return list(_notes(content, state, model.state_dict(), path.name))
 
@@ -102,7 +102,7 @@ def _notes(content: Mapping[str, Any], state: Mapping[str, Any], own: Mapping[st
 
 
 @contextmanager
-def refused(slug: str = "bad-weights") -> Iterator[None]:
+def refused(slug: str) -> Iterator[None]:
     """What the body says of a checkpoint becomes a LoadError."""
     try:
         yield
