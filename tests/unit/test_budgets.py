@@ -52,11 +52,7 @@ BUDGET = {
     "graphs": (1420, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2090, "loading"),
-<<<<<<< HEAD
     "loose files": (1470, "flow"),
-=======
-    "loose files": (1560, "flow"),
->>>>>>> l4
     "measure": (2460, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (700, "offload"),
