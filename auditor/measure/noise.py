@@ -12,7 +12,7 @@ from torch import fx
 from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
 from ..errors import first_line
-from ..execution.execute import Executor
+from ..execution.execute import RECORDED, Executor
 from ..isolation import isolated
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
@@ -48,7 +48,7 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
     """
     batch = (subject.held_out or subject.batches)[0]
     first, graded, runs = answer(subject.model, batch, seed=seed), _graded(subject, batch, seed), 1
-    if not native and not isinstance(graded, str) and _equal(first, graded):
+    if not native and not isinstance(graded, str) and RECORDED.same(first, graded):
         return Heard(Noise(runs=2), {id(batch): first})
     error, joint = 0.0, 0.0
     outputs: dict[str, float] = {}
@@ -84,11 +84,6 @@ def _graded(subject: Subject, batch: Batch, seed: int) -> NamedTensors | str:
     except Exception as error:
         let_through(error)
         return f"{type(error).__name__}: {first_line(error)}"
-
-
-def _equal(first: NamedTensors, again: NamedTensors) -> bool:
-    pairs = zip(first, again, strict=False)
-    return len(first) == len(again) and all(is_plain(a) and is_plain(b) and torch.equal(a, b) for a, b in pairs)
 
 
 def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:

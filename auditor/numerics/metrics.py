@@ -65,7 +65,9 @@ def sum_of_squares(x: torch.Tensor) -> float:
     """Of all entries of a run; in float64 where float32 does not hold it."""
     flat = x.reshape(-1)
     square = float(torch.dot(flat, flat))
-    return square if _SQUARES[0] < square < _SQUARES[1] else float(flat.double().square().sum())
+    if _SQUARES[0] < square < _SQUARES[1] or not flat.numel() or not int(torch.count_nonzero(flat)):
+        return square
+    return float(flat.double().square().sum())
 
 
 def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
