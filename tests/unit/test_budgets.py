@@ -53,7 +53,7 @@ BUDGET = {
     "isolation": (1310, "isolation"),
     "loading": (2670, "loading"),
     "loose files": (1560, "flow"),
-    "measure": (2460, "measure"),
+    "measure": (2457, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (700, "offload"),
     "plan": (3230, "plan"),
