@@ -48,7 +48,7 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
     """
     batch = (subject.held_out or subject.batches)[0]
     first, graded, runs = answer(subject.model, batch, seed=seed), _graded(subject, batch, seed), 1
-    if not native and not isinstance(graded, str) and RECORDED.same(first, graded):
+    if not native and not isinstance(graded, str) and RECORDED.same([*first], [*graded]):
         return Heard(Noise(runs=2), {id(batch): first})
     error, joint = 0.0, 0.0
     outputs: dict[str, float] = {}

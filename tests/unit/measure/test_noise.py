@@ -95,9 +95,9 @@ def test_plans_are_run_with_gradients_where_that_is_another_model() -> None:
     assert isinstance(found.graded, list) and torch.allclose(found.graded[0], 3 * first[0])
     assert found.found == Noise(runs=3)  # another mode is no noise
     assert all_heard(seeded(lambda: Moody(True))).graded == "KeyError: 'gradients'"
-    alike = all_heard(seeded(lambda: nn.Linear(32, 8)))
+    alike = all_heard(seeded(Draws))
     assert (alike.graded, alike.found) == (None, Noise(runs=2))
-    assert isinstance(all_heard(seeded(lambda: nn.Linear(32, 8)), native=True).graded, list)
+    assert isinstance(all_heard(seeded(Draws), native=True).graded, list)
 
 
 def test_noise_is_found_where_it_begins_and_where_it_goes() -> None:
