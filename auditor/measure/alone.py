@@ -93,11 +93,12 @@ class Ran:
 
 
 class Alone:
-    """Runs nodes alone in a format. values: of the nodes in FP32, by name."""
+    """Runs nodes alone in a format. values: of the nodes in FP32, by name. kept: runs of nodes that are not run again."""
 
     def __init__(self, capture: Capture, format: str, values: Mapping[str, Any]) -> None:
         self.name, self.row, self.round = format, FORMATS[format], rounder(capture, format)
         self._nodes, self._values = capture.nodes, values
+        self.kept: dict[str, Ran] = {}
 
     def literals(self, n: fx.Node) -> Literals | None:
         """What Python writes at the node in this format."""
@@ -108,12 +109,16 @@ class Alone:
         value = self._values[source.name]
         return self.round(value) if source.op == "call_function" else lowered(value, self.row)
 
-    def run(self, n: fx.Node, inputs: tuple[Any, Any]) -> Ran:
-        """The node on inputs that were rounded to the format."""
+    def run(self, n: fx.Node, inputs: tuple[Any, Any], beside: bool = True) -> Ran:
+        """The node on inputs that were rounded to the format. beside: the exact result on these as well."""
         args, kwargs = inputs
         target = target_of(n)
         try:
-            exact = None if _is_rounded_once(n, args) else settled(target, target(*raised(args), **raised(kwargs)))
+            exact = (
+                None
+                if not beside or _is_rounded_once(n, args)
+                else settled(target, target(*raised(args), **raised(kwargs)))
+            )
             return Ran(run_op(target, *with_literals(args, kwargs, self.literals(n))), exact)
         except UnsupportedInFormat as error:
             return Ran(unsupported=str(error))
@@ -121,21 +126,17 @@ class Alone:
             let_through(error)
             return Ran(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
 
-    def low_result(self, n: fx.Node) -> Any:
-        """What a node gives that is known to run."""
-        args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.rounded)
-        return run_op(target_of(n), *with_literals(args, kwargs, self.literals(n)))
-
     def errors(self, n: fx.Node, trace: Trace, index: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Those of its errors in one of its tensors that only a run tells, "isolated" and "own"."""
+        if "run" not in (trace.own, trace.isolated):
+            return
+        ran = self.kept.get(n.name)
+        ran = ran or self.run(n, fx.node.map_arg((n.args, n.kwargs), self.rounded), beside=trace.own == "run")
+        low = tensors_of(ran.low)[index].float()
         if trace.own == "run":
-            ran = self.run(n, fx.node.map_arg((n.args, n.kwargs), self.rounded))
-            low, exact = tensors_of(ran.low), tensors_of(ran.exact)
-            yield "own", low[index].float() - exact[index]
-        elif trace.isolated == "run":
-            low = tensors_of(self.low_result(n))
+            yield "own", low - tensors_of(ran.exact)[index]
         if trace.isolated == "run":
-            yield "isolated", low[index].float() - tensors_of(self._values[n.name])[index]
+            yield "isolated", low - tensors_of(self._values[n.name])[index]
 
 
 def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:

@@ -101,7 +101,7 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     outputs, forms = [probed[i] for i in moving], [target.forms[i] for i in moving] if target else []
     batch = _batch_size(outputs) if target is None or target.samples else None
     outputs = [entries(x) for x in outputs]
-    norm = math.hypot(*(_size(x.detach()) for x in outputs)) if target is None else 1.0
+    norm = math.hypot(*(float(finite(x.detach()).double().norm()) for x in outputs)) if target is None else 1.0
     elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
     light = elements < LIGHT and _steps(measurement) < STEPS
     count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
@@ -268,9 +268,3 @@ def _steps(measurement: Measurement) -> int:
 def _batch_size(outputs: list[torch.Tensor]) -> int | None:
     sizes = {x.shape[0] if x.dim() and is_plain(x) else None for x in outputs}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def _size(x: torch.Tensor) -> float:
-    """L2 norm over the finite entries."""
-    size = float(torch.linalg.vector_norm(x, dtype=torch.float64))
-    return size if math.isfinite(size) else float(torch.linalg.vector_norm(finite(x), dtype=torch.float64))

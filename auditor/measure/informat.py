@@ -17,7 +17,7 @@ from ..numerics.entries import entries, is_number
 from ..numerics.histogram import Profile
 from ..numerics.kernels import run_op
 from ..numerics.metrics import disagreement, sqnr_db
-from ..numerics.nodes import op_of, target_of, tensors_of, viewed
+from ..numerics.nodes import op_of, row_of, target_of, tensors_of, viewed
 from ..raised import let_through
 from ..records import Capture, NodeError
 from .alone import Alone, Leaves, Ran, Trace, same_shapes, trace_of
@@ -128,6 +128,8 @@ class InFormat:
         told = error.unsupported is None
         trace = trace_of(n, self._values[n.name], ran, n.name in self._by_inputs) if told else Trace()
         self.traces[n.name] = replace(trace, broken=broken, near=n.name in self._deciding)
+        if row_of(n).recurrent:  # step after step: dear to run, and small beside what its steps hold
+            self.alone.kept[n.name] = ran
 
     def _read(self, source: fx.Node) -> Any:
         """A reference value rounded to the format, kept as long as others read it."""

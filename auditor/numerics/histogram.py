@@ -32,10 +32,12 @@ def histogram_of(x: torch.Tensor) -> Magnitudes:
         exponents.update(exponent_counts(sizes))
         square += sum_of_squares(sizes)
         if sizes.numel():
-            largest = max(largest, float(sizes.max()))
-            nothing = sizes == 0
-            zeros += int(torch.count_nonzero(nothing))
-            smallest = min(smallest, float(sizes.masked_fill(nothing, math.inf).min()))
+            low, high = map(float, torch.aminmax(sizes))
+            if not low:
+                nothing = sizes == 0
+                zeros += int(torch.count_nonzero(nothing))
+                low = float(sizes.masked_fill_(nothing, math.inf).min())
+            largest, smallest = max(largest, high), min(smallest, low)
     nonfinite = x.numel() - exponents.total()
     exponents[-_BIAS] -= zeros
     counts = {exponent: count for exponent, count in sorted(exponents.items()) if count}

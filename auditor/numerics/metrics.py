@@ -18,6 +18,9 @@ _EXPONENT = 0x7F800000
 _RUN = 1 << 17
 """Entries of a run: their copies stay in the cache."""
 
+_SQUARES = (1e-24, 1e36)
+"""Between these, a sum of squares in float32 loses nothing that counts: smaller terms vanish beside it."""
+
 
 def relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
     """Relative L2 error of `candidate` against `reference`.
@@ -59,8 +62,12 @@ def _squares(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
 
 
 def sum_of_squares(x: torch.Tensor) -> float:
-    """Of all entries, summed up in float64."""
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+    """Of all entries of a run; in float64 where float32 does not hold it."""
+    flat = x.reshape(-1)
+    square = float(torch.dot(flat, flat))
+    if _SQUARES[0] < square < _SQUARES[1] or not flat.numel() or not int(torch.count_nonzero(flat)):
+        return square
+    return float(flat.double().square().sum())
 
 
 def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -106,19 +113,36 @@ def damage(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Dam
 
     Shapes: both [*], equal. subnormal counts 0 < |c| < smallest_normal; underflow counts c == 0 where r != 0.
     """
-    counts = [0] * 5
+    overflow, nan, vanished, small = 0, 0, 0, 0
     for r, c in runs(reference.detach(), candidate.detach()):
         size = c.float().abs()
-        finite = r.abs() < math.inf
-        nonzero = finite & (r != 0)
-        kinds = [nonzero]
-        if size.numel() and not fmt.smallest_normal <= float(size.min()) <= float(size.max()) < math.inf:
-            subnormal = (size > 0) & (size < fmt.smallest_normal)
-            kinds += [finite & (size == math.inf), finite & size.isnan(), nonzero & (size == 0), nonzero & subnormal]
-        for index, kind in enumerate(kinds):
-            counts[index] += int(torch.count_nonzero(kind))
-    total, overflow, nan, vanished, small = counts
+        if not size.numel():
+            continue
+        low, high = map(float, torch.aminmax(size))
+        if fmt.smallest_normal <= low and high < math.inf:
+            continue
+        nonzero = _nonzero(r)
+        gone = int(torch.count_nonzero((size == 0) & nonzero)) if not low > 0 else 0
+        small += int(torch.count_nonzero((size < fmt.smallest_normal) & nonzero)) - gone
+        vanished += gone
+        if not high < math.inf:
+            finite = r.abs() < math.inf
+            overflow += int(torch.count_nonzero(finite & (size == math.inf)))
+            nan += int(torch.count_nonzero(finite & size.isnan()))
+    whole = runs(reference.detach()) if vanished or small else ()
+    total = sum(int(torch.count_nonzero(_nonzero(r).expand_as(r))) for (r,) in whole)
     return Damage(overflow, nan, vanished / max(total, 1), small / max(total, 1))
+
+
+def _nonzero(x: torch.Tensor) -> torch.Tensor:
+    """Which entries are finite and not zero; one answer where all are."""
+    size = x.abs()
+    low, high = map(float, torch.aminmax(size))
+    return (
+        torch.ones((), dtype=torch.bool, device=x.device)
+        if low > 0 and high < math.inf
+        else (size > 0) & (size < math.inf)
+    )
 
 
 def max_ulp(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> float:
@@ -131,10 +155,10 @@ def max_ulp(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> fl
         if not r.numel():
             break
         power = (r.view(torch.int32) & _EXPONENT).view(torch.float32)  # of two, at or below |r|
-        steps = (c.float() - r).abs() / power.clamp_min(fmt.smallest_normal)
-        largest = float(steps.max())
+        steps = (c.float() - r).div_(power.clamp_(fmt.smallest_normal))
+        largest = max(map(abs, map(float, torch.aminmax(steps))))
         if not largest < math.inf:
-            steps = torch.where(r.abs() < math.inf, steps.nan_to_num(math.inf, math.inf), 0.0)
+            steps = torch.where(r.abs() < math.inf, steps.abs().nan_to_num(math.inf, math.inf), 0.0)
             largest = float(steps.max())
         most = max(most, largest / fmt.epsilon)
     return most

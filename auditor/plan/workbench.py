@@ -24,7 +24,7 @@ from ..isolation.members import size_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import Flags
 from ..measure.calibrate import Calibration
-from ..measure.noise import Heard, graded_on, without_noise
+from ..measure.noise import Heard, without_noise
 from ..measure.rerun import Yardstick
 from ..numerics.formats import DEFAULT
 from ..processes import unwound
@@ -44,7 +44,7 @@ class Workbench:
     """What plans are made from. contributions, verdicts: {format: {node: ...}}. budget: the error that the user allows; floor: how far FP32 is from itself. device: see devices.chosen.
 
     gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
-    are asked for. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
+    are asked for. with_gradients: see Heard. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
     Settings. flags: how the caller had set torch to compute FP32.
     """
 
@@ -65,6 +65,7 @@ class Workbench:
     flags: Flags = field(default_factory=dict)
     floor: Noise = field(default_factory=Noise)
     known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    with_gradients: list[torch.Tensor] | str | None = field(default=None, repr=False, compare=False)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     @property
@@ -102,19 +103,13 @@ class Workbench:
 
     @property
     def graded(self) -> list[torch.Tensor] | None:
-        """FP32 outputs for the first check, run with gradients enabled; None for a model that cannot be."""
-        found = self._with_gradients
-        return None if isinstance(found, str) else found
+        """FP32 outputs for the first check, run with gradients enabled, where plans are run so too."""
+        return None if isinstance(self.with_gradients, str) else self.with_gradients
 
     @property
     def ungraded(self) -> str | None:
         """Why the FP32 model was not run with gradients enabled; None where it was."""
-        found = self._with_gradients
-        return found if isinstance(found, str) else None
-
-    @cached_property
-    def _with_gradients(self) -> list[torch.Tensor] | str:
-        return graded_on(self.subject, self.checks[0], self.seed)
+        return self.with_gradients if isinstance(self.with_gradients, str) else None
 
     @property
     def max_error(self) -> float:
@@ -230,6 +225,7 @@ def workbench(
         flags=flags,
         floor=noise.found,
         known=noise.known,
+        with_gradients=noise.graded,
     )
 
 

@@ -92,7 +92,7 @@ class Verification:
     criteria: Annotated[tuple[CriterionValue, ...], Written("the criteria that were set, each with its value")] = ()
     apart: Annotated[Mapping[str, float], Written("by output: errors over ten times that of all together")] = empty()
     with_gradients: Annotated[
-        float | None, Written("`measured_error` on the first batch with gradients; `null`: not run")
+        float | None, Written("`measured_error` on the first batch with gradients; `null`: not run so")
     ] = None
     ungraded: Annotated[str | None, Written("what the FP32 model raises with gradients; `null`: nothing")] = None
     noise: Annotated[float | None, Written("how far apart runs in FP32 were; errors are no better known")] = None

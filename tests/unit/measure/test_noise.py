@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.capture.capture import capture
-from auditor.measure.noise import noise_of, without_noise
+from auditor.measure.noise import Heard, noise_of, without_noise
 from auditor.measure.rerun import PLAIN
 from auditor.records import Contribution, Noise
 from tests.subjects import seeded, subject_of
@@ -59,17 +59,45 @@ class Draws(nn.Module):
         return nn.functional.dropout(self.a(x), 0.5, training=True) + torch.rand(8)
 
 
-def heard(model: nn.Module, **how: Any) -> Noise:
+def all_heard(model: nn.Module, **how: Any) -> Heard:
     subject = subject_of(model.eval(), X)
     captured = capture(subject, ("fp16",))
     found = noise_of(captured, subject, PLAIN, 0, **how)
     assert list(found.known) == [id(subject.batches[0])]
-    return found.found
+    return found
+
+
+def heard(model: nn.Module, **how: Any) -> Noise:
+    return all_heard(model, **how).found
 
 
 @pytest.mark.parametrize("model", [Draws, lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 4))])
 def test_what_computes_the_same_makes_no_noise(model: Any) -> None:
     assert heard(seeded(model), native=True) == Noise(runs=3)
+
+
+class Moody(nn.Module):
+    """Another model, or none, with gradients enabled."""
+
+    def __init__(self, refuses: bool) -> None:
+        super().__init__()
+        self.a, self.refuses = nn.Linear(32, 8), refuses
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and self.refuses:
+            raise KeyError("gradients")
+        return self.a(x) * (3.0 if torch.is_grad_enabled() else 1.0)
+
+
+def test_plans_are_run_with_gradients_where_that_is_another_model() -> None:
+    found = all_heard(seeded(lambda: Moody(False)))
+    (first,) = found.known.values()
+    assert isinstance(found.graded, list) and torch.allclose(found.graded[0], 3 * first[0])
+    assert found.found == Noise(runs=3)  # another mode is no noise
+    assert all_heard(seeded(lambda: Moody(True))).graded == "KeyError: 'gradients'"
+    alike = all_heard(seeded(Draws))
+    assert (alike.graded, alike.found) == (None, Noise(runs=2))
+    assert isinstance(all_heard(seeded(Draws), native=True).graded, list)
 
 
 def test_noise_is_found_where_it_begins_and_where_it_goes() -> None:

@@ -55,7 +55,7 @@ def test_relative_l2(reference: Tensor, candidate: Tensor, expected: float) -> N
     assert relative_l2(reference, candidate) == pytest.approx(expected, rel=1e-12)
 
 
-def test_relative_l2_is_computed_in_float64() -> None:
+def test_squares_that_float32_does_not_hold_are_summed_up_in_float64() -> None:
     # 1e25^2 = 1e50 overflows FP32; the error is 1e24 / 1e25 up to the rounding of the inputs
     assert relative_l2(t(1e25), t(1.1e25)) == pytest.approx(0.1, rel=1e-5)
     assert relative_l2(t(1e-25), t(1.1e-25)) == pytest.approx(0.1, rel=1e-5)
@@ -72,7 +72,7 @@ def test_large_tensors_are_compared_in_runs(step: int) -> None:
     x = normal_of(3 * (1 << 17) + 5).view(-1, 1).expand(-1, step).contiguous()[:, ::step]
     y = x.half()
     expected = float((x.double() - y.double()).square().sum().sqrt() / x.double().square().sum().sqrt())
-    assert relative_l2(x, y) == pytest.approx(expected, rel=1e-12)
+    assert relative_l2(x, y) == pytest.approx(expected, rel=1e-5)
     broken = y.clone()
     broken[-1] = math.inf
     assert relative_l2(x, broken) == math.inf

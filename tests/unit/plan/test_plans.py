@@ -64,7 +64,7 @@ def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replay
         assert plan.verified
         assert [choice.precision for choice in plan.scopes.values()] == [plan.format]
         assert plan.verification is not None
-        assert plan.verification.with_gradients is not None
+        assert plan.verification.with_gradients is None  # FP32 answers the same with them
         assert audit.baselines[name].measured_error == plan.measured_error
 
 

@@ -59,22 +59,10 @@ def test_held_out_inputs_are_the_checks_where_there_are_any() -> None:
     assert bench(subject=held).checks == held.held_out
 
 
-def test_answers_with_gradients_or_none() -> None:
-    (answer,) = bench().graded or []
-    assert answer.tolist() == [1.0, 1.0]
-
-    class Refusing(AddOne):
-        def forward(self, x: Tensor) -> Tensor:
-            if torch.is_grad_enabled():
-                raise RuntimeError("for inference")
-            return super().forward(x)
-
-    found = bench()
-    refusing = replace(found, subject=subject_of(Refusing(), ONE))
-    assert refusing.graded is None
-    assert refusing.ungraded is not None
-    assert refusing.ungraded.startswith("RuntimeError: ")
-    assert found.ungraded is None
+def test_answers_with_gradients_or_why_there_are_none() -> None:
+    graded, refusing = bench(with_gradients=[TWO]), bench(with_gradients="RuntimeError: for inference")
+    assert (graded.graded, graded.ungraded) == ([TWO], None)
+    assert (refusing.graded, refusing.ungraded) == (None, "RuntimeError: for inference")
 
 
 def test_a_plan_may_err_by_the_budget_or_by_what_is_no_error_here() -> None:
