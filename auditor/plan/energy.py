@@ -6,14 +6,14 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import networkx as nx
 
 from ..execution.policy import plain, readers_of
 from ..execution.resolve import Resolution
 from ..numerics.operations import operation
-from ..paths import function_in, nearest_above
+from ..paths import enclosing, function_in, nearest_above
 from ..records import Capture
 from .mincut import Network
 
@@ -26,6 +26,8 @@ FORBIDDEN = 1e6
 
 SWEEP = 32
 SPAN = 1e10
+NEAR = 12
+"""How many of those that save next more an error each owner may take the place of."""
 _LOW, _HIGH = (True,), (False,)
 """The ends of the network: no names of modules."""
 
@@ -76,6 +78,38 @@ class Energy:
                 found[owner] = "fp32"
         return found
 
+    def saving(self, owner: str) -> float:
+        """Seconds that an owner's own operations take less where they are low."""
+        low, high, _ = self.scopes[owner]
+        return high - low
+
+    def worth(self, owner: str) -> float:
+        """The same a squared error."""
+        return self.saving(owner) / max(self.scopes[owner][2], 1e-30)
+
+    def _with_tied(self, owner: str) -> tuple[str, ...]:
+        return tuple(sorted({owner, *self.tied_to(owner)}))
+
+    @cached_property
+    def groups(self) -> list[tuple[str, ...]]:
+        """What is lowered or raised together: an owner with those tied to it, or all below a module; those first that save most."""
+        groups, below = {self._with_tied(owner) for owner in self.scopes}, dict[str, set[str]]()
+        for owner in self.scopes:
+            for path in enclosing(owner):
+                below.setdefault(path, set()).update(self._with_tied(owner))
+        groups |= {tuple(sorted(together)) for together in below.values()}
+        return sorted(groups, key=lambda group: (-sum(map(self.saving, group)), group))
+
+    @cached_property
+    def neighbours(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Owners, with those tied to them, that may change together: they exchange values, one lies above the other, or they
+        save about as much an error, so that one may take the place of the other."""
+        group = {owner: self._with_tied(owner) for owner in self.scopes}
+        ordered = sorted(set(group.values()), key=lambda each: (max(map(self.worth, each)), each))
+        found = [(group[one], group[other]) for one, other in (*self.pairs, *self.tree.items())]
+        found += [(one, other) for i, one in enumerate(ordered) for other in ordered[i + 1 : i + 1 + NEAR]]
+        return [pair for pair in dict.fromkeys(found) if pair[0] != pair[1]]
+
     def multipliers(self) -> list[float]:
         """Geometric steps around the ratio of all time to all error that is at stake."""
         saved = sum(abs(high - low) for low, high, _ in self.scopes.values())
@@ -86,29 +120,77 @@ class Energy:
     def cut(self, multiplier: float) -> set[str]:
         """Scopes that are FP32 at the minimum; of equal minima, the one with the fewest."""
         unit = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
-        capacities = [_whole((time + multiplier * error) / unit) for *_, time, error in self._arcs]
+        capacities = [_whole((arc.cost + arc.island + multiplier * arc.square) / unit) for arc in self._arcs]
         return {node for node in self._network.sink_side(capacities) if isinstance(node, str)}
+
+    def changed(self, precision: Mapping[str, str], change: Mapping[str, str]) -> tuple[dict[str, str], Value]:
+        """All that changes with a choice of precisions, what must go along included, and what that is worth: told from the
+        edges of what changes alone."""
+        if self.held or self.shielded:
+            settled = self.settled({**precision, **change})
+            change = {owner: label for owner, label in settled.items() if label != precision[owner]}
+        else:
+            change = {owner: label for owner, label in change.items() if label != precision[owner]}
+        cost = island = square = 0.0
+        for index in {index for owner in change for index in self._touching[owner]}:
+            arc = self._arcs[index]
+            low = [end is _LOW or precision.get(end) not in (None, "fp32") for end in (arc.tail, arc.head)]  # type: ignore[call-overload]
+            then = [
+                change[end] != "fp32" if end in change else was
+                for end, was in zip((arc.tail, arc.head), low, strict=True)
+            ]
+            if (sign := (then == [True, False]) - (low == [True, False])) != 0:
+                cost, island, square = cost + sign * arc.cost, island + sign * arc.island, square + sign * arc.square
+        return change, Value(cost, island, square)
+
+    @cached_property
+    def _touching(self) -> dict[Hashable, list[int]]:
+        found: dict[Hashable, list[int]] = {}
+        for index, arc in enumerate(self._arcs):
+            for end in (arc.tail, arc.head):
+                found.setdefault(end, []).append(index)
+        return found
 
     @cached_property
     def _network(self) -> Network[Hashable]:
-        return Network([(tail, head) for tail, head, *_ in self._arcs], _LOW, _HIGH)
+        return Network([(arc.tail, arc.head) for arc in self._arcs], _LOW, _HIGH)
 
     @cached_property
-    def _arcs(self) -> list[tuple[Hashable, Hashable, float, float]]:
-        """(tail, head, seconds, squared error) of every arc of the network whose cut is the choice: what it costs to
-        have the tail low and the head FP32."""
-        found: list[tuple[Hashable, Hashable, float, float]] = []
+    def _arcs(self) -> list[Arc]:
+        """The network whose cut is the choice: an arc is paid for where its tail is low and its head FP32."""
+        found: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
-            found += [(owner, _HIGH, low, error), (_LOW, owner, high, 0.0)]
-        for (producer, consumer), (error, elapsed) in self.pairs.items():
-            found += [(consumer, producer, elapsed, error), (producer, consumer, elapsed, 0.0)]  # FP32 into low: rounds
+            found += [Arc(owner, _HIGH, low, 0.0, error), Arc(_LOW, owner, high)]
+        for (producer, consumer), (error, elapsed) in self.pairs.items():  # FP32 into low: rounds
+            found += [Arc(consumer, producer, elapsed, 0.0, error), Arc(producer, consumer, elapsed)]
         for owner, above in self.tree.items():
-            found += [(owner, above, self.island, 0.0), (above, owner, self.island, 0.0)]
-            if owner in self.shielded:
-                found.append((owner, above, math.inf, 0.0))
-        for a, b in self.tied:
-            found += [(a, b, math.inf, 0.0), (b, a, math.inf, 0.0)]
-        return found + [(owner, holder, math.inf, 0.0) for owner, holder in self.held]
+            found += [Arc(owner, above, 0.0, self.island), Arc(above, owner, 0.0, self.island)]
+        never = [*self.tied, *((b, a) for a, b in self.tied), *self.held]
+        never += [(owner, above) for owner, above in self.tree.items() if owner in self.shielded]
+        return found + [Arc(owner, other, math.inf) for owner, other in never]
+
+
+class Value(NamedTuple):
+    """Seconds, those that the length of the plan counts for, and squared error."""
+
+    cost: float
+    island: float
+    square: float
+
+    @property
+    def price(self) -> float:
+        """What it counts for but for its error."""
+        return self.cost + self.island
+
+
+class Arc(NamedTuple):
+    """One arc of the network, and what it costs to have its tail low and its head FP32."""
+
+    tail: Hashable
+    head: Hashable
+    cost: float
+    island: float = 0.0
+    square: float = 0.0
 
 
 def _whole(share: float) -> int:

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 
 from ..execution.policy import labelled
 from ..execution.resolve import Resolution
-from ..paths import enclosing, nearest_above
+from ..paths import nearest_above
 from .costs import cast_seconds
 from .energy import FORBIDDEN, Energy
 from .problem import Problem, Term
 
 VISITS = 20_000
 """Operations looked at, over all choices that one search tries: what bounds the time on a large model."""
+
+TINY = 1e-9
+"""Share of the price, or of the error, that no change is made for: sums are rounded."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,8 @@ def between(problem: Problem, faster: Candidate, slower: Candidate, allowed: flo
     that save most time per squared error, as many as there can be.
     """
     energy = problem.energy
-    worth = {owner: (high - low) / max(error, 1e-30) for owner, (low, high, error) in energy.scopes.items()}
     pending = [o for o, p in slower.precision.items() if p == "fp32" and faster.precision[o] != "fp32"]
-    pending.sort(key=lambda owner: (-worth[owner], owner))
+    pending.sort(key=lambda owner: (-energy.worth(owner), owner))
     best, first, last = slower, 0, len(pending) - 1
     while first < last:
         middle = (first + last + 1) // 2
@@ -103,18 +105,20 @@ def between(problem: Problem, faster: Candidate, slower: Candidate, allowed: flo
 def refined(problem: Problem, starts: Sequence[Candidate], allowed: float) -> Candidate:
     """The cheapest choice within `allowed` that small changes lead to: of one scope, of all below a module, or of two.
 
-    Downhill from each start, first to an error within the limit, then to the lowest price.
+    Downhill from each start, first to an error within the limit, then to the lowest price: as far as the energy tells, which
+    costs next to nothing, and from the best of that as each change really turns out, as many as can be looked at.
     """
     tries, seen = max(VISITS // max(len(problem.capture.nodes), 1), 20), set[frozenset[tuple[str, str]]]()
+    most = min(allowed, math.sqrt(FORBIDDEN) / 2)
 
     def rank(point: Candidate) -> tuple[float, float]:
-        return max(0.0, point.predicted_error - min(allowed, math.sqrt(FORBIDDEN) / 2)), point.price
+        return max(0.0, point.predicted_error - most), point.price
 
     def walked(best: Candidate) -> Candidate:
-        better = True
+        better, labels = True, dict(best.precision)
         while better:
             better = False
-            for change in _changes(problem):
+            for change in _changes(problem.energy, problem.format, labels):
                 precision = problem.energy.settled({**best.precision, **change})
                 if (key := frozenset(precision.items())) in seen:
                     continue
@@ -123,28 +127,37 @@ def refined(problem: Problem, starts: Sequence[Candidate], allowed: float) -> Ca
                 seen.add(key)
                 if rank(point := evaluate(problem, precision)) < rank(best):
                     best, better = point, True
+                    labels.update(precision)
         return best
 
-    return min(map(walked, starts), key=rank)
+    foretold = [evaluate(problem, _downhill(problem, start, most**2)) for start in starts]
+    return min(map(walked, sorted((*starts, *foretold), key=rank)), key=rank)
 
 
-def _changes(problem: Problem) -> Iterator[dict[str, str]]:
-    """Scopes with another precision: lowered those first that save most, raised those that save least; then pairs."""
-    energy, below = problem.energy, dict[str, set[str]]()
-    singles = {tuple(sorted({owner, *energy.tied_to(owner)})) for owner in energy.scopes}
-    for owner in energy.scopes:
-        for path in enclosing(owner):
-            below.setdefault(path, set()).update({owner, *energy.tied_to(owner)})
-    groups = sorted(
-        {*singles, *(tuple(sorted(inside)) for inside in below.values())},
-        key=lambda group: (-sum(energy.scopes[owner][1] - energy.scopes[owner][0] for owner in group), group),
-    )
-    for first, last in zip(groups, reversed(groups), strict=True):
-        yield dict.fromkeys(first, problem.format)
+def _downhill(problem: Problem, start: Candidate, most: float) -> Mapping[str, str]:
+    """The precisions where no change is for the better. most: the squared error that is allowed."""
+    energy, labels = problem.energy, dict(start.precision)
+    square, price, better = start.predicted_error**2, start.price, True
+    while better:
+        better = False
+        for change in _changes(energy, problem.format, labels):
+            wanted, value = energy.changed(labels, change)
+            over, left = max(0.0, square - most), max(0.0, square + value.square - most)
+            if left < over * (1 - TINY) or (left <= over and value.price < -TINY * price):
+                labels |= wanted
+                square, price, better = square + value.square, price + value.price, True
+    return labels
+
+
+def _changes(energy: Energy, format: str, labels: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Scopes with another precision: lowered those first that save most, raised those that save least; then pairs of them."""
+    for first, last in zip(energy.groups, reversed(energy.groups), strict=True):
+        yield dict.fromkeys(first, format)
         yield dict.fromkeys(last, "fp32")
-    for pair in itertools.combinations(sorted(singles), 2):
-        for kinds in itertools.product((problem.format, "fp32"), repeat=2):
-            yield {owner: kind for group, kind in zip(pair, kinds, strict=True) for owner in group}
+    for one, other in energy.neighbours:
+        for kinds in itertools.product((format, "fp32"), repeat=2):
+            if labels[one[0]] != kinds[0] and labels[other[0]] != kinds[1]:
+                yield {**dict.fromkeys(one, kinds[0]), **dict.fromkeys(other, kinds[1])}
 
 
 def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:

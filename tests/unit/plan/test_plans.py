@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.execution.policy import Policy
 from auditor.plan import plans as module
-from auditor.plan.choices import as_plan
-from auditor.plan.modules import Trial
+from auditor.plan.modules import Trial, as_plan
 from auditor.plan.plans import Planner
 from auditor.plan.search import MARGIN
 from auditor.plan.workbench import Workbench

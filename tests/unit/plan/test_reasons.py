@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from auditor.artefact.strategies import SHIPPED
 from auditor.execution.policy import scoped
-from auditor.plan.choices import as_candidate
+from auditor.plan.modules import as_candidate
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import together
