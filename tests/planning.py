@@ -85,7 +85,7 @@ def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candi
     for step in range(steps):
         heat = 0.1 * (1 - step / steps) ** 2 + 1e-4
         precision = rnd.choice((problem.format, "fp32"))
-        chosen = {other for owner in rnd.choice(groups) for other in (owner, *energy.tied_to(owner))}
+        chosen = {other for owner in rnd.choice(groups) for other in energy.together(owner)}
         tried = evaluate(problem, energy.settled({**now.precision, **dict.fromkeys(chosen, precision)}))
         if height(tried) <= height(now) or rnd.random() < math.exp((height(now) - height(tried)) / heat):
             now = tried

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,8 +28,10 @@ SWEEP = 32
 SPAN = 1e10
 NEAR = 12
 """How many of those that save next more an error each owner may take the place of."""
-_LOW, _HIGH = (True,), (False,)
+_LOW, _HIGH = " low", " FP32"
 """The ends of the network: no names of modules."""
+
+_ENDS = {_LOW: "low", _HIGH: "fp32"}
 
 
 @dataclass
@@ -52,14 +54,14 @@ class Energy:
     island: float
     shielded: frozenset[str] = frozenset()
 
-    def tied_to(self, owner: str) -> set[str]:
-        """Owners that must agree with this one."""
-        return self._groups.get(owner, set())
+    def together(self, owner: str) -> tuple[str, ...]:
+        """An owner and those that must agree with it."""
+        return self._tied_groups.get(owner, (owner,))
 
     @cached_property
-    def _groups(self) -> dict[str, set[str]]:
+    def _tied_groups(self) -> dict[str, tuple[str, ...]]:
         groups = nx.connected_components(nx.Graph(list(self.tied)))
-        return {owner: group for group in groups for owner in group}
+        return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
     def settled(self, precision: Mapping[str, str]) -> dict[str, str]:
         """The precisions, with holders low where an owner asks for it and shielded owners in FP32 where the one above is.
@@ -87,26 +89,22 @@ class Energy:
         """The same a squared error."""
         return self.saving(owner) / max(self.scopes[owner][2], 1e-30)
 
-    def _with_tied(self, owner: str) -> tuple[str, ...]:
-        return tuple(sorted({owner, *self.tied_to(owner)}))
-
     @cached_property
     def groups(self) -> list[tuple[str, ...]]:
         """What is lowered or raised together: an owner with those tied to it, or all below a module; those first that save most."""
-        groups, below = {self._with_tied(owner) for owner in self.scopes}, dict[str, set[str]]()
+        groups, below = {self.together(owner) for owner in self.scopes}, dict[str, set[str]]()
         for owner in self.scopes:
             for path in enclosing(owner):
-                below.setdefault(path, set()).update(self._with_tied(owner))
-        groups |= {tuple(sorted(together)) for together in below.values()}
+                below.setdefault(path, set()).update(self.together(owner))
+        groups |= {tuple(sorted(inside)) for inside in below.values()}
         return sorted(groups, key=lambda group: (-sum(map(self.saving, group)), group))
 
     @cached_property
     def neighbours(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         """Owners, with those tied to them, that may change together: they exchange values, one lies above the other, or they
         save about as much an error, so that one may take the place of the other."""
-        group = {owner: self._with_tied(owner) for owner in self.scopes}
-        ordered = sorted(set(group.values()), key=lambda each: (max(map(self.worth, each)), each))
-        found = [(group[one], group[other]) for one, other in (*self.pairs, *self.tree.items())]
+        ordered = sorted(set(map(self.together, self.scopes)), key=lambda each: (max(map(self.worth, each)), each))
+        found = [(self.together(one), self.together(other)) for one, other in (*self.pairs, *self.tree.items())]
         found += [(one, other) for i, one in enumerate(ordered) for other in ordered[i + 1 : i + 1 + NEAR]]
         return [pair for pair in dict.fromkeys(found) if pair[0] != pair[1]]
 
@@ -121,38 +119,31 @@ class Energy:
         """Scopes that are FP32 at the minimum; of equal minima, the one with the fewest."""
         unit = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
         capacities = [_whole((arc.cost + arc.island + multiplier * arc.square) / unit) for arc in self._arcs]
-        return {node for node in self._network.sink_side(capacities) if isinstance(node, str)}
+        return self._network.sink_side(capacities) - {_HIGH}
 
     def changed(self, precision: Mapping[str, str], change: Mapping[str, str]) -> tuple[dict[str, str], Value]:
         """All that changes with a choice of precisions, what must go along included, and what that is worth: told from the
         edges of what changes alone."""
-        if self.held or self.shielded:
-            settled = self.settled({**precision, **change})
-            change = {owner: label for owner, label in settled.items() if label != precision[owner]}
-        else:
-            change = {owner: label for owner, label in change.items() if label != precision[owner]}
+        settled = self.settled({**precision, **change}) if self.held or self.shielded else change
+        change = {owner: label for owner, label in settled.items() if label != precision[owner]}
+        before = {**precision, **_ENDS}
+        after = {**before, **change}
         cost = island = square = 0.0
-        for index in {index for owner in change for index in self._touching[owner]}:
-            arc = self._arcs[index]
-            low = [end is _LOW or precision.get(end) not in (None, "fp32") for end in (arc.tail, arc.head)]  # type: ignore[call-overload]
-            then = [
-                change[end] != "fp32" if end in change else was
-                for end, was in zip((arc.tail, arc.head), low, strict=True)
-            ]
-            if (sign := (then == [True, False]) - (low == [True, False])) != 0:
-                cost, island, square = cost + sign * arc.cost, island + sign * arc.island, square + sign * arc.square
+        for arc in (self._arcs[index] for index in {index for owner in change for index in self._touching[owner]}):
+            if paid := arc.is_cut(after) - arc.is_cut(before):
+                cost, island, square = cost + paid * arc.cost, island + paid * arc.island, square + paid * arc.square
         return change, Value(cost, island, square)
 
     @cached_property
-    def _touching(self) -> dict[Hashable, list[int]]:
-        found: dict[Hashable, list[int]] = {}
+    def _touching(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
         for index, arc in enumerate(self._arcs):
             for end in (arc.tail, arc.head):
                 found.setdefault(end, []).append(index)
         return found
 
     @cached_property
-    def _network(self) -> Network[Hashable]:
+    def _network(self) -> Network[str]:
         return Network([(arc.tail, arc.head) for arc in self._arcs], _LOW, _HIGH)
 
     @cached_property
@@ -186,11 +177,15 @@ class Value(NamedTuple):
 class Arc(NamedTuple):
     """One arc of the network, and what it costs to have its tail low and its head FP32."""
 
-    tail: Hashable
-    head: Hashable
+    tail: str
+    head: str
     cost: float
     island: float = 0.0
     square: float = 0.0
+
+    def is_cut(self, precision: Mapping[str, str]) -> bool:
+        """Whether it is paid for."""
+        return precision[self.tail] != "fp32" and precision[self.head] == "fp32"
 
 
 def _whole(share: float) -> int:

@@ -25,7 +25,7 @@ from .costs import memory_of
 from .exceptions import needed
 from .problem import Problem
 from .search import LITTLE
-from .solve import Candidate, between, candidates, evaluate, refined
+from .solve import Candidate, candidates, evaluate, refined
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Modules:
             )
 
         for owner in sorted(energy.scopes, key=moves):
-            labels = dict.fromkeys({owner, *energy.tied_to(owner)}, problem.format)
+            labels = dict.fromkeys(energy.together(owner), problem.format)
             point = evaluate(problem, energy.settled({**self.nothing.precision, **labels}))
             if point.cost < self.nothing.cost:
                 return self.error(point)
@@ -158,7 +158,7 @@ class Modules:
         hardly longer, and is known or else predicted to hold."""
         curve, low = self._curve, self.low
         index = next((i for i, point in enumerate(curve) if _within(point, allowed)), len(curve) - 1)
-        point = between(self.problem, curve[index - 1], curve[index], allowed) if index else curve[0]
+        point = curve[index]
         if curve[0].price < (1 - LITTLE) * point.price:
             point = refined(self.problem, (point, curve[max(index - 1, 0)]), max(allowed, point.predicted_error))
         holds = bool(self.holding()) if self.key(low.precision) in self.log else _within(low, allowed)
@@ -189,7 +189,7 @@ def as_candidate(problem: Problem, plan: Plan) -> Candidate:
     chosen, energy = scoped(plan.scopes), problem.energy
     labels = {owner: chosen(owner) for owner in energy.scopes}
     for owner in [owner for owner, label in labels.items() if label == "fp32"]:
-        labels |= dict.fromkeys(energy.tied_to(owner), "fp32")
+        labels |= dict.fromkeys(energy.together(owner), "fp32")
     return evaluate(problem, energy.settled(labels))
 
 

@@ -45,7 +45,13 @@ class Planner:
 
     def plans(self, baselines: Mapping[str, Baseline]) -> dict[str, Plan]:
         """Every plan, verified on inputs it was not made from where there are any."""
-        found = verified(self.spaces, self.bench.max_error, self._make, self._run, self._holds)[1]
+        found = verified(
+            self.spaces,
+            self.bench.max_error,
+            self._make,
+            self._run,
+            lambda _, plan: plan.verified or not runs(plan.format),
+        )[1]
         for name, plan in self._run(dict(self._better(found, baselines))).items():
             harmful = is_outdone(found[name], baselines[name])
             if harmful or (gains(plan) and not is_outdone(plan, baselines[name])):
@@ -76,9 +82,6 @@ class Planner:
         new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new, self.tick).items()}
         return {name: self._ran[key] for name, key in keys.items()}
-
-    def _holds(self, name: str, plan: Plan) -> bool:
-        return plan.verified or not runs(plan.format)
 
     def _better(self, plans: Mapping[str, Plan], baselines: Mapping[str, Baseline]) -> Iterator[tuple[str, Candidate]]:
         """What to run in the place of plans that do harm or gain nothing, or that another strategy's is better than.

@@ -212,7 +212,7 @@ def _in(problem: Problem, name: str, owner: str) -> bool:
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
     """What is low if a module is lowered: itself, what shares a weight with it, and the functions in it that could stay FP32."""
-    group = {owner, *problem.energy.tied_to(owner)}
+    group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
     return tuple(sorted(group | (functions - problem.lowest.raised.keys())))
 

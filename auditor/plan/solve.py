@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..execution.policy import labelled
-from ..execution.resolve import Resolution
+from ..execution.resolve import Resolution, is_low
 from ..paths import nearest_above
-from .costs import cast_seconds
-from .energy import FORBIDDEN, Energy
-from .problem import Problem, Term
+from .costs import cast_seconds, seconds
+from .energy import FORBIDDEN, Energy, timed_in
+from .problem import Problem
 
 VISITS = 20_000
 """Operations looked at, over all choices that one search tries: what bounds the time on a large model."""
@@ -79,27 +79,6 @@ def _cuts(energy: Energy) -> list[set[str]]:
             found[middle] = energy.cut(multipliers[middle])
             waiting += [(first, middle), (middle, last)]
     return list(found.values())
-
-
-def between(problem: Problem, faster: Candidate, slower: Candidate, allowed: float) -> Candidate:
-    """The cheapest choice between two neighbours of the curve that is predicted to have an error of at most `allowed`.
-
-    Cuts only reach the convex hull of the curve. From `slower`, the scopes that are low in `faster` are lowered, those first
-    that save most time per squared error, as many as there can be.
-    """
-    energy = problem.energy
-    pending = [o for o, p in slower.precision.items() if p == "fp32" and faster.precision[o] != "fp32"]
-    pending.sort(key=lambda owner: (-energy.worth(owner), owner))
-    best, first, last = slower, 0, len(pending) - 1
-    while first < last:
-        middle = (first + last + 1) // 2
-        lowered = {other for owner in pending[:middle] for other in {owner, *energy.tied_to(owner)}}
-        point = evaluate(problem, energy.settled({**slower.precision, **dict.fromkeys(lowered, problem.format)}))
-        if point.predicted_error <= allowed:
-            first, best = middle, min(best, point, key=lambda each: each.price)
-        else:
-            last = middle - 1
-    return best
 
 
 def refined(problem: Problem, starts: Sequence[Candidate], allowed: float) -> Candidate:
@@ -170,26 +149,24 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
 
 def _evaluated(problem: Problem, precision: Mapping[str, str]) -> Candidate:
     resolution = problem.resolve(labelled(precision))
-    terms = problem.terms(resolution)
-    elapsed = sum(term.seconds for term in terms)
-    flops, low_flops = sum(term.flops for term in terms), sum(term.low_flops for term in terms)
-    squares = _square(problem, resolution, terms)
+    costs, formats = problem.costs, {name: timed_in(resolution, name) for name in problem.capture.nodes}
+    elapsed = sum(seconds(costs[name], fmt, problem.device) for name, fmt in formats.items())
     for name in problem.capture.nodes:
         if name in resolution.cast:  # weights are not counted: autocast keeps those it has cast
             elapsed += cast_seconds(problem.elements[name], problem.format, problem.device)
-    cost_of_all = problem.whole_price(resolution, elapsed)
-    price = cost_of_all + problem.island * _length(precision)
-    share = low_flops / flops if flops else 0.0
-    return Candidate(dict(precision), math.sqrt(squares), elapsed, price, share, cost_of_all)
+    flops = sum(costs[name].flops for name in formats)
+    low_flops = sum(costs[name].flops for name, fmt in formats.items() if is_low(fmt))
+    error, cost = math.sqrt(_square(problem, resolution)), problem.whole_price(resolution, elapsed)
+    price = cost + problem.island * _length(precision)
+    return Candidate(dict(precision), error, elapsed, price, low_flops / flops if flops else 0.0, cost)
 
 
-def _square(problem: Problem, resolution: Resolution, terms: Sequence[Term]) -> float:
+def _square(problem: Problem, resolution: Resolution) -> float:
     """Squared error of the outputs; where the batches take several paths, on the one where it is largest."""
-    rounded = [(name, problem.cast_square(resolution, name)) for name in problem.rounded_values(resolution)]
-    if not problem.paths:
-        return sum(term.square for term in terms) + sum(square for _, square in rounded)
-    own = [(name, term.square) for name, term in zip(problem.capture.nodes, terms, strict=True)]
-    return max(sum(square for name, square in (*own, *rounded) if name in path) for path in problem.paths)
+    squares = [(name, problem.node_square(resolution, name)) for name in problem.capture.nodes]
+    squares += [(name, problem.cast_square(resolution, name)) for name in problem.rounded_values(resolution)]
+    paths = problem.paths or [frozenset(name for name, _ in squares)]
+    return max(sum(square for name, square in squares if name in path) for path in paths)
 
 
 def _length(precision: Mapping[str, str]) -> int:

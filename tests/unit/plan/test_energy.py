@@ -53,7 +53,7 @@ def test_what_is_tied_agrees() -> None:
     # together 2 + m low against 6 in FP32; b alone would be low at any m
     found = energy({"a": (1.0, 3.0, 1.0), "b": (1.0, 3.0, 0.0)}, tied={("a", "b")})
     assert (found.cut(3.9), found.cut(4.1)) == (set(), {"a", "b"})
-    assert (found.tied_to("b"), found.tied_to("")) == ({"a", "b"}, set())
+    assert (found.together("b"), found.together("")) == (("a", "b"), ("",))
 
 
 def test_a_shielded_scope_is_low_with_the_one_above_it_alone() -> None:

@@ -44,21 +44,6 @@ def bench(**changes: Any) -> Workbench:
     return replace(found, **changes)
 
 
-def test_references_are_run_once_per_batch() -> None:
-    found = bench()
-    batch = found.subject.batches[0]
-    first = found.reference(batch)
-    assert first[0].tolist() == [1.0, 1.0]
-    assert found.reference(batch) is first
-
-
-def test_held_out_inputs_are_the_checks_where_there_are_any() -> None:
-    found = bench()
-    assert found.checks == found.subject.batches
-    held = replace(found.subject, held_out=(((TWO,), {}),))
-    assert bench(subject=held).checks == held.held_out
-
-
 def test_answers_with_gradients_or_none() -> None:
     (answer,) = bench().graded or []
     assert answer.tolist() == [1.0, 1.0]
@@ -90,14 +75,3 @@ def test_a_problem_is_of_its_own_format() -> None:
     problem = found.problem("cast", "bf16")
     assert (problem.name, problem.device) == ("cast_bf16", "A100")
     assert (problem.contributions[name].own, problem.verdicts[name].verdict) == (0.2, "safe")
-
-
-def test_a_trial_takes_batches_with_their_answers() -> None:
-    found = bench()
-    trial = found.trial(found.subject.batches)
-    assert trial.batches == found.subject.batches
-    assert [x.tolist() for x in trial.references[0]] == [[1.0, 1.0]]
-
-
-def test_any_device_but_the_cpu_runs_formats_natively() -> None:
-    assert (bench().native, bench(device="cuda").native) == (False, True)
