@@ -127,13 +127,13 @@ class Modules:
                 return self.error(point)
         return None
 
-    def error_within_means(self, point: Candidate) -> float | None:
+    def error_within_means(self, precision: Mapping[str, str]) -> float | None:
         """The same; None where no more replays can be afforded."""
-        if self.key(point.precision) not in self.log:
+        if self.key(precision) not in self.log:
             if self.left <= 0:
                 return None
             self.left -= 1
-        return self.error(point)
+        return self.error(evaluate(self.problem, precision))
 
     @contextmanager
     def incremental(self) -> Iterator[None]:

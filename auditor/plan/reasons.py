@@ -68,7 +68,7 @@ class Weighed:
         wanted, value = problem.energy.changed(chosen.precision, _changes(problem, [owner]))
         if not exactly and owner in wanted and value.square < FORBIDDEN / 2:
             return Lowered(owner, _share(-value.cost, chosen.cost), _share(-value.price, chosen.price), value.square)
-        point = evaluate(problem, {**chosen.precision, **wanted})
+        point = _lowering(problem, chosen, [owner])
         if (reason := _forbidden(problem, point, chosen, owner)) is not None:
             return reason
         saves, gain = _share(chosen.cost - point.cost, chosen.cost), _share(chosen.price - point.price, chosen.price)
@@ -81,7 +81,7 @@ class Weighed:
             if each.gain > WORTH and each.owner == module_of(each.owner) and self._may_hold(each.square, limit):
                 point = _lowering(self._problem, found, [each.owner])
                 if point.feasible and point.price < (1 - WORTH) * found.price:
-                    error = self._space.error_within_means(point)
+                    error = self._space.error_within_means(point.precision)
                     found = point if error is not None and error <= limit else found
         return found
 
@@ -93,7 +93,7 @@ class Weighed:
             return point
         square = point.predicted_error**2 - self._chosen.predicted_error**2
         may_hold = point.feasible and self._may_hold(square, self._space.budget)
-        error = self._space.error_within_means(point) if may_hold else None
+        error = self._space.error_within_means(point.precision) if may_hold else None
         return point if error is not None and error <= self._space.budget else None
 
     def reasons(self) -> tuple[Reason, ...]:
@@ -102,7 +102,8 @@ class Weighed:
         most = max((each.saves for each in self._open if not each.gains), default=0.0)
         for each in self._open:
             held = together_low and not each.gains  # in a replay with more than this low
-            ran = None if held else self._ran(each.owner)
+            low = _labels(self._problem, self._chosen, [each.owner])
+            ran = None if held else self._space.error_within_means(low)
             found[each.owner] = self._reason(each, ran, held, most)
         return together([replace(found[owner], modules=(owner,)) for owner in self._kept])
 
@@ -118,13 +119,6 @@ class Weighed:
         else:
             kind, words = "no-gain", no_gain(most if saves else 0.0, objective, alone=not held)
         return Reason(kind, words, adds=adds, left=max(budget - before, 0.0), saves=saves, ran=ran is not None)
-
-    def _ran(self, owner: str) -> float | None:
-        """The error of a replay with a module low; None where no more can be afforded."""
-        precision = {**self._chosen.precision, **_changes(self._problem, [owner])}
-        precision = self._problem.energy.settled(precision)
-        known = self._space.left > 0 or self._space.key(precision) in self._space.log
-        return self._space.error_within_means(evaluate(self._problem, precision)) if known else None
 
     def _may_hold(self, square: float, limit: float) -> bool:
         """Whether the error may stay within the limit, should predictions be off by as much as they are at most."""
@@ -224,9 +218,13 @@ def _changes(problem: Problem, owners: Iterable[str]) -> dict[str, str]:
     return {**dict.fromkeys(kept, "fp32"), **dict.fromkeys(group, problem.format)}
 
 
+def _labels(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> dict[str, str]:
+    """The precisions of the choice with these low, and what goes along."""
+    return problem.energy.settled({**chosen.precision, **_changes(problem, owners)})
+
+
 def _lowering(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    """The choice with these low, and what goes along."""
-    return evaluate(problem, problem.energy.settled({**chosen.precision, **_changes(problem, owners)}))
+    return evaluate(problem, _labels(problem, chosen, owners))
 
 
 def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
