@@ -31,8 +31,6 @@ NEAR = 12
 _LOW, _HIGH = " low", " FP32"
 """The ends of the network: no names of modules."""
 
-_ENDS = {_LOW: "low", _HIGH: "fp32"}
-
 
 @dataclass
 class Energy:
@@ -126,11 +124,17 @@ class Energy:
         edges of what changes alone."""
         settled = self.settled({**precision, **change}) if self.held or self.shielded else change
         change = {owner: label for owner, label in settled.items() if label != precision[owner]}
-        before = {**precision, **_ENDS}
-        after = {**before, **change}
+
+        def was_low(end: str) -> bool:
+            return end == _LOW or precision.get(end, "fp32") != "fp32"
+
+        def is_low(end: str) -> bool:
+            return change[end] != "fp32" if end in change else was_low(end)
+
         cost = island = square = 0.0
         for arc in (self._arcs[index] for index in {index for owner in change for index in self._touching[owner]}):
-            if paid := arc.is_cut(after) - arc.is_cut(before):
+            paid = (is_low(arc.tail) and not is_low(arc.head)) - (was_low(arc.tail) and not was_low(arc.head))
+            if paid:
                 cost, island, square = cost + paid * arc.cost, island + paid * arc.island, square + paid * arc.square
         return change, Value(cost, island, square)
 
@@ -182,10 +186,6 @@ class Arc(NamedTuple):
     cost: float
     island: float = 0.0
     square: float = 0.0
-
-    def is_cut(self, precision: Mapping[str, str]) -> bool:
-        """Whether it is paid for."""
-        return precision[self.tail] != "fp32" and precision[self.head] == "fp32"
 
 
 def _whole(share: float) -> int:

@@ -87,7 +87,7 @@ def refined(problem: Problem, starts: Sequence[Candidate], allowed: float) -> Ca
     Downhill from each start, first to an error within the limit, then to the lowest price: as far as the energy tells, which
     costs next to nothing, and from the best of that as each change really turns out, as many as can be looked at.
     """
-    tries, seen = max(VISITS // max(len(problem.capture.nodes), 1), 20), set[frozenset[tuple[str, str]]]()
+    tries, seen = VISITS // max(len(problem.capture.nodes), 1), set[frozenset[tuple[str, str]]]()
     most = min(allowed, math.sqrt(FORBIDDEN) / 2)
 
     def rank(point: Candidate) -> tuple[float, float]:
