@@ -66,6 +66,9 @@ class Weighed:
         """What lowering a module comes to, or what forbids it. exactly: not only as far as the energy tells."""
         problem, chosen = self._problem, self._chosen
         wanted, value = problem.energy.changed(chosen.precision, _changes(problem, [owner]))
+        if not exactly and owner in wanted and (broken := _broken_in(problem, owner)):
+            worst = max(broken, key=lambda name: _weight(problem, name))
+            return _because(problem, problem.lowest.resolution, owner, lowered_with(problem, owner), worst)
         if not exactly and owner in wanted and value.square < FORBIDDEN / 2:
             return Lowered(owner, _share(-value.cost, chosen.cost), _share(-value.price, chosen.price), value.square)
         point = _lowering(problem, chosen, [owner])
@@ -197,6 +200,12 @@ def _without_operations(problem: Problem, owner: str) -> Reason | None:
             return None
         return Reason("not-floating", "it has no floating-point operations")
     return None
+
+
+def _broken_in(problem: Problem, owner: str) -> list[str]:
+    """Operations of a module's own that forbid that it is low, whatever others are."""
+    own = (node.name for node in problem.operations_of.get(module_of(owner), ()) if _in(problem, node.name, owner))
+    return [name for name in own if problem.forbidden(problem.lowest.resolution, name)]
 
 
 def _in(problem: Problem, name: str, owner: str) -> bool:
