@@ -15,8 +15,7 @@ from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import Heard
 from auditor.measure.rerun import Yardstick
 from auditor.paths import enclosing, within
-from auditor.plan.choices import as_candidate, scopes_of
-from auditor.plan.modules import Modules
+from auditor.plan.modules import Modules, as_candidate, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import lowered_with
 from auditor.plan.solve import Candidate, evaluate
@@ -45,15 +44,14 @@ class Foretold(Modules):
     ) -> None:
         super().__init__(problem, None, budget)  # type: ignore[arg-type]
         self.off, self.refused, self.asked = off, refused, list[Candidate]()
-        self.known = [point for point, _ in known]
-        self.log |= {self.key(point): error for point, error in known}
+        self.log |= {self.key(point.precision): error for point, error in known}
 
     def error(self, point: Candidate) -> float:
-        if self.key(point) not in self.log:
+        if self.key(point.precision) not in self.log:
             self.asked.append(point)
             found = self.off * point.predicted_error if point.predicted_error <= self.refused else math.inf
-            self.log[self.key(point)] = found
-        return self.log[self.key(point)]
+            self.log[self.key(point.precision)] = found
+        return self.log[self.key(point.precision)]
 
 
 def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "bf16"), **asked: Any) -> Workbench:
@@ -87,7 +85,7 @@ def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candi
     for step in range(steps):
         heat = 0.1 * (1 - step / steps) ** 2 + 1e-4
         precision = rnd.choice((problem.format, "fp32"))
-        chosen = {other for owner in rnd.choice(groups) for other in (owner, *energy.tied_to(owner))}
+        chosen = {other for owner in rnd.choice(groups) for other in energy.together(owner)}
         tried = evaluate(problem, energy.settled({**now.precision, **dict.fromkeys(chosen, precision)}))
         if height(tried) <= height(now) or rnd.random() < math.exp((height(now) - height(tried)) / heat):
             now = tried

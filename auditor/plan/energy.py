@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import networkx as nx
 
 from ..execution.policy import plain, readers_of
 from ..execution.resolve import Resolution
 from ..numerics.operations import operation
-from ..paths import function_in, nearest_above
+from ..paths import enclosing, function_in, nearest_above
 from ..records import Capture
 from .mincut import Network
 
@@ -26,7 +26,9 @@ FORBIDDEN = 1e6
 
 SWEEP = 32
 SPAN = 1e10
-_LOW, _HIGH = (True,), (False,)
+NEAR = 12
+"""How many of those that save next more an error each owner may take the place of."""
+_LOW, _HIGH = " low", " FP32"
 """The ends of the network: no names of modules."""
 
 
@@ -50,14 +52,14 @@ class Energy:
     island: float
     shielded: frozenset[str] = frozenset()
 
-    def tied_to(self, owner: str) -> set[str]:
-        """Owners that must agree with this one."""
-        return self._groups.get(owner, set())
+    def together(self, owner: str) -> tuple[str, ...]:
+        """An owner and those that must agree with it."""
+        return self._tied_groups.get(owner, (owner,))
 
     @cached_property
-    def _groups(self) -> dict[str, set[str]]:
+    def _tied_groups(self) -> dict[str, tuple[str, ...]]:
         groups = nx.connected_components(nx.Graph(list(self.tied)))
-        return {owner: group for group in groups for owner in group}
+        return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
     def settled(self, precision: Mapping[str, str]) -> dict[str, str]:
         """The precisions, with holders low where an owner asks for it and shielded owners in FP32 where the one above is.
@@ -76,6 +78,34 @@ class Energy:
                 found[owner] = "fp32"
         return found
 
+    def saving(self, owner: str) -> float:
+        """Seconds that an owner's own operations take less where they are low."""
+        low, high, _ = self.scopes[owner]
+        return high - low
+
+    def worth(self, owner: str) -> float:
+        """The same a squared error."""
+        return self.saving(owner) / max(self.scopes[owner][2], 1e-30)
+
+    @cached_property
+    def groups(self) -> list[tuple[str, ...]]:
+        """What is lowered or raised together: an owner with those tied to it, or all below a module; those first that save most."""
+        groups, below = {self.together(owner) for owner in self.scopes}, dict[str, set[str]]()
+        for owner in self.scopes:
+            for path in enclosing(owner):
+                below.setdefault(path, set()).update(self.together(owner))
+        groups |= {tuple(sorted(inside)) for inside in below.values()}
+        return sorted(groups, key=lambda group: (-sum(map(self.saving, group)), group))
+
+    @cached_property
+    def neighbours(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Owners, with those tied to them, that may change together: they exchange values, one lies above the other, or they
+        save about as much an error, so that one may take the place of the other."""
+        ordered = sorted(set(map(self.together, self.scopes)), key=lambda each: (max(map(self.worth, each)), each))
+        found = [(self.together(one), self.together(other)) for one, other in (*self.pairs, *self.tree.items())]
+        found += [(one, other) for i, one in enumerate(ordered) for other in ordered[i + 1 : i + 1 + NEAR]]
+        return [pair for pair in dict.fromkeys(found) if pair[0] != pair[1]]
+
     def multipliers(self) -> list[float]:
         """Geometric steps around the ratio of all time to all error that is at stake."""
         saved = sum(abs(high - low) for low, high, _ in self.scopes.values())
@@ -86,29 +116,76 @@ class Energy:
     def cut(self, multiplier: float) -> set[str]:
         """Scopes that are FP32 at the minimum; of equal minima, the one with the fewest."""
         unit = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
-        capacities = [_whole((time + multiplier * error) / unit) for *_, time, error in self._arcs]
-        return {node for node in self._network.sink_side(capacities) if isinstance(node, str)}
+        capacities = [_whole((arc.cost + arc.island + multiplier * arc.square) / unit) for arc in self._arcs]
+        return self._network.sink_side(capacities) - {_HIGH}
+
+    def changed(self, precision: Mapping[str, str], change: Mapping[str, str]) -> tuple[dict[str, str], Value]:
+        """All that changes with a choice of precisions, what must go along included, and what that is worth: told from the
+        edges of what changes alone."""
+        settled = self.settled({**precision, **change}) if self.held or self.shielded else change
+        change = {owner: label for owner, label in settled.items() if label != precision[owner]}
+
+        def was_low(end: str) -> bool:
+            return end == _LOW or precision.get(end, "fp32") != "fp32"
+
+        def is_low(end: str) -> bool:
+            return change[end] != "fp32" if end in change else was_low(end)
+
+        cost = island = square = 0.0
+        for arc in (self._arcs[index] for index in {index for owner in change for index in self._touching[owner]}):
+            paid = (is_low(arc.tail) and not is_low(arc.head)) - (was_low(arc.tail) and not was_low(arc.head))
+            if paid:
+                cost, island, square = cost + paid * arc.cost, island + paid * arc.island, square + paid * arc.square
+        return change, Value(cost, island, square)
 
     @cached_property
-    def _network(self) -> Network[Hashable]:
-        return Network([(tail, head) for tail, head, *_ in self._arcs], _LOW, _HIGH)
+    def _touching(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for index, arc in enumerate(self._arcs):
+            for end in (arc.tail, arc.head):
+                found.setdefault(end, []).append(index)
+        return found
 
     @cached_property
-    def _arcs(self) -> list[tuple[Hashable, Hashable, float, float]]:
-        """(tail, head, seconds, squared error) of every arc of the network whose cut is the choice: what it costs to
-        have the tail low and the head FP32."""
-        found: list[tuple[Hashable, Hashable, float, float]] = []
+    def _network(self) -> Network[str]:
+        return Network([(arc.tail, arc.head) for arc in self._arcs], _LOW, _HIGH)
+
+    @cached_property
+    def _arcs(self) -> list[Arc]:
+        """The network whose cut is the choice: an arc is paid for where its tail is low and its head FP32."""
+        found: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
-            found += [(owner, _HIGH, low, error), (_LOW, owner, high, 0.0)]
-        for (producer, consumer), (error, elapsed) in self.pairs.items():
-            found += [(consumer, producer, elapsed, error), (producer, consumer, elapsed, 0.0)]  # FP32 into low: rounds
+            found += [Arc(owner, _HIGH, low, 0.0, error), Arc(_LOW, owner, high)]
+        for (producer, consumer), (error, elapsed) in self.pairs.items():  # FP32 into low: rounds
+            found += [Arc(consumer, producer, elapsed, 0.0, error), Arc(producer, consumer, elapsed)]
         for owner, above in self.tree.items():
-            found += [(owner, above, self.island, 0.0), (above, owner, self.island, 0.0)]
-            if owner in self.shielded:
-                found.append((owner, above, math.inf, 0.0))
-        for a, b in self.tied:
-            found += [(a, b, math.inf, 0.0), (b, a, math.inf, 0.0)]
-        return found + [(owner, holder, math.inf, 0.0) for owner, holder in self.held]
+            found += [Arc(owner, above, 0.0, self.island), Arc(above, owner, 0.0, self.island)]
+        never = [*self.tied, *((b, a) for a, b in self.tied), *self.held]
+        never += [(owner, above) for owner, above in self.tree.items() if owner in self.shielded]
+        return found + [Arc(owner, other, math.inf) for owner, other in never]
+
+
+class Value(NamedTuple):
+    """Seconds, those that the length of the plan counts for, and squared error."""
+
+    cost: float
+    island: float
+    square: float
+
+    @property
+    def price(self) -> float:
+        """What it counts for but for its error."""
+        return self.cost + self.island
+
+
+class Arc(NamedTuple):
+    """One arc of the network, and what it costs to have its tail low and its head FP32."""
+
+    tail: str
+    head: str
+    cost: float
+    island: float = 0.0
+    square: float = 0.0
 
 
 def _whole(share: float) -> int:

@@ -9,13 +9,6 @@ from typing import Generic, TypeVar
 Node = TypeVar("Node", bound=Hashable)
 
 
-def sink_side(arcs: Iterable[tuple[Node, Node, int]], source: Node, sink: Node) -> set[Node]:
-    """The sink's side of a minimum cut; see Network. arcs: (tail, head, capacity), none negative."""
-    given = list(arcs)
-    network = Network([(tail, head) for tail, head, _ in given], source, sink)
-    return network.sink_side([capacity for *_, capacity in given])
-
-
 class Network(Generic[Node]):
     """Arcs that are cut once, or again with other capacities. Several between two nodes add up.
 

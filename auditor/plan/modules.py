@@ -1,9 +1,9 @@
-"""The choices for a plan over modules: proposed by minimum cuts and a local search, run on the recorded graph."""
+"""The choices for a plan over modules: proposed by minimum cuts and a local search, run on the recorded graph, made a plan."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,16 +13,19 @@ import torch
 from torch import nn
 
 from ..execution.execute import Executor, Run
-from ..execution.policy import Policy, labelled
+from ..execution.policy import Policy, labelled, plain, scoped
 from ..isolation.outputs import tensor_outputs
+from ..numerics.formats import FORMATS
 from ..paths import module_of
 from ..pulse import beat
 from ..raised import let_through
-from ..records import Batch, Capture, Distance
-from .choices import everything
+from ..records import Batch, Capture, Distance, Plan, ScopeChoice
+from ..resources import table
+from .costs import memory_of
+from .exceptions import needed
 from .problem import Problem
 from .search import LITTLE
-from .solve import Candidate, between, candidates, evaluate, refined
+from .solve import Candidate, candidates, evaluate, refined
 
 
 @dataclass(frozen=True)
@@ -87,26 +90,25 @@ MOST, FEW = 24, 4
 
 
 class Modules:
-    """Choices of precisions of modules, and what runs of them came to. log: {key: error}, inf where it does not run. known:
-    choices that somebody asked about before any search. left: replays that improving and explaining a choice may still make."""
+    """Choices of precisions of modules, and what runs of them came to. log: {key: error}, inf where it does not run.
+    left: replays that improving and explaining a choice may still make."""
 
     def __init__(self, problem: Problem, trial: Trial, budget: float) -> None:
         self.problem, self.budget, self._trial = problem, budget, trial
         self.nothing, self.low = everything(problem, "fp32"), everything(problem, problem.format)
         self.log: dict[frozenset[tuple[str, str]], float] = {}
-        self.known: Sequence[Candidate] = ()
         work = sum(1 + cost.flops / FLOPS for cost in problem.costs.values())
         self.left = min(MOST, max(int(WORK / max(work, 1)), FEW))
 
     def error(self, point: Candidate) -> float:
         """Error of the recorded graph under a choice; inf where an operation raises."""
-        if self.key(point) not in self.log:
+        if self.key(point.precision) not in self.log:
             try:
-                self.log[self.key(point)] = self._trial.error(self.problem.running(labelled(point.precision)))
+                self.log[self.key(point.precision)] = self._trial.error(self.problem.running(labelled(point.precision)))
             except Exception as error:
                 let_through(error)
-                self.log[self.key(point)] = math.inf
-        return self.log[self.key(point)]
+                self.log[self.key(point.precision)] = math.inf
+        return self.log[self.key(point.precision)]
 
     def least_harm(self) -> float | None:
         """The error with one scope low, of those that gain by it the one whose operations move the outputs least."""
@@ -119,19 +121,19 @@ class Modules:
             )
 
         for owner in sorted(energy.scopes, key=moves):
-            labels = dict.fromkeys({owner, *energy.tied_to(owner)}, problem.format)
+            labels = dict.fromkeys(energy.together(owner), problem.format)
             point = evaluate(problem, energy.settled({**self.nothing.precision, **labels}))
             if point.cost < self.nothing.cost:
                 return self.error(point)
         return None
 
-    def error_within_means(self, point: Candidate) -> float | None:
+    def error_within_means(self, precision: Mapping[str, str]) -> float | None:
         """The same; None where no more replays can be afforded."""
-        if self.key(point) not in self.log:
+        if self.key(precision) not in self.log:
             if self.left <= 0:
                 return None
             self.left -= 1
-        return self.error(point)
+        return self.error(evaluate(self.problem, precision))
 
     @contextmanager
     def incremental(self) -> Iterator[None]:
@@ -143,32 +145,30 @@ class Modules:
             self._trial = whole
 
     def holding(self) -> list[Candidate]:
-        """Known choices that hold the budget and lower nothing unsafe."""
-        return [point for point in self.known if point.feasible and self.log[self.key(point)] <= self.budget]
+        """Everything low, where it is known to hold the budget and lowers nothing unsafe."""
+        low = self.low
+        return [low] if low.feasible and self.log.get(self.key(low.precision), math.inf) <= self.budget else []
 
     def reject(self, point: Candidate) -> None:
         """Note that the artefact of a choice did not hold."""
-        self.log[self.key(point)] = math.inf
+        self.log[self.key(point.precision)] = math.inf
 
     def proposed(self, allowed: float) -> Candidate:
         """The cheapest choice that is predicted to have an error of at most `allowed`; everything low, where that is safe, takes
         hardly longer, and is known or else predicted to hold."""
         curve, low = self._curve, self.low
         index = next((i for i, point in enumerate(curve) if _within(point, allowed)), len(curve) - 1)
-        point = between(self.problem, curve[index - 1], curve[index], allowed) if index else curve[0]
+        point = curve[index]
         if curve[0].price < (1 - LITTLE) * point.price:
             point = refined(self.problem, (point, curve[max(index - 1, 0)]), max(allowed, point.predicted_error))
-        error = self.log.get(self.key(low))
-        holds = _within(low, allowed) if error is None else low.feasible and error <= self.budget
+        holds = bool(self.holding()) if self.key(low.precision) in self.log else _within(low, allowed)
         fast = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
         return low if holds and fast else point
 
-    def key(self, point: Candidate) -> frozenset[tuple[str, str]]:
+    def key(self, precision: Mapping[str, str]) -> frozenset[tuple[str, str]]:
         """What tells runs apart: the precisions of what has operations."""
         own = self.problem.operations_of
-        return frozenset(
-            (path, kind) for path, kind in point.precision.items() if module_of(path) != path or path in own
-        )
+        return frozenset((path, kind) for path, kind in precision.items() if path in own or module_of(path) != path)
 
     @cached_property
     def _curve(self) -> list[Candidate]:
@@ -177,3 +177,69 @@ class Modules:
 
 def _within(point: Candidate, allowed: float) -> bool:
     return point.feasible and point.predicted_error <= allowed
+
+
+def everything(problem: Problem, precision: str) -> Candidate:
+    """All in one precision: low, it is what `torch.autocast` around the model, or a cast of all of it, comes to."""
+    return evaluate(problem, dict.fromkeys(problem.energy.scopes, precision))
+
+
+def as_candidate(problem: Problem, plan: Plan) -> Candidate:
+    """What a plan, or one of another strategy, chooses; what shares a weight with something in FP32 is so as well."""
+    chosen, energy = scoped(plan.scopes), problem.energy
+    labels = {owner: chosen(owner) for owner in energy.scopes}
+    for owner in [owner for owner, label in labels.items() if label == "fp32"]:
+        labels |= dict.fromkeys(energy.together(owner), "fp32")
+    return evaluate(problem, energy.settled(labels))
+
+
+def as_plan(problem: Problem, chosen: Candidate) -> Plan:
+    """A choice as a plan that was not run yet."""
+    curve = candidates(problem)
+    slowest = max(curve, key=lambda point: point.seconds).seconds
+    chosen = evaluate(problem, needed(problem, chosen.precision))
+    resolution = problem.resolve(labelled(chosen.precision))
+    return Plan(
+        name=problem.name,
+        strategy=problem.strategy,
+        format=problem.format,
+        scopes=scopes_of(problem, chosen),
+        predicted_error=chosen.predicted_error,
+        low_precision_flops=chosen.low_flops,
+        predicted_speedup=slowest / chosen.seconds if chosen.seconds else 1.0,
+        note=_unfit(problem),
+        raised=problem.raised,
+        stored_low=problem.stored_low,
+        objective=problem.objective,
+        target=problem.device,
+        memory=memory_of(problem.capture, problem.costs, resolution, problem.format),
+        fp32_memory=memory_of(problem.capture, problem.costs, problem.resolve(plain("fp32")), problem.format),
+        pareto=tuple((point.predicted_error, point.seconds / slowest if slowest else 1.0) for point in curve),
+    )
+
+
+def _unfit(problem: Problem) -> str:
+    """A note on devices without arithmetic in the format."""
+    row = FORMATS[problem.format]
+    if row.speed in table("plan/devices")[problem.device]:
+        return ""
+    return f"the {problem.device} has no {row.label} arithmetic: its speed-up is that of moving fewer bytes"
+
+
+def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
+    """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
+    prices = problem.energy.scopes
+
+    def saved(path: str) -> float:
+        low, high, _ = prices.get(path, (0.0, 0.0, 0.0))
+        return (high - low) / chosen.cost if chosen.cost else 0.0
+
+    return {
+        path: ScopeChoice(
+            boundary.precision,
+            output="keep" if boundary.keeps else "cast",
+            cost=saved(path) if boundary.precision == "fp32" else None,
+            keep=tuple(sorted(boundary.keep)),
+        )
+        for path, boundary in problem.running(labelled(chosen.precision)).wrapped.items()
+    }

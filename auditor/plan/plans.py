@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from ..numerics.formats import runs
 from ..records import Baseline, Plan
-from .choices import as_another, as_candidate, as_plan, ruled
-from .modules import Modules
+from .modules import Modules, as_candidate, as_plan
 from .reasons import Weighed, with_reasons
 from .recommend import gains, has_low
 from .search import MARGIN, WORTH, choose, verified
@@ -31,29 +30,28 @@ class Planner:
         self._ran: dict[tuple[str, frozenset[tuple[str, str]]], Plan] = {}
 
     def baselines(self) -> dict[str, Baseline]:
-        """The model with everything low, which is what it gives under plain autocast or a plain cast, and what the rules alone
-        would keep, replayed. What both come to is known to the search."""
+        """The model with everything low, which is what it gives under plain autocast or a plain cast; known to the search."""
         low = self._run({name: space.low for name, space in self.spaces.items()})
         return {name: self._baseline(space, low[name]) for name, space in self.spaces.items()}
 
     def _baseline(self, space: Modules, plan: Plan) -> Baseline:
         ran = plan.verification
         if ran is None or not runs(plan.format):  # the recorded graph stands in for a model that cannot be run
-            found = Baseline(*finite(space.error(space.low)))
-        else:
-            found = Baseline(plan.measured_error, ran.finite, ran.failure, criteria=() if ran.failure else ran.criteria)
-            fails = plan.measured_error is None or not all(one.holds for one in ran.criteria)
-            error = math.inf if fails else max(plan.measured_error or 0.0, ran.with_gradients or 0.0)
-            space.log[space.key(space.low)] = error
-        kept = ruled(space.problem, self.bench.findings)
-        space.known = [space.low, kept]
-        if kept != space.low:
-            space.error(kept)
-        return found
+            return Baseline(*finite(space.error(space.low)))
+        fails = plan.measured_error is None or not all(one.holds for one in ran.criteria)
+        error = math.inf if fails else max(plan.measured_error or 0.0, ran.with_gradients or 0.0)
+        space.log[space.key(space.low.precision)] = error
+        return Baseline(plan.measured_error, ran.finite, ran.failure, criteria=() if ran.failure else ran.criteria)
 
     def plans(self, baselines: Mapping[str, Baseline]) -> dict[str, Plan]:
         """Every plan, verified on inputs it was not made from where there are any."""
-        found = verified(self.spaces, self.bench.max_error, self._make, self._run, self._holds)[1]
+        found = verified(
+            self.spaces,
+            self.bench.max_error,
+            self._make,
+            self._run,
+            lambda _, plan: plan.verified or not runs(plan.format),
+        )[1]
         for name, plan in self._run(dict(self._better(found, baselines))).items():
             harmful = is_outdone(found[name], baselines[name])
             if harmful or (gains(plan) and not is_outdone(plan, baselines[name])):
@@ -80,18 +78,15 @@ class Planner:
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """The plans of these choices, verified."""
-        keys = {name: (name, self.spaces[name].key(point)) for name, point in chosen.items()}
+        keys = {name: (name, self.spaces[name].key(point.precision)) for name, point in chosen.items()}
         new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new, self.tick).items()}
         return {name: self._ran[key] for name, key in keys.items()}
 
-    def _holds(self, name: str, plan: Plan) -> bool:
-        return plan.verified or not runs(plan.format)
-
     def _better(self, plans: Mapping[str, Plan], baselines: Mapping[str, Baseline]) -> Iterator[tuple[str, Candidate]]:
         """What to run in the place of plans that do harm or gain nothing, or that another strategy's is better than.
 
-        Everything low, what the rules keep, or what another strategy keeps in the same format, where a replay holds; in the
+        Everything low, or what another strategy keeps in the same format, where a replay holds; in the
         place of harm else FP32.
         """
         for name, space in self.spaces.items():
@@ -100,10 +95,10 @@ class Planner:
                 continue
             harmful = is_outdone(own, baselines[name])
             rivals = [p for p in plans.values() if p.format == own.format and p.strategy != own.strategy and gains(p)]
-            others = [] if harmful else [as_another(space.problem, rival) for rival in rivals]
+            others = [] if harmful else [as_candidate(space.problem, rival) for rival in rivals]
             points = [*space.holding(), *others]
             bar = (1 - WORTH) * as_candidate(space.problem, own).cost if gains(own) and not harmful else math.inf
             cheaper = sorted((p for p in points if p.feasible and p.cost < bar), key=lambda point: point.price)
-            held = (p for p in cheaper if space.error(p) <= (1 if p in space.known else MARGIN) * space.budget)
+            held = (p for p in cheaper if space.error(p) <= (1 if p == space.low else MARGIN) * space.budget)
             if (point := next(held, space.nothing if harmful else None)) is not None:
                 yield name, point

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
 from ..execution.policy import Layout, Policy
-from ..execution.resolve import Resolution, Resolver, is_low, kept_low
+from ..execution.resolve import Resolution, Resolver, kept_low
 from ..numerics.formats import FORMATS
 from ..paths import function_in
 from ..records import Capture, Contribution, Node, Verdict
-from .costs import TIE, Cost, cast_seconds, memory_of, output_elements, price, seconds, traffic_seconds
+from .costs import TIE, Cost, cast_seconds, memory_of, output_elements, price, traffic_seconds
 from .energy import FORBIDDEN, Energy, energy_of, timed_in
 from .exceptions import Lowest, exceptions_of, lowest
 
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 
 ISLAND_SHARE = 0.003
 """Share of the FP32 price that one more scope must be worth: of plans that cost alike, people want the short one."""
-
-
-class Term(NamedTuple):
-    """What one node adds to a choice: squared error, seconds, floating-point operations, and those of them that are low."""
-
-    square: float
-    seconds: float
-    flops: int
-    low_flops: int
 
 
 @dataclass(frozen=True)
@@ -142,8 +133,7 @@ class Problem:
             needed = memory_of(self.capture, self.costs, resolution, self.format)
             return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
         if self.objective == "flops":
-            nodes = sum(self.node_price(name, resolution) for name in self.capture.nodes)
-            return nodes + self.storage_price(resolution)
+            elapsed = sum(self.node_price(name, resolution) for name in self.capture.nodes)
         return elapsed + self.storage_price(resolution)
 
     def stored_price(self, name: str, precision: str) -> float:
@@ -192,16 +182,6 @@ class Problem:
         contribution = self.contribution(name, self.kept.get(name, self.format))
         low = resolution.low(name) or (not self.capture.nodes[name].floating and resolution.touches_low(name))
         return min(contribution.own**2, FORBIDDEN) if contribution is not None and low else 0.0
-
-    def terms(self, resolution: Resolution) -> list[Term]:
-        """What each node adds, in the order of the graph."""
-        found = []
-        for name in self.capture.nodes:
-            cost, dtype = self.costs[name], timed_in(resolution, name)
-            low_flops = cost.flops if is_low(dtype) else 0
-            square, elapsed = self.node_square(resolution, name), seconds(cost, dtype, self.device)
-            found.append(Term(square, elapsed, cost.flops, low_flops))
-        return found
 
     def cast_square(self, resolution: Resolution, name: str) -> float:
         """Squared contribution of rounding an FP32 value, to the widest-off of the formats that its readers round it to."""

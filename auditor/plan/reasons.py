@@ -10,22 +10,32 @@ from ..execution.policy import labelled
 from ..execution.resolve import Resolution
 from ..paths import function_in, module_of, of_function
 from ..records import Finding, Plan, Reason
-from .choices import as_candidate
 from .clauses import added, no_gain, operation_reasons, together
-from .modules import Modules
+from .energy import FORBIDDEN
+from .modules import Modules, as_candidate
 from .problem import Problem
 from .search import MARGIN, MOST_OFF, WORTH
 from .solve import Candidate, evaluate
 
+VISITS, FEW = 60_000, 10
+"""Operations looked at for what lowering each module really comes to, and how many modules that are at least; of the rest
+the energy tells."""
+
 
 @dataclass(frozen=True)
 class Lowered:
-    """One module lowered in thought, with those that must go along. saves: the share of what the choice takes."""
+    """One module lowered in thought, with those that must go along. saves: the share of what the choice takes; gain: the
+    same of its price; square: the squared error that is predicted to be added."""
 
     owner: str
-    point: Candidate
     saves: float
-    gains: bool
+    gain: float
+    square: float
+
+    @property
+    def gains(self) -> bool:
+        """Whether it is worth its place in the plan."""
+        return self.gain > 0
 
 
 class Weighed:
@@ -43,24 +53,38 @@ class Weighed:
         self._kept = _kept(self._problem, chosen)
         self._forbidden: dict[str, Reason] = {}
         self._open: list[Lowered] = []
-        now = self._problem.resolve(labelled(chosen.precision))
-        for owner in sorted(self._kept, key=lambda owner: (-_own_saving(self._problem, owner), owner)):
-            point = _lowering(self._problem, chosen, [owner])
-            reason = _without_operations(self._problem, owner) or _forbidden(self._problem, point, now, owner)
-            if reason is not None:
-                self._forbidden[owner] = reason
+        left = max(VISITS // len(self._problem.capture.nodes), FEW) if self._kept else 0
+        for owner in sorted(self._kept, key=lambda owner: (-self._problem.energy.saving(owner), owner)):
+            found = _without_operations(self._problem, owner) or self._lowered(owner, exactly=left > 0)
+            left -= 1
+            if isinstance(found, Reason):
+                self._forbidden[owner] = found
             else:
-                saves = 1 - point.cost / chosen.cost if chosen.cost else 0.0
-                self._open.append(Lowered(owner, point, saves, point.price < chosen.price))
+                self._open.append(found)
+
+    def _lowered(self, owner: str, *, exactly: bool) -> Lowered | Reason:
+        """What lowering a module comes to, or what forbids it. exactly: not only as far as the energy tells."""
+        problem, chosen = self._problem, self._chosen
+        wanted, value = problem.energy.changed(chosen.precision, _changes(problem, [owner]))
+        if not exactly and owner in wanted and (broken := _broken_in(problem, owner)):
+            worst = max(broken, key=lambda name: _weight(problem, name))
+            return _because(problem, problem.lowest.resolution, owner, lowered_with(problem, owner), worst)
+        if not exactly and owner in wanted and value.square < FORBIDDEN / 2:
+            return Lowered(owner, _share(-value.cost, chosen.cost), _share(-value.price, chosen.price), value.square)
+        point = _lowering(problem, chosen, [owner])
+        if (reason := _forbidden(problem, point, chosen, owner)) is not None:
+            return reason
+        saves, gain = _share(chosen.cost - point.cost, chosen.cost), _share(chosen.price - point.price, chosen.price)
+        return Lowered(owner, saves, gain, point.predicted_error**2 - chosen.predicted_error**2)
 
     def improved(self, limit: float) -> Candidate:
         """The choice with what gains low as well, one module after the other, as long as replays stay within the limit."""
         found = self._chosen
         for each in self._open:
-            if each.gains and each.owner == module_of(each.owner) and self._may_hold(each.point, limit):
+            if each.gain > WORTH and each.owner == module_of(each.owner) and self._may_hold(each.square, limit):
                 point = _lowering(self._problem, found, [each.owner])
                 if point.feasible and point.price < (1 - WORTH) * found.price:
-                    error = self._space.error_within_means(point)
+                    error = self._space.error_within_means(point.precision)
                     found = point if error is not None and error <= limit else found
         return found
 
@@ -70,7 +94,9 @@ class Weighed:
         point = _lowering(self._problem, self._chosen, idle) if idle else self._chosen
         if point == self._chosen:
             return point
-        error = self._space.error_within_means(point) if self._may_hold(point, self._space.budget) else None
+        square = point.predicted_error**2 - self._chosen.predicted_error**2
+        may_hold = point.feasible and self._may_hold(square, self._space.budget)
+        error = self._space.error_within_means(point.precision) if may_hold else None
         return point if error is not None and error <= self._space.budget else None
 
     def reasons(self) -> tuple[Reason, ...]:
@@ -79,7 +105,8 @@ class Weighed:
         most = max((each.saves for each in self._open if not each.gains), default=0.0)
         for each in self._open:
             held = together_low and not each.gains  # in a replay with more than this low
-            ran = None if held else self._space.error_within_means(each.point)
+            low = _labels(self._problem, self._chosen, [each.owner])
+            ran = None if held else self._space.error_within_means(low)
             found[each.owner] = self._reason(each, ran, held, most)
         return together([replace(found[owner], modules=(owner,)) for owner in self._kept])
 
@@ -87,27 +114,26 @@ class Weighed:
         """ran: the error of a replay with it low. held: whether the budget held with it low. most: what of all that gains nothing
         saves most."""
         before, budget, objective = self._before, self._space.budget, self._problem.objective
-        after = self._after(each.point) if ran is None else ran
-        adds, left, saves = (
-            after - before if math.isfinite(after) else None,
-            max(budget - before, 0.0),
-            max(each.saves, 0.0),
-        )
+        after = self._after(each.square) if ran is None else ran
+        adds, saves = after - before if math.isfinite(after) else None, max(each.saves, 0.0)
         if each.gains or not (held or after <= budget):
             kind = "margin" if after <= budget else "budget"
             words = added(before, after, budget, MARGIN, saves, objective, ran is not None)
         else:
             kind, words = "no-gain", no_gain(most if saves else 0.0, objective, alone=not held)
-        return Reason(kind, words, adds=adds, left=left, saves=saves, ran=ran is not None)
+        return Reason(kind, words, adds=adds, left=max(budget - before, 0.0), saves=saves, ran=ran is not None)
 
-    def _may_hold(self, point: Candidate, limit: float) -> bool:
+    def _may_hold(self, square: float, limit: float) -> bool:
         """Whether the error may stay within the limit, should predictions be off by as much as they are at most."""
-        return point.feasible and self._before + (self._after(point) - self._before) / MOST_OFF <= limit
+        return self._before + (self._after(square) - self._before) / MOST_OFF <= limit
 
-    def _after(self, point: Candidate) -> float:
+    def _after(self, square: float) -> float:
         """The error that is predicted of a choice with more low: squares add up."""
-        squares = self._before**2 + point.predicted_error**2 - self._chosen.predicted_error**2
-        return math.sqrt(max(squares, 0.0))
+        return math.sqrt(max(self._before**2 + square, 0.0))
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
@@ -165,11 +191,6 @@ def _kept(problem: Problem, point: Candidate) -> list[str]:
     return [owner for owner in kept if owner == module_of(owner) or module_of(owner) not in kept]
 
 
-def _own_saving(problem: Problem, owner: str) -> float:
-    low, high, _ = problem.energy.scopes[owner]
-    return high - low
-
-
 def _without_operations(problem: Problem, owner: str) -> Reason | None:
     nodes = [node for node in problem.operations_of.get(module_of(owner), ()) if _in(problem, node.name, owner)]
     if not nodes:
@@ -181,6 +202,12 @@ def _without_operations(problem: Problem, owner: str) -> Reason | None:
     return None
 
 
+def _broken_in(problem: Problem, owner: str) -> list[str]:
+    """Operations of a module's own that forbid that it is low, whatever others are."""
+    own = (node.name for node in problem.operations_of.get(module_of(owner), ()) if _in(problem, node.name, owner))
+    return [name for name in own if problem.forbidden(problem.lowest.resolution, name)]
+
+
 def _in(problem: Problem, name: str, owner: str) -> bool:
     """Whether a node is a module's own, or part of a function in one."""
     return owner in (problem.capture.nodes[name].owner, problem.variable(name))
@@ -188,27 +215,35 @@ def _in(problem: Problem, name: str, owner: str) -> bool:
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
     """What is low if a module is lowered: itself, what shares a weight with it, and the functions in it that could stay FP32."""
-    group = {owner, *problem.energy.tied_to(owner)}
+    group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
     return tuple(sorted(group | (functions - problem.lowest.raised.keys())))
 
 
-def _lowering(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    """The choice with these low, and what goes along; a function whose keeping lets others be low stays kept, unless it is the
-    question."""
+def _changes(problem: Problem, owners: Iterable[str]) -> dict[str, str]:
+    """What lowering these asks for; a function whose keeping lets others be low stays kept, unless it is the question."""
     kept = (path for path in problem.lowest.raised if path != module_of(path))
     group = (each for owner in owners for each in lowered_with(problem, owner))
-    changed = {**dict.fromkeys(kept, "fp32"), **dict.fromkeys(group, problem.format)}
-    return evaluate(problem, problem.energy.settled({**chosen.precision, **changed}))
+    return {**dict.fromkeys(kept, "fp32"), **dict.fromkeys(group, problem.format)}
 
 
-def _forbidden(problem: Problem, point: Candidate, now: Resolution, owner: str) -> Reason | None:
-    """Why lowering a module is out of the question; None where it is not. point: with it low; now: without."""
+def _labels(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> dict[str, str]:
+    """The precisions of the choice with these low, and what goes along."""
+    return problem.energy.settled({**chosen.precision, **_changes(problem, owners)})
+
+
+def _lowering(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
+    return evaluate(problem, _labels(problem, chosen, owners))
+
+
+def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
+    """Why lowering a module is out of the question; None where it is not. point: with it low."""
     if point.precision[owner] == "fp32":
         return Reason("author", "the author switches autocast off around it")
     if point.feasible:
         return None
-    then, nodes, group = problem.resolve(labelled(point.precision)), problem.capture.nodes, lowered_with(problem, owner)
+    now, then = (problem.resolve(labelled(each.precision)) for each in (chosen, point))
+    nodes, group = problem.capture.nodes, lowered_with(problem, owner)
     broken = [name for name in nodes if problem.forbidden(then, name) and not problem.forbidden(now, name)]
     if not broken:
         return None

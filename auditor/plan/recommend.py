@@ -126,11 +126,8 @@ def kept_apart(plan: Plan) -> str:
 def staying(plan: Plan) -> str:
     """The same as a clause."""
     kept = kept_apart(plan)
-    return (
-        f"{kept} {'stays' if kept.startswith('1 ') and ' and ' not in kept else 'stay'} FP32"
-        if kept
-        else "nothing has to stay FP32"
-    )
+    one = kept.startswith("1 ") and " and " not in kept
+    return f"{kept} {'stays' if one else 'stay'} FP32" if kept else "nothing has to stay FP32"
 
 
 def outcome(plans: Plans, use: str = "inference") -> str:
@@ -227,12 +224,8 @@ def _within(plan: Plan, max_error: float) -> str:
     """That a plan keeps to what was allowed, and how much of it that takes."""
     error, most = plan.measured_error or 0.0, max(_criteria(plan), key=lambda one: one.share or 0.0, default=None)
     if most is not None:
-        lost = (
-            f"{most.output}: {most.kind} takes {most.share:.2g} of what it allows"
-            if most.share
-            else "with nothing lost"
-        )
-        return f"every criterion holds, {lost}"
+        lost = f"{most.output}: {most.kind} takes {most.share:.2g} of what it allows" if most.share else ""
+        return f"every criterion holds, {lost or 'with nothing lost'}"
     if error > max_error and plan.verification:
         noise = f"{FLOOR:g} times what runs in FP32 differ by ({plan.verification.noise:.2g})"
         return f"measured error {error:.2g}, no more than {noise}"
@@ -265,20 +258,17 @@ def _worth(plan: Plan) -> str:
     """A plan's figure by its objective."""
     if plan.objective == "flops":
         return f"{plan.low_precision_flops:.0%} of the FLOPs low"
-    words = f"{_taken(plan):.0%} of the memory" if plan.objective == "memory" else f"{speedup(plan):.2f}x"
-    return words + (" measured" if _is_measured(plan) else "")
+    if plan.objective == "memory":
+        return f"{_taken(plan):.0%} of the memory" + (" measured" if measured_memory(plan) is not None else "")
+    return f"{speedup(plan):.2f}x" + (" measured" if measured_times(plan) else "")
 
 
 def _idly(plan: Plan) -> str:
     """That a plan holds and yet takes no less than FP32 by its objective, where that is so."""
     if plan.objective == "flops" or _taken(plan) < 1:
         return ""
-    return f", {'measured' if _is_measured(plan) else 'predicted'} to save no {GAINS[plan.objective]}"
-
-
-def _is_measured(plan: Plan) -> bool:
-    """Whether what it takes by its objective was measured."""
-    return (measured_memory(plan) if plan.objective == "memory" else measured_times(plan)) is not None
+    how = "measured" if _worth(plan).endswith(" measured") else "predicted"
+    return f", {how} to save no {GAINS[plan.objective]}"
 
 
 def _share(plan: Plan) -> str:

@@ -8,14 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..execution.policy import labelled
-from ..execution.resolve import Resolution
-from ..paths import enclosing, nearest_above
-from .costs import cast_seconds
-from .energy import FORBIDDEN, Energy
-from .problem import Problem, Term
+from ..execution.resolve import Resolution, is_low
+from ..paths import nearest_above
+from .costs import cast_seconds, seconds
+from .energy import FORBIDDEN, Energy, timed_in
+from .problem import Problem
 
 VISITS = 20_000
 """Operations looked at, over all choices that one search tries: what bounds the time on a large model."""
+
+TINY = 1e-9
+"""Share of the price, or of the error, that no change is made for: sums are rounded."""
 
 
 @dataclass(frozen=True)
@@ -78,43 +81,23 @@ def _cuts(energy: Energy) -> list[set[str]]:
     return list(found.values())
 
 
-def between(problem: Problem, faster: Candidate, slower: Candidate, allowed: float) -> Candidate:
-    """The cheapest choice between two neighbours of the curve that is predicted to have an error of at most `allowed`.
-
-    Cuts only reach the convex hull of the curve. From `slower`, the scopes that are low in `faster` are lowered, those first
-    that save most time per squared error, as many as there can be.
-    """
-    energy = problem.energy
-    worth = {owner: (high - low) / max(error, 1e-30) for owner, (low, high, error) in energy.scopes.items()}
-    pending = [o for o, p in slower.precision.items() if p == "fp32" and faster.precision[o] != "fp32"]
-    pending.sort(key=lambda owner: (-worth[owner], owner))
-    best, first, last = slower, 0, len(pending) - 1
-    while first < last:
-        middle = (first + last + 1) // 2
-        lowered = {other for owner in pending[:middle] for other in {owner, *energy.tied_to(owner)}}
-        point = evaluate(problem, energy.settled({**slower.precision, **dict.fromkeys(lowered, problem.format)}))
-        if point.predicted_error <= allowed:
-            first, best = middle, min(best, point, key=lambda each: each.price)
-        else:
-            last = middle - 1
-    return best
-
-
 def refined(problem: Problem, starts: Sequence[Candidate], allowed: float) -> Candidate:
     """The cheapest choice within `allowed` that small changes lead to: of one scope, of all below a module, or of two.
 
-    Downhill from each start, first to an error within the limit, then to the lowest price.
+    Downhill from each start, first to an error within the limit, then to the lowest price: as far as the energy tells, which
+    costs next to nothing, and from the best of that as each change really turns out, as many as can be looked at.
     """
-    tries, seen = max(VISITS // max(len(problem.capture.nodes), 1), 20), set[frozenset[tuple[str, str]]]()
+    tries, seen = VISITS // max(len(problem.capture.nodes), 1), set[frozenset[tuple[str, str]]]()
+    most = min(allowed, math.sqrt(FORBIDDEN) / 2)
 
     def rank(point: Candidate) -> tuple[float, float]:
-        return max(0.0, point.predicted_error - min(allowed, math.sqrt(FORBIDDEN) / 2)), point.price
+        return max(0.0, point.predicted_error - most), point.price
 
     def walked(best: Candidate) -> Candidate:
-        better = True
+        better, labels = True, dict(best.precision)
         while better:
             better = False
-            for change in _changes(problem):
+            for change in _changes(problem.energy, problem.format, labels):
                 precision = problem.energy.settled({**best.precision, **change})
                 if (key := frozenset(precision.items())) in seen:
                     continue
@@ -123,28 +106,37 @@ def refined(problem: Problem, starts: Sequence[Candidate], allowed: float) -> Ca
                 seen.add(key)
                 if rank(point := evaluate(problem, precision)) < rank(best):
                     best, better = point, True
+                    labels.update(precision)
         return best
 
-    return min(map(walked, starts), key=rank)
+    foretold = [evaluate(problem, _downhill(problem, start, most**2)) for start in starts]
+    return min(map(walked, sorted((*starts, *foretold), key=rank)), key=rank)
 
 
-def _changes(problem: Problem) -> Iterator[dict[str, str]]:
-    """Scopes with another precision: lowered those first that save most, raised those that save least; then pairs."""
-    energy, below = problem.energy, dict[str, set[str]]()
-    singles = {tuple(sorted({owner, *energy.tied_to(owner)})) for owner in energy.scopes}
-    for owner in energy.scopes:
-        for path in enclosing(owner):
-            below.setdefault(path, set()).update({owner, *energy.tied_to(owner)})
-    groups = sorted(
-        {*singles, *(tuple(sorted(inside)) for inside in below.values())},
-        key=lambda group: (-sum(energy.scopes[owner][1] - energy.scopes[owner][0] for owner in group), group),
-    )
-    for first, last in zip(groups, reversed(groups), strict=True):
-        yield dict.fromkeys(first, problem.format)
+def _downhill(problem: Problem, start: Candidate, most: float) -> Mapping[str, str]:
+    """The precisions where no change is for the better. most: the squared error that is allowed."""
+    energy, labels = problem.energy, dict(start.precision)
+    square, price, better = start.predicted_error**2, start.price, True
+    while better:
+        better = False
+        for change in _changes(energy, problem.format, labels):
+            wanted, value = energy.changed(labels, change)
+            over, left = max(0.0, square - most), max(0.0, square + value.square - most)
+            if left < over * (1 - TINY) or (left <= over and value.price < -TINY * price):
+                labels |= wanted
+                square, price, better = square + value.square, price + value.price, True
+    return labels
+
+
+def _changes(energy: Energy, format: str, labels: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Scopes with another precision: lowered those first that save most, raised those that save least; then pairs of them."""
+    for first, last in zip(energy.groups, reversed(energy.groups), strict=True):
+        yield dict.fromkeys(first, format)
         yield dict.fromkeys(last, "fp32")
-    for pair in itertools.combinations(sorted(singles), 2):
-        for kinds in itertools.product((problem.format, "fp32"), repeat=2):
-            yield {owner: kind for group, kind in zip(pair, kinds, strict=True) for owner in group}
+    for one, other in energy.neighbours:
+        for kinds in itertools.product((format, "fp32"), repeat=2):
+            if labels[one[0]] != kinds[0] and labels[other[0]] != kinds[1]:
+                yield {**dict.fromkeys(one, kinds[0]), **dict.fromkeys(other, kinds[1])}
 
 
 def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
@@ -157,26 +149,24 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
 
 def _evaluated(problem: Problem, precision: Mapping[str, str]) -> Candidate:
     resolution = problem.resolve(labelled(precision))
-    terms = problem.terms(resolution)
-    elapsed = sum(term.seconds for term in terms)
-    flops, low_flops = sum(term.flops for term in terms), sum(term.low_flops for term in terms)
-    squares = _square(problem, resolution, terms)
+    costs, formats = problem.costs, {name: timed_in(resolution, name) for name in problem.capture.nodes}
+    elapsed = sum(seconds(costs[name], fmt, problem.device) for name, fmt in formats.items())
     for name in problem.capture.nodes:
         if name in resolution.cast:  # weights are not counted: autocast keeps those it has cast
             elapsed += cast_seconds(problem.elements[name], problem.format, problem.device)
-    cost_of_all = problem.whole_price(resolution, elapsed)
-    price = cost_of_all + problem.island * _length(precision)
-    share = low_flops / flops if flops else 0.0
-    return Candidate(dict(precision), math.sqrt(squares), elapsed, price, share, cost_of_all)
+    flops = sum(costs[name].flops for name in formats)
+    low_flops = sum(costs[name].flops for name, fmt in formats.items() if is_low(fmt))
+    error, cost = math.sqrt(_square(problem, resolution)), problem.whole_price(resolution, elapsed)
+    price = cost + problem.island * _length(precision)
+    return Candidate(dict(precision), error, elapsed, price, low_flops / flops if flops else 0.0, cost)
 
 
-def _square(problem: Problem, resolution: Resolution, terms: Sequence[Term]) -> float:
+def _square(problem: Problem, resolution: Resolution) -> float:
     """Squared error of the outputs; where the batches take several paths, on the one where it is largest."""
-    rounded = [(name, problem.cast_square(resolution, name)) for name in problem.rounded_values(resolution)]
-    if not problem.paths:
-        return sum(term.square for term in terms) + sum(square for _, square in rounded)
-    own = [(name, term.square) for name, term in zip(problem.capture.nodes, terms, strict=True)]
-    return max(sum(square for name, square in (*own, *rounded) if name in path) for path in problem.paths)
+    squares = [(name, problem.node_square(resolution, name)) for name in problem.capture.nodes]
+    squares += [(name, problem.cast_square(resolution, name)) for name in problem.rounded_values(resolution)]
+    paths = problem.paths or [frozenset(name for name, _ in squares)]
+    return max(sum(square for name, square in squares if name in path) for path in paths)
 
 
 def _length(precision: Mapping[str, str]) -> int:

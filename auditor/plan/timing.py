@@ -36,11 +36,14 @@ def timed_plans(
         lambda verifier, file: verifier.times(file, names, bench.flags, lambda: tick("timing")),
         lambda runs: {name: runs.time(name, bench.flags, apart=False) for name in names},
     )
-    found = {name: one if isinstance(one, Timed) else _lost(one) for name, one in given.items()}
+    missing = (*WAYS[:2], "memory")
+    found = {
+        n: one if isinstance(one, Timed) else Timed(missing=dict.fromkeys(missing, one)) for n, one in given.items()
+    }
     whole = found[FP32]
     timing = Timing(
         device=name_of(bench.device),
-        batch=_entries(bench),
+        batch=next((x.shape[0] for x in tensors_in(bench.checks[0]) if x.dim() and not x.is_nested), None),
         threads=torch.get_num_threads(),
         fp32=whole,
         fp32_today=against(found[TODAY], whole) if today else None,
@@ -66,12 +69,3 @@ def against(found: Timed, whole: Timed) -> Timed:
     if found.memory is not None and whole.memory:
         changed["memory_share"] = found.memory / whole.memory
     return replace(found, **changed)
-
-
-def _lost(why: str) -> Timed:
-    return Timed(missing=dict.fromkeys((*WAYS[:2], "memory"), why))
-
-
-def _entries(bench: Workbench) -> int | None:
-    """Entries along the first axis of the first tensor that has one."""
-    return next((x.shape[0] for x in tensors_in(bench.checks[0]) if x.dim() and not x.is_nested), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -24,18 +25,6 @@ from ..verify import Answers, failure_of, said_no_memory
 from .modules import worst_of
 from .recommend import has_fp32
 from .workbench import Workbench
-
-
-def answered(bench: Workbench, plans: Mapping[str, Plan], waiting: Callable[[], None]) -> dict[str, Answers | str]:
-    """What the model answers under each plan, on each of the bench's checks, or the one-line reason why it does not.
-
-    waiting: called every second.
-    """
-    return bench.ask(
-        plans,
-        lambda verifier, file: verifier.answers(file, list(plans), waiting),
-        lambda runs: {name: runs.answers(name) for name in plans},
-    )
 
 
 def fresh_told(bench: Workbench) -> tuple[str, ...]:
@@ -62,8 +51,13 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str,
     found = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
     if run:
         expected = Answers(bench.references(bench.checks), bench.graded)
-        tick("running the patched model")
-        answers = answered(bench, run, lambda: tick("running the patched model"))
+        waiting = partial(tick, "running the patched model")
+        waiting()
+        answers = bench.ask(
+            run,
+            lambda verifier, file: verifier.answers(file, list(run), waiting),
+            lambda runs: {name: runs.answers(name) for name in run},
+        )
         found |= {name: judged(bench, plan, expected, answers[name]) for name, plan in run.items()}
     return {name: found[name] for name in plans}
 
@@ -90,10 +84,10 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
         if bench.native and said_no_memory(answer):
             raise torch.OutOfMemoryError(answer)  # which says nothing of the plan
         return _failed(bench, plan, answer)
-    return _held_against(bench, plan, *_pairs(expected, answer))
-
-
-def _held_against(bench: Workbench, plan: Plan, pairs: Sequence[Pair], graded: Pair | None) -> Plan:
+    pairs = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
+    graded = None
+    if expected.graded is not None and answer.graded is not None:
+        graded = on_cpu(expected.graded), answer.graded
     try:
         found = worst_of([bench.distance(r, c) for r, c in pairs])
         enabled = bench.distance(*graded) if graded else None
@@ -134,14 +128,6 @@ def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
 def _unrun(bench: Workbench) -> Verification:
     inputs = "held-out" if bench.subject.held_out else "audited"
     return Verification(None, False, inputs, "native" if bench.native else "emulated")
-
-
-def _pairs(expected: Answers, answer: Answers) -> tuple[list[Pair], Pair | None]:
-    """FP32 and patched outputs, on the CPU, of every run without gradients, and of the one with them where there is one."""
-    pairs = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
-    if expected.graded is None or answer.graded is None:
-        return pairs, None
-    return pairs, (on_cpu(expected.graded), answer.graded)
 
 
 def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) -> str | None:

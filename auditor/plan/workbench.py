@@ -174,19 +174,10 @@ class Workbench:
     def problem(self, strategy: str, fmt: str) -> Problem:
         """What a plan under one strategy and format is solved from: the same for all who ask."""
         if (strategy, fmt) not in self._problems:
-            measured = self.contributions[fmt], self.verdicts[fmt]
-            stored = self.subject.raised, self.subject.stored_low
-            self._problems[strategy, fmt] = Problem(
-                self.capture,
-                self.costs,
-                *measured,
-                strategy,
-                fmt,
-                self.gpu,
-                *stored,
-                self.contributions,
-                self.objective,
-            )
+            measured, subject = (self.costs, self.contributions[fmt], self.verdicts[fmt]), self.subject
+            kept_low = subject.raised, subject.stored_low, self.contributions
+            problem = Problem(self.capture, *measured, strategy, fmt, self.gpu, *kept_low, self.objective)
+            self._problems[strategy, fmt] = problem
         return self._problems[strategy, fmt]
 
     @cached_property

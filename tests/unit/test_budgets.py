@@ -68,7 +68,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 35230, 242, 22
+LINES, FILES, ROOMS = 35230, 241, 22
 """Of all of them."""
 
 

@@ -21,8 +21,8 @@ from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
 from auditor.paths import function_in
-from auditor.plan.choices import scopes_of
 from auditor.plan.costs import costs_of
+from auditor.plan.modules import scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.records import Capture, Plan, ScopeChoice, Verdict

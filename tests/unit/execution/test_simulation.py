@@ -18,8 +18,8 @@ from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy, labelled
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
-from auditor.plan.choices import scopes_of
 from auditor.plan.costs import costs_of
+from auditor.plan.modules import scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Plan, Verdict

@@ -108,7 +108,7 @@ def test_fp32_runs_once_a_batch_however_many_rounds_there_are() -> None:
     counted = [2, 5]  # of other shapes than what was recorded, so that they may take more operations
     assert sorted(full) == sorted(
         [2, 2, 3, 5, *counted]
-    )  # the first check once more with gradients; 3 rows: for the rules
+    )  # the first check once more with gradients; 3 rows: for replays
 
 
 class Factoring(nn.Module):
@@ -164,4 +164,4 @@ def test_fp32_that_fails_as_it_is_set_says_so() -> None:
     with ieee():
         found = today_of(replace(bench_of(Fails()), flags=ALLOWED))
     said = "RuntimeError: no such arithmetic"
-    assert found is not None and (found.measured_error, found.failure) == (None, f"{said} (test_baselines.py:161)")
+    assert found is not None and found.measured_error is None and str(found.failure).startswith(said)

@@ -17,9 +17,8 @@ from auditor.execution.policy import Policy, plain, scoped
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
-from auditor.plan.choices import as_plan, everything, scopes_of
 from auditor.plan.costs import costs_of
-from auditor.plan.modules import Modules, Trial
+from auditor.plan.modules import Modules, Trial, as_plan, everything, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import candidates, evaluate
 from auditor.records import Capture, ScopeChoice, Verdict

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
 
 from auditor.plan.energy import FORBIDDEN, SPAN, SWEEP, Energy
+from auditor.plan.solve import evaluate
+from tests.problems import drawn
 
 ROOT = (0.0, 10.0, 0.0)
 """A root that is low for nothing and costs ten seconds in FP32."""
@@ -53,7 +56,7 @@ def test_what_is_tied_agrees() -> None:
     # together 2 + m low against 6 in FP32; b alone would be low at any m
     found = energy({"a": (1.0, 3.0, 1.0), "b": (1.0, 3.0, 0.0)}, tied={("a", "b")})
     assert (found.cut(3.9), found.cut(4.1)) == (set(), {"a", "b"})
-    assert (found.tied_to("b"), found.tied_to("")) == ({"a", "b"}, set())
+    assert (found.together("b"), found.together("")) == (("a", "b"), ("",))
 
 
 def test_a_shielded_scope_is_low_with_the_one_above_it_alone() -> None:
@@ -107,3 +110,15 @@ def test_a_holder_follows_a_low_owner_and_else_the_one_above() -> None:
         {"reader": (1.0, 9.0, 0.0), "holder": (0.0, 2.0, 0.0)}, tree={"holder": ""}, held={("reader", "holder")}
     )
     assert busy.settled(high) == high
+
+
+@pytest.mark.parametrize("owner", ["", "1", "2", "4"])
+def test_what_a_change_is_worth_is_told_from_its_own_edges(owner: str) -> None:
+    problem = drawn("chain", "cast", random.Random(2), unsafe=0.0)
+    before = {path: "fp16" if path in ("", "0", "3") else "fp32" for path in problem.energy.scopes}
+    change = {owner: "fp32" if before[owner] == "fp16" else "fp16"}
+    wanted, value = problem.energy.changed(before, {**change, "3": "fp16"})
+    then, now = (evaluate(problem, labels) for labels in (before, {**before, **change}))
+    assert wanted == change
+    assert value.price == pytest.approx(now.price - then.price)
+    assert value.square == pytest.approx(now.predicted_error**2 - then.predicted_error**2)

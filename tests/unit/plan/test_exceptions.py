@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -20,36 +21,11 @@ from tests.small_models import MODELS
 from tests.subjects import normal, seeded
 
 
-def offered(model: nn.Module, *inputs: Tensor, strategy: str = "cast") -> Mapping[str, frozenset[str]]:
-    return bench_of(model, *inputs, formats=("fp16",)).problem(strategy, "fp16").exceptions
-
-
-def test_unsafe_functions_beside_products_are_offered() -> None:
-    assert offered(seeded(FlatBlock), *LARGE) == {"": {"pow", "mean", "add", "rsqrt"}}
-
-
-def test_nothing_is_offered_where_nothing_is_unsafe() -> None:
-    model, inputs = MODELS["mlp"][0], MODELS["mlp"][1]
-    assert offered(seeded(model), *inputs) == {}
-    assert offered(seeded(FlatBlock), *LARGE, strategy="autocast") == {}  # autocast raises them by itself
-
-
-def error_by_hand(kind: type[nn.Module], inputs: tuple[Tensor, ...], audit: Audit, plan: str) -> float:
-    with torch.no_grad():
-        expected = seeded(kind)(*inputs).double()
-    ((found,),) = run_patched(auditor.apply(seeded(kind), audit, plan), [(inputs, {})], "cpu")
-    return float((found.double() - expected).norm() / expected.norm())
-
-
 class Norm(nn.Module):
     """A module of its own for what is unsafe: an island does, and there is no product in it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-
-def test_modules_without_products_get_none() -> None:
-    assert offered(nn.Sequential(Norm(), nn.Linear(32, 4)), *LARGE) == {}
 
 
 class Unsafe(nn.Module):
@@ -59,8 +35,28 @@ class Unsafe(nn.Module):
         return (x @ x.transpose(-1, -2)).softmax(-1).cumsum(-1)
 
 
-def test_products_that_are_all_unsafe_are_no_reason_for_exceptions() -> None:
-    assert offered(Unsafe(), 400 * normal(2, 8, 32)) == {}
+@pytest.mark.parametrize(
+    ("build", "inputs", "strategy", "expected"),
+    [
+        (FlatBlock, LARGE, "cast", {"": {"pow", "mean", "add", "rsqrt"}}),
+        (FlatBlock, LARGE, "autocast", {}),  # which raises them by itself
+        (*MODELS["mlp"], "cast", {}),  # nothing is unsafe
+        (lambda: nn.Sequential(Norm(), nn.Linear(32, 4)), LARGE, "cast", {}),
+        (Unsafe, (400 * normal(2, 8, 32),), "cast", {}),
+    ],
+)
+def test_unsafe_functions_beside_products_are_offered(
+    build: Any, inputs: tuple[Tensor, ...], strategy: str, expected: Mapping[str, set[str]]
+) -> None:
+    problem = bench_of(seeded(build), *inputs, formats=("fp16",)).problem(strategy, "fp16")
+    assert problem.exceptions == expected
+
+
+def error_by_hand(kind: type[nn.Module], inputs: tuple[Tensor, ...], audit: Audit, plan: str) -> float:
+    with torch.no_grad():
+        expected = seeded(kind)(*inputs).double()
+    ((found,),) = run_patched(auditor.apply(seeded(kind), audit, plan), [(inputs, {})], "cpu")
+    return float((found.double() - expected).norm() / expected.norm())
 
 
 class Distances(nn.Module):

@@ -9,8 +9,7 @@ import pytest
 from torch import nn
 
 from auditor.plan import reasons as reasons_module
-from auditor.plan.choices import as_candidate, as_plan, everything
-from auditor.plan.modules import Modules
+from auditor.plan.modules import Modules, as_candidate, as_plan, everything
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import Lowered, Weighed, with_reasons
 from auditor.plan.search import MARGIN
@@ -51,9 +50,7 @@ def test_what_must_stay_is_what_is_unsafe(found: tuple[Plan, str]) -> None:
 @pytest.mark.parametrize("holds", [True, False])
 def test_all_low_is_what_its_own_run_says(holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph may hold on its batches where the model does not on those that plans are verified on."""
-    monkeypatch.setattr(
-        reasons_module, "Lowered", lambda owner, point, saves, gains: Lowered(owner, point, 0.0, gains=False)
-    )
+    monkeypatch.setattr(reasons_module, "Lowered", lambda owner, saves, gain, square: Lowered(owner, 0.0, 0.0, square))
     problem = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
     low = everything(problem, "fp16")
     space = Foretold(problem, 0.5, off=1e-3, known=[] if holds else [(low, 0.6)])
@@ -77,9 +74,7 @@ def half_low() -> tuple[Problem, Candidate]:
 @pytest.fixture
 def gaining(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is lowered gains."""
-    monkeypatch.setattr(
-        reasons_module, "Lowered", lambda owner, point, saves, gains: Lowered(owner, point, 0.1, gains=True)
-    )
+    monkeypatch.setattr(reasons_module, "Lowered", lambda owner, saves, gain, square: Lowered(owner, 0.1, 0.1, square))
 
 
 def kept(point: Candidate) -> set[str]:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.execution.policy import Policy
 from auditor.plan import plans as module
-from auditor.plan.choices import as_plan
-from auditor.plan.modules import Trial
+from auditor.plan.modules import Trial, as_plan
 from auditor.plan.plans import Planner
 from auditor.plan.search import MARGIN
 from auditor.plan.workbench import Workbench
@@ -142,15 +141,6 @@ def test_quick_without_a_search_still_finds_what_is_predicted_to_hold_and_runs_i
     assert plan.verified
     assert plan.measured_error <= 0.9 * plain
     assert plan.predicted_error <= MARGIN * 0.9 * plain
-
-
-def test_no_plan_is_further_off_than_the_model_without_one() -> None:
-    audit = auditor.audit(seeded(Deep), normal(64, 256), max_error=0.0025)
-    for name, plan in audit.plans.items():
-        plain = audit.baselines[name].measured_error
-        assert plain is not None and plan.measured_error is not None
-        mixed = any(choice.precision == "fp32" for choice in plan.scopes.values())
-        assert plan.measured_error <= plain or not mixed
 
 
 def test_an_artefact_that_is_further_off_than_the_model_without_a_plan_gives_way(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from auditor.artefact.strategies import SHIPPED
 from auditor.execution.policy import scoped
-from auditor.plan.choices import as_candidate
+from auditor.plan.modules import as_candidate
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import together
@@ -19,7 +19,7 @@ from auditor.plan.solve import evaluate
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Reason
 from tests.planning import bench_of, kept, lowered
-from tests.small_models import ConvNet, Deep
+from tests.small_models import Deep
 from tests.subjects import normal, seeded
 from tests.unet import UNet
 
@@ -64,7 +64,6 @@ class Shared(nn.Module):
 
 MODELS = {
     "unet": (UNet, (normal(1, 3, 16, 16), torch.tensor([17])), 0.008),
-    "conv": (ConvNet, (normal(2, 3, 8, 8),), 0.004),
     "overflowing": (Overflowing, (normal(4, 16),), 0.01),
     "shared": (Shared, (torch.arange(12).reshape(2, 6),), 0.003),
     "deep": (Deep, (normal(64, 256),), 0.0025),

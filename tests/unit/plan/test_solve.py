@@ -15,7 +15,7 @@ from auditor.execution.policy import Layout, labelled
 from auditor.plan.costs import Cost
 from auditor.plan.energy import FORBIDDEN, Energy
 from auditor.plan.problem import Problem
-from auditor.plan.solve import between, candidates, evaluate
+from auditor.plan.solve import candidates, evaluate, refined
 from auditor.records import Contribution, Verdict
 from tests.problems import NOTHING, captured, drawn, every_candidate, labellings, must_stay_fp32, owners_of
 
@@ -164,7 +164,7 @@ def test_what_the_author_runs_outside_autocast_gets_no_low_scope_of_its_own(rnd:
     problem = drawn("shielded", "autocast", rnd)
     assert problem.energy.shielded == {"router"}  # `careful` switches autocast off itself, whatever wraps it
     curve = candidates(problem)
-    points = [*curve, *(between(problem, *pair, pair[0].predicted_error) for pair in itertools.pairwise(curve))]
+    points = [*curve, *(refined(problem, pair, pair[0].predicted_error) for pair in itertools.pairwise(curve))]
     for point in points:
         assert point.precision["router"] == "fp32" or point.precision[""] == "fp16"
 
