@@ -78,7 +78,7 @@ def test_large_tensors_are_compared_in_runs(step: int) -> None:
     assert relative_l2(x, broken) == math.inf
     both = x.clone()
     both[-1] = math.inf
-    assert relative_l2(both, broken) == pytest.approx(relative_l2(x[:-1], y[:-1]), rel=1e-12)
+    assert relative_l2(both, broken) == pytest.approx(relative_l2(x[:-1], y[:-1]), rel=1e-5)
 
 
 def normal_of(count: int) -> Tensor:
