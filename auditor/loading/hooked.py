@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import offload as mapped
+from .. import offload
 from ..errors import LoadError, first_line
 from ..isolation.members import modules_of, named_modules
 from ..raised import let_through
@@ -33,7 +33,7 @@ def told(model: nn.Module) -> tuple[str, ...]:
     count = len(held_outside(model))
     if not count:
         return ()
-    limited = mapped.now() is not None
+    limited = offload.now() is not None
     where = "lie in mapped files" if limited else "are in memory"
     return (
         f"accelerate's hooks hold {count} of the model's tensors: they {where} for the audit, and the hooks do not run; "
@@ -109,8 +109,7 @@ def _fill(module: nn.Module) -> None:
                 part._parameters[key] = nn.Parameter(value, requires_grad=empty.requires_grad)
             else:
                 part._buffers[key] = value
-        if (limit := mapped.now()) is not None:
-            mapped.onto(module, limit.arena, limit.large)
+        offload.onto(module)
 
 
 def _unhook(module: nn.Module) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from .. import offload as mapped
 from ..errors import LoadError
 from ..isolation.process import reseed, swapped
+from ..offload import onto
 from ..records import Origin
 from .discover import Found
 from .sandbox import blame, call
@@ -105,7 +105,7 @@ def _hugging_face(target: Target) -> Found:
     stored = stored_by(folder)
     arguments = {"dtype": "float32", "local_files_only": True}
     symbol = f"{kind}.from_pretrained"
-    with _quiet(transformers), mapped.in_this_thread():
+    with _quiet(transformers):
         model, info = call(
             maker.from_pretrained,
             f"{symbol} on {folder.name}",
@@ -115,6 +115,7 @@ def _hugging_face(target: Target) -> Found:
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
+    onto(model)
     counts = counted(model, stored)
     said = (*fitted(model, info, folder.name), *told(model, counts))
     name, _, revision = str(target.args[0]).partition("@")

@@ -55,7 +55,7 @@ BUDGET = {
     "loose files": (1560, "flow"),
     "measure": (2460, "measure"),
     "numerics": (2000, "numerics"),
-    "offload": (700, "offload"),
+    "offload": (350, "offload"),
     "plan": (3230, "plan"),
     "progress": (300, "telling"),
     "records": (1440, "records"),
