@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from . import offload as mapped
+from . import offload
 from .assembly import assembled
 from .capture.several import record_paths
 from .devices import CPU, let_go, name_of
@@ -79,8 +79,6 @@ def run(subject: Subject, options: Settings) -> Audit:
 def _audited(subject: Subject, options: Settings) -> Audit:
     stages, formats, seed = Stages(options.listener), options.formats, options.seed
     as_set = subject.flags or flags()
-    if (limit := mapped.now()) is not None:
-        limit.loaded()
     with (
         deep(),
         ieee(),
@@ -96,7 +94,7 @@ def _audited(subject: Subject, options: Settings) -> Audit:
         with stages("capture", subject.name):
             recordings = record_paths(subject, formats, seed)
             first = recordings.first.capture
-            if limit is not None:
+            if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.limits, first)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +13,10 @@ if TYPE_CHECKING:
     from .base import Strategy
 
 SHIPPED = ("autocast", "cast")
-"""Those that ship, each in the file of its name; what an audit plans unless it is told otherwise."""
+"""Those that ship; what an audit plans unless it is told otherwise."""
 
 GRAPHS = ("graph",)
-"""Those whose plans are files of their own, each in the file of its name: an audit makes them where it is asked to."""
+"""Those whose plans are files of their own: an audit makes them where it is asked to."""
 
 _KNOWN: dict[str, Strategy] = {}
 
@@ -35,7 +34,9 @@ def known() -> tuple[str, ...]:
 def strategy_of(name: str) -> Strategy:
     """The strategy called `name`. Raises: KeyError for one that is not known."""
     if name not in _KNOWN and name in (*SHIPPED, *GRAPHS):
-        _KNOWN[name] = importlib.import_module(f"{__package__}.{name}").STRATEGY
+        from .shipped import STRATEGIES
+
+        _KNOWN[name] = STRATEGIES[name]
     return _KNOWN[name]
 
 

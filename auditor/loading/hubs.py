@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .. import offload
 from ..errors import LoadError
 from ..isolation.members import size_of
 from ..isolation.process import reseed, swapped
 from ..numerics.formats import is_low
+from ..offload import onto
 from ..records import Origin
 from .discover import Found
 from .sandbox import blame, call
@@ -90,8 +90,8 @@ def _hugging_face(target: Target) -> Found:
     symbol = f"{kind}.from_pretrained"
     transformers.utils.logging.set_verbosity_error()  # what its table of names says is said in notes
     transformers.utils.logging.disable_progress_bar()
-    with offload.in_this_thread():
-        model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **wanted)
+    model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **wanted)
+    onto(model)
     said = tuple(_differences(model, info, folder.name))
     name, _, revision = str(target.args[0]).partition("@")
     if Path(target.args[0]).is_dir():

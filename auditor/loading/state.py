@@ -215,8 +215,7 @@ def _fill(module: nn.Module, hook: Any) -> None:
             f"({type(error).__name__}: {first_line(error)[:160]}): load the weights first",
             slug="meta-weights",
         ) from error
-    if (limit := offload.now()) is not None:
-        offload.onto(module, limit.arena, limit.large)
+    offload.onto(module)
 
 
 def _hooks(module: nn.Module) -> list[Any]:

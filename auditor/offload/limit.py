@@ -2,73 +2,55 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
 import threading
-import time
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from torch import Tensor, nn
 
 from ..errors import AuditorError
 from ..raised import disk_is_full
-from .arena import Arena
-from .freeing import freeing
-from .paging import page_out
-from .spilling import Spilling
+from .files import Offloading, in_file, is_large, is_offloaded, laid_as, release
 
-PAGE = mmap.PAGESIZE
 NEARLY = 0.75
 """Share of the limit from which mapped files are let go of: a moment passes between two looks."""
 
 STEP = 1 / 32
 """Share of the limit that must have become resident since they were last let go of."""
 
-SELDOM = 0.25
-"""Seconds between two times that files are paged out which others have mapped: they are read from the disk again."""
-
-LOOK, OFTEN = 0.004, 0.001
-"""Seconds between two looks in the midst of an operation, and between those after operations at least."""
-
-OWN = 1 / 3
-"""Share of what the limit leaves beside the libraries that results may take without lying in files: most are soon gone."""
-
-SMALL, LARGE, SHARES = 1 << 16, 1 << 20, 1 << 12
-"""Bytes from which a tensor is kept in a file: one of so many shares of the limit, within these."""
+LOOK = 0.004
+"""Seconds between two looks."""
 
 ROOM = 64 << 20
 """Bytes beside what a process with torch holds in any case without which nothing can be done."""
 
-_STATM = Path("/proc/self/statm")
+HELD = 3.0
+"""Times its FP32 weights that the audit of a model holds, in both of its processes together, where nothing limits it."""
+
+EACH = 0.4
+"""Share of what is free that each process may hold then."""
+
+_STATM, _MEMINFO, _CGROUPS = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+_GROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+
+SINGLE = "HF_DEACTIVATE_ASYNC_LOAD"
+"""Tells transformers to raise weights to FP32 in the thread that asks for them: what others make no mode sees."""
 
 _now: list[Limit] = []
 
 
 class Limit:
-    """Holds this process to some bytes of resident memory, as far as what is resident can be let go of.
+    """Holds this process to some bytes of resident memory, as far as they can be let go of; `peak` is the most that was seen."""
 
-    arena: where large tensors lie. peak: the most that was seen to be resident.
-    """
-
-    def __init__(self, size: int, arena: Arena | None = None) -> None:
+    def __init__(self, size: int) -> None:
         """Raises: AuditorError(slug="memory-too-small") where this process alone holds as much."""
-        self.size, self.arena = size, arena or Arena()
-        self.peak = resident()
-        self._after, self._looked, self._paged = 0, 0.0, 0.0
-        self._began, self._own = unmapped(), 0.0
-        self._ended = threading.Event()
-        least = self.peak + ROOM
-        if size < least:
-            raise too_small(size, least)
-
-    @property
-    def large(self) -> int:
-        """Bytes from which a tensor is kept in a file."""
-        return min(max(self.size // SHARES, SMALL), LARGE)
-
-    def loaded(self) -> None:
-        """The model is there: what comes now may stay in memory while there is little of it."""
-        self.let_go()
-        self._began, self._own = unmapped(), OWN * max(self.size - resident(), 0)
+        self.size, self.peak, self._after = size, resident(), 0
+        self.need(0)
 
     def need(self, size: int) -> None:
         """So many bytes are needed at once beside what is resident in any case.
@@ -76,43 +58,25 @@ class Limit:
         Raises: AuditorError(slug="memory-too-small") where the limit is below that.
         """
         self.let_go()
-        least = resident() + ROOM + size
-        if self.size < least:
-            raise too_small(self.size, least)
-
-    def stays(self, size: int) -> bool:
-        """Whether so many bytes may stay in memory of their own."""
-        return self._own > 0 and unmapped() - self._began + size < self._own
+        if self.size < (least := resident() + ROOM + size):
+            raise AuditorError(
+                f"--memory {words(self.size)} is too little for this audit: give {words(least)} or more",
+                slug="memory-too-small",
+            )
 
     def ease(self) -> None:
         """Let go of mapped files where nearly as much is resident as may be."""
         held = resident()
-        self.peak, self._after = max(self.peak, held), min(self._after, held)  # the heap may have been trimmed since
+        self.peak, self._after = max(self.peak, held), min(self._after, held)
         if held > NEARLY * self.size and held - self._after > STEP * self.size:
             self.let_go()
 
-    def looked(self) -> None:
-        """The same, unless that was done a moment ago."""
-        if (at := time.monotonic()) - self._looked > OFTEN:
-            self._looked = at
-            self.ease()
-
     def let_go(self) -> None:
-        """Let go of mapped files now; of those that others mapped, such as checkpoints, where that is not enough."""
-        self.arena.let_go()
-        if resident() > NEARLY * self.size and time.monotonic() - self._paged > SELDOM:
-            page_out(self.arena.folder)
-            self._paged = time.monotonic()
+        """Let go of mapped files now; of those that others mapped where that is not enough."""
+        release(others=False)
+        if resident() > NEARLY * self.size:
+            release(others=True)
         self._after = resident()
-
-    def watch(self) -> None:
-        """Look again and again, until it ends."""
-        while not self._ended.wait(LOOK):
-            self.ease()
-
-    def end(self) -> None:
-        """No more looks."""
-        self._ended.set()
 
 
 @contextmanager
@@ -130,21 +94,51 @@ def limited(size: int | None) -> Iterator[Limit | None]:
             "this system does not say how much memory a process holds (/proc/self/statm): leave --memory out",
             "no-paging",
         )
-    limit = Limit(size)
-    thread = threading.Thread(target=limit.watch, name="auditor-memory", daemon=True)
+    limit, ended = Limit(size), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(LOOK):
+            limit.ease()
+
+    thread = threading.Thread(target=watch, name="auditor-memory", daemon=True)
     _now.append(limit)
     thread.start()
     try:
-        with freeing(limit.large), Spilling(limit.arena, limit.large, limit.stays, limit.looked):
+        os.environ[SINGLE] = "1"
+        _mmap_from(4 << 20)
+        with Offloading():  # type: ignore[no-untyped-call]
             yield limit
     except Exception as error:
         if (full := disk_is_full(error)) is not None and full is not error:
             raise full from None
         raise
     finally:
-        limit.end()
+        os.environ.pop(SINGLE, None)
+        _mmap_from(32 << 20)
+        ended.set()
         thread.join()
         _now.remove(limit)
+
+
+def _mmap_from(size: int) -> None:
+    """Let glibc give memory back to the system as soon as it is freed, in pieces of at least `size` bytes: it comes to keep
+    those below 32 MiB in a heap that grows around what is still held."""
+    getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(-3, size)
+
+
+def onto(model: nn.Module) -> None:
+    """Put every large parameter and buffer into a file, where it is the same object with the same entries, if there is a limit.
+
+    Tensors over one storage stay over one storage.
+    """
+    together: defaultdict[int, list[Tensor]] = defaultdict(list)
+    for tensor in (*model.parameters(), *model.buffers()) if _now else ():
+        if is_large(tensor) and not is_offloaded(tensor):
+            together[tensor.untyped_storage()._cdata].append(tensor)
+    for tensors in together.values():
+        storage = in_file(tensors[0].untyped_storage())
+        for tensor in tensors:
+            tensor.data = laid_as(tensor, storage)
 
 
 def now() -> Limit | None:
@@ -163,29 +157,32 @@ def came_to() -> str | None:
     limit = now()
     if limit is None:
         return None
-    limit.ease()
-    written, peak = (f"{size / 1e9:.2f} GB" for size in (limit.arena.written, limit.peak))
     of = "more than" if limit.peak > limit.size else "of"
-    most = f"{peak} in memory at most, {of} the {words(limit.size)} allowed"
-    return f"{written} of large tensors written to mapped files; {most}"
+    return f"{limit.peak / 1e9:.2f} GB in memory at most, {of} the {words(limit.size)} allowed"
+
+
+def fitting(weights: int) -> int | None:
+    """The limit under which a model is audited whose FP32 weights take so many bytes; None where it fits as it is, or where
+    the system does not say what is free."""
+    left = free()
+    return int(EACH * left) if left is not None and HELD * weights > left else None
+
+
+def free() -> int | None:
+    """Bytes that the machine has available, or the group that this process is in, where that is less; None: nobody says."""
+    with suppress(OSError):
+        left = 1024 * int(_MEMINFO.read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0])
+        for most, used in _GROUPS:
+            with suppress(OSError, ValueError):  # "max": without a limit
+                limit, taken = (int((_CGROUPS / name).read_text(encoding="utf-8")) for name in (most, used))
+                return min(left, max(limit - taken, 0))
+        return left
+    return None
 
 
 def resident() -> int:
     """Bytes of this process in memory: its own, and those of files that it has mapped."""
-    return int(_STATM.read_bytes().split()[1]) * PAGE
-
-
-def unmapped() -> int:
-    """Those that are of no file."""
-    _, held, shared, *_ = _STATM.read_bytes().split()
-    return (int(held) - int(shared)) * PAGE
-
-
-def too_small(size: int, least: float) -> AuditorError:
-    """What is said where the limit is below the least that works."""
-    return AuditorError(
-        f"--memory {words(size)} is too little for this audit: give {words(least)} or more", slug="memory-too-small"
-    )
+    return int(_STATM.read_bytes().split()[1]) * mmap.PAGESIZE
 
 
 def words(size: float) -> str:

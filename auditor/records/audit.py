@@ -88,7 +88,7 @@ class Environment:
         Mapping[str, Any], Written("how the caller had set torch to compute, by name; the audit's own FP32 is IEEE")
     ] = empty()
     memory: Annotated[tuple[str, ...], Written("what was done to hold no more than `--memory`")] = ()
-    held: Annotated[str | None, Written("what `--memory` wrote to mapped files, and the most that was resident")] = None
+    held: Annotated[str | None, Written("the most that was resident under `--memory`")] = None
 
 
 @dataclass(frozen=True)

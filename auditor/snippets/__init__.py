@@ -6,15 +6,15 @@ from typing import Any
 
 from ..errors import AuditorError
 from ..records import Audit
-from . import fsdp2, gradscaler, huggingface, lightning
-from .offer import audit_in, choose, running
-from .tool import Tool, comment, heading
+from . import fsdp2, huggingface
+from .offer import Tool, audit_in, choose, comment, heading, running
+from .trainers import GRADSCALER, LIGHTNING
 
 TOOLS: dict[str, Tool] = {
     "hf": huggingface.TOOL,
     "fsdp2": fsdp2.TOOL,
-    "lightning": lightning.TOOL,
-    "gradscaler": gradscaler.TOOL,
+    "lightning": LIGHTNING,
+    "gradscaler": GRADSCALER,
 }
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .offer import Chosen
-from .tool import Tool, comment, dtype_text, mapping
+from .offer import Chosen, Tool, comment, dtype_text, mapping
 
 _CAST_NOTE = (
     "FSDP2 keeps the shards in FP32 and gathers each group of parameters in param_dtype, so a cast plan also trains. A "

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .offer import Chosen
-from .tool import Tool, comment, dtype_text, listing
+from .offer import Chosen, Tool, comment, dtype_text, listing
 
 _NOTE = (
     "transformers 5 or newer. Each entry is searched, as a regular expression, in the names of the checkpoint; what it "

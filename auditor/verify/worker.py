@@ -119,8 +119,6 @@ class Worker:
                 return None, unread
             materialise(model, self.batches[0], self.settings["seed"])
             what, self.model = "running the model in FP32", model
-            if (limit := offload.now()) is not None:
-                limit.loaded()
             load = partial(patched, module, model)
             with deep(), ieee(), load(FP32):
                 found = answer(model, self.batches[0], seed=self.settings["seed"])
@@ -149,8 +147,8 @@ def built(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     reseed(settings["seed"])
     with module.imported(module.SOURCE, module.__file__):
         reseed(settings["seed"])
-    with offload.in_this_thread():
-        model: nn.Module = module.original()
+    model: nn.Module = module.original()
+    offload.onto(model)
     switch(model, training=False)
     device = settings["device"]
     return copied(model, device) if is_native(device) and not is_spread(device) else model

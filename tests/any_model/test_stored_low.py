@@ -158,7 +158,7 @@ def test_models_stored_low_are_held_against_the_same_values_in_fp32(kind: str) -
     build = seeded(STORED[kind])
     audit = held(build, reference=raised(build))
     assert all(plan.verified and plan.raised == "weights" for plan in audit.plans.values())
-    assert "stored in" in audit.live.warnings[0]
+    assert "the model stores" in audit.live.warnings[0]
     low = audit.plans["autocast_fp16"]
     assert low.low_precision_flops > 0.9
     assert low.measured_error

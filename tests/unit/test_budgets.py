@@ -42,7 +42,7 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 """Files in no folder that count to the command line's room: all that an audit is asked by."""
 
 BUDGET = {
-    "artefact": (960, "artefact"),
+    "artefact": (950, "artefact"),
     "capture": (2820, "capture"),
     "cli": (1560, "settings"),
     "criteria": (960, "criteria"),
@@ -55,20 +55,20 @@ BUDGET = {
     "loose files": (1470, "flow"),
     "measure": (2460, "measure"),
     "numerics": (2000, "numerics"),
-    "offload": (700, "offload"),
+    "offload": (350, "offload"),
     "plan": (3230, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "report": (3720, "report"),
     "rulebook": (2490, "rules"),
     "score": (350, "criteria"),
-    "snippets": (570, "snippets"),
+    "snippets": (540, "snippets"),
     "training": (1820, "training"),
     "verify": (990, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 35230, 241, 22
+LINES, FILES, ROOMS = 34810, 231, 22
 """Of all of them."""
 
 

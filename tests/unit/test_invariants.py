@@ -6,7 +6,7 @@ import ast
 import copy
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -30,9 +30,9 @@ from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.nodes import tensors_of
 from auditor.numerics.operations import operation
 from auditor.plan import plans
-from auditor.plan import verified as answering
 from auditor.plan.energy import timed_in
 from auditor.plan.modules import Trial
+from auditor.plan.workbench import Workbench
 from auditor.records import Audit, Capture, Contribution, Plan
 from auditor.verify import run_patched
 from tests.fake_cuda import NAMES
@@ -236,10 +236,7 @@ def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkey
 def audited_without_runs(monkeypatch: pytest.MonkeyPatch, why: str) -> Audit:
     """An audit whose artefacts, modules and programs alike, are never run."""
 
-    def unanswered(bench: Any, wanted: Sequence[str], *rest: Any) -> dict[str, str]:
-        return dict.fromkeys(wanted, why)
-
-    monkeypatch.setattr(answering, "answered", unanswered)
+    monkeypatch.setattr(Workbench, "ask", lambda bench, plans, *rest: dict.fromkeys(plans, why))
     monkeypatch.setattr(programs, "run_as_files", lambda bench, *rest: {"graph_bf16": why})
     return auditor.audit(seeded(Wide), normal(32, 64), formats="bf16", strategies=(*SHIPPED, "graph"), max_error=0.5)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.artefact.autocast import STRATEGY, AutocastRuntime
+from auditor.artefact.shipped import STRATEGIES, AutocastRuntime
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,11 @@ from auditor.artefact.autocast import STRATEGY, AutocastRuntime
     ],
 )
 def test_boundaries(precision: str, above: str | None, expected: tuple[str | None, str | None]) -> None:
-    assert STRATEGY.boundary(precision, above, False) == STRATEGY.boundary(precision, above, True) == expected
+    assert (
+        STRATEGIES["autocast"].boundary(precision, above, False)
+        == STRATEGIES["autocast"].boundary(precision, above, True)
+        == expected
+    )
 
 
 class Seen(nn.Linear):
@@ -52,5 +56,5 @@ def test_an_fp32_scope_raises_what_enters_and_lies_outside_of_autocast() -> None
 
 
 def test_nothing_is_stored_low() -> None:
-    assert STRATEGY.stores == frozenset()
+    assert STRATEGIES["autocast"].stores == frozenset()
     assert AutocastRuntime.stored(nn.Linear(1, 1), {"": {"precision": "fp16"}}) == {}

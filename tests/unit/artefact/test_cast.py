@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.artefact.cast import STRATEGY, CastRuntime
+from auditor.artefact.shipped import STRATEGIES, CastRuntime
 
 LOW, WIDE = torch.bfloat16, torch.float32
 
@@ -22,7 +22,7 @@ LOW, WIDE = torch.bfloat16, torch.float32
     ],
 )
 def test_boundaries(precision: str, above: str | None, keeps: bool, expected: tuple[str | None, str | None]) -> None:
-    assert STRATEGY.boundary(precision, above, keeps) == expected
+    assert STRATEGIES["cast"].boundary(precision, above, keeps) == expected
 
 
 def test_weights_and_buffers_are_stored_by_scope() -> None:

@@ -15,9 +15,9 @@ from torch import nn
 
 import auditor
 from auditor.artefact.base import Strategy
-from auditor.artefact.cast import Cast, CastRuntime
 from auditor.artefact.emit import emit
 from auditor.artefact.runtime import Runtime, by_scope, call, convert
+from auditor.artefact.shipped import Cast, CastRuntime
 from auditor.artefact.strategies import names, registered
 from auditor.cli.program import main
 from auditor.document.read import load_plan

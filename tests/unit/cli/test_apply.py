@@ -153,7 +153,7 @@ def test_plan_that_cannot_be_followed_is_one_line_and_exit_code_2(case, plan, ca
         (["absent.json", "model.py"], "absent.json cannot be read (No such file or directory)"),
         (["plan.json", "absent.py"], "absent.py does not exist"),
         (["plan.json", "model.py", "--out", "model.py"], "model.py is a file"),
-        (["plan.json", "model.py", "--weights", "absent.pt"], "absent.pt do not exist"),
+        (["plan.json", "model.py", "--weights", "absent.pt"], "absent.pt does not exist"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(words, text, plan, capsys, tmp_path):

@@ -188,7 +188,7 @@ def test_interrupt(stages, capsys, tmp_path):
     [
         (["absent.py"], "absent.py does not exist"),
         (["."], "name the file that holds the model, for example model.py"),
-        (["model.py", "--weights", "absent.pt"], "absent.pt do not exist"),
+        (["model.py", "--weights", "absent.pt"], "absent.pt does not exist"),
         (["model.py", "--out", "model.py"], "model.py is a file"),
         (["model.py", "--rules", "absent"], "absent"),
         (["explain", "XXX999"], "no rule and no error is called XXX999"),

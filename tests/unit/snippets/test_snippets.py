@@ -81,10 +81,6 @@ def test_a_plan_that_torch_cannot_run_stands_in_for_none_whatever_its_file_says(
         assert "fp8" not in text
 
 
-def test_nothing_recommended() -> None:
-    assert "No plan of this audit is recommended." in words(snippet(document(BOTH, None), "fsdp2"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "slug"),
     [

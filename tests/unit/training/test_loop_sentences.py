@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.report.training import loop_code
-from auditor.snippets.gradscaler import render as gradscaler
 from auditor.snippets.offer import Chosen
+from auditor.snippets.trainers import GRADSCALER
 from tests.unit.training.conftest import Trained, loss_fn, made
 from tests.unit.training.own_steps import audited
 
@@ -33,7 +33,7 @@ def test_the_loop_and_the_snippet_take_the_same_steps(
     spec.loader.exec_module(patched_model)
     monkeypatch.setitem(sys.modules, "patched_model", patched_model)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    code, snippet = loop_code(audit), gradscaler(Chosen(audit.plans[f"autocast_{fmt}"], audit))
+    code, snippet = loop_code(audit), GRADSCALER.render(Chosen(audit.plans[f"autocast_{fmt}"], audit))
     assert code is not None
     for advice in (code, snippet):
         assert "put no torch.autocast" in " ".join(advice.replace("#", " ").split())

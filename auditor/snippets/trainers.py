@@ -1,12 +1,11 @@
-"""torch.amp.GradScaler: the training step of an autocast plan."""
+"""Where a model is trained under a plan: torch.amp.GradScaler, and a precision plugin of Lightning."""
 
 from __future__ import annotations
 
 from ..numerics.formats import FORMATS
-from .offer import Chosen
-from .tool import Tool, comment
+from .offer import Chosen, Tool, comment
 
-_NOTE = (
+_GRADSCALER_NOTE = (
     "patched_model.py lies beside plan.json. The patched model has autocast regions of its own: put no torch.autocast "
     "around it. The loss is outside of them: compute it in FP32, from outputs raised with .float().",
 )
@@ -52,19 +51,67 @@ def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
 '''
 
 
-def render(chosen: Chosen) -> str:
+def _gradscaler(chosen: Chosen) -> str:
     """Functions `prepare(model)` and `train_step(...)`."""
     scaled = FORMATS[chosen.plan.format].loss_scaling
     scale = chosen.init_scale or _USUAL_SCALE
     fp16 = (_FP16_NOTE.format(scale=scale), _MEASURED if chosen.init_scale else _GUESSED)
-    notes = comment(*_NOTE, *(fp16 if scaled else _BF16_NOTE))
+    notes = comment(*_GRADSCALER_NOTE, *(fp16 if scaled else _BF16_NOTE))
     return notes + _STEP.format(name=chosen.plan.name, enabled=scaled, scale=scale)
 
 
-TOOL = Tool(
+GRADSCALER = Tool(
     title="GradScaler",
     strategies=("autocast",),
     otherwise="A cast plan stores weights low: GradScaler refuses FP16 gradients ('Attempting to unscale FP16 "
     "gradients.'), and low weights lose small updates. Train under an autocast plan.",
-    render=render,
+    render=_gradscaler,
 )
+
+
+_LIGHTNING_NOTE = (
+    "patched_model.py lies beside plan.json. `part` is the attribute of the LightningModule that was audited; leave it "
+    "out if that was the LightningModule itself. Only what runs inside its forward follows the plan.",
+)
+
+_AUTOCAST_NOTE = (
+    "What training_step does outside of it, the loss for one, runs under Lightning's own autocast, as it does with "
+    "precision={setting!r}; FP16 brings its GradScaler along.",
+)
+
+_CAST_NOTE = (
+    "A cast plan stores weights low and is for trainer.validate, test and predict. It does not train: FP16 and BF16 "
+    "weights lose small updates, and Lightning keeps no FP32 copy. Train under an autocast plan.",
+)
+
+_PLUGIN = """from lightning.pytorch.plugins.precision import {base}
+
+import patched_model
+
+
+class PlanPrecision({base}):
+    def __init__(self, part=""{device}):
+        super().__init__({arguments})
+        self.part = part
+
+    def convert_module(self, module):
+        patched_model.apply(module.get_submodule(self.part), plan={name!r})
+        return module
+
+
+# trainer = lightning.Trainer(plugins=[PlanPrecision("model")])
+"""
+
+
+def _lightning(chosen: Chosen) -> str:
+    """A class `PlanPrecision` for `Trainer(plugins=[...])`."""
+    if chosen.plan.strategy == "cast":
+        plugin = _PLUGIN.format(base="Precision", device="", arguments="", name=chosen.plan.name)
+        return comment(*_LIGHTNING_NOTE, *_CAST_NOTE) + plugin
+    setting = {"fp16": "16-mixed", "bf16": "bf16-mixed"}[chosen.plan.format]
+    arguments = f"{setting!r}, device"
+    plugin = _PLUGIN.format(base="MixedPrecision", device=', device="cuda"', arguments=arguments, name=chosen.plan.name)
+    return comment(*_LIGHTNING_NOTE, *(note.format(setting=setting) for note in _AUTOCAST_NOTE)) + plugin
+
+
+LIGHTNING = Tool(title="Lightning", strategies=("autocast", "cast"), otherwise="", render=_lightning)

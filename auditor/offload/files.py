@@ -1,0 +1,161 @@
+"""Large tensors in mapped files without names: the system writes them out and reads them back as they are needed."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import DiskError
+from ..numerics.nodes import is_torchs_own
+from ..trees import over_tensors, tensors_in
+
+LARGE = 1 << 20
+"""Bytes from which a tensor is kept in a file."""
+
+MADV_PAGEOUT = 21
+_files: dict[int, StorageWeakRef] = {}
+"""Storages in files by their address, which another takes over once one has ended."""
+
+_FIXED = "resize storage that is not resizable"
+"""What torch says where an operation is to make a tensor larger than the file it lies in."""
+
+
+class Offloading(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """In its body every large result of an operation lies in a file, with the same entries at the same strides.
+
+    That goes for what autograd keeps too, and for what it computes.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not: it would import the compiler."""
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What the model compiles runs compiled; it would raise where it may not be split (`fullgraph`)."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (args, kwargs or {})
+        run = _recorded(func) if _is_looked_into(func) else func
+        try:
+            result = run(*args, **given[1])
+        except RuntimeError as error:
+            if _FIXED not in str(error):
+                raise
+            for x in filter(is_offloaded, tensors_in(given)):
+                x.data = laid_as(x, x.untyped_storage().clone())  # type: ignore[no-untyped-call]
+            result = run(*args, **given[1])
+        return over_tensors(lambda x: _moved(x, given) if is_large(x) else x, result)
+
+
+def in_file(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """The same bytes in a mapped file, which goes with the last tensor over them. Raises: DiskError(slug="disk-full").
+
+    They are written past the mapping: it would cost a fault a page, and a page without room on the disk ends the process.
+    """
+    size = storage.nbytes()
+    try:
+        with tempfile.TemporaryFile(dir=folder()) as file:
+            file.write((ctypes.c_char * size).from_address(storage.data_ptr()))
+            file.flush()
+            mapped: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{file.fileno()}", True, size)
+    except OSError as error:
+        raise DiskError(
+            f"no room for {size / 2**20:.3g} MiB more in {folder()}, where values wait that --memory keeps out of memory "
+            f"({error.strerror or error}): free some, or name a larger folder in TMPDIR",
+            slug="disk-full",
+        ) from error
+    _files[mapped.data_ptr()] = StorageWeakRef(mapped)  # type: ignore[no-untyped-call]
+    return mapped  # type: ignore[no-any-return]
+
+
+def folder() -> str:
+    """Where the files are made: what TMPDIR says, or where large temporary files belong (`/tmp` may be memory itself)."""
+    return os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir())
+
+
+def release(*, others: bool) -> None:
+    """Let mapped files go from this process' memory; they are mapped again where they are read.
+
+    A storage is held while its pages go: its addresses may be another's memory as soon as it ends, and that would be zeroed.
+    others: what else is mapped privately too, such as a checkpoint that a library reads, but for libraries. It is read from
+    the disk again, and what was written over it stays.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    for reference in list(_files.values()):
+        storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # type: ignore[no-untyped-call]
+        if storage is not None:
+            madvise(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), mmap.MADV_DONTNEED)
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines() if others else ():
+        span, mode, _, _, _, *name = line.split(maxsplit=5)
+        start, end = (int(place, 16) for place in span.split("-"))
+        if end - start >= LARGE and mode[3] == "p" and name and name[0].startswith("/") and ".so" not in name[0]:
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_PAGEOUT)
+
+
+def is_offloaded(x: Tensor) -> bool:
+    """Whether it lies in a file of its own."""
+    return _is_plain(x) and x.untyped_storage().filename is not None
+
+
+def is_large(x: Tensor) -> bool:
+    return _is_plain(x) and x.untyped_storage().nbytes() >= LARGE
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether it is an ordinary tensor in the memory of the CPU."""
+    ordinary = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.layout is torch.strided
+    return ordinary and not (x.is_nested or x.is_quantized or x.is_conj() or x.is_neg())
+
+
+def _moved(x: Tensor, given: Any) -> Tensor:
+    """The result in a file, but for one that lies in memory which was there before, or whose parts autograd has recorded."""
+    storage = x.untyped_storage()
+    if (
+        is_offloaded(x)
+        or x.requires_grad
+        or any(_is_plain(y) and y.untyped_storage()._cdata == storage._cdata for y in tensors_in(given))
+    ):
+        return x
+    return laid_as(x, in_file(storage))
+
+
+def laid_as(x: Tensor, storage: torch.UntypedStorage) -> Tensor:
+    """Another tensor, over a storage as the given one lies over its own."""
+    place = x.storage_offset(), x.shape, x.stride()
+    with torch.no_grad():
+        return torch.empty(0, dtype=x.dtype).set_(storage, *place)
+
+
+@cache
+def _is_looked_into(func: Any) -> bool:
+    """Whether autograd records the parts of an operation: one of the user's own, of whose derivative nothing is registered."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    own = isinstance(func, torch._ops.OpOverload) and not is_torchs_own(func)
+    return own and not any(has(func.name(), key) for key in ("Autograd", "AutogradCPU"))
+
+
+def _recorded(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The operation, its parts seen by autograd, which torch leaves out inside a mode, and nowhere else."""
+    of, without = torch._C._dispatch_key_parse, torch._C._SetExcludeDispatchKeyGuard
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with without(of("AutogradFunctionality"), False), without(of("ADInplaceOrView"), False):
+            return func(*args, **kwargs)
+
+    return run
