@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -63,6 +64,7 @@ def run(subject: Subject, options: Settings) -> Audit:
             raise gave_up(error) from error
         if not options.native or not device_is_full(error):
             raise
+        traceback.clear_frames(error.__traceback__)  # what they hold on the device
         if options.device != "auto":
             said = first_line(origin_of(error))[:200]
             raise AuditorError(
@@ -70,7 +72,7 @@ def run(subject: Subject, options: Settings) -> Audit:
                 "inputs, or a GPU with more memory",
                 slug="out-of-memory",
             ) from error
-    gc.collect()  # what the error's frames held
+    gc.collect()
     let_go(options.where)
     audit = _audited(subject, options.having(device=CPU))
     return replace(audit, warnings=(*audit.warnings, TOO_SMALL))

@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
-import auditor
-from auditor.errors import LoadError
 from tests.any_model.holding import held
 from tests.replaying import Model, linear
 from tests.subjects import normal, seeded
@@ -145,11 +143,3 @@ def test_a_layer_on_packed_data() -> None:
         return PackedSequence(m.first(p.data), p.batch_sizes, p.sorted_indices, p.unsorted_indices)
 
     held(lambda: (model_of(run), ((pack_sequence([normal(5, 8), normal(3, 8)]),), {})))
-
-
-def test_an_encoder_on_a_nested_input_is_told_of_the_fused_path() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    given = ragged(torch.strided)
-    with pytest.raises(LoadError, match=r"fused transformer path is off.*pad") as caught:
-        auditor.audit(nn.TransformerEncoder(layer, 1).eval(), (given,), device="cpu")
-    assert caught.value.slug == "forward-raises"

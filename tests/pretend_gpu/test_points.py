@@ -155,7 +155,8 @@ def _jobs(held: list[int]) -> Iterator[None]:
     original = artefact.hand
 
     def handed(*args: Any) -> None:
-        held.append(sum(ALLOCATOR.cached))
+        if args[1] is not None:  # the end of it
+            held.append(sum(ALLOCATOR.cached))
         original(*args)
 
     artefact.hand = handed

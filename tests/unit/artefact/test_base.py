@@ -76,10 +76,3 @@ def test_the_command_line_page_says_what_each_is_for() -> None:
     page = (PACKAGE.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
     for name in SHIPPED:
         assert f"`{name}` ({strategy_of(name).purpose})" in page
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_those_that_ship_are_each_in_the_file_of_its_name(name: str) -> None:
-    found = strategy_of(name)
-    assert found.name == name
-    assert type(found).__module__ == f"auditor.artefact.{name}"

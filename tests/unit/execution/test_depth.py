@@ -161,5 +161,5 @@ def test_the_report_draws_the_error_of_a_plan_with_an_island(strategy):
     assert 0 < max(found.plan_errors.values()) < 2e-3
     chart = depth_chart(found)
     assert chart is not None
-    assert [words for _, words in chart.legend] == ["FP16", "recommended plan", "budget"]
+    assert [words for _, words in chart.legend] == ["FP16", "recommended plan", "budget", "× non-finite"]
     assert dict(chart.paths)["line plan"]

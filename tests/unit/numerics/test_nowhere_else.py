@@ -20,7 +20,6 @@ ALLOWED = {
     "capture": "the format that stands in for those without a dtype",
     "graphs": "types of the ONNX format",
     "isolation": "flags of torch, by their names; text of patched_model.py, which has nothing but torch to read",
-    "loading": "types of the safetensors format",
     "numerics": "cuDNN's recurrent layers run in FP16 in a region of BF16 too; columns of the operations",
     "plan": "the rounding that a metric is tried on",
     "records": "values and examples, in a document",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
 import resource
 import subprocess
 import sys
@@ -221,3 +223,16 @@ def test_autograd_looks_into_an_operation_of_whose_derivative_nothing_is_registe
             with torch.no_grad():
                 assert not torch.ops.audited_here.gated(x, weight).requires_grad
         assert torch.equal(within, without) and without.abs().sum() > 0
+
+
+def test_memory_where_a_file_was_mapped_is_left_alone() -> None:
+    """The addresses of a storage that has ended belong to whoever asks next."""
+    freed = [in_file(torch.zeros(NUMBERS).untyped_storage()) for _ in range(4)]
+    places = {storage.data_ptr() // mmap.PAGESIZE + page for storage in freed for page in range(NUMBERS // 1024)}
+    freed.clear()
+    others = [mmap.mmap(-1, 4 * NUMBERS) for _ in range(4)]
+    for other in others:
+        other[:] = b"\1" * len(other)
+    assert any(ctypes.addressof(ctypes.c_char.from_buffer(other)) // mmap.PAGESIZE in places for other in others)
+    release(others=True)
+    assert all(other[:] == b"\1" * len(other) for other in others)

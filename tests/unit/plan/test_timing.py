@@ -12,7 +12,7 @@ from torch import nn
 import auditor
 from auditor.plan.timing import against
 from auditor.records import Timed, Times
-from auditor.verify import timing
+from auditor.verify import running as timing
 
 MODEL = """
 import torch
