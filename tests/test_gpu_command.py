@@ -38,6 +38,7 @@ def result_of(folder: Path, step: str) -> Any:
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_a_step_runs_on_the_pretend_gpu_and_is_not_run_again(tmp_path: Path) -> None:
     first = gpu("corpus", "--device", "pretend", "--results", str(tmp_path))
     assert first.returncode == 0, first.stderr

@@ -162,19 +162,12 @@ CASES = {
 
 USUAL = {
     "relative imports, from inside",
-    "relative imports, from elsewhere",
     "its own package by name, by the console script",
-    "a module",
     "src, a file, with a score",
     "a namespace package on PYTHONPATH, a file of it",
-    "a package beside its folder",
     "imports inside forward",
-    "importlib.resources",
     "a registry that refuses doubles",
-    "a pickled model",
-    "signal.py",
     "utils.py beside another",
-    "sys.path is another list",
 }
 """Of the cases those that differ most: the others are for the slow suite."""
 

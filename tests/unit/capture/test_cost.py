@@ -124,7 +124,7 @@ def recording(loop: Callable[[int], Callable[..., Tensor]], count: int) -> Calla
     return run
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize("loop", [*LOOPS[:2], *(pytest.param(loop, marks=pytest.mark.slow) for loop in LOOPS[2:])])
 def test_work_and_memory_are_linear(loop: Callable[[int], Callable[..., Tensor]]) -> None:
     recording(loop, 10)()  # what is made once
     for measure in (calls_of, peak_of):
