@@ -132,7 +132,7 @@ class Asked(BaseModel):
     """what runs natively, or what torch has no arithmetic in, [and others](api.md#other-formats), to see what it would do"""
     strategies: Annotated[Names, Option(choices=known)] = SHIPPED
     """`autocast` (weights stay FP32; also trains), `cast` (weights stored low; for inference), `graph` (a
-    [program](how-it-works.md#plans-that-are-programs), each operation with its precision), or
+    [program](method.md#plans-that-are-programs), each operation with its precision), or
     [others](api.md#other-strategies)"""
     max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
     """the budget: relative L2 error of the outputs, or what a metric of yours gives"""
@@ -159,7 +159,7 @@ class Asked(BaseModel):
     """the first of the formats and of the strategies alone, and the plan that is predicted to hold instead of the best that
     a search finds; it is verified as ever"""
     measure_time: Annotated[StrictBool | None, Option("True or False")] = None
-    """[time](how-it-works.md#measured-time-and-memory) one forward, and take its peak memory, in FP32 and under every plan;
+    """[time](method.md#measured-time-and-memory) one forward, and take its peak memory, in FP32 and under every plan;
     unless given, on a GPU"""
     evaluate: Annotated[Any, Option(shown="F", path="place")] = None
     """your own score, `func(model)`, in FP32 and under every verified plan ([scores](scores.md)): the function itself in

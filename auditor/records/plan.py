@@ -121,7 +121,7 @@ class Plan:
     predicted_error: Annotated[float, Written("before anything was run: all roundings, in quadrature")] = math.nan
     low_precision_flops: Annotated[float, Written("share of the FLOPs that run low", least=0, most=1)] = math.nan
     predicted_speedup: Annotated[
-        float, Written("over FP32 on `target` (see [how it works](how-it-works.md#what-a-choice-costs))")
+        float, Written("over FP32 on `target` (see [how it works](method.md#what-a-choice-costs))")
     ] = math.nan
     measured_error: Annotated[
         float | None, Written("of the patched model, worst batch; `null`: it failed or was not finite")

@@ -1,8 +1,8 @@
-"""Audits one small model of every family, and writes docs/models.md.
+"""Audits one small model of every family, and writes results/models.md.
 
 python -m benchmarks.families                      # all of them; some hours of one core
 python -m benchmarks.families timm transformers:bert --rows ROWS --resume
-python -m benchmarks.families --table ROWS         # results/families.json and docs/models.md, from rows that are there
+python -m benchmarks.families --table ROWS         # results/families.json and results/models.md, from rows that are there
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the rows add up to: results/families.json, and docs/models.md from it."""
+"""What the rows add up to: results/families.json, and results/models.md from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import LIBRARIES, library
 from .harness import RESULTS, machine
 from .one import LOW, Row
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[1] / "results" / "models.md"
 COLUMNS = (
     *("library", "model", "outcome", "class", "nodes", "measured", "plans", "verified", "low_flops", "autocast_holds"),
     *("autocast_error", "recommended", "forward_seconds", "cpu_seconds", "peak_mib", "reason", "failed"),
@@ -22,9 +22,9 @@ HEAD = """# Models
 
 One small model of every family that four libraries ship, and models of further packages that people use, with random weights and made-up inputs, audited as
 `auditor.audit(model, args)` does it by default: FP16 and BF16, autocast and cast, a budget of 0.01. Nothing was tuned for any of
-them, and none is left out because it fails. Written by [`python -m benchmarks.families`](../benchmarks/README.md), which gives each
+them, and none is left out because it fails. Written by [`python -m benchmarks.families`](../README.md), which gives each
 model a process of its own, 240 seconds of processor time and 8 GiB; all that was measured is in
-[`benchmarks/results/families.json`](../benchmarks/results/families.json).
+[`benchmarks/results/families.json`](families.json).
 
 *Run*: built from a config made small by the names of its fields, and its FP32 forward answers a call made up by the names of its
 arguments; where that fails, the config or the call does not fit, and nothing can be said about the audit. *Captured*: the audit

@@ -1,4 +1,4 @@
-"""docs/agreement.md against the rules: what a rule claims of itself follows from how it fared."""
+"""benchmarks/results/agreement.md against the rules: what a rule claims of itself follows from how it fared."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Row:
 
 @pytest.fixture(scope="module")
 def rows(root: Path) -> dict[str, Row]:
-    text = (root / "docs" / "agreement.md").read_text(encoding="utf-8")
+    text = (root / "benchmarks" / "results" / "agreement.md").read_text(encoding="utf-8")
     found = {}
     for line in re.findall(r"(?m)^\| [A-Z]{3}\d{3} \|.*$", text):
         code, name, severity, confidence, *shares, own = (cell.strip() for cell in line.strip("|").split("|"))
