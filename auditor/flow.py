@@ -24,7 +24,7 @@ from .loading.state import raised
 from .measure.calibrate import calibrate_paths
 from .measure.measure import working_set
 from .measure.noise import noise_of
-from .measure.regions import of_verdicts
+from .measure.rerun import of_verdicts
 from .plan.nonfinite import located, located_plans, unsafe_in_runs
 from .plan.plans import Planner
 from .plan.recommend import recommend

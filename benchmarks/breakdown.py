@@ -18,11 +18,11 @@ from benchmarks.subjects import MODELS, build
 
 FORMATS = ("fp16", "bf16")
 PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "reference": (reference.Reference, ("run_node",)),
-    "magnitudes": (measure._Measuring, ("_keep",)),
+    "reference": (reference.Reference, ("compute",)),
+    "magnitudes": (measure.Measurement, ("keep",)),
     "rounding": (informat.InFormat, ("_read",)),
     "alone": (alone.Alone, ("run",)),
-    "low from the start": (informat.LowRun, ("advance",)),
+    "low from the start": (informat.InFormat, ("advance",)),
     "errors": (informat.InFormat, ("_error",)),
     "inner products": (estimates._Hook, ("__call__",)),
 }

@@ -57,21 +57,6 @@ class Apart(Semantics):
         return apart(super().compute(n, value_of), [value_of(source) for source in n.all_input_nodes])
 
 
-class Disturbed(Semantics):
-    """As recorded, but that some nodes give other values than they would, by name."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = self.changed = values
-
-    def given(self, n: fx.Node, value: Any) -> Any:
-        """What is handed over, or stands in its place."""
-        return self.values.get(n.name, value)
-
-    def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """The other value, or what the node computes."""
-        return self.values[n.name] if n.name in self.values else super().compute(n, value_of)
-
-
 class SomeLow(Semantics):
     """Some operations in a format, and all else in FP32; of one run.
 
@@ -109,17 +94,18 @@ class SomeLow(Semantics):
 
 @dataclass(frozen=True)
 class Run:
-    """What the nodes of a run gave, by name, and what it ran under."""
+    """What the nodes of a run gave, by name, and what it ran under. stale: nodes that read a value which is another by now."""
 
     values: Mapping[str, Any]
     semantics: Semantics = RECORDED
+    stale: frozenset[str] = frozenset()
 
 
 class Executor(fx.Interpreter):
     """Runs a graph node by node; observer(node, result) hears of each that is run.
 
     before: another run on the same inputs. A node is then run again only if it computes something else there, if what it
-    gave is not known, or if something that it reads is no longer equal; the rest is taken from there.
+    gave is not known or stale, or if something that it reads is no longer equal; the rest is taken from there.
     at: the node that is run, or was last.
     """
 
@@ -146,8 +132,8 @@ class Executor(fx.Interpreter):
     def steps(self, *inputs: Any) -> Iterator[tuple[fx.Node, Any]]:
         """The run, a node at a time, with what it gives. What no other reads is forgotten when the next one is asked for."""
         self.env, self.args_iter = dict[fx.Node, Any](), iter(inputs)
-        known = self.before.values if self.before else {}
-        again = self.semantics.differing(self.before.semantics) if self.before else ()
+        before = self.before or Run({}, self.semantics)
+        known, again = before.values, {*before.stale, *self.semantics.differing(before.semantics)}
         for n in self.graph.nodes:
             handed, here = next(self.args_iter) if n.op == "placeholder" else None, n.name in known
             unread = not self.env or self.env.keys().isdisjoint(n.all_input_nodes)

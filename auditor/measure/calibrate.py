@@ -19,8 +19,7 @@ from .attribute import Contributions, FirstOrder, first_order
 from .causes import explained
 from .measure import Measurement, measure
 from .reference import NONE, TRIED, TRUSTED, Back
-from .regions import regions_of
-from .rerun import PLAIN, Yardstick
+from .rerun import PLAIN, Yardstick, regions_of
 from .settle import settle
 
 T = TypeVar("T")

@@ -1,27 +1,22 @@
-"""What went wrong in one node in one format, by name."""
+"""What went wrong in one node in one format, by name, and which values stand shortly before an answer that changes by leaps:
+a discrete result, or what something divides by."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from torch import fx
 
 from ..numerics.formats import Format
 from ..numerics.histogram import Profile
 from ..numerics.metrics import Damage
+from ..numerics.nodes import row_of
 from ..numerics.operations import operation
-from ..records import Contribution, NodeError
+from ..records import Capture, Contribution, Node, NodeError
 
-
-@dataclass(frozen=True)
-class Quotient:
-    """What a node has to do with a division, a logarithm or an inverse root, where the smallest entries count most.
-
-    divisor: what it divides by, or takes one of, if it does; divides: whether an operation does that with its result.
-    """
-
-    divisor: Profile | None = None
-    divides: bool = False
+_STEPS = 3
 
 
 def cause_of(
@@ -31,16 +26,20 @@ def cause_of(
     fmt: Format,
     result: Profile,
     inputs: Sequence[Profile],
-    quotient: Quotient = Quotient(),
+    divisor: Profile | None = None,
+    divides: bool = False,
 ) -> str | None:
     """overflow | nan | underflow | cancellation | rounding | None for an exact result.
+
+    divisor: what the operation divides by, or takes a logarithm or an inverse root of, where the smallest entries count
+    most. divides: whether one does that with its result.
 
     underflow: what is so small that the format rounds it to zero, or keeps fewer bits of it than of others. Infinities and
     NaN that come of a divisor which the format rounds to zero are such, where the result itself would fit.
     cancellation: an addition or subtraction whose result is so much smaller than its operands that their rounding
     weighs at least eight times what it would in the result. Source: Higham, section 1.7.
     """
-    smallest = quotient.divisor.range.min_abs if quotient.divisor is not None else 0.0
+    smallest = divisor.range.min_abs if divisor is not None else 0.0
     if (
         (hurt.overflow or hurt.nan)
         and 0 < smallest <= fmt.smallest_subnormal / 2
@@ -53,14 +52,15 @@ def cause_of(
         return "nan"
     if error == 0:
         return None
-    if quotient.divides and (hurt.underflow or hurt.subnormal >= 0.01):
+    if divides and (hurt.underflow or hurt.subnormal >= 0.01):
         return "underflow"
     if 0 < smallest < fmt.smallest_normal and error > fmt.epsilon:
         return "underflow"
     if hurt.underflow >= 0.01 and error > fmt.epsilon and result.range.min_abs < fmt.smallest_normal:
         return "underflow"
-    if operation(op).cancels and error > 8 * fmt.epsilon / 2 and _shrinks(result, inputs):
-        return "cancellation"
+    if operation(op).cancels and error > 8 * fmt.epsilon / 2:
+        largest = max((profile.rms for profile in inputs), default=0.0)
+        return "cancellation" if largest > 8 * result.rms else "rounding"
     return "rounding"
 
 
@@ -86,6 +86,44 @@ def breaks(error: NodeError, contribution: Contribution | None) -> bool:
     return broken or (contribution is not None and not math.isfinite(contribution.isolated))
 
 
-def _shrinks(result: Profile, inputs: Sequence[Profile]) -> bool:
-    largest = max((profile.rms for profile in inputs), default=0.0)
-    return largest > 8 * result.rms
+def deciding(capture: Capture) -> set[str]:
+    """Floating nodes at most three operations before a discrete result; all of them if no output is floating."""
+    nodes = capture.nodes
+    if not any(name not in nodes or nodes[name].floating for name in capture.outputs):
+        return {name for name, node in nodes.items() if node.floating}
+    discrete = [node for node in nodes.values() if not node.floating and not _is_indifferent(node)]
+    return _upstream(capture, {name for node in discrete for name in node.inputs})
+
+
+def guarding(capture: Capture) -> set[str]:
+    """Floating nodes at most three operations before an operation that is singular at zero."""
+    return _upstream(capture, {value.name for n in capture.graph_module.graph.nodes for value in divisors(n)})
+
+
+def divisors(node: fx.Node) -> list[fx.Node]:
+    """What the node divides by, or takes a logarithm or an inverse root of; nothing for others."""
+    if node.op != "call_function":
+        return []
+    row = row_of(node)
+    if row.packet == "pow" and len(node.args) > 1 and isinstance(node.args[1], (int, float)) and node.args[1] < 0:
+        position: int | None = 0
+    else:
+        position = row.singular
+    value = node.args[position] if position is not None and len(node.args) > position else None
+    return [value] if isinstance(value, fx.Node) else []
+
+
+def _upstream(capture: Capture, names: set[str]) -> set[str]:
+    """The floating nodes among these, and those that they are computed from in two operations."""
+    nodes, found = capture.nodes, set[str]()
+    for _ in range(_STEPS):
+        names = {name for name in names if name in nodes and nodes[name].floating}
+        found |= names
+        names = {source for name in names for source in nodes[name].inputs}
+    return found
+
+
+def _is_indifferent(node: Node) -> bool:
+    """Whether rounding changes next to nothing of what the node answers."""
+    row = operation(node.op)
+    return row.asks_shape or row.asks_finite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ..execution.execute import Executor
 from ..numerics.entries import entries, is_number, is_plain
 from ..numerics.formats import format_of
 from ..numerics.histogram import Profile
@@ -24,13 +25,14 @@ AT_ONCE = 4
 """Times what an operation reads and gives that measuring it holds at once."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measurement:
     """The FP32 reference with its autograd graph, and what each format did to every node.
 
-    values: detached FP32 result of every node and placeholder. live: the same values inside the autograd graph.
     anchors: leaves of that graph that stand behind results which depend on no float input.
     readings: {product: {value it reads: that value as this product alone reads it, or None if no other node reads it}}.
+    values: detached FP32 result of every node and placeholder. live: the same values inside the autograd graph.
+    errors, traces: of every operation by format. ranges: of every value.
     blind: nodes from which some way to the outputs leads through an operation without a derivative. pure: formats in which
     the whole model ran low from the start.
     """
@@ -38,17 +40,33 @@ class Measurement:
     capture: Capture
     formats: tuple[str, ...]
     flat_inputs: Sequence[Any]
-    values: Mapping[str, Any]
-    live: Mapping[str, Leaves]
-    errors: Mapping[str, Mapping[str, NodeError]]
-    traces: Mapping[str, Mapping[str, Trace]]
-    ranges: Mapping[str, Magnitudes]
-    outputs: Leaves
     anchors: Leaves
     readings: Mapping[str, Mapping[str, torch.Tensor | None]]
-    blind: frozenset[str]
-    pure: frozenset[str]
-    alone: Mapping[str, Alone]
+    values: dict[str, Any] = field(default_factory=dict)
+    live: dict[str, Leaves] = field(default_factory=dict)
+    ranges: dict[str, Magnitudes] = field(default_factory=dict)
+    errors: dict[str, Mapping[str, NodeError]] = field(default_factory=dict)
+    traces: dict[str, Mapping[str, Trace]] = field(default_factory=dict)
+    alone: Mapping[str, Alone] = field(default_factory=dict)
+    pure: frozenset[str] = frozenset()
+    blind: frozenset[str] = frozenset()
+
+    def keep(self, n: fx.Node, reference: Any, profiles: dict[fx.Node, Profile]) -> None:
+        """What a node gave; its magnitudes, where it has some, into `profiles` too."""
+        self.live[n.name] = tensors_of(reference)
+        detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
+        self.values[n.name] = detached
+        real = next((entries(leaf) for leaf in tensors_of(detached) if is_number(leaf)), None)
+        if real is not None:
+            source = viewed(n)
+            seen = profiles.get(source) if source is not None else None
+            profiles[n] = seen or Profile(real)
+            self.ranges[n.name] = profiles[n].range
+
+    @property
+    def outputs(self) -> Leaves:
+        """What the model returns, inside the autograd graph."""
+        return [leaf for name in self.capture.outputs for leaf in self.live.get(name, [])]
 
     @cached_property
     def nodes(self) -> Mapping[str, fx.Node]:
@@ -75,71 +93,35 @@ def measure(
     The model's own tensors are read, never written: the graph runs on detached leaves. `tick` hears every node's name.
     back: see Reference; for models with an operation whose derivative raises.
     """
-    flat = [_leaf(value) for value in capture.bind(model, batch)]
-    run = _Measuring(capture, formats, tick, back)
-    with torch.enable_grad():
-        run.run(*flat)
-    return Measurement(
-        capture=capture,
-        formats=tuple(formats),
-        flat_inputs=flat,
-        values=run.values,
-        live=run.live,
-        errors={name: {fmt: low.errors[name] for fmt, low in run.low.items()} for name in run.called},
-        traces={name: {fmt: low.traces[name] for fmt, low in run.low.items()} for name in run.called},
-        ranges=run.ranges,
-        outputs=[leaf for name in capture.outputs for leaf in run.live.get(name, [])],
-        anchors=run.anchors,
-        readings=run.readings,
-        blind=frozenset(n.name for n in before(run.lost)),
-        pure=frozenset(name for name, low in run.low.items() if low.low.pure),
-        alone={name: low.alone for name, low in run.low.items()},
+    reference, profiles = Reference(back), dict[fx.Node, Profile]()
+    found = Measurement(
+        capture,
+        tuple(formats),
+        [_leaf(value) for value in capture.bind(model, batch)],
+        reference.anchors,
+        reference.readings,
     )
-
-
-class _Measuring(Reference):
-    """The reference run; it keeps every value and takes the formats along."""
-
-    def __init__(self, capture: Capture, formats: Sequence[str], tick: Callable[[str], None], back: Back) -> None:
-        super().__init__(capture.graph_module, back)
-        self._tick = tick
-        self.called: list[str] = []
-        self.values: dict[str, Any] = {}
-        self.live: dict[str, Leaves] = {}
-        self.ranges: dict[str, Magnitudes] = {}
-        self._profiles: dict[fx.Node, Profile] = {}
-        self.low = {name: InFormat(capture, name, self.values, self._profiles, self.readings) for name in formats}
-
-    def run_node(self, n: fx.Node) -> Any:
-        """The FP32 result; what the formats do to the node is recorded on the way."""
-        called = n.op == "call_function"
-        if called:
-            self._tick(n.name)
-        reference = super().run_node(n)
-        if n.op != "output":
-            self._keep(n, reference)
-        if called:
-            self.called.append(n.name)
-            used_up = self.user_to_last_uses.get(n, ())
-            with torch.no_grad():
-                for low in self.low.values():
-                    low.measure(n)
-                    low.forget(used_up)
-            for source in used_up:
-                self._profiles.pop(source, None)
-        return reference
-
-    def _keep(self, n: fx.Node, reference: Any) -> None:
-        self.live[n.name] = tensors_of(reference)
-        detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
-        self.values[n.name] = detached
-        real = next((entries(leaf) for leaf in tensors_of(detached) if is_number(leaf)), None)
-        if real is None:
-            return
-        source = viewed(n)
-        seen = self._profiles.get(source) if source is not None else None
-        self._profiles[n] = seen or Profile(real)
-        self.ranges[n.name] = self._profiles[n].range
+    low = {name: InFormat(capture, name, found.values, profiles, reference.readings) for name in formats}
+    executor = Executor(capture.graph_module, reference)
+    with torch.enable_grad():
+        for n, result in executor.steps(*found.flat_inputs):
+            if n.op != "output":
+                found.keep(n, result, profiles)
+            if n.op == "call_function":
+                tick(n.name)
+                used_up = executor.user_to_last_uses.get(n, ())
+                with torch.no_grad():
+                    told = {name: run.measure(n) for name, run in low.items()}
+                found.errors[n.name] = {name: error for name, (error, _) in told.items()}
+                found.traces[n.name] = {name: trace for name, (_, trace) in told.items()}
+                for source in used_up:
+                    profiles.pop(source, None)
+                for run in low.values():
+                    run.forget(used_up)
+    found.alone = {name: run.alone for name, run in low.items()}
+    found.pure = frozenset(name for name, run in low.items() if run.pure)
+    found.blind = frozenset(n.name for n in before(reference.lost))
+    return found
 
 
 def working_set(capture: Capture) -> int:

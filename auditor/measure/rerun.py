@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import networkx as nx
 import torch
+from torch import fx
 
 from ..criteria.measure import Criteria
 from ..errors import first_line
-from ..execution.rest import Rest
+from ..execution.execute import RECORDED, Executor, Run, Semantics, SomeLow
+from ..numerics.casting import raised
+from ..numerics.entries import extent, is_number
 from ..numerics.metrics import output_error
-from ..numerics.nodes import tensors_of
+from ..numerics.nodes import row_of, tensors_of, viewed
+from ..pulse import beat
 from ..raised import let_through
-from ..records import Distance
+from ..records import Capture, Contribution, Distance, FlaggedRegion, Verdict
 from .alone import rounder
 from .measure import Measurement
 
 SENSITIVE_SHARE = 0.25
 """Share of the error budget up to which an operation, or many together, are held to do no harm."""
+
+MAX_REGIONS = 4
+"""Regions run per format, those first that take most of the budget; each costs a forward."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ PLAIN = Yardstick()
 
 
 class Reruns:
-    """Re-runs of a measured model in one format; `spent` says how many whole runs they cost so far.
+    """Runs of a measured model with something low in one format, each only as far as the change reaches.
 
     criterion: the one that the last run took most of, where there are any.
     """
@@ -70,54 +77,133 @@ class Reruns:
     def __init__(self, measurement: Measurement, format: str, yardstick: Yardstick) -> None:
         self.measurement, self.format, self.yardstick = measurement, format, yardstick
         self._round = rounder(measurement.capture, format)
+        self._outputs = [x.detach() for x in measurement.outputs]
+        self._reference, self._operations = Run(measurement.values), 0
         self.criterion = ""
-
-    @cached_property
-    def _rest(self) -> Rest:
-        return Rest(self.measurement.capture, self.measurement.flat_inputs, self.measurement.values)
-
-    @cached_property
-    def _outputs(self) -> list[torch.Tensor]:
-        return [x.detach() for x in self.measurement.outputs]
 
     @property
     def spent(self) -> float:
-        """In runs of the whole model, by operations."""
-        return self._rest.replays
+        """How many runs of the whole model they cost so far, by operations."""
+        return self._operations / max(len(self.measurement.errors), 1)
 
     def error(self, name: str, value: Any) -> float:
         """Error of the outputs when a node's value is another; inf where a finite output turned non-finite."""
-        try:
-            return self._held(self._rest.outputs({name: value}))
-        except Exception as error:  # what follows cannot be computed from it: its shape, or entries, do not fit
-            let_through(error)
-            self.criterion = ""
-            return math.inf
+        readers = frozenset(user.name for user in self.measurement.nodes[name].users)
+        return self._error(RECORDED, Run({**self._reference.values, name: value}, stale=readers))[0]
 
     def together(self, names: Collection[str]) -> tuple[float, bool]:
-        """The same with all these operations low at once, and whether a discrete result anywhere is another.
-
-        Of more than one, a choice counts as another where one of them alone might make it so.
-        """
-        try:
-            followed = self._rest.together(names, self.format, self._round, provoke=len(names) > 1)
-            return self._held(followed.outputs), followed.flipped
-        except Exception as error:
-            let_through(error)
-            self.criterion = ""
-            return math.inf, True
+        """The same with all these operations low at once, and whether a discrete result anywhere is another."""
+        return self._error(self._low(names), self._reference)
 
     def region(self, names: Collection[str]) -> tuple[float | None, float | None, str | None]:
         """Error of the values that leave these operations when all are low, the worst one's, and of the outputs; or why they cannot run."""
-        values = self.measurement.values
+        low, values = self._low(names), self._reference.values
         try:
-            followed = self._rest.together(names, self.format, self._round)
-            left = [output_error(tensors_of(values[name]), tensors_of(low)) for name, low in followed.left.items()]
-            return max(left), self.yardstick.measured(self._outputs, followed.outputs), None
+            outputs, _ = self._run(low, self._reference)
+            left = [output_error(tensors_of(values[n.name]), tensors_of(found)) for n, found in low.left.items()]
+            return max(left), self.yardstick.measured(self._outputs, outputs), None
         except Exception as error:
             let_through(error)
             return None, None, first_line(error)
 
-    def _held(self, outputs: list[torch.Tensor]) -> float:
-        self.criterion = self.yardstick.criterion(self._outputs, outputs)
-        return self.yardstick(self._outputs, outputs)
+    def _low(self, names: Collection[str]) -> SomeLow:
+        return SomeLow(self.measurement.capture, set(names), self.format, self._round)
+
+    def _error(self, semantics: Semantics, before: Run) -> tuple[float, bool]:
+        self.criterion = ""
+        try:
+            outputs, flipped = self._run(semantics, before)
+            self.criterion = self.yardstick.criterion(self._outputs, outputs)
+            return self.yardstick(self._outputs, outputs), flipped
+        except Exception as error:  # what follows cannot be computed from it: its shape, or entries, do not fit
+            let_through(error)
+            return math.inf, True
+
+    def _run(self, semantics: Semantics, before: Run) -> tuple[list[torch.Tensor], bool]:
+        """The tensors among the outputs, and whether a choice on the way is another."""
+        beat()
+        executor, result, flipped = (
+            Executor(self.measurement.capture.graph_module, semantics, before=before),
+            None,
+            False,
+        )
+        with torch.no_grad():
+            for n, result in executor.steps(*self.measurement.flat_inputs):
+                if n.op == "call_function":
+                    self._operations += 1
+                    flipped = flipped or chooses_otherwise(n, raised(result), self.measurement.values[n.name])
+        return tensors_of(raised(result)), flipped
+
+
+def chooses_otherwise(n: fx.Node, result: Any, reference: Any) -> bool:
+    """Whether what rounding changes by leaps is another: an index, a mask, a rounding to whole numbers."""
+    row = row_of(n)
+    if row.asks_shape or row.asks_finite:
+        return False
+    pairs = zip(tensors_of(result), tensors_of(reference), strict=False)
+    return any(extent(x) != extent(y) or bool((x != y).any()) for x, y in pairs if row.steps or not is_number(y))
+
+
+def regions_of(
+    measured: Measurement, found: Mapping[str, Mapping[str, Contribution]], yardstick: Yardstick
+) -> Iterator[FlaggedRegion]:
+    """Each region of two operations or more that move the outputs and read each other, low on reference inputs, and the rest
+    of the model on its results in FP32: do they do more harm than they explain one by one?"""
+    for fmt in measured.formats:
+        known = {name: by_format[fmt] for name, by_format in found.items()}
+        flagged = {
+            name
+            for name, errors in measured.errors.items()
+            if not known[name].isolated <= SENSITIVE_SHARE * yardstick.limit and errors[fmt].unsupported is None
+        }
+        reruns = Reruns(measured, fmt, yardstick)
+        ranked = [(_explained(nodes, known), nodes) for nodes in _connected(measured.capture, flagged)]
+        for explained, nodes in sorted(ranked, key=lambda pair: -pair[0])[:MAX_REGIONS]:
+            names = tuple(node.name for node in nodes if node.name in measured.capture.nodes)
+            local, error, failure = reruns.region([node.name for node in nodes])
+            yield FlaggedRegion(fmt, names, _shared(measured.capture, names), local, error, explained, failure)
+
+
+def of_verdicts(
+    regions: Iterable[FlaggedRegion], capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]
+) -> tuple[FlaggedRegion, ...]:
+    """Those with two operations or more that are judged to do harm, by the capture's names; of several paths each once."""
+    found = dict[tuple[str, tuple[str, ...]], FlaggedRegion]()
+    for region in regions:
+        names = tuple(capture.twins.get(name, name) for name in region.nodes)
+        harmful = [name for name in names if verdicts[name][region.format].verdict in ("sensitive", "unsafe")]
+        if len(harmful) > 1:
+            found.setdefault((region.format, names), replace(region, nodes=names))
+    return tuple(found.values())
+
+
+def _connected(capture: Capture, flagged: set[str]) -> Iterator[tuple[fx.Node, ...]]:
+    """Sets of two flagged nodes or more that read each other, with the views between them, in execution order."""
+    nodes = list(capture.graph_module.graph.nodes)
+    together = nx.Graph()
+    for node in nodes:
+        for source in node.all_input_nodes if node.name in flagged else ():
+            path = [node, source]
+            while path[-1].name not in flagged and (earlier := viewed(path[-1])) is not None:
+                path.append(earlier)
+            if path[-1].name in flagged:
+                nx.add_path(together, path)
+    for members in nx.connected_components(together):
+        yield tuple(node for node in nodes if node in members)
+
+
+def _explained(nodes: Sequence[fx.Node], known: Mapping[str, Contribution]) -> float:
+    """What first-order answers add up to in quadrature: each node's own error, and the rounding of what enters."""
+    entering = {source for node in nodes for source in node.all_input_nodes} - set(nodes)
+    own = [known[node.name].own for node in nodes if node.name in known]
+    return math.hypot(*own, *(known[node.name].cast for node in entering if node.name in known))
+
+
+def _shared(capture: Capture, names: Sequence[str]) -> str:
+    """The deepest module that holds all of them."""
+    shared = []
+    for steps in zip(*(capture.nodes[name].owner.split(".") for name in names), strict=False):
+        if len(set(steps)) > 1:
+            break
+        shared.append(steps[0])
+    return ".".join(shared)

@@ -9,8 +9,7 @@ from tests.structure import modules
 
 TREES = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in modules().items()}
 
-INTERPRETERS = {("execution.execute", "Executor"), ("measure.reference", "Reference")}
-"""The one, and the run under autograd that gradients are taken from."""
+INTERPRETERS = {("execution.execute", "Executor")}
 
 CHECK = "capture.binding"
 """A recording that is called, as it is when it is held against the run that it is of: it lies below the Executor."""
@@ -18,7 +17,6 @@ CHECK = "capture.binding"
 SINGLE = {
     "graphs.operations",  # on outlines of shapes
     "training.backward",
-    "measure.alone",
     "measure.informat",
     "measure.reference",
     "execution.beside",  # on the arguments that it had in a run

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.measure.deciding import deciding, guarding
+from auditor.measure.causes import deciding, guarding
 from tests.brute_force import true_isolated
 from tests.capturing import Function
 from tests.subjects import capture_of, effects_of, measurement_of

@@ -10,8 +10,8 @@ from torch import Tensor, fx
 
 from auditor.execution.execute import Executor
 from auditor.measure import informat
-from auditor.measure.alone import Alone, Trace, same_shapes
-from auditor.measure.informat import InFormat, LowRun, turned
+from auditor.measure.alone import Trace
+from auditor.measure.informat import InFormat
 from auditor.numerics.entries import entries, is_number
 from auditor.numerics.histogram import Profile
 from auditor.records import Capture, NodeError
@@ -26,6 +26,7 @@ def measured(function: Any, x: Tensor, fmt: str) -> Found:
     captured = capture_of(Function(function), x)
     values: dict[str, Any] = {}
     profiles: dict[Any, Profile] = {}
+    told: dict[str, tuple[NodeError, Trace]] = {}
     found = InFormat(captured, fmt, values, profiles, ())
 
     def observe(n: Any, value: Any) -> None:
@@ -33,10 +34,10 @@ def measured(function: Any, x: Tensor, fmt: str) -> Found:
         if isinstance(value, Tensor) and is_number(value):
             profiles[n] = Profile(entries(value))
         if n.op == "call_function":
-            found.measure(n)
+            told[n.name] = found.measure(n)
 
     Executor(captured.graph_module, observer=observe).run(x)
-    return found.errors, found.traces
+    return {name: error for name, (error, _) in told.items()}, {name: trace for name, (_, trace) in told.items()}
 
 
 def test_alone_on_rounded_inputs_and_in_the_run_that_is_low_from_the_start() -> None:
@@ -70,11 +71,6 @@ def test_where_something_decides_by_a_result_is_told() -> None:
     assert not near["mul"].broken
 
 
-def test_whether_an_entry_turned_is_told_by_the_errors() -> None:
-    cases = [(NodeError(overflow=1), True), (NodeError(nan=2), True), (NodeError(underflow=1.0), False)]
-    assert all(turned(error) is expected for error, expected in cases)
-
-
 def test_what_cannot_run_says_why_and_where_it_begins() -> None:
     errors, _ = measured(lambda x: torch.linalg.cholesky(x).exp(), 4 * torch.eye(2), "fp16")
     name = next(iter(errors))
@@ -88,55 +84,40 @@ X = torch.tensor([1 + 3 * 2.0**-9])
 """In BF16 1 + 2^-7. Three times that is 3 + 1.5 * 2^-6, rounded to even 3 + 2^-5; of X itself, it is nearest 3 + 2^-6."""
 
 
-def values_of(capture: Capture, x: Tensor) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    Executor(capture.graph_module, observer=lambda n, value: found.update({n.name: value})).run(x)
-    return found
-
-
-def low_run(capture: Capture, fmt: str, x: Tensor) -> LowRun:
-    values = values_of(capture, x)
-    return LowRun(Alone(capture, fmt, values), values)
-
-
-def nodes_of(capture: Capture) -> dict[str, fx.Node]:
-    return {node.name: node for node in capture.graph_module.graph.nodes}
+def low_run(captured: Capture, fmt: str, x: Tensor) -> tuple[InFormat, dict[str, fx.Node]]:
+    """What runs a graph low from the start, all of its reference being known, and the nodes."""
+    values: dict[str, Any] = {}
+    Executor(captured.graph_module, observer=lambda n, value: values.update({n.name: value})).run(x)
+    nodes = {node.name: node for node in captured.graph_module.graph.nodes}
+    return InFormat(captured, fmt, values, {}, ()), nodes
 
 
 def test_reference_values_are_rounded_and_low_values_go_on() -> None:
-    captured = capture_of(Function(lambda x: (x * 3).neg()), X)
-    nodes, values = nodes_of(captured), values_of(captured, X)
-    alone = Alone(captured, "bf16", values)
-    low = LowRun(alone, values)
+    low, nodes = low_run(capture_of(Function(lambda x: (x * 3).neg()), X), "bf16", X)
     x = low.value_of(nodes["mul"].all_input_nodes[0])
     assert (x.item(), x.dtype) == (1 + 2.0**-7, torch.bfloat16)
     low.advance(nodes["mul"])
     low.advance(nodes["neg"])
-    assert alone.rounded(nodes["mul"]).item() == 3 + 2.0**-6  # what enters the other
+    assert low.alone.rounded(nodes["mul"]).item() == 3 + 2.0**-6  # what enters the other
     assert low.env[nodes["mul"]].item() == -low.env[nodes["neg"]].item() == 3 + 2.0**-5
+    assert low.pure
 
 
 def test_where_an_operation_cannot_run_the_low_run_goes_on_from_the_reference() -> None:
     matrix = torch.tensor([[4.0, 0.0], [0.0, 9.0]])
     captured = capture_of(Function(torch.linalg.cholesky), matrix)
-    nodes, low = nodes_of(captured), low_run(captured, "fp16", matrix)
+    low, nodes = low_run(captured, "fp16", matrix)
     name = next(iter(captured.nodes))
     low.advance(nodes[name])
     assert torch.equal(low.env[nodes[name]], torch.tensor([[2.0, 0.0], [0.0, 3.0]]).half())
-
-
-def test_shapes_of_results() -> None:
-    assert same_shapes((torch.ones(2), [torch.ones(3)]), [torch.zeros(2), torch.zeros(3)])
-    assert not same_shapes(torch.ones(2), torch.ones(3))
-    assert not same_shapes(torch.ones(2), (torch.ones(2), torch.ones(2)))
+    assert not low.pure
 
 
 def test_memory_that_runs_out_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("nothing left")
 
-    captured = capture_of(Function(lambda x: x * 3), X)
-    low = low_run(captured, "bf16", X)
+    low, nodes = low_run(capture_of(Function(lambda x: x * 3), X), "bf16", X)
     monkeypatch.setattr(informat, "run_op", full)
     with pytest.raises(torch.OutOfMemoryError):
-        low.advance(nodes_of(captured)["mul"])
+        low.advance(nodes["mul"])

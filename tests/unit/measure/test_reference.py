@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from auditor.execution.execute import Executor
 from auditor.measure.reference import TRIED, TRUSTED, Back, Reference
 from tests.capturing import Function
 from tests.subjects import capture_of, seeded
 
 
-class Kept(Reference):
-    """Keeps every value."""
+@dataclass
+class Found:
+    """The run, and every value in it."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.kept: dict[str, Any] = {}
+    run: Reference
+    kept: dict[str, Any]
 
-    def run_node(self, n: Any) -> Any:
-        value = super().run_node(n)
-        self.kept[n.name] = value
+
+def run(model: nn.Module, *inputs: Tensor, back: Back = TRUSTED) -> Found:
+    captured, found = capture_of(model, *inputs), Found(Reference(back), {})
+    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in captured.bind(model, (inputs, {}))]
+    for n, value in Executor(captured.graph_module, found.run).steps(*leaves):
+        found.kept[n.name] = value
         if isinstance(value, Tensor) and value.requires_grad:
             value.retain_grad()
-        return value
-
-
-def run(model: nn.Module, *inputs: Tensor, back: Back = TRUSTED) -> Kept:
-    captured = capture_of(model, *inputs)
-    reference = Kept(captured.graph_module, back)
-    values = captured.bind(model, (inputs, {}))
-    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in values]
-    reference.run(*leaves)
-    return reference
+    return found
 
 
 def test_every_value_has_the_gradient_of_its_readers() -> None:
@@ -46,7 +42,7 @@ def test_every_value_has_the_gradient_of_its_readers() -> None:
 
 def test_a_value_that_depends_on_no_input_has_a_gradient_too() -> None:
     found = run(Function(lambda x: x * torch.arange(2.0)), torch.tensor([5.0, 7.0]))
-    assert len(found.anchors) == 1
+    assert len(found.run.anchors) == 1
     found.kept["mul"].sum().backward()
     assert found.kept["arange"].grad.tolist() == [5.0, 7.0]
 
@@ -80,7 +76,7 @@ class Twice(nn.Module):
 def test_products_read_shared_values_under_names_of_their_own() -> None:
     model = seeded(Twice)
     found = run(model, torch.ones(1, 2))
-    first, second = found.readings["linear"]["tanh"], found.readings["linear_1"]["tanh"]
+    first, second = found.run.readings["linear"]["tanh"], found.run.readings["linear_1"]["tanh"]
     assert first is not None
     assert second is not None
     first.retain_grad()
@@ -94,12 +90,12 @@ def test_products_read_shared_values_under_names_of_their_own() -> None:
 
 def test_what_is_read_by_one_product_alone_needs_no_other_name() -> None:
     found = run(nn.Linear(2, 2), torch.ones(1, 2))
-    assert set(found.readings["linear"].values()) == {None}
+    assert set(found.run.readings["linear"].values()) == {None}
     both = run(Function(lambda x: x @ x.t()), torch.ones(2, 2))
-    assert both.readings == {}  # two views of one value err together
+    assert both.run.readings == {}  # two views of one value err together
 
 
 def test_operations_without_a_derivative_say_what_they_lose() -> None:
     found = run(Function(lambda x: torch.igamma(x * 1.0, x * 2.0)), torch.tensor([1.0]), back=TRIED)
-    assert {node.name for node in found.lost} <= {"mul", "mul_1"}
-    assert "mul" in {node.name for node in found.lost}  # no derivative by its first argument
+    assert {node.name for node in found.run.lost} <= {"mul", "mul_1"}
+    assert "mul" in {node.name for node in found.run.lost}  # no derivative by its first argument

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from auditor.capture.capture import capture
 from auditor.measure.attribute import first_order
 from auditor.measure.measure import measure
-from auditor.measure.regions import regions_of
-from auditor.measure.rerun import Yardstick
+from auditor.measure.rerun import Yardstick, regions_of
 from auditor.numerics.metrics import output_error
 from auditor.plan.costs import costs_of
 from auditor.plan.modules import Modules, Trial

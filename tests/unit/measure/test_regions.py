@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.measure.attribute import first_order
-from auditor.measure.regions import MAX_REGIONS, of_verdicts, regions_of
-from auditor.measure.rerun import Yardstick
+from auditor.measure.rerun import MAX_REGIONS, Yardstick, of_verdicts, regions_of
 from auditor.records import Capture, FlaggedRegion, Verdict
 from tests.capturing import Function
 from tests.subjects import capture_of, measurement_of, nodes_by_op, normal
