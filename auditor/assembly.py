@@ -23,7 +23,7 @@ from .isolation.members import named_modules, named_parameters, size_of, structu
 from .isolation.outputs import NamedTensors
 from .isolation.process import Flags
 from .measure.calibrate import Calibration, larger_effect, worse
-from .measure.storing import storing
+from .measure.causes import storing
 from .numerics.entries import extent
 from .numerics.histogram import merged
 from .offload import came_to, within

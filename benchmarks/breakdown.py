@@ -10,7 +10,7 @@ from typing import Any
 
 from auditor.capture.capture import capture
 from auditor.loading import from_object, in_eval
-from auditor.measure import alone, estimates, informat, measure, reference
+from auditor.measure import alone, attribute, measure, reference
 from auditor.measure.attribute import first_order
 from auditor.measure.settle import settle
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
@@ -20,11 +20,11 @@ FORMATS = ("fp16", "bf16")
 PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "reference": (reference.Reference, ("compute",)),
     "magnitudes": (measure.Measurement, ("keep",)),
-    "rounding": (informat.InFormat, ("_read",)),
+    "rounding": (alone.InFormat, ("_read",)),
     "alone": (alone.Alone, ("run",)),
-    "low from the start": (informat.InFormat, ("advance",)),
-    "errors": (informat.InFormat, ("_error",)),
-    "inner products": (estimates._Hook, ("__call__",)),
+    "low from the start": (alone.InFormat, ("advance",)),
+    "errors": (alone.InFormat, ("_error",)),
+    "inner products": (attribute._Hook, ("__call__",)),
 }
 """{part: where its functions stand, and their names}; a part inside another is not counted twice."""
 

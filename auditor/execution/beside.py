@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from ..numerics.metrics import relative_l2
 from ..numerics.nodes import row_of, target_of, tensors_of, viewed
 from ..raised import let_through
 from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan
-from .execute import Executor, beside
+from .execute import Executor, ValueOf, beside
 from .policy import Policy, scoped
-from .resolve import dtypes_under
+from .resolve import resolve
 
 
 @dataclass(frozen=True)
@@ -39,29 +40,49 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
     """
     if plan is None or plan.program is not None:
         return UnderPlan()
-    policy, errors = Policy(capture, plan.strategy, scoped(plan.scopes), plan.format), dict[str, float]()
+    policy, found = Policy(capture, plan.strategy, scoped(plan.scopes), plan.format), UnderPlan()
     for path in capture.paths or (ModelPath(capture, (batch,)),):
         try:
             with torch.no_grad():
-                errors = {**_errors(path.capture, policy, path.capture.bind(model, path.batches[0])), **errors}
+                one = _under(path.capture, policy, path.capture.bind(model, path.batches[0]))
         except Exception as error:
             let_through(error)
             return UnderPlan()
-    return UnderPlan(errors, dtypes_under(policy))
+        found = UnderPlan({**one.errors, **found.errors}, {**one.dtypes, **found.dtypes})
+    return found
 
 
 def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
     return Executor(capture.graph_module, policy), Executor(capture.graph_module, Policy.wide(policy.capture))
 
 
-def _errors(capture: Capture, policy: Policy, inputs: Sequence[Any]) -> dict[str, float]:
-    errors = dict[str, float]()
-    for n, result, expected in beside(*_both(capture, policy), inputs):
+def _under(capture: Capture, policy: Policy, inputs: Sequence[Any]) -> UnderPlan:
+    errors, dtypes, kernels = dict[str, float](), dict[str, Dtypes](), resolve(policy).kernels
+    low, reference = _both(capture, policy)
+    for n, result, expected in beside(low, reference, inputs):
+        if given := tensors_of(result):
+            before = FORMATS[kernels[n.name]].dtype if n.name in kernels else None  # the author's own cast
+            dtypes[n.name] = _dtypes(n, policy, low.value_of, before or given[0].dtype)
         both = isinstance(expected, torch.Tensor) and isinstance(result, torch.Tensor)
         if both and expected.is_floating_point() and result.is_floating_point():
             with suppress(MeasureError):  # another shape: there is no error to speak of
                 errors[n.name] = relative_l2(expected, result)
-    return errors
+    return UnderPlan(errors, dtypes)
+
+
+def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, output: torch.dtype) -> Dtypes:
+    """What an operation reads, and computes in: what torch promotes floating tensors to, those without dimensions giving way;
+    discrete ones count where all are."""
+    read, handed = tensors_of(policy.arriving(n, (n.args, n.kwargs), value_of)), tensors_of(policy.handed(n, value_of))
+    floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
+    deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
+    told = any(isinstance(x, torch.dtype) for x in (*n.args, *n.kwargs.values()))
+    computed = output if told or not deciding else reduce(torch.promote_types, deciding)
+    return Dtypes(tuple(dict.fromkeys(_word(x.dtype) for x in read)), _word(computed), _word(output))
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

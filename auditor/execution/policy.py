@@ -352,7 +352,7 @@ class Policy(Semantics):
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """What the node computes, in the dtype its scope and autocast give it. Raises: UnsupportedInFormat."""
         if n.op == "output":
-            return self._arriving(n, n.args, value_of)[0]
+            return self.arriving(n, n.args, value_of)[0]
         node = self.capture.nodes[n.name]
         try:
             args, kwargs = self.handed(n, value_of)
@@ -369,13 +369,13 @@ class Policy(Semantics):
         """The arguments that an operation's kernel is handed."""
         node = self.capture.nodes[n.name]
         casts = self.casts(node)
-        args, kwargs = self._arriving(n, (n.args, n.kwargs), value_of)
+        args, kwargs = self.arriving(n, (n.args, n.kwargs), value_of)
         args, kwargs = with_literals(args, kwargs, casts.literals)
         if casts.autocast == "none":
             return args, kwargs
         return autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
 
-    def _arriving(self, n: fx.Node, arguments: Any, value_of: ValueOf) -> Any:
+    def arriving(self, n: fx.Node, arguments: Any, value_of: ValueOf) -> Any:
         """Arguments of a node once the wrapped modules on the way have converted them."""
 
         def arrived(source: fx.Node) -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..numerics.formats import FORMATS, Format
 from ..numerics.formats import is_low as is_low_dtype
 from ..numerics.kernels import promoted
 from ..numerics.nodes import row_of, tensors_of
-from ..records import Capture, Dtypes, Node
+from ..records import Capture, Node
 from .execute import Executor, Run, Semantics, ValueOf
 from .policy import Casts, Policy, plain
 
@@ -32,14 +31,11 @@ class Typed:
     """What is told of one node. dtype: the name of a format, or "" for discrete; kernel: the same of what its kernel gives,
     before a cast that the author writes for it.
 
-    arrived: {what it reads: its format once scopes on the way have cast it}; handed: once autocast has, too. cast, rounded,
-    reads_low, conflict: as for a Resolution.
+    cast, rounded, reads_low, conflict: as for a Resolution.
     """
 
     dtype: str
     kernel: str
-    arrived: Mapping[str, str] = field(default_factory=dict)
-    handed: Mapping[str, str] = field(default_factory=dict)
     cast: tuple[str, ...] = ()
     rounded: tuple[str, ...] = ()
     reads_low: bool = False
@@ -106,17 +102,13 @@ class Resolver:
 
     def __call__(self, policy: Policy) -> Resolution:
         """Dtype of every node under a policy."""
-        return Resolution.of(self.typed(policy))
-
-    def typed(self, policy: Policy) -> Mapping[str, Typed]:
-        """What is told of every node."""
         executor, algebra = self._executor, _Algebra(policy)
         found = dict(executor.before.values) if executor.before else {}
         executor.semantics = algebra
         for n, typed in executor.steps(*policy.capture.placeholders):
             found[n.name] = typed
         executor.before = Run(found, algebra)
-        return found
+        return Resolution.of(found)
 
 
 class _Algebra(Semantics):
@@ -156,7 +148,7 @@ class _Algebra(Semantics):
                 convert(source, step)
                 arrived[source] = step
         if n.op == "output":
-            return Typed("", "", arrived, arrived, tuple(cast), tuple(rounded))
+            return Typed("", "", tuple(cast), tuple(rounded))
         casts = self.policy.casts(self.policy.capture.nodes[n.name])
         asked = [casts.literals.arguments.get(key, dtype) for key, dtype in _asked(n)]
         target = self._target(n, casts, arrived, bool(asked))
@@ -168,7 +160,7 @@ class _Algebra(Semantics):
         kernel, conflict = self._kernel(n, handed, told)
         result = kernel if casts.literals.result is None else _name(casts.literals.result)
         reads_low = any(map(is_low, handed.values()))
-        return Typed(result, kernel, arrived, handed, tuple(cast), tuple(rounded), reads_low, conflict)
+        return Typed(result, kernel, tuple(cast), tuple(rounded), reads_low, conflict)
 
     def _target(self, n: fx.Node, casts: Casts, arrived: Mapping[str, str], told: bool) -> Format | None:
         if casts.autocast in ("none", "banned"):
@@ -192,42 +184,6 @@ class _Algebra(Semantics):
         found = {dtype for dtype, _ in floats}
         shaped = {dtype for dtype, scalar in floats if not scalar} or found
         return promoted(floats), len(shaped) > 1 and row.autocast == "lower"
-
-
-def dtypes_under(policy: Policy) -> dict[str, Dtypes]:
-    """What every operation reads, computes in and gives under a policy, of those that give tensors."""
-    typed, found = Resolver(policy.capture).typed(policy), dict[str, Dtypes]()
-    for n in policy.capture.graph_module.graph.nodes:
-        given = tensors_of(n.meta.get("val"))
-        if n.op == "call_function" and given:
-            one = typed[n.name]
-            output = _held(given[0], one.kernel)
-            inputs, handed = ([*_read(n, formats)] for formats in (one.arrived, one.handed))
-            computed = output if _asked(n) else _computed(handed) if handed else output
-            found[n.name] = Dtypes(tuple(dict.fromkeys(_word(x) for x, _ in inputs)), _word(computed), _word(output))
-    return found
-
-
-def _read(n: fx.Node, formats: Mapping[str, str]) -> Iterator[tuple[torch.dtype, bool]]:
-    """The dtype of each tensor that a node is handed, in formats by value, and whether it has dimensions."""
-    read: list[fx.Node] = []
-    fx.node.map_arg((n.args, n.kwargs), read.append)
-    for source in read:
-        for x in tensors_of(source.meta.get("val")):
-            yield _held(x, formats[source.name]), x.dim() > 0
-
-
-def _held(x: torch.Tensor, format: str) -> torch.dtype:
-    """The dtype that a recorded value has in a run in which it is in a format."""
-    held = FORMATS[format].dtype if format and _moves(_name(x.dtype)) else None
-    return x.dtype if held is None else held
-
-
-def _computed(handed: Sequence[tuple[torch.dtype, bool]]) -> torch.dtype:
-    """What torch promotes floating tensors to, those without dimensions giving way; discrete ones count where all are."""
-    floating = [each for each in handed if each[0].is_floating_point or each[0].is_complex] or handed
-    deciding = [dtype for dtype, shaped in floating if shaped] or [dtype for dtype, _ in floating]
-    return functools.reduce(torch.promote_types, dict.fromkeys(deciding))
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
@@ -287,7 +243,3 @@ def _name(dtype: torch.dtype | Format) -> str:
     """The format of a dtype, or of what stands in its place; "" for discrete ones."""
     row = asked_for(dtype)
     return "" if row is None else row.name
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

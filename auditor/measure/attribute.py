@@ -1,22 +1,279 @@
-"""How much each node's error moves the model's outputs, to first order, and of which nodes first order says nothing."""
+"""How much each node's error d moves the model's outputs, to first order: ||J d||, for all nodes at once from a few
+vector-Jacobian products; and of which nodes first order says nothing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from ..criteria import Criterion
 from ..criteria.forms import Form, across, form_of
 from ..criteria.measure import Criteria
-from ..numerics.entries import entries, finite, is_number, is_plain
+from ..numerics.entries import dense, entries, finite, is_number, is_plain
+from ..numerics.formats import FORMATS, format_of
+from ..numerics.kernels import is_tensor_core
 from ..numerics.metrics import output_error
+from ..numerics.nodes import operation_of, target_of, tensors_of, viewed
+from ..pulse import beat
 from ..records import Contribution
-from .estimates import Estimates, Target, estimate
+from .alone import Trace
 from .measure import Measurement
+from .probes import Sums, by_level, inner_products, inner_products_by_row, probes
 from .rerun import PLAIN, Yardstick
+
+MAX_PROBES = 8
+LIGHT = 1 << 24
+"""Elements of all results together up to which a backward pass costs next to nothing, and MAX_PROBES are made."""
+
+STEPS = 256
+"""Steps of recurrent layers, all together, from which a pass back through them takes long however few elements there are."""
+
+FEW_PROBES = {1: 4, 2: 3, 3: 3}
+"""{samples in the batch: passes of larger models at most}; 2 with more samples."""
+
+ENOUGH = 0.1
+"""Relative standard error of half of the estimates at which larger models need no other pass."""
+
+
+@dataclass
+class Estimates:
+    """What the passes found, per value, format and kind of error.
+
+    A value is a node's, under the node's name, or that value as one product reads it: see `reading`.
+    outputs_norm: what effects are divided by. passes: those that reached it. returned: {id of an output: its random signs in this pass}, the part of its gradient
+    that no reader has.
+    """
+
+    measurement: Measurement
+    outputs_norm: float
+    probe: int = 0
+    sums: dict[tuple[str, str, str], Sums] = field(default_factory=dict)
+    passes: dict[str, set[int]] = field(default_factory=dict)
+    returned: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def contribution(self, name: str, fmt: str) -> Contribution:
+        """Relative L2 of the outputs, unit 1."""
+        isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
+        trace = self.measurement.traces.get(name, {}).get(fmt)
+        if trace is not None and trace.isolated == "inputs":
+            read = self.measurement.readings[name]
+            keys = [source if shared is None else reading(name, source) for source, shared in read.items()]
+            isolated = math.hypot(own, *(self._relative(key, fmt, "cast") for key in keys))
+        return Contribution(isolated, own, cast)
+
+    def reached(self, name: str) -> bool:
+        """Whether a gradient arrived there: what no output depends on to first order has none."""
+        return bool(self.passes.get(name))
+
+    def scatter(self) -> float:
+        """Median relative standard error of what the passes found so far; nan while they are too few to tell."""
+        found = [scatter for sums in self.sums.values() if not math.isnan(scatter := sums.scatter())]
+        return statistics.median(found) if found else math.nan
+
+    def _relative(self, name: str, fmt: str, kind: str) -> float:
+        sums = self.sums.get((name, fmt, kind))
+        if sums is None or not self.outputs_norm:
+            return 0.0
+        return math.sqrt(sums.square() / len(self.passes[name])) / self.outputs_norm
+
+
+def reading(product: str, source: str) -> str:
+    """Under which name a product's own reading of a shared value is kept."""
+    return f"{product} reads {source}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Some of the outputs, and what shapes the probes of each. samples: whether those tell samples of a batch apart."""
+
+    outputs: tuple[torch.Tensor, ...]
+    forms: tuple[Form, ...]
+    samples: bool = True
+
+
+def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
+    """One backward pass per probe of the outputs, a hook on every value; with a batch, an independent estimate per sample.
+
+    target: what the probes are of instead; what is found is then no share of the outputs' norm but as their forms have
+    it. keep: another estimate follows on the same measurement.
+    """
+    probed = measurement.outputs if target is None else target.outputs
+    moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
+    outputs, forms = [probed[i] for i in moving], [target.forms[i] for i in moving] if target else []
+    batch = _batch_size(outputs) if target is None or target.samples else None
+    outputs = [entries(x) for x in outputs]
+    norm = math.hypot(*(float(finite(x.detach()).double().norm()) for x in outputs)) if target is None else 1.0
+    elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
+    light = elements < LIGHT and _steps(measurement) < STEPS
+    count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
+    estimates = Estimates(measurement, norm)
+    views = lone_views(measurement)
+    handles = _hooked(estimates, batch, views)
+    try:
+        drawn = probes(outputs, count, seed, forms)
+        for index in range(count):
+            if index and not light and estimates.scatter() <= ENOUGH:
+                break  # before another probe is drawn
+            probe, estimates.probe = next(drawn), index
+            estimates.returned = {id(x): signs for x, signs in zip(outputs, probe.signs, strict=True)}
+            ends = _cheap_ends(measurement) if index and not light else None
+            beat()
+            torch.autograd.backward(probe.total, retain_graph=keep or index < count - 1, inputs=ends)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for anchor in measurement.anchors:
+            anchor.grad = None
+    for name, source in views.items():
+        estimates.passes[name] = estimates.passes.get(source, set())
+        for fmt in measurement.formats:
+            if (source, fmt, "cast") in estimates.sums:
+                same = estimates.sums[source, fmt, "cast"]
+                estimates.sums |= {(name, fmt, "cast"): same, (name, fmt, "isolated"): same}
+    return estimates
+
+
+def _hooked(estimates: Estimates, batch: int | None, views: dict[str, str]) -> list[torch.utils.hooks.RemovableHandle]:
+    measurement, handles = estimates.measurement, []
+    sampled = _sampled(measurement, batch)
+
+    def hook(name: str, source: str, leaf: torch.Tensor, index: int, samples: int | None) -> None:
+        if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf):
+            handles.append(leaf.register_hook(_Hook(estimates, name, source, leaf, index, samples)))  # type: ignore[no-untyped-call]
+            if leaf.is_leaf:
+                handles.append(leaf.register_post_accumulate_grad_hook(_dropped))  # type: ignore[no-untyped-call]
+
+    for name, leaves in measurement.live.items():
+        for index, leaf in enumerate(leaves if name not in views else ()):
+            hook(name, name, leaf, index, batch if name in sampled else None)
+    for product, values in measurement.readings.items():
+        for source, shared in values.items():
+            if shared is not None:
+                hook(reading(product, source), source, shared, 0, batch if source in sampled else None)
+    return handles
+
+
+def _dropped(leaf: torch.Tensor) -> None:
+    leaf.grad = None
+
+
+def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
+    """Where a backward pass may end, but for the weights of products: their gradients cost as much as all the others.
+
+    A weight has many entries, rounded independently of each other, so one pass tells enough of it. None: everywhere.
+    """
+    found = []
+    for node in measurement.capture.graph_module.graph.nodes:
+        multiplied = any(is_tensor_core(target_of(user)) for user in node.users if user.op == "call_function")
+        if node.op in ("placeholder", "get_attr") and not (multiplied and node.name in measurement.weights):
+            found += [leaf for leaf in measurement.live[node.name] if leaf.requires_grad]
+    return [*found, *measurement.anchors] or None
+
+
+def _sampled(measurement: Measurement, batch: int | None) -> set[str]:
+    """Values with one part per sample, side by side: what is computed from inputs that have a row per sample."""
+    inputs = {placeholder.name for placeholder in measurement.capture.placeholders if placeholder.kind == "input"}
+    found = {
+        name
+        for name in inputs
+        if any(is_plain(x) and x.dim() and x.shape[0] == batch for x in measurement.live.get(name, []))
+    }
+    for node in measurement.capture.graph_module.graph.nodes:
+        if any(source.name in found for source in node.all_input_nodes):
+            found.add(node.name)
+    return found
+
+
+def lone_views(measurement: Measurement) -> dict[str, str]:
+    """{view: what it views} where nothing else reads that value: both have the same gradient and the same rounding."""
+    found: dict[str, str] = {}
+    for node in measurement.capture.graph_module.graph.nodes:
+        source = viewed(node)
+        if (
+            source is not None
+            and len(source.users) == 1
+            and not any(x.numel() for x in measurement.live[source.name][1:])
+        ):
+            found[node.name] = found.get(source.name, source.name)
+    return found
+
+
+class _Hook:
+    """Turns the gradient at one value into squared inner products with its errors. source: whose value it is."""
+
+    def __init__(
+        self, estimates: Estimates, name: str, source: str, leaf: torch.Tensor, index: int, batch: int | None
+    ) -> None:
+        self.estimates, self.name, self.source, self.index = estimates, name, source, index
+        self.key = id(leaf)
+        self.traces = estimates.measurement.traces.get(name, {})
+        self.samples = batch if batch and leaf.dim() and leaf.shape[0] % batch == 0 else 1
+
+    def __call__(self, gradient: torch.Tensor | None) -> None:
+        if gradient is None:  # an output of a several-output operation that nothing reads
+            return
+        with torch.no_grad():
+            gradient = dense(gradient.detach()).contiguous()
+            self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
+            if gradient.numel():
+                value = tensors_of(self.estimates.measurement.values[self.source])[self.index].contiguous()
+                found = [*self._products(gradient, value)]
+                for (fmt, kinds, _), sums in zip(found, by_level([inner for *_, inner in found]), strict=True):
+                    for kind in kinds:
+                        self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(*sums)
+
+    def _products(
+        self, gradient: torch.Tensor, value: torch.Tensor
+    ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
+        """A format, the kinds of error that are alike, and the inner products with one of them."""
+        measurement = self.estimates.measurement
+        formats = measurement.formats
+        returned = self.estimates.returned.get(self.key)
+        if returned is not None:  # an output stays as it is where its low readers round it
+            yield from self._by_rounding(gradient - returned, value, dict.fromkeys(formats, ("cast",)))
+        kinds = {fmt: _by_rounding_alone(self.traces.get(fmt), returned is None) for fmt in formats}
+        yield from self._by_rounding(gradient, value, {fmt: alike for fmt, alike in kinds.items() if alike})
+        for fmt, trace in self.traces.items():
+            for kind, error in measurement.alone[fmt].errors(measurement.nodes[self.name], trace, self.index):
+                yield fmt, (kind,), inner_products(gradient, error, self.samples)
+
+    def _by_rounding(
+        self, gradient: torch.Tensor, value: torch.Tensor, kinds: Mapping[str, tuple[str, ...]]
+    ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
+        rows = [FORMATS[fmt] for fmt in kinds]
+        found = inner_products_by_row(gradient, value, self.samples, rows) if rows else []
+        for (fmt, alike), inner in zip(kinds.items(), found, strict=True):
+            yield fmt, alike, inner
+
+
+def _by_rounding_alone(trace: Trace | None, cast: bool) -> tuple[str, ...]:
+    """The kinds of a node's error that are nothing but the rounding of its value. cast: whether that of its readers is."""
+    wanted = {
+        "cast": cast,
+        "isolated": trace is None or trace.isolated == "rounding",
+        "own": trace is None or trace.own == "rounding",
+    }
+    return tuple(kind for kind, alike in wanted.items() if alike)
+
+
+def _steps(measurement: Measurement) -> int:
+    """Steps that recurrent layers take one after the other; the samples of a batch, where those are more."""
+    found = 0
+    for node in measurement.capture.graph_module.graph.nodes:
+        if node.op == "call_function" and operation_of(target_of(node)).recurrent:
+            read = tensors_of(measurement.values[node.all_input_nodes[0].name])
+            found += max((max(x.shape[:-1], default=1) for x in read[:1]), default=0)
+    return found
+
+
+def _batch_size(outputs: list[torch.Tensor]) -> int | None:
+    sizes = {x.shape[0] if x.dim() and is_plain(x) else None for x in outputs}
+    return sizes.pop() if len(sizes) == 1 else None
+
 
 Contributions = dict[str, dict[str, Contribution]]
 

@@ -17,8 +17,7 @@ from ..numerics.formats import format_of
 from ..numerics.histogram import Profile
 from ..numerics.nodes import tensors_of, viewed
 from ..records import Batch, Capture, Magnitudes, NodeError
-from .alone import Alone, Leaves, Trace
-from .informat import InFormat
+from .alone import Alone, InFormat, Leaves, Trace
 from .reference import TRUSTED, Back, Reference
 
 AT_ONCE = 4

@@ -1,19 +1,171 @@
-"""The FP32 run that everything is held against, under autograd: every value has a gradient of its own."""
+"""The FP32 run that everything is held against, under autograd: every value has a gradient of its own, those of operations
+that autograd cannot differentiate included, or not by each of their arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from ..errors import first_line
 from ..execution.execute import RECORDED, Apart, ValueOf, apart
-from ..numerics.entries import is_plain
+from ..numerics.entries import entries, is_plain
 from ..numerics.kernels import is_product
-from ..numerics.nodes import row_of, target_of, tensors_of, viewed
-from .derivatives import batch_norm, differentiated, takes_statistics
+from ..numerics.nodes import is_torchs_own, operation_of, row_of, settled, target_of, tensors_of, viewed
+from ..raised import let_through
+
+_REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
+
+_FLAGS = ("training", "use_input_stats")
+"""What the operations call the flag for statistics of the batch; one of them has none."""
+
+
+def differentiated(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], careful: bool = False
+) -> tuple[Any, list[torch.Tensor]]:
+    """The result, and the tensors among the arguments whose errors reach it on a way that autograd does not follow.
+
+    Examples: the class weights of a loss, a floor division, an operation of the user's own without a derivative.
+    careful: every operation's way back is tried at once; without it, that of operations which are not torch's own.
+    """
+    lost: list[torch.Tensor] = []
+    args = _with_way_back(target, args)
+    while True:
+        try:
+            result = settled(target, target(*args, **kwargs))
+            break
+        except Exception as error:
+            let_through(error)
+            refused = _REFUSED.search(first_line(error))
+            found = _named(target, args, kwargs, refused[1]) if refused is not None else None
+            if found is None:
+                return _apart(target, args, kwargs, lost)
+            lost.append(found)
+            args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
+    tried = careful or not is_torchs_own(target)
+    if _has_derivative(target, result) and (not tried or _leads_back(result, args, kwargs)):
+        return result, lost
+    rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
+
+
+def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """On a GPU a recurrent layer keeps what its derivative needs in training mode alone; without dropout it computes the same."""
+    if not operation_of(target).recurrent or all(x.device.type == "cpu" for x in tensors_of(args)):
+        return args
+    assert isinstance(target, torch._ops.OpOverload)
+    names = _names(target)
+    given = dict(zip(names, args, strict=False))
+    return args if given["train"] else tuple((given | {"train": True, "dropout": 0.0}).values())
+
+
+def _apart(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], lost: list[torch.Tensor]
+) -> tuple[Any, list[torch.Tensor]]:
+    """An operation that refuses to run where gradients are recorded, run where they are not."""
+    rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+    with torch.no_grad():
+        return settled(target, target(*args, **kwargs)), lost + rest
+
+
+def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether autograd comes from the result back to the arguments without raising."""
+    ends = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+    if not ends:
+        return True
+    try:
+        connected = [entries(x).sum() for x in tensors_of(result) if x.requires_grad]
+        if not connected:
+            return True
+        torch.autograd.grad(torch.stack(connected).sum(), ends, retain_graph=True, allow_unused=True)
+    except Exception as error:
+        let_through(error)
+        return False
+    return True
+
+
+def _named(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> torch.Tensor | None:
+    """The argument of that name, if autograd still follows it."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    names = _names(target)
+    value = dict(zip(names, args, strict=False), **kwargs).get(name)
+    return value if isinstance(value, torch.Tensor) and value.requires_grad else None
+
+
+def _has_derivative(target: Callable[..., Any], result: Any) -> bool:
+    """Whether autograd knows the operation, or there is nothing to know."""
+    row = operation_of(target)
+    if row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_of(result)):
+        return False
+    return row.asks_shape or row.draws_by or any(x.requires_grad for x in tensors_of(result))
+
+
+def takes_statistics(target: Any) -> bool:
+    """Whether the operation can be given statistics; by these, an instance norm is a batch norm."""
+    return isinstance(target, torch._ops.OpOverload) and operation_of(target).normalises == "statistics"
+
+
+def has_statistics(target: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether this call normalises by statistics that are given, all of shape [C], and not by those of its input."""
+    if not takes_statistics(target) or args[3] is None:
+        return False
+    names = _names(target)
+    return not any(args[names.index(flag)] for flag in _FLAGS if flag in names)
+
+
+def _names(target: Any) -> list[str]:
+    return [argument.name for argument in target._schema.arguments]
+
+
+def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
+    """The native result, connected to the running statistics if it depends on them; they stay as they are.
+
+    x: [N, C, *]. args: weight, bias, mean, variance (all [C]), and what else the operation takes, eps among it.
+    """
+    weight, bias, mean, variance, *rest = args
+    if mean is None:
+        return target(x, *args)
+    native = target(x, weight, bias, mean.detach().clone(), variance.detach().clone(), *rest)
+    if not has_statistics(target, (x, *args)):
+        return native
+    eps = (x, *args)[_names(target).index("eps")]
+    if isinstance(native, torch.Tensor):
+        return _ByStatistics.apply(native, x, weight, mean, variance, eps)  # type: ignore[no-untyped-call]
+    return _ByStatistics.apply(native[0], x, weight, mean, variance, eps), *native[1:]  # type: ignore[no-untyped-call]
+
+
+class _ByStatistics(torch.autograd.Function):
+    """The identity on a result w (x - mean) / sqrt(variance + eps) + b; its backward adds the gradients by mean, variance."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        result: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.eps = eps
+        return result.data  # no view, which would hold the memory for as long as it has a place in autograd's graph
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, variance = ctx.saved_tensors
+        scale = torch.rsqrt(variance + ctx.eps) * (1.0 if weight is None else weight)
+        sides = [dim for dim in range(x.dim()) if dim != 1]
+        total = gradient.sum(sides)
+        product = (gradient * x).sum(sides) - mean * total
+        return gradient, None, None, -scale * total, -0.5 * scale * product / (variance + ctx.eps), None
+
 
 Back = Literal["trusted", "tried", "none"]
 TRUSTED: Back = "trusted"

@@ -17,8 +17,7 @@ from ..numerics.casting import lowered, raised
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
 from ..records import Contribution, Linearity
-from .attribute import Contributions, FirstOrder
-from .estimates import lone_views
+from .attribute import Contributions, FirstOrder, lone_views
 from .measure import Measurement
 from .rerun import PLAIN, SENSITIVE_SHARE, Reruns, Yardstick
 

@@ -22,7 +22,7 @@ from auditor.isolation.answer import copied
 from auditor.isolation.draws import in_float32
 from auditor.isolation.members import raise_in_place
 from auditor.loading import placement
-from auditor.measure.estimates import estimate
+from auditor.measure.attribute import estimate
 from auditor.measure.measure import measure
 from auditor.measure.probes import inner_products
 from auditor.measure.probes import signs as drawn_signs

@@ -18,8 +18,7 @@ import auditor
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.execution.beside import under_plan
-from auditor.execution.policy import Policy, plain
-from auditor.execution.resolve import dtypes_under
+from auditor.execution.policy import Policy
 from auditor.numerics.nodes import tensors_of
 from auditor.records import Batch, Capture, Dtypes, Plan, ScopeChoice
 from tests.capturing import Function
@@ -225,15 +224,22 @@ def test_what_is_written_in_place_keeps_its_dtype() -> None:
     assert added == Dtypes(("bfloat16", "float32"), "float32", "bfloat16")
 
 
+def dtypes_of(function: Callable[..., Any], strategy: str, *inputs: Tensor) -> dict[str, Dtypes]:
+    """With everything in FP16."""
+    model = Function(function)
+    capture = capture_of(model, *inputs)
+    return dict(
+        under_plan(capture, model, (inputs, {}), plan_of(capture, strategy, "fp16", everything(capture, "fp16"))).dtypes
+    )
+
+
 def test_a_dtype_argument_decides_what_is_computed_in() -> None:
-    capture = capture_of(Function(lambda x: x.cumsum(-1, dtype=torch.float32)), normal(2, 4))
-    found = dtypes_under(Policy(capture, "cast", plain("fp16"), "fp16"))
+    found = dtypes_of(lambda x: x.cumsum(-1, dtype=torch.float32), "cast", normal(2, 4))
     assert found == {"cumsum": Dtypes(("float16",), "float32", "float32")}
 
 
 def test_a_tensor_without_dimensions_gives_way_and_a_truth_does_not_compute() -> None:
-    capture = capture_of(Function(lambda x, s: ((x @ x) * s, (x @ x) > s)), normal(2, 2), torch.tensor(2.0))
-    found = dtypes_under(Policy(capture, "autocast", plain("fp16"), "fp16"))
+    found = dtypes_of(lambda x, s: ((x @ x) * s, (x @ x) > s), "autocast", normal(2, 2), torch.tensor(2.0))
     assert found["mul"] == Dtypes(("float16", "float32"), "float16", "float16")
     assert found["gt"] == Dtypes(("float16", "float32"), "float16", "bool")
 

@@ -69,23 +69,6 @@ def test_an_island_that_nothing_low_reads_keeps_its_result(net: Capture) -> None
     assert not Policy(net, "cast", choice(root="fp16", outer="fp32", outer_inner="fp32"), "fp16").wrapped["outer"].keeps
 
 
-class LastWide(nn.Module):
-    """A layer and a head whose result is the answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = Inner(), Inner()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
-
-
-def test_a_wide_head_hands_its_answer_out_as_it_is() -> None:
-    captured = capture_of(LastWide(), torch.ones(2))
-    found = Policy(captured, "cast", choice(root="fp16", body="fp16", head="fp32"), "fp16").wrapped
-    assert found["head"] == Boundary("fp32", True, "fp32", None)
-
-
 def test_values_leave_the_innermost_first_and_enter_the_outermost_first(net: Capture) -> None:
     passage = Policy(net, "cast", choice(root="fp32", outer="fp16", outer_inner="fp32"), "fp16")
     (x,) = (place.name for place in net.placeholders)

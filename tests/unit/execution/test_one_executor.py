@@ -17,7 +17,7 @@ CHECK = "capture.binding"
 SINGLE = {
     "graphs.operations",  # on outlines of shapes
     "training.backward",
-    "measure.informat",
+    "measure.alone",
     "measure.reference",
     "execution.beside",  # on the arguments that it had in a run
 }

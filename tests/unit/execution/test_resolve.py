@@ -182,31 +182,11 @@ def test_values_that_autocast_lowers_are_listed_with_their_readers() -> None:
     assert not found.low(w)
 
 
-def test_values_that_a_scope_lowers_are_listed_with_their_readers() -> None:
-    capture = captured("mlp")
-    labels = {"layers.0": "fp32"}
-    how = Policy(capture, "cast", lambda owner: labels.get(owner, "fp16"), "fp16")
-    first, gelu = nodes_by_op(capture, "linear")[0].name, only(capture, "gelu").name
-    assert resolve(how).lowered[first] == {gelu}
-
-
 def test_a_product_of_two_dtypes_is_a_conflict_without_autocast() -> None:
     capture = capture_of(Function(lambda x, w: x @ w.half().float()), normal(4, 4), normal(4, 4))
     found = resolve(Policy(capture, "cast", plain("fp16"), "fp16"))
     assert found.conflicts == {only(capture, "matmul").name}
     assert resolve(Policy(capture, "autocast", plain("fp16"), "fp16")).conflicts == frozenset()
-
-
-def test_the_authors_region_wins_over_the_scope() -> None:
-    def protected(x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            y = x @ x
-        return y @ x
-
-    capture = capture_of(Function(protected), normal(4, 4))
-    inside, outside = (node.name for node in nodes_by_op(capture, "matmul"))
-    found = resolve(Policy(capture, "autocast", plain("fp16"), "fp16"))
-    assert (found.dtypes[inside], found.dtypes[outside]) == ("fp32", "fp16")
 
 
 def masked(x: Tensor, w: Tensor) -> Tensor:
@@ -242,13 +222,6 @@ def test_a_limit_of_the_dtype_stays_fp32_where_the_value_does() -> None:
     with torch.no_grad():
         Executor(capture.graph_module, how, note).run(normal(4, 4))
     assert filled == [torch.finfo(torch.float32).min]
-
-
-def test_nothing_low_without_a_low_scope() -> None:
-    capture = captured("transformer")
-    found = resolve(Policy.wide(capture))
-    assert set(found.dtypes.values()) <= {"fp32", ""}
-    assert (found.lowered, found.conflicts) == ({}, frozenset())
 
 
 def test_a_dtype_that_the_author_asks_for_is_what_its_arguments_are_lowered_to() -> None:

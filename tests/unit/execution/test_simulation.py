@@ -155,14 +155,6 @@ def drawn_choice(name: str, strategy: str, data: st.DataObject) -> None:
     assert_simulated_as_patched(name, strategy, fmt, labels)
 
 
-@settings(max_examples=2, deadline=None, derandomize=True)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", KINDS)
-@given(data=st.data())
-def test_a_choice_of_scopes_is_simulated_as_patched(name: str, strategy: str, data: st.DataObject) -> None:
-    drawn_choice(name, strategy, data)
-
-
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
-
 from auditor.artefact.strategies import strategy_of
 from auditor.execution.policy import Layout, Policy, Setting, plain, scoped
 from auditor.records import ScopeChoice
 from tests.problems import captured
-from tests.replaying import Model, replayed
-from tests.subjects import normal, only
 
 SCOPES = {"": ScopeChoice("fp16"), "a.b": ScopeChoice("fp32"), "a.b.c.d": ScopeChoice("fp16")}
 
@@ -69,23 +64,3 @@ def test_a_tied_weight_is_stored_low_where_all_that_hold_it_are() -> None:
     for labels, stored in (({}, "fp16"), ({"shared": "fp32"}, "fp32"), ({"body.0": "fp32"}, "fp32")):
         how = Policy(capture, "cast", lambda owner, labels=labels: labels.get(owner, "fp16"), "fp16")
         assert how.stored[weight] == stored
-
-
-def test_who_decides_how_placeholders_are_stored() -> None:
-    capture = captured("tied")
-    deciding = Layout(capture, strategy_of("cast")).deciding
-    by_fqn = {placeholder.fqn: deciding.get(placeholder.name) for placeholder in capture.placeholders}
-    assert by_fqn["middle.weight"] == ("middle",)
-    assert by_fqn[None] == ("first",)  # the input
-    assert ("first", "last") in by_fqn.values()
-
-
-def test_python_looks_at_fp32_in_an_fp32_scope() -> None:
-    model = Model(lambda self, x: self.norm(x.to(self.norm.weight.dtype)), norm=nn.LayerNorm(4))
-    capture = replayed(model, normal(2, 4))
-    cast = only(capture, "to")
-    written = {
-        precision: Policy(capture, "cast", plain(precision), "fp16").casts(cast).literals.arguments
-        for precision in ("fp16", "fp32")
-    }
-    assert written == {"fp16": {1: torch.float16}, "fp32": {}}

@@ -150,22 +150,6 @@ def test_a_product_answers_for_the_rounding_of_what_it_reads_itself(fmt: str) ->
         assert 0 < found[name][fmt].own < found[name][fmt].isolated
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_a_product_of_two_views_of_one_value_feels_its_rounding_twice(fmt: str) -> None:
-    # Each row times itself: 2 x dx, where two independent errors would make sqrt(2) x dx.
-    measured = measurement_of(Function(lambda x: x.unsqueeze(-2) @ x.unsqueeze(-1)), normal(256, 4))
-    product = only(measured.capture, "matmul").name
-    assert product not in measured.readings
-    found = effects_of(measured)[product][fmt].isolated
-    assert found == pytest.approx(true_isolated(measured, product, fmt), rel=0.15)
-
-
-def test_an_infinity_that_a_tanh_absorbs_is_harmless() -> None:
-    measured = measurement_of(Function(lambda x: (x * x).tanh()), torch.tensor([[300.0]]))
-    found = contribution(measured, "mul")
-    assert (found.decided_by, found.isolated) == ("re-run", 0.0)  # tanh(inf) = tanh(90000) = 1
-
-
 def test_an_infinity_that_reaches_the_output_is_not() -> None:
     measured = measurement_of(Function(lambda x: (x * x) * 1e-3), torch.tensor([[300.0]]))
     first = nodes_by_op(measured.capture, "mul")[0].name
@@ -185,37 +169,11 @@ def test_a_silent_all_zero_rms_norm_is_not_harmless() -> None:
     assert power.isolated == 1.0  # every output is zero: finite, and all of the answer is gone
 
 
-def test_a_flipped_argmax_counts_by_its_share() -> None:
-    measured = measurement_of(Function(lambda x: (x * 1.0).argmax(-1)), torch.tensor([[1.0, 1.0001], [1.0, 2.0]]))
-    found = effects_of(measured)
-    assert found[only(measured.capture, "argmax").name]["fp16"].isolated == 0.5
-    product = found[only(measured.capture, "mul").name]["fp16"]
-    assert (product.decided_by, product.isolated) == ("re-run", 0.5)
-
-
-def test_a_routing_decision_moves_the_floating_outputs() -> None:
-    table = torch.tensor([[1.0], [5.0]])
-    measured = measurement_of(Function(lambda x: table[(x * 1.0).argmax(-1)] + x.sum()), torch.tensor([[1.0, 1.0001]]))
-    found = effects_of(measured)
-    for packet in ("argmax", "mul"):  # the reference picks 5, the low formats tie and pick 1: |1 - 5| / (5 + 2.0001)
-        for fmt in FORMATS:
-            assert found[only(measured.capture, packet).name][fmt].isolated == pytest.approx(4 / 7.0001)
-
-
 def test_the_same_seed_gives_the_same_numbers_and_leaves_the_generator_alone() -> None:
     measured = [measurement_of(seeded(Attention), normal(2, 6, 16)) for _ in range(2)]
     state = torch.get_rng_state()
     assert effects_of(measured[0], seed=3) == effects_of(measured[1], seed=3)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_one_sample_is_enough() -> None:
-    measured = measurement_of(seeded(Mlp), normal(1, 16))
-    found = effects_of(measured)
-    names = [node.name for node in nodes_by_op(measured.capture, "linear")]
-    for name in names:  # eight probes of one sample: within a factor of four of the truth
-        ratio = found[name]["fp16"].isolated / true_isolated(measured, name, "fp16")
-        assert 0.25 < ratio < 4
 
 
 @pytest.mark.parametrize(

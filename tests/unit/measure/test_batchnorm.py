@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.measure.derivatives import batch_norm
+from auditor.measure.reference import batch_norm
 from tests.subjects import normal
 
 EPS = 1e-3

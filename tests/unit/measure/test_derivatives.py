@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from auditor.measure.derivatives import differentiated
+from auditor.measure.reference import differentiated
 from tests.brute_force import true_isolated
 from tests.capturing import Function
 from tests.subjects import FORMATS, effects_of, measurement_of, normal, only

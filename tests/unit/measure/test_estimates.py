@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.measure import estimates
-from auditor.measure.estimates import estimate
+from auditor.measure import attribute
+from auditor.measure.attribute import estimate
 from tests.brute_force import true_isolated
 from tests.capturing import Function
 from tests.subjects import FORMATS, measurement_of, normal, only, seeded
@@ -49,8 +49,8 @@ def test_the_few_passes_of_a_large_model_tell_what_eight_tell(
     measured = measurement_of(seeded(Net), tokens)
     nodes = [node for node, leaves in measured.live.items() if any(x.is_floating_point() for x in leaves)]
     reference = estimate(measurement_of(seeded(Net), tokens), 0)
-    monkeypatch.setattr(estimates, "LIGHT", 0)
-    monkeypatch.setattr(estimates, "ENOUGH", enough)
+    monkeypatch.setattr(attribute, "LIGHT", 0)
+    monkeypatch.setattr(attribute, "ENOUGH", enough)
     few = estimate(measured, 1)
     weights = [p.name for p in measured.capture.placeholders if p.fqn and p.fqn.endswith("0.weight")]
     assert [len(few.passes[name]) for name in weights] == [1]
@@ -70,8 +70,8 @@ def test_a_large_model_gets_more_passes_the_fewer_its_samples(
     samples: int, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A sum of two numbers per sample: one pass gives at most four squares, and those of one sample tell no scatter.
-    monkeypatch.setattr(estimates, "LIGHT", 0)
-    monkeypatch.setattr(estimates, "ENOUGH", 0.0)
+    monkeypatch.setattr(attribute, "LIGHT", 0)
+    monkeypatch.setattr(attribute, "ENOUGH", 0.0)
     measured = measurement_of(Function(lambda x: (x * 3.0).sum(-1)), normal(samples, 2))
     product = only(measured.capture, "mul").name
     assert len(estimate(measured, 0).passes[product]) == passes
@@ -79,8 +79,8 @@ def test_a_large_model_gets_more_passes_the_fewer_its_samples(
 
 def test_a_pass_that_does_not_tell_how_it_scatters_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     # Whatever would be enough: one square per pass says nothing of its scatter before the fourth pass.
-    monkeypatch.setattr(estimates, "LIGHT", 0)
-    monkeypatch.setattr(estimates, "ENOUGH", math.inf)
+    monkeypatch.setattr(attribute, "LIGHT", 0)
+    monkeypatch.setattr(attribute, "ENOUGH", math.inf)
     measured = measurement_of(Function(lambda x: x * 3.0), torch.tensor([[1.1]]))
     found = estimate(measured, 0)
     assert len(found.passes[only(measured.capture, "mul").name]) == 4
@@ -88,7 +88,7 @@ def test_a_pass_that_does_not_tell_how_it_scatters_is_not_enough(monkeypatch: py
 
 def test_a_small_model_gets_all_passes() -> None:
     measured = measurement_of(Function(lambda x: x * 3.0), torch.tensor([[1.1]]))
-    assert len(estimate(measured, 0).passes[only(measured.capture, "mul").name]) == estimates.MAX_PROBES
+    assert len(estimate(measured, 0).passes[only(measured.capture, "mul").name]) == attribute.MAX_PROBES
 
 
 def test_no_gradient_is_left_behind(tokens: Tensor) -> None:
@@ -103,4 +103,4 @@ def test_a_long_recurrence_has_few_passes_however_small_it_is(steps: int, passes
     measured = measurement_of(nn.GRU(4, 4), torch.randn(steps, 2, 4, generator=torch.Generator().manual_seed(0)))
     found = estimate(measured, 0)
     reached = len(found.passes[only(measured.capture, "gru").name])
-    assert reached == passes if passes == estimates.MAX_PROBES else reached <= passes
+    assert reached == passes if passes == attribute.MAX_PROBES else reached <= passes

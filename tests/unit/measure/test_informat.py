@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from auditor.execution.execute import Executor
-from auditor.measure import informat
-from auditor.measure.alone import Trace
-from auditor.measure.informat import InFormat
+from auditor.measure import alone
+from auditor.measure.alone import InFormat, Trace
 from auditor.numerics.entries import entries, is_number
 from auditor.numerics.histogram import Profile
 from auditor.records import Capture, NodeError
@@ -118,6 +117,6 @@ def test_memory_that_runs_out_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> N
         raise torch.OutOfMemoryError("nothing left")
 
     low, nodes = low_run(capture_of(Function(lambda x: x * 3), X), "bf16", X)
-    monkeypatch.setattr(informat, "run_op", full)
+    monkeypatch.setattr(alone, "run_op", full)
     with pytest.raises(torch.OutOfMemoryError):
         low.advance(nodes["mul"])

@@ -13,7 +13,7 @@ from auditor.capture.capture import capture
 from auditor.measure import settle
 from auditor.measure.calibrate import Calibration
 from auditor.measure.measure import Measurement, measure
-from auditor.measure.rerun import Reruns, Yardstick
+from auditor.measure.rerun import Yardstick
 from auditor.records import Contribution
 from auditor.rulebook.verdicts import judge
 from tests.brute_force import true_isolated
@@ -55,13 +55,13 @@ def verdicts(measured: Measurement, contributions: dict[str, Contribution]) -> d
     return {name: found[fmt].verdict for name, found in judged.verdicts.items()}
 
 
-HARMFUL = (3, 250, 431, 499)
+HARMFUL = (3, 50, 86, 99)
 
 
 def overflows(x: Tensor) -> Tensor:
-    """500 squares of 300: each is infinite in FP16, and a clamp takes that away, but for four that are kept."""
+    """100 squares of 300: each is infinite in FP16, and a clamp takes that away, but for four that are kept."""
     h, kept = x, []
-    for i in range(500):
+    for i in range(100):
         square = h * h
         if i in HARMFUL:
             kept.append(square)
@@ -69,41 +69,41 @@ def overflows(x: Tensor) -> Tensor:
     return h + 1e-6 * sum(kept)
 
 
-def test_five_hundred_overflows_are_each_run_at_the_price_of_a_few_runs(spent: list[float]) -> None:
+def test_a_hundred_overflows_are_each_run_at_the_price_of_a_few_runs(spent: list[float]) -> None:
     measured = measured_in("fp16", overflows, torch.tensor([[300.0, 200.0]]))
     found = attributed(measured)
-    squares = [name for name in measured.capture.nodes if measured.errors[name]["fp16"].overflow][:500]
-    assert len(squares) == 500
+    squares = [name for name in measured.capture.nodes if measured.errors[name]["fp16"].overflow][:100]
+    assert len(squares) == 100
     said = verdicts(measured, found)
     assert [i for i, name in enumerate(squares) if said[name] == "unsafe"] == list(HARMFUL)
     assert {said[name] for i, name in enumerate(squares) if i not in HARMFUL} == {"safe"}
     assert not any(one.decided_by == "not-run" for one in found.values())
-    for i in (*range(5, 500, 45), *HARMFUL):
+    for i in (*range(5, 100, 9), *HARMFUL):
         assert (true_isolated(measured, squares[i], "fp16") > BUDGET) == (i in HARMFUL), i
     assert spent[0] < 6
 
 
 GENERATOR = torch.Generator().manual_seed(0)
-SLOPES = (1 + 0.1 * torch.randn(500, generator=GENERATOR)).tolist()
-SHIFTS = (0.1 * torch.randn(500, generator=GENERATOR)).tolist()
+SLOPES = (1 + 0.1 * torch.randn(200, generator=GENERATOR)).tolist()
+SHIFTS = (0.1 * torch.randn(200, generator=GENERATOR)).tolist()
 
 
 def classes(x: Tensor) -> Tensor:
-    """1,000 operations, and an arg-max of what comes out."""
+    """400 operations, and an arg-max of what comes out."""
     for slope, shift in zip(SLOPES, SHIFTS, strict=True):
         x = x * slope + shift
     return x.argmax(-1)
 
 
 @pytest.mark.parametrize(("rows", "gap", "most"), [(8, 0.5, 2), (8, 0.0, 96)])
-def test_an_arg_max_over_a_thousand_operations(rows: int, gap: float, most: float, spent: list[float]) -> None:
+def test_an_arg_max_over_many_operations(rows: int, gap: float, most: float, spent: list[float]) -> None:
     x = normal(rows, 6, seed=1)
     x[torch.arange(rows), x.argmax(-1)] += gap
     measured = measured_in("fp16", classes, x)
     found = attributed(measured)
     said = verdicts(measured, found)
-    assert len(measured.capture.nodes) > 1000
-    checked = [name for name in [*measured.capture.nodes][::37] if said[name] != "untested"]
+    assert len(measured.capture.nodes) > 400
+    checked = [name for name in [*measured.capture.nodes][::15] if said[name] != "untested"]
     assert len(checked) > 20
     for name in checked:
         true = true_isolated(measured, name, "fp16")
@@ -173,29 +173,9 @@ def test_operations_far_before_one_without_a_derivative_are_run() -> None:
     assert found["mul"].isolated > 0.1
 
 
-def test_operations_far_before_a_class_beside_other_outputs_are_run() -> None:
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x * 3.0
-        for _ in range(6):
-            y = y + 0.5
-        return x.exp(), y.argmax(-1)
-
-    x = torch.tensor([[1.0, 1.0001], [1.0, 2.0]])
-    measured = measured_in("bf16", forward, x)
-    found = attributed(measured)
-    assert (found["mul"].decided_by, found["mul"].isolated) == ("re-run", 0.5)
-
-
 def test_what_turns_infinite_is_run_even_where_the_outputs_absorb_it() -> None:
     x = torch.tensor([[300.0, 0.7, -0.3]])
     measured = measured_in("fp16", lambda x: (x * x).tanh(), x)
     found = attributed(measured)["mul"]
     assert found.decided_by == "re-run"
     assert found.isolated == pytest.approx(true_isolated(measured, "mul", "fp16"))
-
-
-def test_the_price_is_counted_in_runs_of_the_whole_model() -> None:
-    measured = measured_in("fp16", lambda x: ((x * x).exp() + 1.0).sin(), torch.tensor([[0.5]]))
-    reruns = Reruns(measured, "fp16", Yardstick(BUDGET))
-    reruns.error("mul", measured.values["mul"] + 1.0)
-    assert reruns.spent == 3 / 4
