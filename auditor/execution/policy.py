@@ -22,14 +22,8 @@ from ..paths import enclosing, function_in, nearest, nearest_above, of_function,
 from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
 from .execute import Semantics, ValueOf, with_literals
 
-Steps = tuple[str, ...]
-"""Precisions that a value is converted to, one after the other."""
-
 KEPT = function_in("", "")
 """The path of calls of functions that a scope keeps in FP32."""
-
-AS_WRITTEN = Literals()
-"""Python writes what it writes in FP32."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +299,7 @@ class Policy(Semantics):
         opening = [call for call in around if (found := self.wrapped[call.path]).keep or found.precision == "fp32"]
         return opening[-1] if opening else None
 
-    def crossing(self, source: str, reader: str) -> Steps:
+    def crossing(self, source: str, reader: str) -> tuple[str, ...]:
         """What a value is converted to on its way to a node that reads it; the graph's output lies outside of the root.
 
         It leaves every wrapped call that encloses its producer and not its reader, innermost first, and enters those that
@@ -339,10 +333,10 @@ class Policy(Semantics):
         """What Python writes where it looks at low tensors: where a dtype was handed on as an argument, its caller does."""
         found = self.how.literals(node).get(self.format)
         if found is None:
-            return AS_WRITTEN
+            return Literals()
         depth = next((call.depth for call in reversed(node.calls) if not call.handed), 0)
         looking = next(call for call in reversed(self.enclosing(node.name)) if call.depth <= depth)
-        return found if self._computes_in(looking) != "fp32" else AS_WRITTEN
+        return found if self._computes_in(looking) != "fp32" else Literals()
 
     def given(self, n: fx.Node, value: Any) -> Any:
         """What is handed over, as it is stored."""

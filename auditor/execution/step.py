@@ -15,6 +15,7 @@ from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..devices import NATIVE
+from ..errors import first_line
 from ..isolation import isolated
 from ..isolation.process import under
 from ..numerics.casting import lowered
@@ -149,8 +150,7 @@ class LowStep:
 
 def failed(error: Exception) -> LowStep:
     """A step that raised, with the first line of what it said."""
-    lines = str(error).strip().splitlines() or [""]
-    return LowStep(float("nan"), {}, lines[0][:200] or type(error).__name__)
+    return LowStep(math.nan, {}, first_line(error)[:200])
 
 
 def unscaled(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:

@@ -4,7 +4,7 @@ beside it a run that is low from the start."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from ..errors import MeasureError, first_line
 from ..execution.execute import low_literals, with_literals
 from ..numerics.casting import carried_in, in_format, like, lowered, raised
 from ..numerics.entries import entries, extent, is_number
-from ..numerics.formats import FORMATS, Format
+from ..numerics.formats import FORMATS
 from ..numerics.histogram import Profile
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
 from ..numerics.metrics import disagreement, output_error, sqnr_db
@@ -33,39 +33,27 @@ roundings of its inputs, which reach the result one by one; only a run of the op
 _ONE_ROUNDING = 1.1
 
 
-@dataclass(frozen=True)
-class Rounder:
-    """Rounds the tensors of a tree to a format; masked entries become what the model itself would write there.
-
-    sentinels: {float32 value: value in the format} of the literals with which Python marks what to mask.
-    """
-
-    row: Format
-    sentinels: Mapping[float, float]
-
-    def __call__(self, tree: Any) -> Any:
-        """Tensors in the format, the rest as it is."""
-
-        def convert(x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = lowered(x, self.row)
-            for ours, theirs in self.sentinels.items() if x.dtype is torch.float32 else ():
-                result = in_format(torch.where(x == ours, torch.full_like(result, theirs), result), self.row)
-            return result
-
-        return pytree.tree_map_only(torch.Tensor, convert, tree)
-
-
-def rounder(capture: Capture, fmt: str) -> Rounder:
-    """The rounding of a capture's values to one format."""
+def rounder(capture: Capture, fmt: str) -> Callable[[Any], Any]:
+    """Rounds the tensors of a tree to a format; masked entries become what the model itself would write there."""
     nodes = {node.name: node for node in capture.graph_module.graph.nodes}
-    found = {}
+    row, sentinels = (
+        FORMATS[fmt],
+        dict[float, float](),
+    )  # {literal that marks what to mask: what Python writes in the format}
     for name, node in capture.nodes.items():
         literals = low_literals(node, fmt)
         for key, value in literals.arguments.items() if literals else ():
             ours = nodes[name].args[key] if isinstance(key, int) else nodes[name].kwargs.get(key)
             if isinstance(value, (int, float)) and isinstance(ours, (int, float)):
-                found[float(ours)] = float(value)
-    return Rounder(FORMATS[fmt], found)
+                sentinels[float(ours)] = float(value)
+
+    def convert(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = lowered(x, row)
+        for ours, theirs in sentinels.items() if x.dtype is torch.float32 else ():
+            result = in_format(torch.where(x == ours, torch.full_like(result, theirs), result), row)
+        return result
+
+    return lambda tree: pytree.tree_map_only(torch.Tensor, convert, tree)
 
 
 @dataclass(frozen=True)

@@ -193,11 +193,8 @@ def lone_views(measurement: Measurement) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in measurement.capture.graph_module.graph.nodes:
         source = viewed(node)
-        if (
-            source is not None
-            and len(source.users) == 1
-            and not any(x.numel() for x in measurement.live[source.name][1:])
-        ):
+        lone = source is not None and len(source.users) == 1
+        if source is not None and lone and not any(x.numel() for x in measurement.live[source.name][1:]):
             found[node.name] = found.get(source.name, source.name)
     return found
 

@@ -15,10 +15,10 @@ from ..errors import MeasureError
 from ..numerics.histogram import merged
 from ..raised import let_through
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Linearity, Magnitudes, ModelPath, NodeError, Subject
-from .attribute import Contributions, FirstOrder, first_order
+from .attribute import FirstOrder, first_order
 from .causes import explained
 from .measure import Measurement, measure
-from .reference import NONE, TRIED, TRUSTED, Back
+from .reference import Back
 from .rerun import PLAIN, Yardstick, regions_of
 from .settle import settle
 
@@ -49,21 +49,24 @@ def calibrate(
     seed: int,
     tick: Callable[[str], None],
     yardstick: Yardstick = PLAIN,
-    numbered: Callable[[Batch], int] | None = None,
+    whole: Subject | None = None,
 ) -> Calibration:
     """The worst error, the mean-square contribution and the widest range of every node over the subject's batches.
 
-    numbered: a batch's number, where they are not the subject's in order.
+    whole: the subject of which these are some of the batches, where there are others.
 
     The graph is recorded for the shapes of the first batch, and for its values where Python branched on them: batches that
     take another path are measured on a graph of their own, see `calibrate_paths`.
     """
 
     def one(batch: Batch) -> Calibration:
-        number = numbered(batch) if numbered else number_of(subject, batch)
+        number = number_of(whole or subject, batch)
         measured, first = _measured(capture, subject, batch, formats, seed, tick, yardstick)
         contributions, linearity = settle(measured, first, yardstick, tick)
-        contributions = _of_batch(number, contributions)
+        contributions = {
+            name: {fmt: replace(one, batch=number) for fmt, one in formats.items()}
+            for name, formats in contributions.items()
+        }
         errors = explained(measured.errors, contributions)
         regions = regions_of(measured, contributions, yardstick) if batch is subject.batches[0] else ()
         return Calibration(errors, contributions, measured.ranges, 1, linearity, tuple(regions))
@@ -84,38 +87,20 @@ def calibrate_paths(
     A later path that cannot be measured is left out, which the graph's warnings say. Raises: MeasureError of the first.
     """
 
-    def numbered(batch: Batch) -> int:
-        return number_of(subject, batch)
-
     paths, found, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]
     for path in recordings.each:
-        by = yardstick if path is recordings.first else _for_path(yardstick, path)
-        taking = replace(subject, batches=path.batches)
+        later = path is not recordings.first
+        by = replace(yardstick, distance=for_outputs(yardstick.distance, path.outputs)) if later else yardstick
         try:
-            part = calibrate(path.capture, taking, formats, seed, tick, by, numbered)
+            part = calibrate(path.capture, replace(subject, batches=path.batches), formats, seed, tick, by, subject)
         except MeasureError as error:
-            if path is recordings.first:
+            if not later:
                 raise
-            unjudged.append(unjudged_line(numbered(path.batches[0]), error))
+            unjudged.append(unjudged_line(number_of(subject, path.batches[0]), error))
             continue
         paths.append(path)
         found.append(part)
     return join_paths(paths, unjudged), reduce(_merged, found)
-
-
-def _for_path(yardstick: Yardstick, path: ModelPath) -> Yardstick:
-    """The yardstick for what the model returns on a later path."""
-    return replace(yardstick, distance=for_outputs(yardstick.distance, path.outputs))
-
-
-def _of_batch(number: int, contributions: Contributions) -> Contributions:
-    """The contributions, those of a later batch with its number."""
-    if number == 1:
-        return contributions
-    return {
-        name: {fmt: replace(one, batch=number) for fmt, one in formats.items()}
-        for name, formats in contributions.items()
-    }
 
 
 def _measured(
@@ -129,16 +114,17 @@ def _measured(
 ) -> tuple[Measurement, FirstOrder]:
     """Measured once, and again where the way back through some operation raises: with care, and then without a way back."""
 
-    def tried(how: Back) -> tuple[Measurement, FirstOrder]:
-        measured = measure(capture, subject.model, batch, formats, tick, back=how)
+    def tried(back: Back) -> tuple[Measurement, FirstOrder]:
+        measured = measure(capture, subject.model, batch, formats, tick, back=back)
         return measured, first_order(measured, seed, yardstick)
 
-    for how in (TRUSTED, TRIED):
+    backs: tuple[Back, ...] = ("trusted", "tried")
+    for back in backs:
         try:
-            return tried(how)
+            return tried(back)
         except Exception as error:
             let_through(error)
-    return tried(NONE)
+    return tried("none")
 
 
 def _merged(a: Calibration, b: Calibration) -> Calibration:

@@ -15,7 +15,7 @@ from ..numerics.histogram import Profile, merged
 from ..numerics.metrics import Damage
 from ..numerics.nodes import row_of
 from ..numerics.operations import operation
-from ..records import Capture, Contribution, Magnitudes, Node, NodeError, Subject
+from ..records import Capture, Contribution, Magnitudes, NodeError, Subject
 
 _STEPS = 3
 
@@ -92,7 +92,8 @@ def deciding(capture: Capture) -> set[str]:
     nodes = capture.nodes
     if not any(name not in nodes or nodes[name].floating for name in capture.outputs):
         return {name for name, node in nodes.items() if node.floating}
-    discrete = [node for node in nodes.values() if not node.floating and not _is_indifferent(node)]
+    rows = ((node, operation(node.op)) for node in nodes.values() if not node.floating)
+    discrete = [node for node, row in rows if not (row.asks_shape or row.asks_finite)]
     return _upstream(capture, {name for node in discrete for name in node.inputs})
 
 
@@ -122,12 +123,6 @@ def _upstream(capture: Capture, names: set[str]) -> set[str]:
         found |= names
         names = {source for name in names for source in nodes[name].inputs}
     return found
-
-
-def _is_indifferent(node: Node) -> bool:
-    """Whether rounding changes next to nothing of what the node answers."""
-    row = operation(node.op)
-    return row.asks_shape or row.asks_finite
 
 
 def storing(

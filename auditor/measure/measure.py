@@ -18,7 +18,7 @@ from ..numerics.histogram import Profile
 from ..numerics.nodes import tensors_of, viewed
 from ..records import Batch, Capture, Magnitudes, NodeError
 from .alone import Alone, InFormat, Leaves, Trace
-from .reference import TRUSTED, Back, Reference
+from .reference import Back, Reference
 
 AT_ONCE = 4
 """Times what an operation reads and gives that measuring it holds at once."""
@@ -85,7 +85,7 @@ def measure(
     formats: Sequence[str],
     tick: Callable[[str], None] = lambda name: None,
     *,
-    back: Back = TRUSTED,
+    back: Back = "trusted",
 ) -> Measurement:
     """Run the reference once with autograd, and beside it each node alone in each format and one low run per format.
 

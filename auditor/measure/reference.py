@@ -168,9 +168,6 @@ class _ByStatistics(torch.autograd.Function):
 
 
 Back = Literal["trusted", "tried", "none"]
-TRUSTED: Back = "trusted"
-TRIED: Back = "tried"
-NONE: Back = "none"
 
 
 class Reference(Apart):
@@ -182,7 +179,7 @@ class Reference(Apart):
     does}}.
     """
 
-    def __init__(self, back: Back = TRUSTED) -> None:
+    def __init__(self, back: Back = "trusted") -> None:
         self.back = back
         self.anchors: list[torch.Tensor] = []
         self.lost: set[fx.Node] = set()
@@ -195,7 +192,7 @@ class Reference(Apart):
         return self._connected(apart(self._computed(n, value_of), [value_of(source) for source in n.all_input_nodes]))
 
     def _computed(self, n: fx.Node, value_of: ValueOf) -> Any:
-        if self.back == NONE:
+        if self.back == "none":
             self.lost |= set(n.all_input_nodes)
             with torch.no_grad():
                 return RECORDED.compute(n, value_of)
@@ -211,7 +208,7 @@ class Reference(Apart):
         values = {source: value_of(source) for source in n.all_input_nodes}
         if is_product(target_of(n)) and all(map(is_plain, tensors_of(list(values.values())))):
             return self._product(n, values)
-        result, lost = differentiated(target_of(n), args, kwargs, self.back == TRIED)
+        result, lost = differentiated(target_of(n), args, kwargs, self.back == "tried")
         if lost:
             self.lost |= {s for s, value in values.items() if any(x is y for x in tensors_of(value) for y in lost)}
         if row_of(n).steps:

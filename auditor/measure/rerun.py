@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from posixpath import commonpath
 from typing import Any
 
 import networkx as nx
@@ -201,9 +202,4 @@ def _explained(nodes: Sequence[fx.Node], known: Mapping[str, Contribution]) -> f
 
 def _shared(capture: Capture, names: Sequence[str]) -> str:
     """The deepest module that holds all of them."""
-    shared = []
-    for steps in zip(*(capture.nodes[name].owner.split(".") for name in names), strict=False):
-        if len(set(steps)) > 1:
-            break
-        shared.append(steps[0])
-    return ".".join(shared)
+    return commonpath([capture.nodes[name].owner.replace(".", "/") for name in names]).replace("/", ".")

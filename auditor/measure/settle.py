@@ -96,7 +96,7 @@ class _Settling:
         waiting: Waiting = []
         for names in ([n for n in left if self._is_blind(n)], [n for n in left if not self._is_blind(n)]):
             if names:
-                self._queue(waiting, sorted(names, key=self._expected, reverse=True), _Ran())
+                self._queue(waiting, sorted(names, key=lambda name: -self._first[name].isolated), _Ran())
         while waiting:
             _, _, group, of = heapq.heappop(waiting)
             if self.reruns.spent >= RUNS:
@@ -145,9 +145,6 @@ class _Settling:
         """Whether first order does not see what it does, or not all."""
         return not self._answers or self._traces[name].broken or name in self._unseen
 
-    def _expected(self, name: str) -> float:
-        return self._first[name].isolated
-
     def _queue(self, waiting: Waiting, names: Sequence[str], of: _Ran) -> None:
         expected = of.error if of.error < math.inf else math.inf  # nan too may be anything
         heapq.heappush(waiting, (-expected, next(self._numbers), names, of))
@@ -174,7 +171,7 @@ class _Settling:
                 continue
             own = cast = ran.error / math.sqrt(len(ran.names))
             if first.own and not ran.flipped:
-                rate = self._rate(ran.error, *map(self._expected, ran.names))
+                rate = self._rate(ran.error, *(self._first[one].isolated for one in ran.names))
                 own, cast = min(first.own * rate, ran.error), min(first.cast * rate, ran.error)
             self.found[name] = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion)
 

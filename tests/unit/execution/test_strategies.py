@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from auditor.artefact.strategies import strategy_of
-from auditor.execution.policy import Layout, Policy, Setting, plain, scoped
+from auditor.execution.policy import Layout, Policy, scoped
 from auditor.records import ScopeChoice
 from tests.problems import captured
 
@@ -24,11 +24,8 @@ def stored(strategy: str, labels: dict[str, str]) -> dict[str | None, str]:
     return {names[name]: precision for name, precision in how.stored.items()}
 
 
-def test_autocast_stores_nothing_low() -> None:
-    assert stored("autocast", {"": "fp16", "first": "fp16"}) == {}
-
-
 def test_cast_stores_each_weight_in_the_precision_of_its_readers() -> None:
+    assert stored("autocast", {"": "fp16", "first": "fp16"}) == {}
     found = stored("cast", {"": "fp16", "first": "fp16", "middle": "fp32", "last": "fp16"})
     assert found["input"] == "fp16"
     assert (found["middle.weight"], found["middle.bias"]) == ("fp32", "fp32")
@@ -42,18 +39,6 @@ def test_a_shared_weight_is_fp32_as_soon_as_one_reader_is() -> None:
     mixed = stored("cast", {"": "fp16", "first": "fp16", "middle": "fp16", "last": "fp32"})
     assert {low[name] for name in read} >= {"fp16"}
     assert {mixed[name] for name in read} == {"fp32"}
-
-
-def test_settings_of_nodes() -> None:
-    capture = captured("tied")
-    owners = {node.owner: name for name, node in capture.nodes.items()}
-    choice = {"first": "fp16"}
-    autocast = Policy(capture, "autocast", lambda owner: choice.get(owner, "fp32"), "fp16").setting
-    cast = Policy(capture, "cast", lambda owner: choice.get(owner, "fp32"), "fp16").setting
-    assert autocast(owners["first"]) == Setting("fp16", True)
-    assert autocast(owners["last"]) == Setting("fp32", False)
-    assert cast(owners["first"]) == Setting("fp16", False)
-    assert Policy(capture, "cast", plain("bf16"), "bf16").setting(owners["last"]) == Setting("bf16", False)
 
 
 def test_a_tied_weight_is_stored_low_where_all_that_hold_it_are() -> None:

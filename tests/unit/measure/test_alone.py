@@ -41,11 +41,6 @@ def test_what_marks_a_mask_becomes_what_the_model_would_write_in_the_format() ->
     assert rounds(torch.tensor([beside])).tolist() == [-math.inf]
 
 
-def test_without_such_a_literal_nothing_is_a_mark() -> None:
-    rounds = rounder(capture_of(Function(lambda x: x * 2), torch.ones(2)), "fp16")
-    assert rounds(torch.tensor([torch.finfo(torch.float32).min])).tolist() == [-math.inf]
-
-
 U = 2.0**-7
 """Spacing of BF16 above 1."""
 
@@ -108,17 +103,3 @@ def test_what_rounds_more_than_once_is_held_against_the_exact_result() -> None:
     assert trace_in(measured, "cumsum") == Trace("run", "run")
     assert found["own"][-1] == pytest.approx(found["isolated"][-1])
     assert found["own"][-1] < -U
-
-
-def test_entries_that_leave_the_range_are_told() -> None:
-    assert trace(lambda x: x * x, torch.tensor([300.0, 2.0]), packet="mul", fmt="fp16").broken
-
-
-def test_what_cannot_run_has_nothing_to_attribute() -> None:
-    found = trace(lambda x: torch.linalg.cholesky(x), torch.eye(2), packet="linalg_cholesky", fmt="fp16")
-    assert (found.isolated, found.own) == ("none", "none")
-
-
-def test_what_decides_is_told() -> None:
-    assert trace(lambda x: (x * 3.0).argmax(-1), torch.tensor([[1.0, 2.0]]), packet="mul").near
-    assert not trace(lambda x: (x * 3.0).exp(), torch.tensor([[1.0, 2.0]]), packet="mul").near

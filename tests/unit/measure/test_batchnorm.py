@@ -62,24 +62,6 @@ def test_each_gradient_alone(wanted: int) -> None:
     torch.testing.assert_close(*found)
 
 
-def test_a_norm_without_a_bias_is_connected_to_all_else() -> None:
-    read = [normal(2, 3, 4), normal(3, seed=1), None, normal(3, seed=3), normal(3, seed=4).exp()]
-    leaves = [None if x is None else x.double().requires_grad_() for x in read]
-    result = batch_norm(torch.ops.aten.batch_norm.default, *leaves, *REST["batch_norm"])
-    tensors = [x for x in leaves if x is not None]
-    weights = normal(2, 3, 4, seed=5).double()
-    ours = torch.autograd.grad(result, tensors, weights)
-    theirs = torch.autograd.grad(formula(*leaves), tensors, weights)  # type: ignore[arg-type]
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other)
-
-
-def test_statistics_of_the_batch_are_left_to_autograd() -> None:
-    x = normal(6, 3).requires_grad_()
-    result = batch_norm(torch.ops.aten.batch_norm.default, x, None, None, None, None, True, 0.1, EPS, False)
-    assert float(result.detach().mean()) == pytest.approx(0, abs=1e-6)
-
-
 @pytest.mark.parametrize("packet", ["_native_batch_norm_legit_functional", "batch_norm"])
 def test_a_norm_by_its_batch_leaves_running_statistics_alone(packet: str) -> None:
     x, mean, variance = (tensor.requires_grad_() for tensor in (normal(6, 3) + 5, torch.zeros(3), torch.ones(3)))

@@ -48,15 +48,6 @@ def test_ranges_are_joined() -> None:
     assert span.exponents == {-2: 1, 16: 1}  # 0.25 = 2^-2, 90000 = 1.37 * 2^16
 
 
-def test_zeros_are_averaged_whatever_the_order() -> None:
-    inputs = [torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]])]
-    shares = []
-    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-        found, name = calibrated(SQUARE, *(inputs[i] for i in order))
-        shares.append(found.ranges[name].zeros / (found.ranges[name].zeros + found.ranges[name].nonzero))
-    assert shares == pytest.approx([0.5] * 3)  # three zeros in six
-
-
 def test_contributions_worst_for_the_verdict_and_mean_square_for_the_sum() -> None:
     model = Function(lambda x: x * 3.0)
     inputs = [torch.tensor([[1 + 2.0**-11]]), torch.tensor([[1.0]]), torch.tensor([[1 + 2.0**-12]])]
@@ -70,15 +61,3 @@ def test_contributions_worst_for_the_verdict_and_mean_square_for_the_sum() -> No
     for kind in ("own", "cast"):
         squares = [getattr(one, kind) ** 2 for one in alone]
         assert getattr(together, kind) == pytest.approx((sum(squares) / 3) ** 0.5)
-
-
-def test_what_adds_up_is_averaged_by_hand() -> None:
-    # 3 (1 + 2^-10) = 3 + 1.5 * 2^-9, a tie, goes to 3 + 2 * 2^-9: off by 2^-10. 3 itself is exact.
-    off, exact = torch.tensor([[1 + 2.0**-10]]), torch.tensor([[1.0]])
-    moved = 2.0**-10 / (3 + 3 * 2.0**-10)
-    for inputs, share in (((off, exact), 1 / 2), ((exact, off, exact), 1 / 3), ((off, off, exact), 2 / 3)):
-        found, name = calibrated(Function(lambda x: x * 3.0 + 0.0), *inputs)
-        together = found.contributions[name]["fp16"]
-        assert together.isolated == pytest.approx(moved, rel=2**-7)
-        assert together.own == pytest.approx(moved * share**0.5, rel=2**-7)
-        assert together.cast == pytest.approx(moved * share**0.5, rel=2**-7)

@@ -33,10 +33,9 @@ def by_hand(gradient: Tensor, error: Tensor, samples: int) -> list[list[float]]:
         ((3, 5), 3),
         ((4, 33), 4),
         ((4, 33), 1),
-        ((2, 300_001), 2),
+        ((2, 70_001), 2),
         ((1, 16_384), 1),
         ((1, 16_383), 1),
-        ((40, 9_000), 40),
     ],
 )
 def test_against_the_definition(shape: tuple[int, ...], samples: int) -> None:
@@ -49,7 +48,7 @@ def test_against_the_definition(shape: tuple[int, ...], samples: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("numbers", [50, 400_000])
+@pytest.mark.parametrize("numbers", [50, 70_000])
 def test_with_a_dtype_the_error_is_that_of_rounding(dtype: torch.dtype, numbers: int) -> None:
     gradient, value = normal(2, numbers, seed=1), normal(2, numbers, seed=2)
     rounding = value.to(dtype).float() - value
@@ -68,7 +67,7 @@ def test_errors_in_bfloat16_are_read_as_they_are_and_stay_as_they_are() -> None:
     assert torch.equal(error, kept)
 
 
-@pytest.mark.parametrize("numbers", [40, 300_000])
+@pytest.mark.parametrize("numbers", [40, 70_000])
 def test_products_that_are_not_finite_count_as_nothing(numbers: int) -> None:
     gradient, error = torch.ones(1, numbers), torch.ones(1, numbers)
     gradient[0, 3], error[0, 5], error[0, -1] = torch.inf, torch.nan, -torch.inf
@@ -76,7 +75,7 @@ def test_products_that_are_not_finite_count_as_nothing(numbers: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("numbers", [40, 300_000])
+@pytest.mark.parametrize("numbers", [40, 70_000])
 def test_what_is_in_the_format_already_has_no_error_and_stays_as_it_is(dtype: torch.dtype, numbers: int) -> None:
     gradient, value = normal(2, numbers, seed=1), normal(2, numbers, seed=2).to(dtype)
     kept = value.clone()

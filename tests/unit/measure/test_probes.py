@@ -27,14 +27,6 @@ def test_a_probe_sums_every_tensor_under_its_signs() -> None:
         assert torch.equal(gradient, probe.signs[0])
 
 
-def test_they_differ_from_pass_to_pass_and_come_when_asked_for() -> None:
-    drawn = probes([torch.ones(64)], 2, seed=0)
-    first, second = next(drawn), next(drawn)
-    assert not torch.equal(first.signs[0], second.signs[0])
-    with pytest.raises(StopIteration):
-        next(drawn)
-
-
 def test_a_diagonal_map_is_known_from_one_pass() -> None:
     """y = 2 x, d = (3, 4, 0): <v, J d>^2 differs from pass to pass, its mean is ||J d||^2 = 100."""
     x, error = torch.ones(3, requires_grad=True), torch.tensor([3.0, 4.0, 0.0])

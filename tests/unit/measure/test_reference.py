@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.execution.execute import Executor
-from auditor.measure.reference import TRIED, TRUSTED, Back, Reference
+from auditor.measure.reference import Back, Reference
 from tests.capturing import Function
 from tests.subjects import capture_of, seeded
 
@@ -22,7 +22,7 @@ class Found:
     kept: dict[str, Any]
 
 
-def run(model: nn.Module, *inputs: Tensor, back: Back = TRUSTED) -> Found:
+def run(model: nn.Module, *inputs: Tensor, back: Back = "trusted") -> Found:
     captured, found = capture_of(model, *inputs), Found(Reference(back), {})
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in captured.bind(model, (inputs, {}))]
     for n, value in Executor(captured.graph_module, found.run).steps(*leaves):
@@ -96,6 +96,6 @@ def test_what_is_read_by_one_product_alone_needs_no_other_name() -> None:
 
 
 def test_operations_without_a_derivative_say_what_they_lose() -> None:
-    found = run(Function(lambda x: torch.igamma(x * 1.0, x * 2.0)), torch.tensor([1.0]), back=TRIED)
+    found = run(Function(lambda x: torch.igamma(x * 1.0, x * 2.0)), torch.tensor([1.0]), back="tried")
     assert {node.name for node in found.run.lost} <= {"mul", "mul_1"}
     assert "mul" in {node.name for node in found.run.lost}  # no derivative by its first argument

@@ -68,11 +68,3 @@ def test_the_scatter_is_the_standard_error_of_the_root() -> None:
     assert sums.scatter() == pytest.approx(statistics.stdev(squares) / 2 / statistics.mean(squares) / 2)
     assert math.isnan(summed(torch.ones(3, 5)).scatter())
     assert math.isnan(summed(torch.zeros(8, 5)).scatter())
-
-
-def test_more_samples_scatter_less() -> None:
-    spread = []
-    for samples in (1, 4, 64):
-        low, high = chance(samples)
-        spread.append(math.log(max(high, 1e-9) / max(low, 1e-9)))
-    assert spread == sorted(spread, reverse=True)
