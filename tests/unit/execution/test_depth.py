@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import auditor
 from auditor.capture.capture import capture
 from auditor.execution.beside import UnderPlan, under_plan
 from auditor.execution.execute import Executor
@@ -14,7 +13,6 @@ from auditor.execution.policy import Policy, scoped
 from auditor.loading import from_object
 from auditor.numerics.metrics import relative_l2
 from auditor.records import Plan, ScopeChoice
-from auditor.report.charts import depth_chart
 from tests.subjects import normal, seeded
 
 
@@ -130,36 +128,3 @@ def test_an_island_that_reads_a_low_value_computes_in_fp32(strategy):
     found = under_plan(captured, subject.model, subject.batches[0], plan(strategy, "fp16", **{"1": "fp32"})).errors
     assert list(found) == list(captured.nodes)
     assert max(found.values()) < 2e-3
-
-
-class Energy(nn.Module):
-    """Squares what is about 2000."""
-
-    def forward(self, x):
-        return x / (x * x).mean(-1, keepdim=True).sqrt()
-
-
-class Island(nn.Module):
-    """Values that FP16 holds enter a module that squares them."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.energy, self.last = nn.Linear(16, 32), Energy(), nn.Linear(32, 4)
-
-    def forward(self, x):
-        return self.last(self.energy(2000 * self.first(x)))
-
-
-@pytest.mark.parametrize("strategy", ["autocast", "cast"])
-def test_the_report_draws_the_error_of_a_plan_with_an_island(strategy):
-    model = seeded(Island).eval()
-    found = auditor.audit(model, normal(32, 16), formats=("fp16",), strategies=(strategy,), device="cpu")
-    assert found.recommended == f"{strategy}_fp16"
-    scopes = found.plans[found.recommended].scopes
-    assert (scopes[""].precision, scopes["energy"].precision) == ("fp16", "fp32")
-    assert list(found.plan_errors) == [row.node.name for row in found.nodes if row.node.floating]
-    assert 0 < max(found.plan_errors.values()) < 2e-3
-    chart = depth_chart(found)
-    assert chart is not None
-    assert [words for _, words in chart.legend] == ["FP16", "recommended plan", "budget", "× non-finite"]
-    assert dict(chart.paths)["line plan"]

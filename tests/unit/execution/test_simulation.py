@@ -79,29 +79,26 @@ def test_everything_low_is_simulated_as_patched(name: str, strategy: str) -> Non
     assert_simulated_as_patched(name, strategy, "fp16", labels_of(name, "fp16"))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_island_deep_inside_is_simulated_as_patched(strategy: str) -> None:
-    labels = labels_of("transformer", "bf16", ("blocks.1.attention.qkv", "blocks.0.mlp_norm"))
-    assert_simulated_as_patched("transformer", strategy, "bf16", labels)
-
-
-def test_an_island_whose_result_the_authors_region_reads() -> None:
-    # Under cast the FP32 router hands its result back in BF16, and the softmax in the region takes it from there.
-    assert_simulated_as_patched("mixture", "cast", "bf16", labels_of("mixture", "bf16", ("router",)))
-
-
-def test_an_fp32_island_in_a_low_block_reads_what_the_block_was_handed() -> None:
-    # The embedding's FP32 result is lowered where it leaves that island; the norm raises what is left of it.
-    labels = labels_of("transformer", "bf16", ("embed", "head", "blocks.0.norm"))
-    assert_simulated_as_patched("transformer", "cast", "bf16", labels)
-
-
-def test_low_scopes_side_by_side_in_an_fp32_root_meet_in_fp32() -> None:
-    assert_simulated_as_patched("mlp", "autocast", "bf16", labels_of("mlp", "bf16", only=("layers.0", "layers.1")))
-
-
-def test_a_low_scope_inside_the_authors_region_sets_autocast_anew() -> None:
-    assert_simulated_as_patched("mixture", "autocast", "bf16", labels_of("mixture", "bf16", only=("router",)))
+@pytest.mark.parametrize(
+    ("name", "strategy", "fp32", "only"),
+    [
+        ("transformer", "autocast", ("blocks.1.attention.qkv", "blocks.0.mlp_norm"), ()),  # an island deep inside
+        ("transformer", "cast", ("blocks.1.attention.qkv", "blocks.0.mlp_norm"), ()),
+        (
+            "mixture",
+            "cast",
+            ("router",),
+            (),
+        ),  # its softmax in the author's region takes the FP32 router's result in BF16
+        ("transformer", "cast", ("embed", "head", "blocks.0.norm"), ()),  # raised is what is left of the embedding
+        ("mlp", "autocast", (), ("layers.0", "layers.1")),  # low scopes side by side meet in FP32
+        ("mixture", "autocast", (), ("router",)),  # a low scope inside the author's region sets autocast anew
+    ],
+)
+def test_islands_are_simulated_as_patched(
+    name: str, strategy: str, fp32: tuple[str, ...], only: tuple[str, ...]
+) -> None:
+    assert_simulated_as_patched(name, strategy, "bf16", labels_of(name, "bf16", fp32, only))
 
 
 class Inner(nn.Module):
