@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from ..asked import Command, asked, resolved
 from ..errors import LoadError
-from ..progress.shown import reporter
+from ..progress.shown import Shown, reporter
 from ..report.words import printable
 from . import publish
 from .program import say, watched
 from .verbs import layer, severe
 
 if TYPE_CHECKING:
-    from ..processes import Listener
+    from ..processes import Told
     from ..records import Subject
     from ..records.audit import Audit
 
@@ -38,7 +38,7 @@ def audit(args: argparse.Namespace) -> int:
     )
 
 
-def _audited(settings: Command, target: str, progress: Listener) -> int:
+def _audited(settings: Command, target: str, progress: Told | Shown) -> int:
     """The audit: read what was asked for, import what it takes, and start the process that verifies, which imports that too
     while the user's code is loaded. From then on this process holds what it may.
 
@@ -83,7 +83,9 @@ def _automatic(settings: Command, target: str) -> int | None:
     return None
 
 
-def _ran(settings: Command, target: str, progress: Listener, known: Audit | None, began: float, held: ExitStack) -> int:
+def _ran(
+    settings: Command, target: str, progress: Told | Shown, known: Audit | None, began: float, held: ExitStack
+) -> int:
     """Load the model, audit it, write the files, and once nothing else is held say what was asked for."""
     from ..flow import run
     from ..loading import cautions
@@ -91,7 +93,6 @@ def _ran(settings: Command, target: str, progress: Listener, known: Audit | None
     subject = _subject(settings, target)
     directory = settings.out or publish.default_directory(subject)
     publish.check(directory, settings.model_explorer)
-    progress.writes_into(directory)
     for warning in cautions(subject):
         print(f"warning: {printable(warning)}", file=sys.stderr)
     if settings.evaluate is not None:  # looked for once the model is there: it may be beside it
@@ -147,7 +148,9 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
     if settings.explain_layer is not None:
         say(layer(audit, settings.explain_layer) + "\n")
     if settings.format == "text":
-        say(publish.listing(files) + "\n")
+        say(
+            f"Report   {report}\nFiles    {directory}/: {', '.join(str(file.relative_to(directory)) for file in files)}\n"
+        )
         if known is not None:
             say(f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n")
         say(to_terminal([Lines("Next", (following(audit, directory),))], looks()))

@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch.utils import _pytree as pytree
-
+from ..assembly import shapes_of
 from ..records import Batch, Subject
 from ..records.audit import FILES
 from ..report.words import count, printable
 from ..settings import Settings
 
-KINDS = {
-    "spec": "audit_spec()",
-    "factory": "the function {}()",
-    "class": "the class {}",
-    "instance": "the model named {}",
-}
-
 
 def described(subject: Subject, directory: Path, options: Settings) -> str:
     """One line per choice that discovery and the options made; the model has run in FP32, nothing was measured."""
     numbers = sum(parameter.numel() for parameter in subject.model.parameters())
-    made = f", made by {KINDS[subject.origin.kind].format(subject.origin.symbol)}" if subject.origin else ""
+    made = f", from {subject.origin.symbol}" if subject.origin else ""
     plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
     apart = f", but for {'; '.join(map(str, options.limits))}" if options.limits else ""
     rows = {
@@ -47,11 +37,5 @@ def described(subject: Subject, directory: Path, options: Settings) -> str:
 
 
 def _inputs(batches: Sequence[Batch]) -> str:
-    kinds = Counter(", ".join(map(_shape, pytree.tree_leaves(batch))) for batch in batches)
+    kinds = Counter(", ".join(shapes_of(batch)) for batch in batches)
     return "; ".join(f"{count(number, 'batch', 'batches')} of {kind}" for kind, number in kinds.items())
-
-
-def _shape(leaf: Any) -> str:
-    if not isinstance(leaf, torch.Tensor):
-        return type(leaf).__name__
-    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}".replace(" ", "")
