@@ -9,13 +9,12 @@ from typing import Any, get_type_hints
 from torch import nn
 
 from .asked import checked, resolved
-from .errors import CallbackError
+from .errors import CallbackError, let_through
 from .flow import run
 from .loading import from_object
 from .loading.sandbox import blame
 from .offload import limited
 from .progress.shown import in_notebook, reporter, ticking
-from .raised import let_through
 from .records import Progress
 from .records.audit import Audit
 from .score import in_hand

@@ -13,7 +13,7 @@ from . import offload
 from .assembly import assembled
 from .capture.several import record_paths
 from .devices import CPU, let_go, name_of
-from .errors import AuditorError, first_line
+from .errors import AuditorError, device_failed, device_is_full, first_line, gave_up, origin_of
 from .execution.beside import under_plan
 from .graphs import Planned, graphs_of, scored
 from .isolation import isolated
@@ -33,18 +33,15 @@ from .plan.timing import timed_plans
 from .plan.units import in_unit, yardstick_of
 from .plan.verified import today_of
 from .plan.workbench import Workbench, workbench
-from .pulse import listening
-from .raised import device_failed, device_is_full, gave_up, origin_of
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.training import Training
-from .recursion import deep
 from .rulebook.causes import Graph, about, with_causes
 from .rulebook.findings import classify, concerning, confronted, silenced, with_batches
 from .rulebook.gather import gather
 from .rulebook.load import spread
 from .rulebook.verdicts import Judgement, judge, with_backward
 from .settings import Settings
-from .stages import Stages
+from .stages import Stages, listening
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
 
@@ -82,7 +79,6 @@ def _audited(subject: Subject, options: Settings) -> Audit:
     stages, formats, seed = Stages(options.listener), options.formats, options.seed
     as_set = subject.flags or flags()
     with (
-        deep(),
         ieee(),
         isolated(seed=seed),
         torch.inference_mode(False),

@@ -9,10 +9,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from ..errors import AuditorError, first_line
+from ..errors import AuditorError, first_line, out_of_memory, time_is_up
 from ..processes import Told, supervised
 from ..progress.shown import Shown, ticking
-from ..raised import out_of_memory, time_is_up
 from ..report.words import printable
 
 PROGRAM = "python -m auditor"

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from ..numerics.casting import raised
 from ..numerics.entries import extent, is_number, is_plain
 from ..numerics.nodes import row_of, tensors_of
-from ..pulse import beat
 from ..records import Capture
+from ..stages import beat
 from .execute import RECORDED, Disturbed, Executor, Run, Semantics, SomeLow, ValueOf
 
 DRAWS = 8

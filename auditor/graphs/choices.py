@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..capture.imitation import as_on
-from ..errors import MeasureError
+from ..errors import MeasureError, let_through
 from ..execution.execute import Executor
 from ..isolation.answer import from_the_start
 from ..isolation.outputs import NamedTensors, tensor_outputs
@@ -23,7 +23,6 @@ from ..plan import mincut
 from ..plan.costs import costs_in, most_alive
 from ..plan.modules import worst_of
 from ..plan.workbench import Workbench
-from ..raised import let_through
 from ..records import Batch, Kept, Memory
 from .exported import Exported, outlines
 from .operations import Operation, Table, Value, is_pick, low_arguments

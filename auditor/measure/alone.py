@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..errors import MeasureError, first_line
+from ..errors import MeasureError, first_line, let_through
 from ..execution.execute import low_literals, with_literals
 from ..numerics.casting import in_format, like, lowered, raised
 from ..numerics.entries import entries, extent
@@ -19,7 +19,6 @@ from ..numerics.formats import FORMATS, Format
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
 from ..numerics.metrics import output_error
 from ..numerics.nodes import operation_of, row_of, settled, target_of, tensors_of, viewed
-from ..raised import let_through
 from ..records import Capture, Literals
 
 Leaves = list[torch.Tensor]

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import first_line
+from ..errors import first_line, let_through
 from ..numerics.entries import entries
 from ..numerics.nodes import is_torchs_own, operation_of, settled, tensors_of
-from ..raised import let_through
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 

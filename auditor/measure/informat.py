@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..errors import first_line
+from ..errors import first_line, let_through
 from ..execution.execute import with_literals
 from ..numerics.casting import carried_in, lowered
 from ..numerics.entries import entries, is_number
@@ -18,7 +18,6 @@ from ..numerics.histogram import Profile
 from ..numerics.kernels import run_op
 from ..numerics.metrics import disagreement, sqnr_db
 from ..numerics.nodes import op_of, row_of, target_of, tensors_of, viewed
-from ..raised import let_through
 from ..records import Capture, NodeError
 from .alone import Alone, Leaves, Ran, Trace, same_shapes, trace_of
 from .causes import Quotient, cause_of

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from ..criteria.measure import Criteria
-from ..errors import first_line
+from ..errors import first_line, let_through
 from ..execution.rest import Rest
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_of
-from ..raised import let_through
 from ..records import Distance
 from .alone import rounder
 from .measure import Measurement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.pulse import beat, listening
+from auditor.stages import beat, listening
 
 
 def test_the_innermost_listener_hears_them() -> None:

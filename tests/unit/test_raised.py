@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from auditor.raised import device_failed, device_is_full, from_outside, let_through, out_of_memory, time_is_up
+from auditor.errors import device_failed, device_is_full, from_outside, let_through, out_of_memory, time_is_up
 
 FULL = RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried")
 
