@@ -223,25 +223,8 @@ def _reports(bench: Workbench, measured: Calibration, judged: Judgement, followe
             planned=followed.dtypes.get(name),
         )
         reports[first] = _worst(reports[first], report) if first in reports else report
-    if not twins:
-        return tuple(reports.values())
-    order = {name: place for place, name in enumerate(_in_order(bench.capture))}
-    return tuple(_reading_earlier(reports[name], order) for name in order)
-
-
-def _in_order(capture: Capture) -> Iterator[str]:
-    """Every operation once: those of the first path as they run, each of a later one behind what runs before it there."""
-    following: dict[str, str] = {}
-    for path in capture.paths:
-        place = ""
-        for name in (capture.twins.get(name, name) for name in path.capture.nodes):
-            if name not in following:
-                following[name], following[place] = following.get(place, ""), name
-            place = name
-    name = following[""]
-    while name:
-        yield name
-        name = following[name]
+    order = {name: place for place, name in enumerate(reports)} if twins else {}
+    return tuple(_reading_earlier(report, order) if twins else report for report in reports.values())
 
 
 def _reading_earlier(report: NodeReport, order: Mapping[str, int]) -> NodeReport:

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 import webbrowser
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import replace
@@ -18,14 +19,14 @@ from typing import TYPE_CHECKING
 from ..asked import Command, asked, resolved
 from ..errors import LoadError
 from ..progress.shown import Shown, reporter
-from ..report.words import printable
+from ..report.words import count, printable
 from . import publish
 from .program import say, watched
 from .verbs import layer, severe
 
 if TYPE_CHECKING:
     from ..processes import Told
-    from ..records import Subject
+    from ..records import Batch, Subject
     from ..records.audit import Audit
 
 
@@ -102,8 +103,6 @@ def _ran(
         scoring = named(settings.evaluate, target, better=better, max_drop=most, seed=settings.seed)
         settings = settings.having(scoring=scoring)
     if settings.dry_run:
-        from .dryrun import described
-
         held.close()
         say(described(subject, directory, settings))
         return 0
@@ -159,3 +158,35 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
     if settings.fail_on != "never" and audit.recommended is None and outcome(audit.plans, audit.use) == "loses":
         return 1
     return severe(new, settings.fail_on)
+
+
+def described(subject: Subject, directory: Path, options: Command) -> str:
+    """One line per choice that discovery and the options made; the model has run in FP32, nothing was measured."""
+    from ..records.audit import FILES
+
+    numbers = sum(parameter.numel() for parameter in subject.model.parameters())
+    made = f", from {subject.origin.symbol}" if subject.origin else ""
+    plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
+    apart = f", but for {'; '.join(map(str, options.limits))}" if options.limits else ""
+    rows = {
+        "Target": subject.target,
+        "Model": f"{type(subject.model).__name__} with {numbers:,} parameters{made}",
+        "Inputs": f"{_inputs(subject.batches)}, from {subject.inputs_source}",
+        "Held out": _inputs(subject.held_out) or "none: plans are verified on the inputs above",
+        "Weights": subject.weights_source,
+        "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
+    }
+    if (scoring := options.scoring) is not None:
+        judged = "not judged" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse"
+        rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
+    rows["Device"] = "the GPU runs the formats" if options.native else "no GPU: a CPU imitates its arithmetic"
+    rows["Files"] = f"{directory}/: {', '.join(FILES)}"
+    lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
+    return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
+
+
+def _inputs(batches: Sequence[Batch]) -> str:
+    from ..assembly import shapes_of
+
+    kinds = Counter(", ".join(shapes_of(batch)) for batch in batches)
+    return "; ".join(f"{count(number, 'batch', 'batches')} of {kind}" for kind, number in kinds.items())
