@@ -29,9 +29,6 @@ HERE = str(Path(__file__).resolve().parents[1])
 LOOK, GRACE = 0.05, 10.0
 """Seconds between two looks at a process, and those that it has to clean up once it is to end."""
 
-QUIET = 0.1
-"""Seconds in which progress within a stage is told once: a graph has thousands of nodes."""
-
 PIPE = 1 << 20
 """More bytes than a pipe holds: one read has all that was written to it by a process that has ended."""
 
@@ -143,8 +140,7 @@ class Told:
     """The progress of a process that is watched, told to whoever watches it; it ends when that one is gone."""
 
     def __init__(self, watcher: Connection) -> None:
-        self._watcher, self._last = watcher, ("", -QUIET)
-        self._heard = threading.Event()
+        self._watcher, self._heard = watcher, threading.Event()
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _interrupted)
 
@@ -159,10 +155,7 @@ class Told:
         threading.Thread(target=follow, daemon=True).start()
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        before, when = self._last
-        if stage != before or time.monotonic() - when >= QUIET:
-            self._last = stage, time.monotonic()
-            self.send((stage, detail[:200], done, total))
+        self.send((stage, detail[:200], done, total))
 
     def close(self, failed: bool = False) -> None:
         """Nothing is shown any more when this returns."""
