@@ -36,7 +36,7 @@ GOAL = {
     "snippets": 450,
     "flow": 450,
 }
-"""Lines that a part of the package is to come down to. The files of WITH_CLI count to settings, `pulse` and `leaving` to telling, all other loose ones to flow."""
+"""Lines that a part of the package is to come down to. The files of WITH_CLI count to settings, all other loose ones to flow."""
 
 WITH_CLI = {"settings", "asked", "config", "api"}
 """Files in no folder that count to the command line's room: all that an audit is asked by."""
@@ -44,15 +44,15 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2820, "capture"),
-    "cli": (1560, "settings"),
+    "cli": (1490, "settings"),
     "criteria": (960, "criteria"),
     "document": (900, "document"),
     "execution": (1480, "execution"),
     "fleet": (440, "fleet"),
-    "graphs": (1420, "graphs"),
+    "graphs": (1410, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2090, "loading"),
-    "loose files": (1470, "flow"),
+    "loose files": (1350, "flow"),
     "measure": (2460, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
