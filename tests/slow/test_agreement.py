@@ -40,4 +40,6 @@ def test_a_warning_of_more_than_low_confidence_is_borne_out_in_its_own_example()
 def test_the_document_holds_these_numbers(root: Path) -> None:
     rows = [line for line in table(result(), RULES).splitlines() if line.startswith("| ")]
     text = (root / "benchmarks" / "results" / "agreement.md").read_text(encoding="utf-8")
-    assert [row for row in rows if row not in text] == [], "run `python -m tests.slow.agreement > benchmarks/results/agreement.md`"
+    assert [row for row in rows if row not in text] == [], (
+        "run `python -m tests.slow.agreement > benchmarks/results/agreement.md`"
+    )
