@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, get_type_hints
 
 from torch import nn
 
 from .asked import checked, resolved
-from .errors import AuditorError, CallbackError
+from .errors import CallbackError, let_through
 from .flow import run
 from .loading import from_object
 from .loading.sandbox import blame
 from .offload import limited
 from .progress.shown import in_notebook, reporter, ticking
-from .raised import let_through
-from .records import Progress, Subject
+from .records import Progress
 from .records.audit import Audit
 from .score import in_hand
 from .settings import Asked, Settings, options_of
@@ -35,7 +33,12 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
         scoring = in_hand(settings.evaluate, better=settings.better, max_drop=settings.max_drop)
         settings = settings.having(scoring=scoring)
     with _heard(settings.progress) as listener, limited(settings.memory):
-        return run(_subject(settings, model, example_inputs), settings.having(listener=listener))
+        kwargs = settings.kwargs or {}
+        if settings.training:
+            subject = training_subject(model, example_inputs, kwargs, settings.loss_fn)
+        else:
+            subject = from_object(model, example_inputs, kwargs)
+        return run(subject, settings.having(listener=listener))
 
 
 _own = [one for one in inspect.signature(audit).parameters.values() if one.kind is not one.VAR_KEYWORD]
@@ -45,16 +48,11 @@ audit.__signature__ = inspect.Signature(_all, return_annotation=Audit)  # type: 
 audit.__doc__ = f"{audit.__doc__}\n" + "".join(f"    {name}: {one.help}.\n" for name, one in options_of(Asked).items())
 
 
-@contextmanager
-def _heard(progress: Progress | bool | None) -> Iterator[Progress | None]:
+def _heard(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
     """What hears of the stages: the caller's own function, or a line that is shown for as long as the audit takes."""
-    if callable(progress):
-        yield _guarded(progress)
-    elif progress is True or (progress is None and in_notebook()):
-        with ticking(reporter()) as shown:
-            yield shown
-    else:
-        yield None
+    if progress is True or (progress is None and in_notebook()):
+        return ticking(reporter())
+    return nullcontext(_guarded(progress) if callable(progress) else None)
 
 
 def _guarded(progress: Progress) -> Progress:
@@ -70,12 +68,3 @@ def _guarded(progress: Progress) -> Progress:
             ) from error
 
     return guarded
-
-
-def _subject(settings: Settings, model: nn.Module, inputs: Any) -> Subject:
-    kwargs = settings.kwargs or {}
-    if settings.training:
-        return training_subject(model, inputs, kwargs, settings.loss_fn)
-    if settings.loss_fn is not None:
-        raise AuditorError("loss_fn is for mode='training': pass both, or neither", slug="bad-option")
-    return from_object(model, inputs, kwargs)

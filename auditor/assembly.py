@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from . import __version__
 from .criteria.criterion import FLOOR
@@ -30,13 +29,14 @@ from .offload import came_to, within
 from .paths import enclosing
 from .plan.verified import fresh_told
 from .plan.workbench import Workbench
-from .records import Audit, Capture, Environment, Evaluation, NodeReport, Plan, Proposal, Subject, Weight
+from .records import Audit, Batch, Capture, Environment, Evaluation, NodeReport, Plan, Proposal, Weight
 from .records.audit import Provenance
 from .records.training import Training
 from .report.words import op, plan_title, scope
 from .rulebook.values import written
 from .rulebook.verdicts import GRADES, Judgement
 from .settings import Settings
+from .trees import tensors_in
 
 STEADY = 0.1
 """Share of the budget up to which the model may differ from itself without a word."""
@@ -66,7 +66,7 @@ def assembled(
         live=subject.given or subject,  # no copy on a GPU lives on in it
         parameters=size_of(subject.model),
         structure=structure_of(subject.model),
-        inputs=_inputs(subject),
+        inputs=shapes_of(subject.batches[0]),
         graph_inputs=tuple(p.name for p in captured.placeholders if p.kind == "input" and p.name not in twins),
         graph_outputs=captured.first.outputs,
         classes=_classes(bench),
@@ -151,9 +151,10 @@ def _environment(options: Settings, flags: Flags, seconds: Mapping[str, float]) 
     )
 
 
-def _inputs(subject: Subject) -> tuple[str, ...]:
-    leaves = [leaf for leaf in pytree.tree_leaves(subject.batches[0]) if isinstance(leaf, torch.Tensor)]
-    return tuple(f"{str(x.dtype).removeprefix('torch.')}{list(extent(x) if x.is_nested else x.shape)}" for x in leaves)
+def shapes_of(batch: Batch) -> tuple[str, ...]:
+    """`float32[2, 3]` for every tensor among the inputs."""
+    shapes = [(x, extent(x) if x.is_nested else x.shape) for x in tensors_in(batch)]
+    return tuple(f"{str(x.dtype).removeprefix('torch.')}{list(shape)}" for x, shape in shapes)
 
 
 def _warnings(bench: Workbench, measured: Calibration, options: Settings, training: Training | None) -> Iterator[str]:
@@ -222,25 +223,8 @@ def _reports(bench: Workbench, measured: Calibration, judged: Judgement, followe
             planned=followed.dtypes.get(name),
         )
         reports[first] = _worst(reports[first], report) if first in reports else report
-    if not twins:
-        return tuple(reports.values())
-    order = {name: place for place, name in enumerate(_in_order(bench.capture))}
-    return tuple(_reading_earlier(reports[name], order) for name in order)
-
-
-def _in_order(capture: Capture) -> Iterator[str]:
-    """Every operation once: those of the first path as they run, each of a later one behind what runs before it there."""
-    following: dict[str, str] = {}
-    for path in capture.paths:
-        place = ""
-        for name in (capture.twins.get(name, name) for name in path.capture.nodes):
-            if name not in following:
-                following[name], following[place] = following.get(place, ""), name
-            place = name
-    name = following[""]
-    while name:
-        yield name
-        name = following[name]
+    order = {name: place for place, name in enumerate(reports)} if twins else {}
+    return tuple(_reading_earlier(report, order) if twins else report for report in reports.values())
 
 
 def _reading_earlier(report: NodeReport, order: Mapping[str, int]) -> NodeReport:

@@ -13,7 +13,7 @@ from . import offload
 from .assembly import assembled
 from .capture.several import record_paths
 from .devices import CPU, let_go, name_of
-from .errors import AuditorError, first_line
+from .errors import AuditorError, device_failed, device_is_full, first_line, gave_up, origin_of
 from .execution.beside import under_plan
 from .graphs import Planned, graphs_of, scored
 from .isolation import isolated
@@ -33,18 +33,15 @@ from .plan.timing import timed_plans
 from .plan.units import in_unit, yardstick_of
 from .plan.verified import today_of
 from .plan.workbench import Workbench, workbench
-from .pulse import listening
-from .raised import device_failed, device_is_full, gave_up, origin_of
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.training import Training
-from .recursion import deep
 from .rulebook.causes import Graph, about, with_causes
 from .rulebook.findings import classify, concerning, confronted, silenced, with_batches
 from .rulebook.gather import gather
 from .rulebook.load import spread
-from .rulebook.verdicts import Judgement, judge, with_backward
+from .rulebook.verdicts import judge, with_backward
 from .settings import Settings
-from .stages import Stages
+from .stages import Stages, listening
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
 
@@ -82,7 +79,6 @@ def _audited(subject: Subject, options: Settings) -> Audit:
     stages, formats, seed = Stages(options.listener), options.formats, options.seed
     as_set = subject.flags or flags()
     with (
-        deep(),
         ieee(),
         isolated(seed=seed),
         torch.inference_mode(False),
@@ -90,7 +86,8 @@ def _audited(subject: Subject, options: Settings) -> Audit:
         raised(subject),
         listening(stages.beat),
     ):
-        options, subject = _where_it_runs(options, subject)
+        options = options.following(devices_of(subject.model))
+        subject = placed(subject, options.where, options.seed)
         with stages("FP32 score", _scored_by(options), wanted=options.scoring is not None):
             score = in_fp32(subject, options)
         with stages("capture", subject.name):
@@ -113,7 +110,9 @@ def _audited(subject: Subject, options: Settings) -> Audit:
         bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise)
         with bench.held:
             planned = _planned(bench, options, stages, score)
-        judged, graph, findings = _after_runs(bench, judged, graph, findings, planned, options)
+        if (known := unsafe_in_runs(judged, planned.baselines)) is not judged:
+            judged, graph = known, replace(graph, verdicts=known.verdicts)
+            findings = _findings(subject, captured, graph, judged.exposed, options)
         training, recommended, reason = _concluded(step, planned.plans, yardstick.budget, options, stages)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
@@ -135,12 +134,6 @@ def _audited(subject: Subject, options: Settings) -> Audit:
     )
 
 
-def _where_it_runs(options: Settings, subject: Subject) -> tuple[Settings, Subject]:
-    """Where the model is, or where it was asked for."""
-    options = options.following(devices_of(subject.model))
-    return options, placed(subject, options.where, options.seed)
-
-
 def _planned(bench: Workbench, options: Settings, stages: Stages, score: InFp32 | None) -> Planned:
     """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
@@ -160,22 +153,6 @@ def _planned(bench: Workbench, options: Settings, stages: Stages, score: InFp32 
             return planned
         timed, timing = timed_plans(bench, planned.plans, stages.tick)
         return replace(planned, plans=timed, timing=timing)
-
-
-def _after_runs(
-    bench: Workbench,
-    judged: Judgement,
-    graph: Graph,
-    findings: tuple[Finding, ...],
-    planned: Planned,
-    options: Settings,
-) -> tuple[Judgement, Graph, tuple[Finding, ...]]:
-    """What was judged and what the rules find, once it is known which operations turn runs of the whole model non-finite."""
-    whole = unsafe_in_runs(judged, planned.baselines)
-    if whole is judged:
-        return judged, graph, findings
-    graph = replace(graph, verdicts=whole.verdicts)
-    return whole, graph, _findings(bench.subject, bench.capture, graph, whole.exposed, options)
 
 
 def _concluded(

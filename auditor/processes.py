@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,21 +11,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .errors import AuditorError
 from .folder import swept
+
+if TYPE_CHECKING:
+    from .progress.shown import Shown
 
 HERE = str(Path(__file__).resolve().parents[1])
 """What has to be on `sys.path` for a plain checkout to be found without being installed."""
 
 LOOK, GRACE = 0.05, 10.0
 """Seconds between two looks at a process, and those that it has to clean up once it is to end."""
-
-QUIET = 0.1
-"""Seconds in which progress within a stage is told once: a graph has thousands of nodes."""
 
 PIPE = 1 << 20
 """More bytes than a pipe holds: one read has all that was written to it by a process that has ended."""
@@ -93,42 +93,19 @@ def unwound() -> Iterator[None]:
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    ended = False
     signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     except _Terminated:
-        ended = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if ended:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)  # a second one must not stop the cleaning up
     raise _Terminated
-
-
-class Listener(Protocol):
-    """Who hears of the progress of a command."""
-
-    def __call__(self, stage: str, detail: str, done: int, total: int) -> None: ...
-
-    def writes_into(self, directory: Path) -> None:
-        """Where unfinished files may lie."""
-
-    def close(self) -> None:
-        """Nothing is shown any more when this returns."""
-
-
-class Shown(Listener, Protocol):
-    """Progress as it is shown. live: whether a line is drawn again and again, around which others have to write."""
-
-    live: bool
-
-    def tick(self) -> None: ...
-    def write(self, said: bytes) -> None: ...
 
 
 def supervised(run: Callable[[Told], int], shown: Shown, timeout: float | None) -> int:
@@ -137,41 +114,40 @@ def supervised(run: Callable[[Told], int], shown: Shown, timeout: float | None) 
     What it tells of its progress is shown here, where nothing that it does can stop that. timeout: seconds after which
     one that tells of no progress is ended. Raises: AuditorError(slug="timed-out" | "process-ended").
     """
-    there, held = os.pipe()  # ends for the one process when the other is gone
-    news, tell = os.pipe()
+    here, there = Pipe()  # each process ends when the other's end is closed
     said, stderr = os.pipe() if shown.live else (-1, -1)
     sys.stderr.flush()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # what comes meanwhile is heard by both
     child = os.fork()
     if child == 0:
-        os.close(held)
-        told = Told(there, tell)
+        here.close()
+        told = Told(there)
         if shown.live:
             os.dup2(stderr, 1)  # where standard output was set aside, the other leads there too
             os.dup2(stderr, 2)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if child == 0:
         code = run(told)
-        told.send("done", code)
+        told.send(code)
         sys.exit(code)
-    for end in (there, tell, *([stderr] if shown.live else [])):
-        os.close(end)
-    return _Watch(child, held, news, said, shown, timeout).code()
+    there.close()
+    if shown.live:
+        os.close(stderr)
+    return _Watch(child, here, said, shown, timeout).code()
 
 
 class Told:
     """The progress of a process that is watched, told to whoever watches it; it ends when that one is gone."""
 
-    def __init__(self, there: int, tell: int) -> None:
-        self._tell, self._last = tell, ("", -QUIET)
-        self._heard = threading.Event()
+    def __init__(self, watcher: Connection) -> None:
+        self._watcher, self._heard = watcher, threading.Event()
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _interrupted)
-            sys.unraisablehook = _while_deleting
 
         def follow() -> None:
-            while os.read(there, 1):
-                self._heard.set()
+            with suppress(EOFError, OSError):
+                while watcher.recv():
+                    self._heard.set()
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(GRACE)
             os._exit(1)
@@ -179,22 +155,17 @@ class Told:
         threading.Thread(target=follow, daemon=True).start()
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        before, when = self._last
-        if stage != before or time.monotonic() - when >= QUIET:
-            self._last = stage, time.monotonic()
-            self.send("at", stage, detail[:200], done, total)
+        self.send((stage, detail[:200], done, total))
 
-    def writes_into(self, directory: Path) -> None:
-        self.send("in", os.fspath(directory.absolute()))
-
-    def close(self) -> None:
-        self.send("over")
+    def close(self, failed: bool = False) -> None:
+        """Nothing is shown any more when this returns."""
+        self.send(None)
         self._heard.wait(GRACE)
 
-    def send(self, *words: Any) -> None:
-        """One line: what it is about, and what is to be known of that."""
+    def send(self, news: tuple[str, str, int, int] | int | None) -> None:
+        """What there is to show, that nothing is any more, or the exit code."""
         with suppress(OSError):
-            os.write(self._tell, json.dumps(words).encode() + b"\n")
+            self._watcher.send(news)
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
@@ -202,22 +173,13 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _while_deleting(lost: sys.UnraisableHookArgs) -> None:
-    """An interrupt that comes while Python deletes something, and would be lost there, ends the process all the same."""
-    if isinstance(lost.exc_value, KeyboardInterrupt):
-        os._exit(130)
-    sys.__unraisablehook__(lost)
-
-
 class _Watch:
     """One process, from its beginning to its end."""
 
-    def __init__(self, child: int, held: int, news: int, said: int, shown: Shown, timeout: float | None) -> None:
-        self._child, self._held, self._shown, self._timeout = child, held, shown, timeout
-        self._news, self._said = news, said
-        self._open = [end for end in (news, said) if end >= 0]
-        self._begun, self._stage = b"", ""
-        self._folders = [Path(tempfile.gettempdir())]
+    def __init__(self, child: int, line: Connection, said: int, shown: Shown, timeout: float | None) -> None:
+        self._child, self._line, self._shown, self._timeout = child, line, shown, timeout
+        self._open: list[Any] = [line, *([said] if shown.live else [])]
+        self._stage = ""
         self._done: int | None = None
         self._signal: int | None = None
         self._late = False
@@ -230,9 +192,7 @@ class _Watch:
                 signal.signal(number, self._pass_on)
         status = self._ended()
         self._shown.close()
-        for folder in self._folders:
-            with suppress(OSError):
-                swept(folder, self._child)
+        swept(Path(tempfile.gettempdir()), self._child)
         if self._done is not None:
             return self._done
         if self._signal == signal.SIGINT:
@@ -255,33 +215,30 @@ class _Watch:
                 os.kill(self._child, signal.SIGKILL)
                 self._until = None
 
-    def _listen(self, wait: float) -> None:
+    def _listen(self, seconds: float) -> None:
         """Hear what was told, and pass on what was said."""
-        if not self._open:
-            time.sleep(wait)
-            return
-        for end in select.select(self._open, [], [], wait)[0]:
-            if not (told := os.read(end, PIPE)):
-                self._open.remove(end)
-            elif end == self._said:
-                self._shown.write(told)
+        for end in wait(self._open, seconds):
+            if isinstance(end, int):
+                if said := os.read(end, PIPE):
+                    self._shown.write(said)
+                    continue
             else:
-                *lines, self._begun = (self._begun + told).split(b"\n")
-                for line in lines:
-                    self._note(*json.loads(line))
+                with suppress(EOFError, OSError):
+                    while self._line.poll():
+                        self._note(self._line.recv())
+                    continue
+            self._open.remove(end)
 
-    def _note(self, what: str, *values: Any) -> None:
-        if what == "at":
-            self._stage = values[0]
-            self._shown(*values)
-        elif what == "in":
-            self._folders.append(Path(values[0]))
-        elif what == "over":
+    def _note(self, news: tuple[str, str, int, int] | int | None) -> None:
+        if isinstance(news, int):
+            self._done = news
+        elif news is None:
             self._shown.close()
-            with suppress(OSError):
-                os.write(self._held, b".")
+            with suppress(OSError):  # it may be gone
+                self._line.send(True)
         else:
-            self._done = values[0]
+            self._stage = news[0]
+            self._shown(*news)
         if self._signal is None and not self._late:
             self._until = self._patience() if self._done is None else time.monotonic() + GRACE
 

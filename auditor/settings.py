@@ -239,6 +239,8 @@ class Settings(Asked):
             raise bad(f"a training step runs in {either(trainable)}, not in {', '.join(self.formats)}")
         if self.evaluate is None and self.scoring is None and (self.max_drop, self.better) != (None, None):
             raise bad("max_drop and better are about a score: give evaluate as well, or leave them out")
+        if self.loss_fn is not None and not self.training:
+            raise bad("loss_fn is for mode='training': pass both, or neither")
         if self.quick:
             self.__dict__.update(formats=self.formats[:1], strategies=self.strategies[:1])
         return self

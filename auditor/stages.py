@@ -1,25 +1,25 @@
-"""The clock of an audit: which stage it is in, for how long, and what the progress callback hears of it."""
+"""The clock of an audit: which stage it is in, for how long, and what the progress callback hears of it and from inside it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from .errors import AuditorError, first_line
-from .raised import device_failed, from_outside, gave_up, out_of_memory, time_is_up
-from .records import Progress
+from .errors import AuditorError, device_failed, first_line, from_outside, gave_up, out_of_memory, time_is_up
 
 QUIET = 1.0
 """Seconds between two signs of life that are told."""
+
+_listeners: list[Callable[[str], None]] = []
 
 
 @dataclass
 class Stages:
     """`with stages(name, detail, total):` runs one stage. seconds: {stage: how long it took}."""
 
-    progress: Progress | None
+    progress: Callable[[str, str, int, int], None] | None
     seconds: dict[str, float] = field(default_factory=dict)
     _current: str = ""
     _detail: str = ""
@@ -81,3 +81,19 @@ def _told(stage: str, error: Exception) -> None:
             slug="operation-raises",
         ) from error
     error.add_note(f"in the stage {stage!r}")
+
+
+def beat(detail: str = "") -> None:
+    """A step of a stage's work is done, or begins; detail: what it is, where that is worth a word."""
+    if _listeners:
+        _listeners[-1](detail)
+
+
+@contextmanager
+def listening(listener: Callable[[str], None]) -> Iterator[None]:
+    """`listener(detail)` hears of every beat in the body."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)

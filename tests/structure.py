@@ -18,9 +18,7 @@ BANDS: dict[str, tuple[str, ...]] = {
         "config",
         "trees",
         "paths",
-        "recursion",
-        "raised",
-        "pulse",
+        "stages",
         "devices",
         "processes",
     ),
@@ -29,7 +27,7 @@ BANDS: dict[str, tuple[str, ...]] = {
     "evidence": ("measure", "rulebook"),
     "plans": ("settings", "score", "verify", "plan", "graphs", "training"),
     "telling": ("document", "snippets", "report"),
-    "entry": ("asked", "progress", "stages", "assembly", "flow", "api", "fleet", "cli"),
+    "entry": ("asked", "progress", "assembly", "flow", "api", "fleet", "cli"),
 }
 """Rooms from the bottom up: each imports from rooms named before it, never from one named after it."""
 

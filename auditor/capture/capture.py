@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_map_only
 
-from ..errors import AuditorError, CaptureError, MeasureError, first_line
+from ..errors import AuditorError, CaptureError, MeasureError, first_line, let_through
 from ..isolation import isolated
 from ..isolation.answer import copied, from_the_start
 from ..isolation.eager import uncompiled, unfused
@@ -18,7 +18,6 @@ from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of
-from ..raised import let_through
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Subject
 from .binding import Binder, TapeModule, placeholders_of
 from .builder import Mark, Tape

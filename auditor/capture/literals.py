@@ -12,10 +12,10 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
+from ..errors import let_through
 from ..isolation.answer import from_the_start, lowered_batch, stored_in
 from ..numerics.formats import FORMATS, Format
 from ..numerics.nodes import op_name
-from ..raised import let_through
 from ..records import Batch, Capture, Literals
 from .builder import Tape
 from .imitation import Imitation

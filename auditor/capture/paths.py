@@ -10,10 +10,10 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ..errors import let_through
 from ..isolation.answer import from_the_start
 from ..numerics.entries import entries, extent, places
 from ..numerics.nodes import op_name, row_of, tensors_of
-from ..raised import let_through
 from ..records import Batch, Capture, ModelPath, Subject
 from .builder import Tape
 from .record import record

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 import webbrowser
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import replace
@@ -17,15 +18,15 @@ from typing import TYPE_CHECKING
 
 from ..asked import Command, asked, resolved
 from ..errors import LoadError
-from ..progress.shown import reporter
-from ..report.words import printable
+from ..progress.shown import Shown, reporter
+from ..report.words import count, printable
 from . import publish
 from .program import say, watched
 from .verbs import layer, severe
 
 if TYPE_CHECKING:
-    from ..processes import Listener
-    from ..records import Subject
+    from ..processes import Told
+    from ..records import Batch, Subject
     from ..records.audit import Audit
 
 
@@ -38,7 +39,7 @@ def audit(args: argparse.Namespace) -> int:
     )
 
 
-def _audited(settings: Command, target: str, progress: Listener) -> int:
+def _audited(settings: Command, target: str, progress: Told | Shown) -> int:
     """The audit: read what was asked for, import what it takes, and start the process that verifies, which imports that too
     while the user's code is loaded. From then on this process holds what it may.
 
@@ -83,7 +84,9 @@ def _automatic(settings: Command, target: str) -> int | None:
     return None
 
 
-def _ran(settings: Command, target: str, progress: Listener, known: Audit | None, began: float, held: ExitStack) -> int:
+def _ran(
+    settings: Command, target: str, progress: Told | Shown, known: Audit | None, began: float, held: ExitStack
+) -> int:
     """Load the model, audit it, write the files, and once nothing else is held say what was asked for."""
     from ..flow import run
     from ..loading import cautions
@@ -91,7 +94,6 @@ def _ran(settings: Command, target: str, progress: Listener, known: Audit | None
     subject = _subject(settings, target)
     directory = settings.out or publish.default_directory(subject)
     publish.check(directory, settings.model_explorer)
-    progress.writes_into(directory)
     for warning in cautions(subject):
         print(f"warning: {printable(warning)}", file=sys.stderr)
     if settings.evaluate is not None:  # looked for once the model is there: it may be beside it
@@ -101,8 +103,6 @@ def _ran(settings: Command, target: str, progress: Listener, known: Audit | None
         scoring = named(settings.evaluate, target, better=better, max_drop=most, seed=settings.seed)
         settings = settings.having(scoring=scoring)
     if settings.dry_run:
-        from .dryrun import described
-
         held.close()
         say(described(subject, directory, settings))
         return 0
@@ -147,7 +147,9 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
     if settings.explain_layer is not None:
         say(layer(audit, settings.explain_layer) + "\n")
     if settings.format == "text":
-        say(publish.listing(files) + "\n")
+        say(
+            f"Report   {report}\nFiles    {directory}/: {', '.join(str(file.relative_to(directory)) for file in files)}\n"
+        )
         if known is not None:
             say(f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n")
         say(to_terminal([Lines("Next", (following(audit, directory),))], looks()))
@@ -156,3 +158,35 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
     if settings.fail_on != "never" and audit.recommended is None and outcome(audit.plans, audit.use) == "loses":
         return 1
     return severe(new, settings.fail_on)
+
+
+def described(subject: Subject, directory: Path, options: Command) -> str:
+    """One line per choice that discovery and the options made; the model has run in FP32, nothing was measured."""
+    from ..records.audit import FILES
+
+    numbers = sum(parameter.numel() for parameter in subject.model.parameters())
+    made = f", from {subject.origin.symbol}" if subject.origin else ""
+    plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
+    apart = f", but for {'; '.join(map(str, options.limits))}" if options.limits else ""
+    rows = {
+        "Target": subject.target,
+        "Model": f"{type(subject.model).__name__} with {numbers:,} parameters{made}",
+        "Inputs": f"{_inputs(subject.batches)}, from {subject.inputs_source}",
+        "Held out": _inputs(subject.held_out) or "none: plans are verified on the inputs above",
+        "Weights": subject.weights_source,
+        "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
+    }
+    if (scoring := options.scoring) is not None:
+        judged = "not judged" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse"
+        rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
+    rows["Device"] = "the GPU runs the formats" if options.native else "no GPU: a CPU imitates its arithmetic"
+    rows["Files"] = f"{directory}/: {', '.join(FILES)}"
+    lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
+    return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"
+
+
+def _inputs(batches: Sequence[Batch]) -> str:
+    from ..assembly import shapes_of
+
+    kinds = Counter(", ".join(shapes_of(batch)) for batch in batches)
+    return "; ".join(f"{count(number, 'batch', 'batches')} of {kind}" for kind, number in kinds.items())

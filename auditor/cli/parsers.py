@@ -138,47 +138,38 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _path(name: str, shown: str, help: str, **more: Any) -> Argument:
-    return name, {"metavar": shown, "type": Path, "help": help, **more}
-
-
-def _choice(name: str, choices: Sequence[str], help: str, default: str | None = None, **more: Any) -> Argument:
-    return name, {"choices": choices, "help": help, "default": default, **more}
+def _argument(name: str, shown: str | None, help: str, **more: Any) -> Argument:
+    return name, {"metavar": shown, "help": help, **more}
 
 
 ALL = tuple(name for name, option in OPTIONS.items() if option.flag)
-PLAN = _path("plan_file", "PLAN", "a plan.json, or the directory of an audit")
-TARGET: Argument = "target", {"metavar": "TARGET", "help": "the file or module that holds the model"}
+PLAN = _argument("plan_file", "PLAN", "a plan.json, or the directory of an audit", type=Path)
+TARGET = _argument("target", "TARGET", "the file or module that holds the model")
 
 VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], str, list[Argument], Sequence[str]]] = {
     "audit": (audit.audit, f"{DESCRIPTION} It needs no name: `{PROGRAM} TARGET`.", [TARGET], ALL),
     "explain": (
         verbs.explain,
         "What a rule looks for, why that hurts, what to do; or what an error is about.",
-        [
-            (
-                "code",
-                {"metavar": "CODE", "help": "a rule's code, such as SFT001, or the name of an error, such as bad-plan"},
-            )
-        ],
+        [_argument("code", "CODE", "a rule's code, such as SFT001, or the name of an error, such as bad-plan")],
         ["rules"],
     ),
     "explain-layer": (
         verbs.explain_layer,
         "What each plan of an audit runs a module or operation in, and why not lower.",
-        [PLAN, ("name", {"metavar": "NAME", "help": "a module path such as blocks.0.norm, or an operation's name"})],
+        [PLAN, _argument("name", "NAME", "a module path such as blocks.0.norm, or an operation's name")],
         [],
     ),
     "rules": (
         verbs.rules,
         "Every rule, one per line, or as one Markdown document.",
-        [_choice("--format", ("text", "json", "md"), "default: %(default)s", "text")],
+        [_argument("--format", None, "default: %(default)s", choices=("text", "json", "md"), default="text")],
         ["rules"],
     ),
     "apply": (
         verbs.apply,
         f"Write {verbs.PATCHED} for TARGET, following a plan.json of an earlier audit.",
-        [PLAN, TARGET, ("--plan", {"metavar": "NAME", "help": "which of its plans, default: the recommended one"})],
+        [PLAN, TARGET, _argument("--plan", "NAME", "which of its plans, default: the recommended one")],
         ["inputs", "weights", "out", "timeout", "seed"],
     ),
     "snippet": (
@@ -186,11 +177,8 @@ VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], str, list[Argument],
         "A plan as Python to paste, for another tool.",
         [
             PLAN,
-            _choice("--for", tuple(TOOLS), "default: all of them", dest="tool"),
-            (
-                "--plan",
-                {"metavar": "NAME", "help": "which plan, default: the recommended one, or its like for this tool"},
-            ),
+            _argument("--for", None, "default: all of them", choices=tuple(TOOLS), dest="tool"),
+            _argument("--plan", "NAME", "which plan, default: the recommended one, or its like for this tool"),
         ],
         [],
     ),
@@ -198,11 +186,19 @@ VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], str, list[Argument],
         verbs.diff,
         "What changed from one audit to another: findings, verdicts, plans.",
         [
-            _path("before", "A", PLAN[1]["help"]),
-            _path("after", "B", "the one to compare with it"),
-            _path("--html", "FILE", "also write the comparison as one HTML file"),
-            _choice("--format", ("text", "json"), "what stdout gets, default: %(default)s", "text"),
-            _choice("--fail-on", LEVELS, "exit with 1 if a finding this severe is new, default: never", "never"),
+            _argument("before", "A", PLAN[1]["help"], type=Path),
+            _argument("after", "B", "the one to compare with it", type=Path),
+            _argument("--html", "FILE", "also write the comparison as one HTML file", type=Path),
+            _argument(
+                "--format", None, "what stdout gets, default: %(default)s", choices=("text", "json"), default="text"
+            ),
+            _argument(
+                "--fail-on",
+                None,
+                "exit with 1 if a finding this severe is new, default: never",
+                choices=LEVELS,
+                default="never",
+            ),
         ],
         [],
     ),
@@ -210,23 +206,16 @@ VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], str, list[Argument],
         fleet.fleet,
         "Audit many models, each in a process of its own; DIR/index.html tells of all.",
         [
-            _path("targets", "TARGETS", "a TOML file of [[target]] tables: name, target, options of an audit"),
-            _path("--out", "DIR", "where the audits go, a folder each, and the page", required=True),
-            ("--jobs", {"metavar": "N", "type": _count, "help": "audits at once; default: half of the processors"}),
-            (
-                "--timeout",
-                {"metavar": "SECONDS", "type": float, "help": "for one audit, which fails beyond; default: none"},
+            _argument(
+                "targets", "TARGETS", "a TOML file of [[target]] tables: name, target, options of an audit", type=Path
             ),
-            (
-                "--retries",
-                {"metavar": "N", "type": _count, "default": 1, "help": "of one that a signal ended; default: 1"},
-            ),
+            _argument("--out", "DIR", "where the audits go, a folder each, and the page", type=Path, required=True),
+            _argument("--jobs", "N", "audits at once; default: half of the processors", type=_count),
+            _argument("--timeout", "SECONDS", "for one audit, which fails beyond; default: none", type=float),
+            _argument("--retries", "N", "of one that a signal ended; default: 1", type=_count, default=1),
             ("--force", {"action": "store_true", "help": "also audit what was audited with the same options before"}),
-            _path("--baseline", "DIR", "an earlier fleet: say what got worse since, and exit with 1"),
-            (
-                "--address",
-                {"metavar": "ADDRESS", "help": "a Ray cluster that makes the audits (auto: the one this is in)"},
-            ),
+            _argument("--baseline", "DIR", "an earlier fleet: say what got worse since, and exit with 1", type=Path),
+            _argument("--address", "ADDRESS", "a Ray cluster that makes the audits (auto: the one this is in)"),
         ],
         ["quiet"],
     ),

@@ -9,10 +9,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from ..errors import AuditorError, first_line
-from ..processes import Listener, supervised
+from ..errors import AuditorError, first_line, out_of_memory, time_is_up
+from ..processes import Told, supervised
 from ..progress.shown import Shown, ticking
-from ..raised import out_of_memory, time_is_up
 from ..report.words import printable
 
 PROGRAM = "python -m auditor"
@@ -80,13 +79,13 @@ def _explained(error: Exception) -> tuple[str, str]:
     return f"internal error{where}, {said}", "please report it with --debug"
 
 
-def watched(run: Callable[[Listener], int], shown: Shown, timeout: float | None, debug: bool, alone: bool) -> int:
+def watched(run: Callable[[Told | Shown], int], shown: Shown, timeout: float | None, debug: bool, alone: bool) -> int:
     """`run(progress)`, which runs the user's code; its exit code.
 
     alone: whether this process is there for nothing else: however the code ends its own process, this one then says so.
     """
 
-    def own(progress: Listener) -> int:
+    def own(progress: Told | Shown) -> int:
         try:
             return run(progress)
         except SystemExit as left:

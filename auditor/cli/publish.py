@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,17 +15,6 @@ from ..records.audit import FILES
 if TYPE_CHECKING:
     from ..records import Subject
     from ..records.audit import Audit
-
-LABELS = {
-    "report.html": "Report",
-    "plan.json": "Plan",
-    "measurements.json": "Measured",
-    "patched_model.py": "Patched",
-    "findings.sarif": "SARIF",
-    ".pt2": "Program",
-    ".onnx": "ONNX",
-}
-"""What files of an audit are called, by their names or how these end; all others are for Google's Model Explorer."""
 
 
 def default_directory(subject: Subject) -> Path:
@@ -68,9 +56,3 @@ def write(audit: Audit, directory: Path, explorer: bool) -> tuple[Path, ...]:
 
     extra = {f"model_explorer/{name}": text for name, text in model_explorer.files(audit).items()} if explorer else {}
     return folder.write(directory, {**audit.texts(directory), **extra}, programs_in(directory))
-
-
-def listing(files: Sequence[Path]) -> str:
-    """One line per file that was written."""
-    labels = (LABELS.get(file.name) or LABELS.get(file.suffix, "Explorer") for file in files)
-    return "\n".join(f"{label:<8} {file}" for label, file in zip(labels, files, strict=True))

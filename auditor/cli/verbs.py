@@ -20,7 +20,7 @@ from .program import PROGRAM, say, watched
 
 if TYPE_CHECKING:
     from ..document.compare import Comparison
-    from ..processes import Listener
+    from ..processes import Told
     from ..records import Finding
     from ..records.audit import Audit
 
@@ -68,7 +68,7 @@ def apply(args: argparse.Namespace) -> int:
     )
 
 
-def _applied(args: argparse.Namespace, settings: Command, progress: Listener) -> int:
+def _applied(args: argparse.Namespace, settings: Command, progress: Told | Shown) -> int:
     from ..document.live import check_artefact, patched_source, read_plans
     from ..loading import load
     from ..report.words import count
@@ -83,7 +83,6 @@ def _applied(args: argparse.Namespace, settings: Command, progress: Listener) ->
         subject = load(args.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
         directory = settings.out or publish.default_directory(subject)
         folder.check_directory(directory, (PATCHED,))
-        progress.writes_into(directory)
         text = patched_source(subject, audit, plans, chosen, directory)
         check_artefact(subject, plans, chosen, settings.seed)
     (file,) = folder.write(directory, {PATCHED: text})

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from ..errors import CallbackError, first_line
+from ..errors import CallbackError, first_line, let_through
 from ..numerics.entries import dense, extent, is_number
 from ..numerics.metrics import paired, relative_l2
-from ..raised import let_through
 from .criterion import Criterion
 
 Value = Callable[[torch.Tensor, torch.Tensor, Criterion], float]

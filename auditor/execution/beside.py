@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..errors import MeasureError
+from ..errors import MeasureError, let_through
 from ..numerics.casting import raised
 from ..numerics.entries import entries, is_plain
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import relative_l2
 from ..numerics.nodes import row_of, target_of, tensors_of, viewed
-from ..raised import let_through
 from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan
 from .execute import Executor, ValueOf, beside
 from .policy import Policy, scoped

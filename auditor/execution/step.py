@@ -15,7 +15,7 @@ from torch import fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..devices import NATIVE
-from ..errors import first_line
+from ..errors import first_line, let_through
 from ..isolation import isolated
 from ..isolation.process import under
 from ..numerics.casting import lowered
@@ -23,7 +23,6 @@ from ..numerics.entries import dense, is_plain
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_of
-from ..raised import let_through
 from ..records import Batch, Capture, Subject
 from .execute import Apart, Executor, Observe, Semantics, SomeLow
 from .policy import Policy, plain

@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ..capture.imitation import as_on
-from ..errors import MeasureError
+from ..errors import MeasureError, let_through
 from ..execution.execute import Executor
 from ..isolation.answer import from_the_start
 from ..isolation.outputs import NamedTensors, tensor_outputs
@@ -23,7 +23,6 @@ from ..plan import mincut
 from ..plan.costs import costs_in, most_alive
 from ..plan.modules import worst_of
 from ..plan.workbench import Workbench
-from ..raised import let_through
 from ..records import Batch, Kept, Memory
 from .exported import Exported, outlines
 from .operations import Operation, Table, Value, is_pick, low_arguments
@@ -78,21 +77,14 @@ class Network:
 
     def _between(self, value: Value, reading: Sequence[str]) -> Iterator[Arc]:
         """The casts of one value."""
-        maker, readers = self._node(value.made_by), [self._node(name) for name in reading]
-        several = len(readers) > 1
-        some, every = (("some", value.name), ("every", value.name)) if several or not readers else (readers * 2)
-        if value.returned or _HIGH in readers:
-            every = _HIGH
-        if several:
-            yield from ((reader, some, math.inf, 0.0) for reader in readers if reader != _HIGH)
-            if every != _HIGH:
-                yield from ((every, reader, math.inf, 0.0) for reader in readers)
-        if readers and some != _HIGH:
-            yield some, maker, 0.0, value.error
-            if not value.stored or several or every == _HIGH:
-                yield some, every if value.stored else maker, value.cast, 0.0
-        if maker != _HIGH and (readers or value.returned):
-            yield maker, every, value.cast, 0.0
+        maker, some, every = self._node(value.made_by), ("some", value.name), ("every", value.name)
+        for reader in map(self._node, reading):
+            yield reader, some, math.inf, 0.0
+            yield every, reader, math.inf, 0.0
+        if value.returned:
+            yield every, _HIGH, math.inf, 0.0
+        yield some, maker, 0.0 if value.stored else value.cast, value.error
+        yield some if value.stored else maker, every, value.cast, 0.0
 
     def _node(self, operation: str | None) -> Hashable:
         return operation if operation in self._free else _HIGH

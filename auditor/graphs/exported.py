@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from ..errors import PlanError, first_line
+from ..errors import PlanError, first_line, let_through
 from ..execution.execute import Executor
 from ..isolation import isolated
 from ..isolation.answer import answer
@@ -24,7 +24,6 @@ from ..isolation.eager import unfused
 from ..isolation.outputs import tensor_outputs
 from ..numerics.metrics import output_error
 from ..numerics.nodes import mutates, row_of
-from ..raised import let_through
 from ..records import Batch
 from ..trees import tensors_in
 

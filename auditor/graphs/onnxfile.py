@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from ..errors import AuditorError, MeasureError, first_line
+from ..errors import AuditorError, MeasureError, first_line, let_through
 from ..isolation.answer import answer
 from ..numerics.formats import label
 from ..numerics.metrics import output_error
-from ..raised import let_through
 from ..records import Audit, Onnx, Plan
 from ..verify import ONNX, Answers, NotHandedOver, Verifier
 from ..verify.loaders import AS_IT_IS, PROVIDER

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from ..capture.paths import aligned as align
+from ..errors import let_through
 from ..execution.execute import low_literals, with_literals
 from ..numerics import operations as table
 from ..numerics.formats import dtype_of
@@ -19,7 +20,6 @@ from ..numerics.nodes import op_name, row_of, target_of, tensors_of
 from ..plan.costs import TIE, cast_seconds, costs_in, price
 from ..plan.energy import FORBIDDEN
 from ..plan.workbench import Workbench
-from ..raised import let_through
 from ..records import Capture, Contribution, Literals
 from .exported import INNER, outlines
 

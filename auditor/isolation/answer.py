@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..pulse import beat
 from ..records import Batch
+from ..stages import beat
 from .eager import uncompiled, unfused
 from .isolated import isolated
 from .outputs import NamedTensors, tensor_outputs

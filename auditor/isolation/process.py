@@ -85,6 +85,10 @@ def process_state() -> Callable[[], None]:
     return back
 
 
+ENOUGH = 3_000
+"""Calls that may nest: a module's are three of Python's, and more while it is watched; the stack has room for so many in C++."""
+
+
 def flags() -> dict[str, Any]:
     """Every flag that torch has and names, and the overrides that are set; those that it refuses to name are left out."""
     found = {name: value for name in FLAGS if (value := _flag(name)) is not None}
@@ -93,13 +97,15 @@ def flags() -> dict[str, Any]:
 
 @contextmanager
 def under(wanted: Flags) -> Iterator[None]:
-    """In the body torch's flags are as `flags()` once said; then they come back."""
-    before = flags()
+    """In the body torch's flags are as `flags()` once said, and calls may nest as deep as is ENOUGH; then both come back."""
+    before, limit = flags(), sys.getrecursionlimit()
     try:
         _set_flags(wanted)
+        sys.setrecursionlimit(max(limit, ENOUGH))
         yield
     finally:
         _set_flags(before)
+        sys.setrecursionlimit(limit)
 
 
 def ieee() -> AbstractContextManager[None]:

@@ -14,9 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..devices import CPU, NATIVE, is_native, is_spread
-from ..errors import AuditorError, first_line
+from ..errors import AuditorError, device_failed, first_line, let_through
 from ..isolation.answer import answer
-from ..raised import device_failed, let_through
 from ..records import Subject
 
 T = TypeVar("T")

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import LoadError, first_line
-from ..raised import origin_of
+from ..errors import LoadError, first_line, origin_of
 
 T = TypeVar("T")
 

@@ -14,11 +14,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from .. import offload
-from ..errors import LoadError, first_line
+from ..errors import LoadError, first_line, let_through
 from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
 from ..isolation.process import reseed, swapped
 from ..numerics.formats import is_low
-from ..raised import let_through
 from ..records import Batch, Subject
 
 

@@ -16,15 +16,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from .. import offload
-from ..errors import LoadError, first_line
+from ..errors import LoadError, first_line, let_through
 from ..isolation.answer import answer
 from ..isolation.members import is_wrapped, unwrapped, wrapper_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
 from ..numerics.entries import entries, extent, is_number
-from ..raised import let_through
 from ..records import Batch, Subject
-from ..recursion import deep
 from . import hubs, inputs, weights
 from .discover import discover
 from .placement import beside
@@ -116,7 +114,7 @@ def check(subject: Subject) -> Subject:
     """
     _reject_surroundings()
     weights.reject_non_finite(subject.model)
-    with deep(), in_eval(subject.model):
+    with under({}), in_eval(subject.model):
         subject, answers = _run(subject)
         leaves = [leaf for answer in answers for leaf in answer]
         given = [leaf for leaf in tree_leaves(subject.batches) if isinstance(leaf, Tensor)]

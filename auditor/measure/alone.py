@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..errors import MeasureError, first_line
+from ..errors import MeasureError, first_line, let_through
 from ..execution.execute import low_literals, with_literals
 from ..numerics.casting import carried_in, in_format, like, lowered, raised
 from ..numerics.entries import entries, extent, is_number
@@ -21,7 +21,6 @@ from ..numerics.histogram import Profile
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
 from ..numerics.metrics import disagreement, output_error, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, settled, target_of, tensors_of, viewed
-from ..raised import let_through
 from ..records import Capture, Literals, NodeError
 from .causes import cause_of, deciding, divisors, guarding
 

@@ -18,8 +18,8 @@ from ..numerics.formats import FORMATS, format_of
 from ..numerics.kernels import is_tensor_core
 from ..numerics.metrics import output_error
 from ..numerics.nodes import operation_of, target_of, tensors_of, viewed
-from ..pulse import beat
 from ..records import Contribution
+from ..stages import beat
 from .alone import Trace
 from .measure import Measurement
 from .probes import Sums, by_level, inner_products, inner_products_by_row, probes

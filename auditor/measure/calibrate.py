@@ -11,9 +11,8 @@ from typing import TypeVar
 from ..capture.paths import usable_batches
 from ..capture.several import Recordings, join_paths, number_of, unjudged_line
 from ..criteria.measure import for_outputs
-from ..errors import MeasureError
+from ..errors import MeasureError, let_through
 from ..numerics.histogram import merged
-from ..raised import let_through
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Linearity, Magnitudes, ModelPath, NodeError, Subject
 from .attribute import FirstOrder, first_order
 from .causes import explained

@@ -11,7 +11,7 @@ from torch import fx
 
 from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
-from ..errors import first_line
+from ..errors import first_line, let_through
 from ..execution.execute import RECORDED, Executor
 from ..isolation import isolated
 from ..isolation.answer import answer
@@ -19,7 +19,6 @@ from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_plain
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_of
-from ..raised import let_through
 from ..records import Batch, Capture, Contribution, Noise, Subject
 from .rerun import Yardstick
 

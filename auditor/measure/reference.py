@@ -11,12 +11,11 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..errors import first_line
+from ..errors import first_line, let_through
 from ..execution.execute import RECORDED, Apart, ValueOf, apart
 from ..numerics.entries import entries, is_plain
 from ..numerics.kernels import is_product
 from ..numerics.nodes import is_torchs_own, operation_of, row_of, settled, target_of, tensors_of, viewed
-from ..raised import let_through
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 

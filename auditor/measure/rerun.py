@@ -13,15 +13,14 @@ import torch
 from torch import fx
 
 from ..criteria.measure import Criteria
-from ..errors import first_line
+from ..errors import first_line, let_through
 from ..execution.execute import RECORDED, Executor, Run, Semantics, SomeLow
 from ..numerics.casting import raised
 from ..numerics.entries import extent, is_number
 from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of, tensors_of, viewed
-from ..pulse import beat
-from ..raised import let_through
 from ..records import Capture, Contribution, Distance, FlaggedRegion, Verdict
+from ..stages import beat
 from .alone import rounder
 from .measure import Measurement
 

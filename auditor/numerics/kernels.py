@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import MeasureError, first_line
-from ..raised import let_through
+from ..errors import MeasureError, first_line, let_through
 from ..trees import over_tensors, tensors_in
 from .casting import carried_in, format_in, in_float32, in_format, raised, scalars_lowered
 from .cells import is_fused_cell, run_cell, run_layer

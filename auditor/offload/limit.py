@@ -13,8 +13,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from ..errors import AuditorError
-from ..raised import disk_is_full
+from ..errors import AuditorError, disk_is_full
 from .files import Offloading, in_file, is_large, is_offloaded, laid_as, release
 
 NEARLY = 0.75

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import let_through
 from ..execution.execute import Executor, Run
 from ..execution.policy import Policy, labelled, plain, scoped
 from ..isolation.outputs import tensor_outputs
 from ..numerics.formats import FORMATS
 from ..paths import module_of
-from ..pulse import beat
-from ..raised import let_through
 from ..records import Batch, Capture, Distance, Plan, ScopeChoice
 from ..resources import table
+from ..stages import beat
 from .costs import memory_of
 from .exceptions import needed
 from .problem import Problem

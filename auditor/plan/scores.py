@@ -11,10 +11,10 @@ from typing import Any
 
 from ..errors import MeasureError
 from ..numerics.formats import runs
-from ..pulse import beat
 from ..records import Evaluation, Plan, Subject
 from ..score import Given, Scoring, Unscored, judged, settled
 from ..settings import Settings
+from ..stages import beat
 from ..verify import FP32, TIMEOUT, NotHandedOver, Runs, Verifier, counted, in_hand
 from .workbench import Workbench, emitted, raising, reference
 

@@ -15,7 +15,7 @@ from ..criteria import Criterion
 from ..criteria.criterion import name_of
 from ..criteria.defaults import by_default, may_flip
 from ..criteria.measure import bound
-from ..errors import CallbackError
+from ..errors import CallbackError, let_through
 from ..isolation.outputs import on_cpu
 from ..loading.sandbox import blame
 from ..measure.calibrate import Calibration
@@ -23,7 +23,6 @@ from ..measure.rerun import Yardstick
 from ..numerics.casting import lowered
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
-from ..raised import let_through
 from ..records import Capture, Contribution, Distance, Subject
 from .workbench import reference
 

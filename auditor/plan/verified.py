@@ -12,14 +12,13 @@ import torch
 from ..criteria.criterion import FLOOR
 from ..criteria.defaults import apart
 from ..criteria.measure import Criteria
-from ..errors import MeasureError, first_line
+from ..errors import MeasureError, first_line, let_through
 from ..execution.policy import Policy, scoped
 from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..raised import let_through
 from ..records import Baseline, CriterionValue, Plan, Today, Verification
 from ..verify import Answers, failure_of, said_no_memory
 from .modules import worst_of

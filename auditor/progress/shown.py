@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from ..report.words import percent, printable
@@ -64,9 +63,6 @@ class Shown:
     def write(self, said: bytes) -> None:
         """Put what somebody else says on stderr."""
         os.write(2, said)
-
-    def writes_into(self, directory: Path) -> None:
-        """Where unfinished files may lie, which is nothing to show."""
 
     def close(self, failed: bool = False) -> None:
         """Nothing is shown any more."""

@@ -15,14 +15,13 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..errors import first_line
+from ..errors import first_line, let_through
 from ..isolation import isolated
 from ..isolation.eager import uncompiled, unfused
 from ..isolation.members import named_modules, named_parameters
 from ..isolation.process import swapped
 from ..loading.importer import as_script
 from ..loading.sandbox import blame
-from ..raised import let_through
 from ..records.run import Evaluation, Score
 from ..trees import tensors_in
 from .function import Scoring

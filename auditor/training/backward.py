@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..errors import first_line
+from ..errors import first_line, let_through
 from ..execution.execute import low_literals, with_literals
 from ..execution.step import Step, bind_step, gradient_error, one_low, run_step, spoilt
 from ..isolation import isolated
@@ -22,7 +22,6 @@ from ..numerics.formats import FORMATS
 from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.metrics import output_error
 from ..numerics.nodes import operation_of, row_of, target_of, tensors_of
-from ..raised import let_through
 from ..records import Capture, Contribution, NodeError
 from ..records.training import BackwardNode
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..errors import LoadError
+from ..errors import LoadError, let_through
 from ..isolation import isolated
 from ..loading import load
 from ..loading.inputs import as_batches, forward_parameters, named_inputs
@@ -21,7 +21,6 @@ from ..loading.sandbox import blame, call
 from ..loading.state import in_eval, raised, switch
 from ..loading.subject import from_object
 from ..loading.target import named_in, parse
-from ..raised import let_through
 from ..records import Batch, Objective, Subject
 from .step import TrainingStep, step_batches
 

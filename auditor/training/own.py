@@ -21,7 +21,7 @@ from ..capture.imitation import Imitation, imitated
 from ..capture.intercept import Handler, intercepted
 from ..capture.paths import same_operations
 from ..capture.record import record
-from ..errors import LoadError
+from ..errors import LoadError, let_through
 from ..execution.policy import Chosen, plain, scoped
 from ..execution.step import LowStep, Step, failed, gradient_error, unscaled
 from ..isolation import isolated
@@ -30,7 +30,6 @@ from ..isolation.eager import unfused
 from ..numerics.casting import raised
 from ..numerics.formats import dtype_of, is_low
 from ..numerics.nodes import tensors_of
-from ..raised import let_through
 from ..records import Plan
 from .step import LOSS, TrainingStep, in_its_terms, in_the_model
 

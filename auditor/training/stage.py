@@ -11,13 +11,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..capture.paths import usable_batches
-from ..errors import LoadError
+from ..errors import LoadError, let_through
 from ..execution.policy import Policy
 from ..execution.resolve import resolve
 from ..execution.step import Step, bind_step, gradient_error, run_step
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import flushed, largest_scale, magnitudes_of, merged, significant
-from ..raised import let_through
 from ..records import Batch, Capture, Magnitudes, Objective, Plan, Subject
 from ..records.training import (
     BackwardNode,

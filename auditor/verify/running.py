@@ -19,15 +19,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..capture.imitation import as_on
 from ..capture.source import raised_at
 from ..devices import is_native, type_of
-from ..errors import AuditorError, first_line
+from ..errors import AuditorError, first_line, let_through, out_of_memory
 from ..isolation import isolated
 from ..isolation.answer import answer, copied
 from ..isolation.members import modules_of
 from ..isolation.process import Flags, ieee, reseed, under
 from ..isolation.tensors import memory
-from ..raised import let_through, out_of_memory
 from ..records import Batch, Timed, Times
-from ..recursion import deep
 from ..score import Given, Scoring, Unscored, given_by
 from ..trees import tensors_in
 
@@ -157,7 +155,7 @@ class Runs:
 
     def _given(self, plan: str, around: AbstractContextManager[None], run: Callable[[nn.Module], T]) -> T | str:
         try:
-            with deep(), around, self.load(plan) as model:
+            with around, self.load(plan) as model:
                 return run(model)
         except Unscored as error:
             return str(error)

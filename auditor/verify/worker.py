@@ -22,14 +22,13 @@ from torch.utils import _pytree as pytree
 
 from .. import offload
 from ..devices import is_native, is_spread
+from ..errors import out_of_memory
 from ..isolation.answer import answer
 from ..isolation.process import ieee, reseed
 from ..loading.placement import copied
 from ..loading.sandbox import blame
 from ..loading.state import materialise, switch
-from ..raised import out_of_memory
 from ..records import Batch
-from ..recursion import deep
 from ..score import Given, named
 from .artefact import COUNTED, STARTED
 from .loaders import import_file, patched, saved
@@ -120,7 +119,7 @@ class Worker:
             materialise(model, self.batches[0], self.settings["seed"])
             what, self.model = "running the model in FP32", model
             load = partial(patched, module, model)
-            with deep(), ieee(), load(FP32):
+            with ieee(), load(FP32):
                 found = answer(model, self.batches[0], seed=self.settings["seed"])
                 return load, {"answer": [x.cpu() for x in found]}
         except (Exception, SystemExit) as error:
@@ -157,8 +156,7 @@ def built(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
 def score(runs: Runs, plan: str, asked: Mapping[str, Any], scratch: Path) -> Given | str:
     """What the user's function gives of the model under a plan, or why it gives nothing."""
     try:
-        with deep():
-            scoring = named(asked["function"], seed=runs.seed)
+        scoring = named(asked["function"], seed=runs.seed)
     except Exception as error:
         return failure_of(error)
     return runs.score(plan, scoring, asked["most"], asked["limit"], _teller(plan, scratch))

@@ -1,17 +1,13 @@
-"""docs/architecture.md says what the code is: its picture and its table are those that the imports give today."""
+"""docs/architecture.md says what the code is: its table is the one that the imports give today."""
 
 from __future__ import annotations
 
 import re
 
-from tests.docs.draw_architecture import DOCS, page, picture, summary
+from tests.docs.draw_architecture import DOCS, page, summary
 from tests.structure import ORDER, PACKAGE
 
 AGAIN = "run `make docs`"
-
-
-def test_the_picture_is_drawn_from_the_imports() -> None:
-    assert (DOCS / "architecture.svg").read_text(encoding="utf-8") == picture(), AGAIN
 
 
 def test_the_table_has_every_room_with_its_own_words() -> None:

@@ -181,27 +181,6 @@ def mine(folder: Path) -> list[int]:
     return found
 
 
-DELETING = """
-class Slow:
-    def __del__(self):
-        open("deleting", "w").close()
-        time.sleep(30)
-def act():
-    Slow()
-"""
-
-
-def test_an_interrupt_that_comes_while_something_is_deleted_is_not_lost(tmp_path: Path, root: Path) -> None:
-    process = command(tmp_path, root, DELETING, "--out", "out")
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "deleting").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=20)[1].decode()
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors and errors.rstrip().endswith("interrupted")
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 @pytest.mark.parametrize(
     "kills", [pytest.param(range(3)), pytest.param(range(3, 43), marks=pytest.mark.slow)], ids=["few", "many"]

@@ -159,7 +159,7 @@ def test_the_plan_holds_on_both_batches(two_batches: tuple[Path, str]) -> None:
 
 def test_the_dry_run_lists_each_distinct_batch(two_batches: tuple[Path, str]) -> None:
     said = command(two_batches[0], "--dry-run")
-    assert "1 batch of float32[2,4,8]; 1 batch of float32[2,1,8], float32[2,4,8]" in said
+    assert "1 batch of float32[2, 4, 8]; 1 batch of float32[2, 1, 8], float32[2, 4, 8]" in said
 
 
 @pytest.fixture(scope="module")

@@ -43,20 +43,20 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 
 BUDGET = {
     "artefact": (950, "artefact"),
-    "capture": (2820, "capture"),
-    "cli": (1560, "settings"),
+    "capture": (2810, "capture"),
+    "cli": (1490, "settings"),
     "criteria": (960, "criteria"),
     "document": (900, "document"),
     "execution": (1280, "execution"),
     "fleet": (440, "fleet"),
-    "graphs": (1420, "graphs"),
+    "graphs": (1410, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2090, "loading"),
-    "loose files": (1470, "flow"),
+    "loose files": (1350, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
-    "offload": (350, "offload"),
-    "plan": (3230, "plan"),
+    "offload": (360, "offload"),
+    "plan": (3220, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "report": (3720, "report"),
@@ -68,7 +68,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 34810, 231, 22
+LINES, FILES, ROOMS = 34240, 220, 22
 """Of all of them."""
 
 

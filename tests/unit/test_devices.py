@@ -26,9 +26,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda", "cuda:1"),
         ("cuda:0", "cuda:0"),
         (torch.device("cuda:0"), "cuda:0"),
-        (torch.device("cuda"), "cuda:1"),
         ("cpu", "cpu"),
-        (torch.device("cpu"), "cpu"),
     ],
 )
 def test_devices_have_a_number(asked: object, device: str) -> None:
@@ -61,13 +59,11 @@ def test_without_a_gpu_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ("asked", "found", "device"),
     [
         ("auto", {"cpu"}, "cuda:1"),
-        ("auto", {"cuda:0"}, "cuda:0"),
         ("auto", {"cuda:0", "cpu"}, "cuda:0"),
         ("auto", {"cuda:1", "cuda:0"}, "cuda:0,cuda:1"),
         ("cuda", {"cuda:1", "cuda:0"}, "cuda:0,cuda:1"),
         ("cuda:0", {"cuda:1", "cuda:0"}, "cuda:0"),
         ("cpu", {"cuda:1", "cuda:0"}, "cpu"),
-        ("auto", set(), "cuda:1"),
     ],
 )
 def test_an_audit_follows_its_model_unless_told_where_to_go(asked: str, found: set[str], device: str) -> None:
@@ -81,12 +77,10 @@ def test_an_audit_follows_its_model_unless_told_where_to_go(asked: str, found: s
     [
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA A100-SXM4-40GB", "A100"),
-        ("Tesla T4", "T4"),
         ("NVIDIA L4", "L4"),
         ("NVIDIA L40S", None),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA GH200 480GB", None),
         ("cpu", None),
     ],
 )

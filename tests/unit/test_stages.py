@@ -7,7 +7,7 @@ import torch
 
 from auditor.errors import AuditorError
 from auditor.paths import nearest
-from auditor.stages import Stages
+from auditor.stages import Stages, beat, listening
 
 
 def test_every_stage_and_step_is_told_and_no_step_goes_beyond_the_total() -> None:
@@ -87,3 +87,24 @@ def test_beats_repeat_what_is_known_and_once_a_second_at_most(monkeypatch: pytes
         (3.5, "derivatives", 1),
         (4.6, "derivatives", 1),
     ]
+
+
+def test_the_innermost_listener_hears_them() -> None:
+    outer: list[str] = []
+    inner: list[str] = []
+    beat("before")
+    with listening(outer.append):
+        beat("first")
+        with listening(inner.append):
+            beat("second")
+        beat()
+    beat("after")
+    assert (outer, inner) == (["first", ""], ["second"])
+
+
+def test_who_raises_listens_no_more() -> None:
+    heard: list[str] = []
+    with pytest.raises(ValueError, match="stop"), listening(heard.append):
+        raise ValueError("stop")
+    beat("after")
+    assert heard == []

@@ -17,14 +17,13 @@ MODEL = f"""
 import torch
 print("noise from the user's file")
 class Net(torch.nn.Module):
-    def __init__(self, width=4):
+    def __init__(self):
         super().__init__()
-        self.first = torch.nn.Linear(3, width)
-        self.add_module({HOSTILE!r}, torch.nn.Linear(width, 2))
+        self.first = torch.nn.Linear(3, 4)
+        self.add_module({HOSTILE!r}, torch.nn.Linear(4, 2))
     def forward(self, x):
         return self._modules[{HOSTILE!r}](self.first(x))
 def get_model(): return Net()
-def wide(): return Net(5)
 def get_inputs(): return torch.ones(2, 3)
 """
 RUN_WITHOUT_AUDITOR = """
@@ -91,14 +90,6 @@ def test_patched_model_follows_the_plan_and_nothing_in_it_is_run(plan, capsys, t
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_functions_in_fp32_are_counted(plan, capsys):
-    written = document()
-    written["plans"]["autocast_bf16"]["scopes"][""]["keep"] = ["mean", "pow"]
-    plan(written)
-    assert cli.main(["apply", "plan.json", "model.py"]) == 0
-    assert capsys.readouterr().out.startswith("Plan     autocast_bf16, 1 scope and 2 functions in FP32, not verified")
-
-
 def test_named_plan_and_directory(plan, tmp_path):
     assert cli.main(["apply", "plan.json", "model.py", "--plan", "cast_fp16", "--out", "else where"]) == 0
     text = (tmp_path / "else where" / "patched_model.py").read_text()
@@ -106,30 +97,10 @@ def test_named_plan_and_directory(plan, tmp_path):
     assert not (tmp_path / "audits").exists()
 
 
-def edited(*path_and_value: object) -> dict:
-    """The document with one entry changed: edited("plans", "cast_fp16", "format", "fp8")."""
-    changed = document()
-    *path, key, value = path_and_value
-    place = changed
-    for part in path:
-        place = place[part]
-    place[key] = value
-    return changed
-
-
 BROKEN = {
     "no JSON": ("{", "is not a plan"),
-    "not a mapping": ([], "`$` should be an object, is []"),
-    "unknown strategy": (
-        edited("plans", "cast_fp16", "strategy", "magic"),
-        '`$.plans.cast_fp16.strategy` should be one of autocast, cast, graph, is "magic"',
-    ),
-    "nothing recommended": (edited("recommended", None), "no plan is recommended; choose one of autocast_bf16"),
-    "another model": (edited("parameters", 27), "made for a model of 27 parameters, this one has 26"),
-    "a layer the model lacks": (
-        edited("plans", "cast_fp16", "scopes", {"": choice("fp16"), "third": choice("fp32")}),
-        "the scope 'third', which this model does not have",
-    ),
+    "nothing recommended": ({**document(), "recommended": None}, "no plan is recommended; choose one of autocast_bf16"),
+    "another model": ({**document(), "parameters": 27}, "made for a model of 27 parameters, this one has 26"),
 }
 
 
@@ -148,10 +119,8 @@ def test_plan_that_cannot_be_followed_is_one_line_and_exit_code_2(case, plan, ca
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["plan.json", "model.py:wide"], "made for a model of 26 parameters, this one has 32"),
         (["plan.json", "model.py", "--plan", "gone"], "choose one of autocast_bf16, cast_fp16"),
         (["absent.json", "model.py"], "absent.json cannot be read (No such file or directory)"),
-        (["plan.json", "absent.py"], "absent.py does not exist"),
         (["plan.json", "model.py", "--out", "model.py"], "model.py is a file"),
         (["plan.json", "model.py", "--weights", "absent.pt"], "absent.pt does not exist"),
     ],

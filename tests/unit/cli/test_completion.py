@@ -43,13 +43,5 @@ def test_verbs_options_and_choices_are_offered(script):
     assert "--max-error" in offered(script, "--max")
     assert offered(script, "--fail-on", "wa") == ["warning"]
     assert "--html" in offered(script, "diff", "--h")
-
-
-def test_paths_are_offered_for_a_plan(script):
     (script.parent / "plan.json").touch()
     assert "plan.json" in offered(script, "apply", "pl")
-
-
-@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
-def test_other_shells_have_a_script_too(shell):
-    assert "explain" in shtab(shell)

@@ -16,8 +16,6 @@ from auditor import cli
     "words",
     [
         ["--help"],
-        ["explain", "--help"],
-        ["diff", "--help"],
         ["diff", "a"],
         ["absent.py", "--formats", "x"],
     ],
@@ -35,14 +33,6 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert "AssertionError" not in done.stderr
     assert done.returncode in (0, 2)
-
-
-def test_help_names_the_verbs_and_exit_codes(root):
-    done = subprocess.run([sys.executable, "-m", "auditor", "--help"], capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0
-    assert "explain-layer" in done.stdout
-    assert "exit code" in done.stdout
-    assert all(len(line) <= 120 for line in done.stdout.splitlines())
 
 
 def test_the_version_is_said_by_every_verb(capsys):
