@@ -106,11 +106,8 @@ def _allowed(plan: Plan, max_error: float) -> str:
     ran = plan.verification
     if ran is not None and ran.criteria:
         return "every criterion"
-    return (
-        f"the {ran.floor:.2g} that FP32 varies by"
-        if ran is not None and ran.floor
-        else f"the budget of {max_error:.2g}"
-    )
+    floor = ran.floor if ran is not None else 0.0
+    return f"the {floor:.2g} that FP32 varies by" if floor else f"the budget of {max_error:.2g}"
 
 
 def _none(plans: Plans, max_error: float, use: str) -> str:
@@ -130,7 +127,7 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
     errors = ((plan.measured_error if has_low(plan) else plan.reach, name) for name, plan in plans.items())
     error, name = min(((error, name) for error, name in errors if error is not None), default=(None, ""))
     least = "" if error is None else f"; the smallest error within reach is {error:.2g} (`{name}`)"
-    return f"no plan holds {max_error:.2g} with anything low{least}"
+    return f"no plan holds {_allowed(next(iter(plans.values())), max_error)} with anything low{least}"
 
 
 def _worth(plan: Plan) -> str:

@@ -84,7 +84,7 @@ def test_what_holds_without_a_plan_is_handed_out_where_the_curve_has_nothing() -
 def test_below_what_is_reached_without_a_plan_nothing_is_handed_out() -> None:
     audit = auditor.audit(linear(16, 16), (X,), device="cpu", max_error=1e-5)
     assert audit.recommended is None
-    assert audit.recommendation.startswith("Run it in FP32: no plan holds 1e-05 with anything low")
+    assert audit.recommendation.startswith("Run it in FP32: no plan holds the budget of 1e-05 with anything low")
 
 
 def test_what_is_unsafe_is_not_handed_out_because_one_run_holds() -> None:

@@ -109,7 +109,12 @@ def test_the_sentence_holds_the_evidence() -> None:
         (named("cast_fp16"), "training", "not asked for", "no plan for it was asked for"),
         (replace(BASE, verified=False, measured_error=0.5), "inference", "out of reach", "within reach is 0.5 (`autoc"),
         (replace(WHOLE, reach=0.03), "inference", "out of reach", "the smallest error within reach is 0.03"),
-        (replace(WHOLE, reasons=(UNSAFE,)), "inference", "out of reach", "no plan holds 0.01 with anything low."),
+        (
+            replace(WHOLE, reasons=(UNSAFE,)),
+            "inference",
+            "out of reach",
+            "no plan holds the budget of 0.01 with anything low.",
+        ),
         (replace(WHOLE, reasons=(UNSAFE, replace(IDLE, adds=0.0))), "inference", "out of reach", "no plan holds"),
         (replace(WHOLE, reasons=(UNSAFE, IDLE)), "inference", "saves nothing", "saves no time"),
         (replace(WHOLE, reasons=(replace(IDLE, adds=None),), least=()), "inference", "saves nothing", "saves no time"),
