@@ -74,10 +74,12 @@ def assembled(
         shared_modules=under_several_names(named_modules(subject.model)),
         environment=_environment(options, bench.flags, seconds),
         formats=options.formats,
-        max_error=bench.budget,
+        max_error=bench.yardstick.budget,
         use=options.use,
         metric=_metric(options, bench),
-        criteria=tuple(map(str, bench.distance.all)) if isinstance(bench.distance, Criteria) else (),
+        criteria=tuple(map(str, bench.yardstick.distance.all))
+        if isinstance(bench.yardstick.distance, Criteria)
+        else (),
         proposals=_proposals(options, bench, plans, found["recommended"]),
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),
@@ -89,7 +91,7 @@ def assembled(
             *_warnings(bench, measured, options, found["training"]),
         ),
         command=options.command,
-        noise=bench.floor,
+        noise=bench.noise.found,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=_weights(captured, measured),
         linearity=tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
@@ -104,7 +106,7 @@ def assembled(
 
 def _metric(options: Settings, bench: Workbench) -> str:
     """What errors of the outputs are, in words."""
-    if isinstance(bench.distance, Criteria):
+    if isinstance(bench.yardstick.distance, Criteria):
         return "largest share of what a criterion allows"
     return getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
 
@@ -115,7 +117,7 @@ def _proposals(
     """What outputs are held to by default, and what else is proposed; nothing where the user's metric says it all."""
     if options.metric is not None:
         return ()
-    set_ = bench.distance.each if isinstance(bench.distance, Criteria) else ()
+    set_ = bench.yardstick.distance.each if isinstance(bench.yardstick.distance, Criteria) else ()
     outputs = bench.reference(bench.subject.batches[0])
     names = outputs.names if isinstance(outputs, NamedTensors) else ()
     found = held_by_default(set(set_) - set(options.limits))
@@ -174,8 +176,8 @@ def _warnings(bench: Workbench, measured: Calibration, options: Settings, traini
 
 def _unsteady(bench: Workbench) -> Iterator[str]:
     """Said where runs in FP32 differ by so much that a plan is judged by that too."""
-    noise = bench.floor
-    if not noise.error > STEADY * bench.budget:
+    noise = bench.noise.found
+    if not noise.error > STEADY * bench.yardstick.budget:
         return
     nodes = [bench.capture.nodes[name] for name in noise.operations]
     listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))

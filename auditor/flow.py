@@ -29,10 +29,9 @@ from .plan.nonfinite import located, located_plans, unsafe_in_runs
 from .plan.plans import Planner
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
-from .plan.timing import timed_plans
 from .plan.units import in_unit, yardstick_of
-from .plan.verified import today_of
-from .plan.workbench import Workbench, workbench
+from .plan.verified import timed_plans, today_of
+from .plan.workbench import Workbench
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.training import Training
 from .rulebook.causes import Graph, about, with_causes
@@ -107,7 +106,7 @@ def _audited(subject: Subject, options: Settings) -> Audit:
         with stages("classify", f"{len(options.rulebook)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
             findings = _findings(subject, captured, graph, judged.exposed, options)
-        bench = workbench(subject, captured, measured, judged, findings, options, yardstick, as_set, noise)
+        bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
             planned = _planned(bench, options, stages, score)
         if (known := unsafe_in_runs(judged, planned.baselines)) is not judged:
@@ -143,7 +142,7 @@ def _planned(bench: Workbench, options: Settings, stages: Stages, score: InFp32 
     with stages("plan", "solve, patch, verify"):
         plans = located_plans(bench, planner.plans(baselines))
     with stages("scores", _scored_by(options), wanted=score is not None):
-        plans = score.under(plans, bench) if score else plans
+        plans = score.under(plans, bench.ask) if score else plans
     with stages("graph", "export, solve, verify", wanted=options.as_graphs):
         graphs = scored(graphs_of(bench, options.strategies, options.formats, stages.tick), score, bench)
         graphs = replace(graphs, baselines=located(bench, graphs.baselines))

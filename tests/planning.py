@@ -20,7 +20,7 @@ from auditor.plan.problem import Problem
 from auditor.plan.reasons import lowered_with
 from auditor.plan.solve import Candidate, evaluate
 from auditor.plan.verified import verify
-from auditor.plan.workbench import Workbench, workbench
+from auditor.plan.workbench import Workbench
 from auditor.records import Plan
 from auditor.resources import resource_dir
 from auditor.rulebook.findings import classify, confronted
@@ -65,8 +65,7 @@ def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "
     judged = judge(captured, measured, options.formats, options.max_error)
     facts = gather(captured, measured.ranges, judged.verdicts)
     findings = confronted(classify(captured, facts, options.rulebook), judged.verdicts)
-    yardstick = Yardstick(options.max_error)
-    return workbench(subject, captured, measured, judged, findings, options, yardstick, {}, Heard())
+    return Workbench(subject, captured, measured, judged, findings, options, Yardstick(options.max_error), Heard())
 
 
 def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candidate:

@@ -120,7 +120,7 @@ class Trial:
             off = self._distance(self.exported.graph_module, batch)
         except Refused:
             return False
-        return off <= AGREES * self.bench.max_error or off <= self.bench.floor.error
+        return off <= AGREES * self.bench.max_error or off <= self.bench.noise.found.error
 
     def _distance(self, module: fx.GraphModule, batch: Batch) -> float:
         """Error of one run; inf for one that gives outputs of another kind. Raises: Refused."""
@@ -129,17 +129,17 @@ class Trial:
         executor = Executor(module)
 
         def run() -> NamedTensors:
-            with as_on(self.bench.device, self.bench.most):
+            with as_on(self.bench.options.where, self.bench.most):
                 return tensor_outputs(executor.run(*leaves))
 
         try:
-            outputs = from_the_start(module, batch, run, self.bench.seed)
+            outputs = from_the_start(module, batch, run, self.bench.options.seed)
         except Exception as error:
             let_through(error)
             name = executor.at.meta.get(COPIED, executor.at.name) if executor.at else ""
             raise Refused(name, error) from error
         try:
-            return self.bench.distance(self.bench.reference(batch), outputs)
+            return self.bench.yardstick.distance(self.bench.reference(batch), outputs)
         except MeasureError:
             return math.inf
 

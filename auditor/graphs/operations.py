@@ -166,7 +166,8 @@ class _Reader:
         literals = self._literals(node, captured)
         contribution, elements = self._contribution(node), _elements(node)
         low, high = (
-            price(self.bench.objective, cost, elements, each, self.bench.gpu) for each in (self.format, "fp32")
+            price(self.bench.options.objective, cost, elements, each, self.bench.options.figures)
+            for each in (self.format, "fp32")
         )
         kept = self._kept(node, captured, literals)
         square = _square(contribution.own) if contribution else 0.0
@@ -176,8 +177,8 @@ class _Reader:
 
     def value(self, node: fx.Node, made_by: str | None, returned: bool) -> Value:
         contribution = self._contribution(node)
-        share = FUSED if self.bench.objective == "time" else TIE
-        cast = share * cast_seconds(_elements(node), self.format, self.bench.gpu)
+        share = FUSED if self.bench.options.objective == "time" else TIE
+        cast = share * cast_seconds(_elements(node), self.format, self.bench.options.figures)
         square = _square(contribution.cast) if contribution else 0.0
         return Value(node.name, made_by, cast, square, node.op == "get_attr", returned)
 

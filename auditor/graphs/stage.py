@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,13 +15,12 @@ from ..artefact.strategies import GRAPHS, SHIPPED
 from ..errors import PlanError, first_line
 from ..numerics.formats import runs
 from ..plan.costs import memory_of
-from ..plan.scores import InFp32, tell
+from ..plan.scores import InFp32
 from ..plan.search import MARGIN, RUNS, choose, verified
-from ..plan.verified import judged
-from ..plan.workbench import Workbench
+from ..plan.verified import answered
+from ..plan.workbench import Fresh, Here, Workbench
 from ..records import Baseline, Memory, Plan, Program, ScopeChoice, Timing, Today
-from ..score import judged as scored_against
-from ..verify import PROGRAM, Answers, NotHandedOver, Runs, Verifier
+from ..verify import PROGRAM, NotHandedOver, Runs
 from ..verify import saved as as_saved
 from .choices import Choice, Operations, Refused, Trial, kept_of, lowered, memory_needed
 from .exported import Saved, cannot, exported, saved
@@ -94,7 +94,7 @@ class _Stage:
 
         def make(name: str, limit: float) -> Choice:
             self.tick(name.replace("_", " "))
-            return choose(spaces[name], limit, 0 if self.bench.quick else RUNS)
+            return choose(spaces[name], limit, 0 if self.bench.options.quick else RUNS)
 
         def verify(chosen: Mapping[str, Choice]) -> dict[str, Plan]:
             plans = {}
@@ -103,7 +103,8 @@ class _Stage:
                 file = saved(module, self.exported)
                 files[f"{name}{PROGRAM}"] = file.content
                 plans[name] = self._plan(name, strategy, spaces[name], choice, file, memory_needed(module))
-            return self._verified(plans, files)
+            ask = partial(run_as_files, self.bench, files)
+            return answered(self.bench, plans, ask, partial(self.tick, "running the programs"))
 
         plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)[1]
         return Planned(plans, baselines, files)
@@ -140,8 +141,8 @@ class _Stage:
             predicted_error=choice.predicted_error,
             low_precision_flops=table.low_flops(choice.low),
             predicted_speedup=self._speedup(space, choice),
-            objective=self.bench.objective,
-            target=self.bench.gpu,
+            objective=self.bench.options.objective,
+            target=self.bench.options.figures,
             program=Program(f"{name}{PROGRAM}", *counts, kept, file.fixed or None),
             memory=needed,
             fp32_memory=self.in_fp32,
@@ -150,27 +151,10 @@ class _Stage:
     def _speedup(self, space: Operations, choice: Choice) -> float:
         """How many times faster than FP32 it is predicted to be, whatever the objective."""
         table = space.table
-        if self.bench.objective != "time":
-            table = self._table(table.format, replace(self.bench, objective="time"))
+        if self.bench.options.objective != "time":
+            table = self._table(table.format, replace(self.bench, options=self.bench.options.having(objective="time")))
         (elapsed, _), (slowest, _) = table.price(choice.low), table.price(frozenset())
         return slowest / elapsed if elapsed else 1.0
-
-    def _verified(self, plans: Mapping[str, Plan], files: Mapping[str, bytes]) -> dict[str, Plan]:
-        """Each with what its file answers, on the inputs that plans are judged on."""
-        bench = self.bench
-        expected = Answers(bench.references(bench.checks), bench.graded)
-
-        def tick() -> None:
-            self.tick("running the programs")
-
-        tick()
-        given = run_as_files(
-            bench,
-            {file: files[file] for file in (f"{name}{PROGRAM}" for name in plans)},
-            lambda verifier, folder: verifier.answers(folder, list(plans), tick),
-            lambda runs: {name: runs.answers(name) for name in plans},
-        )
-        return {name: judged(bench, plan, expected, given[name]) for name, plan in plans.items()}
 
 
 def memory_in_fp32(bench: Workbench) -> Memory:
@@ -182,33 +166,24 @@ def memory_in_fp32(bench: Workbench) -> Memory:
 
 def scored(planned: Planned, score: InFp32 | None, bench: Workbench) -> Planned:
     """The programs, those that are verified with their scores. score: of the FP32 model; None where nobody asked."""
-    programs = {name: plan.program for name, plan in planned.plans.items() if plan.verified and plan.program}
-    if score is None or not programs:
+    if score is None:
         return planned
-    most, scoring = len(score.given.values), score.scorer.scoring
-    given = run_as_files(
-        bench,
-        {program.file: planned.files[program.file] for program in programs.values()},
-        lambda verifier, folder: verifier.scores(
-            folder, list(programs), scoring, most, lambda words: tell(words, most)
-        ),
-        lambda runs: {name: score.scorer.here(runs, name, most) for name in programs},
-    )
-    plans = {
-        name: replace(planned.plans[name], score=scored_against(scoring, score.given, given[name])) for name in given
-    }
-    return replace(planned, plans={**planned.plans, **plans})
+    return replace(planned, plans=score.under(planned.plans, partial(run_as_files, bench, planned.files)))
 
 
 def run_as_files(
-    bench: Workbench, files: Mapping[str, bytes], apart: Callable[[Verifier, Path], T], here: Callable[[Runs], T]
-) -> T:
+    bench: Workbench,
+    files: Mapping[str, bytes],
+    plans: Mapping[str, Plan],
+    fresh: Fresh[T] | None,
+    here: Here[T],
+) -> dict[str, T]:
     """What programs in a folder give: in the process that verifies, or in this one where that cannot be."""
     folder = Path(tempfile.mkdtemp(prefix="programs-", dir=bench.scratch))
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    try:
-        return apart(bench.verifier, folder)
-    except NotHandedOver:
-        load, gradients = partial(as_saved, folder, bench.device), bench.graded is not None
-        return here(Runs(load, bench.checks, bench.device, bench.seed, gradients, bench.most))
+    for name in plans:
+        (folder / f"{name}{PROGRAM}").write_bytes(files[f"{name}{PROGRAM}"])
+    if fresh is not None:
+        with suppress(NotHandedOver):
+            return fresh(bench.verifier, folder)
+    load, gradients = partial(as_saved, folder, bench.options.where), bench.graded is not None
+    return here(Runs(load, bench.checks, bench.options.where, bench.options.seed, gradients, bench.most))

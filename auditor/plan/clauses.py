@@ -36,19 +36,17 @@ def apart(*values: float) -> tuple[str, ...]:
 
 def gained(saves: float, objective: str) -> str:
     """What lowering something gains, a share; nothing where it would cost."""
-    if saves <= 0:
-        return f"saves no {GAINS[objective]}"
-    return f"saves {'less than 0.1%' if saves < 0.0005 else f'{saves:.1%}'} of the {GAINS[objective]}"
+    return (
+        f"saves at most {max(saves, 0.001):.1%} of the {GAINS[objective]}"
+        if saves > 0
+        else f"saves no {GAINS[objective]}"
+    )
 
 
 def no_gain(most: float, objective: str, *, alone: bool) -> str:
     """Why what could be low is not. most: what of all such saves most; alone: not all of it holds the budget together."""
-    what, rest = ("lowering it alone", "; not all of this can be low together") if alone else ("lowering it", "")
-    if most > 0:
-        saved = gained(most, objective)
-        least = saved if "less than" in saved else saved.replace("saves", "saves at most")
-        return f"{what} {least}, less than the scopes that it adds to the plan must save{rest}"
-    return f"{what} {gained(most, objective)}{rest}"
+    short = ", less than what it adds to the plan must save" if most > 0 else ""
+    return f"lowering it{' alone' if alone else ''} {gained(most, objective)}{short}"
 
 
 def added(before: float, after: float, budget: float, margin: float, saves: float, objective: str, ran: bool) -> str:
@@ -56,30 +54,21 @@ def added(before: float, after: float, budget: float, margin: float, saves: floa
     if not math.isfinite(after):
         return "low, it makes the model fail or its outputs non-finite"
     first, second, allowed = apart(before, after, budget)
-    moved = f"lowering it {'takes' if ran else 'is predicted to take'} the error from {first} to {second}"
-    if first == second:
-        moved = f"lowering it {'leaves' if ran else 'is predicted to leave'} the error at {first}"
-    if after > budget:
-        left = f"{max(budget - before, 0.0):.2g} of the budget of {allowed} is left"
-        return f"{moved}, and {gained(saves, objective)}; {left}"
-    if after > margin * budget:
-        return f"{moved}, which leaves less of the budget of {allowed} than the safety margin of {1 - margin:.0%}"
-    return f"{moved}; low together with what else could be, the plan was better by less than 1%, if at all"
+    return (
+        f"lowering it {'takes' if ran else 'is predicted to take'} the error from {first} to {second}, where plans use "
+        f"{margin:.0%} of the budget of {allowed}, and {gained(saves, objective)}"
+    )
 
 
 _REGION = "the autocast region around it"
 """What raises operations under a strategy that is none of regions: the author's own, or a scope's that keeps functions."""
 
 
-Origin = tuple[str, str | None]
-"""Where what an operation gives has its precision from: in words, and by name where there is one to look at."""
-
-
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
     """A reason for every operation that is not low though its module is, and for those without a precision."""
     precision, nodes = labelled(chosen.precision), problem.capture.nodes
     how, resolution = problem.running(precision), problem.resolve(precision)
-    found, origins, twins = list[Reason](), dict[str, Origin](), problem.capture.twins
+    found, known, twins = list[Reason](), dict[str, Reason](), problem.capture.twins
     for n in problem.capture.graph_module.graph.nodes:
         node, name = nodes.get(n.name), n.name
         if node is None or is_low(resolution.computed(name)) or (not node.floating and resolution.touches_low(name)):
@@ -93,7 +82,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
             reason = _kept_around(precision.keep, node)
         elif setting.precision != "fp32":
             writes = any(isinstance(value, torch.dtype) for value in (*n.args, *n.kwargs.values()))
-            reason, origins[name] = _why(problem, resolution, how, node, writes, origins)
+            reason = known[name] = _why(problem, resolution, how, node, writes, known)
         else:
             continue
         if name not in twins:
@@ -129,44 +118,46 @@ def _kept_around(keep: Mapping[str, frozenset[str]], node: Node) -> Reason:
 
 
 def _why(
-    problem: Problem, resolution: Resolution, how: Policy, node: Node, writes: bool, origins: Mapping[str, Origin]
-) -> tuple[Reason, Origin]:
-    """Why an operation in a low module is not low, and where the precision of what it gives has its origin.
+    problem: Problem, resolution: Resolution, how: Policy, node: Node, writes: bool, known: Mapping[str, Reason]
+) -> Reason:
+    """Why an operation in a low module is not low.
 
-    writes: whether a dtype is among its arguments. origins: of operations before it. What autocast and the author decide has
-    no name in it, so that what repeated blocks have in common is one reason.
+    writes: whether a dtype is among its arguments. known: reasons of operations before it. What autocast and the author decide
+    has no name in it, so that what repeated blocks have in common is one reason.
     """
-    given, name = label(resolution.computed(node.name)), problem.capture.twins.get(node.name, node.name)
-    setting, casts = how.setting(node.name), how.casts(node)
-    inside, origin = setting.in_region(node.region), (name, name)
+    given, setting = label(resolution.computed(node.name)), how.setting(node.name)
+    inside = setting.in_region(node.region)
     if node.dtype in ("float64", "complex64", "complex128"):
-        return Reason("author", f"it computes in {node.dtype}, which no plan lowers"), origin
+        return Reason("author", f"the author computes in {node.dtype}, which no plan lowers")
     if setting.autocast and not inside.autocast:
-        return Reason("author", "the author switches autocast off around it"), origin
+        return Reason("author", "the author switches autocast off around it")
     if inside.precision != setting.precision:
-        return Reason("author", f"the author runs it in {label(inside.precision)}, whatever the plan"), origin
+        return Reason("author", f"the author runs it in {label(inside.precision)}, whatever the plan")
     if writes:
-        return Reason("author", f"the author asks for {given} here"), (
-            f"a value that the author asks for in {given}",
-            None,
-        )
-    if casts.autocast in ("fp32", "fp32_unless_dtype"):
-        packet, runner = operation(node.op).packet or node.op, problem.strategy if problem.how.regional else _REGION
-        words = f"{runner} runs {packet} in FP32 by itself"
-        return Reason("strategy", words), (f"{packet}, which {runner} runs in FP32 by itself", None)
+        return Reason("author", f"the author asks for {given}")
+    if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
+        runner = problem.strategy if problem.how.regional else _REGION
+        return Reason("strategy", f"{runner} runs {_packet(node)} in FP32 by itself")
     handed = (source for source in node.inputs if resolution.dtypes.get(source) == resolution.computed(node.name))
     if (source := next(handed, None)) is None:
-        return Reason("author", f"it makes values of its own, in {given}"), origin
+        return Reason("author", f"the author makes values in {given}")
+    before = known.get(source)
+    if before is not None and before.kind == "inherited":
+        return before
+    if before is not None:
+        return Reason("inherited", f"{given} reaches it from {_packet(problem.capture.nodes[source])}: {before.words}")
     if source in problem.capture.nodes:
-        words, by = origins.get(source, (source, source))
-        return Reason("inherited", f"{given} reaches it from {words}", by=by), (words, by)
+        return Reason("inherited", f"{given} reaches it from {source}", by=source)
     place = next(p for p in problem.capture.placeholders if p.name == source)
-    if place.kind == "constant":
-        return Reason("inherited", f"it is handed {given} by a constant"), ("a constant", None)
-    by = place.fqn or source
-    above, _, leaf = by.rpartition(".")
-    if above and above == node.owner:
-        reason = Reason("inherited", f"it is handed {given} by the {place.kind} {leaf} of its module")
-    else:
-        reason = Reason("inherited", f"it is handed {given} by the {place.kind} {by}", by=by)
-    return reason, (f"the {place.kind} {by}", by)
+    above, _, leaf = (place.fqn or source).rpartition(".")
+    if place.kind == "constant" or (above and above == node.owner):
+        return Reason(
+            "inherited", f"{given} reaches it from the {place.kind}{f' {leaf} of its module' if above else ''}"
+        )
+    return Reason(
+        "inherited", f"{given} reaches it from the {place.kind} {place.fqn or source}", by=place.fqn or source
+    )
+
+
+def _packet(node: Node) -> str:
+    return operation(node.op).packet or node.op

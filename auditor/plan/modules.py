@@ -196,7 +196,7 @@ def as_candidate(problem: Problem, plan: Plan) -> Candidate:
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """A choice as a plan that was not run yet."""
     curve = candidates(problem)
-    slowest = max(curve, key=lambda point: point.seconds).seconds
+    slowest, fp32 = max(point.seconds for point in curve), everything(problem, "fp32").seconds
     chosen = evaluate(problem, needed(problem, chosen.precision))
     resolution = problem.resolve(labelled(chosen.precision))
     return Plan(
@@ -206,7 +206,7 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         scopes=scopes_of(problem, chosen),
         predicted_error=chosen.predicted_error,
         low_precision_flops=chosen.low_flops,
-        predicted_speedup=slowest / chosen.seconds if chosen.seconds else 1.0,
+        predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,
         note=_unfit(problem),
         raised=problem.raised,
         stored_low=problem.stored_low,

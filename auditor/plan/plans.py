@@ -61,7 +61,7 @@ class Planner:
             with space.incremental():
                 plan = with_reasons(space, found[name], self.bench.findings)
             if runs(plan.format) and not has_low(plan):
-                errors = baselines[name].measured_error, None if self.bench.quick else space.least_harm()
+                errors = baselines[name].measured_error, None if self.bench.options.quick else space.least_harm()
                 reach = min((error for error in errors if error is not None and math.isfinite(error)), default=None)
                 plan = replace(plan, reach=reach)
             found[name] = plan
@@ -70,7 +70,7 @@ class Planner:
     def _make(self, name: str, limit: float) -> Candidate:
         self.tick(name.replace("_", " "))
         space = self.spaces[name]
-        if self.bench.quick:
+        if self.bench.options.quick:
             return choose(space, limit, 0)
         found = choose(space, limit)
         with space.incremental():
@@ -91,7 +91,7 @@ class Planner:
         """
         for name, space in self.spaces.items():
             own = plans[name]
-            if self.bench.quick or not runs(own.format):
+            if self.bench.options.quick or not runs(own.format):
                 continue
             harmful = is_outdone(own, baselines[name])
             rivals = [p for p in plans.values() if p.format == own.format and p.strategy != own.strategy and gains(p)]

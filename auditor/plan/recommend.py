@@ -11,7 +11,7 @@ from ..artefact.strategies import strategy_of
 from ..criteria.criterion import FLOOR
 from ..errors import PlanError
 from ..numerics.formats import label, runs
-from ..records import CriterionValue, Plan, Times
+from ..records import Plan, Times
 from ..verify import says_nothing
 from .clauses import GAINS, count
 
@@ -82,31 +82,73 @@ def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> 
 def recommend(
     plans: Plans, max_error: float, use: str = "inference", stepped: Collection[str] | None = None
 ) -> tuple[str | None, str]:
-    """The plan to use, and why. stepped: see `best_for`."""
-    chosen = best_for(plans, use, stepped)
-    if chosen is None:
-        _require_runs(plans)
-        other = next(name for name in USES if name != use)
-        instead = best_for(plans, other, stepped)
-        rest = (
-            f" That is about {use}: for {other}, {_called(instead)} holds it at {_worth(instead)}." if instead else ""
+    """The plan to use, and why. stepped: see `best_for`.
+
+    Raises: PlanError(slug="no-verdict") where there is none, and one has no run for a reason that is no error of precision.
+    """
+    best = {each: best_for(plans, each, stepped) for each in USES}
+    if (chosen := best[use]) is not None:
+        said = (
+            f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: measured error {chosen.measured_error or 0.0:.2g} "
+            f"within {_allowed(chosen, max_error)}, {chosen.low_precision_flops:.0%} of the FLOPs low, {staying(chosen)}"
         )
-        return None, _none(plans, max_error, use) + rest
-    uses = "; ".join(f"for {use}: {_best(plans, use, stepped)}" for use in USES)
-    return chosen.name, (
-        f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: {_within(chosen, max_error)}, "
-        f"{_share(chosen)}, {staying(chosen)}{_idly(chosen)}{_other(chosen, plans)}. F{uses[1:]}."
-    )
+    else:
+        _require_runs(plans)
+        said = f"Run it in FP32: {_none(plans, max_error, use)}"
+    if any(best.values()):
+        each = (f"for {name}: {_worth(plan) if plan else _none(plans, max_error, name)}" for name, plan in best.items())
+        said += f". F{'; '.join(each)[1:]}"
+    return chosen.name if chosen else None, f"{said}."
+
+
+def _allowed(plan: Plan, max_error: float) -> str:
+    """What its error is held against."""
+    ran = plan.verification
+    if ran is not None and ran.criteria:
+        return "every criterion"
+    floor = ran.floor if ran is not None else 0.0
+    return f"the {floor:.2g} that FP32 varies by" if floor else f"the budget of {max_error:.2g}"
+
+
+def _none(plans: Plans, max_error: float, use: str) -> str:
+    """Why there is no plan for a use, with the smallest error of anything low where none is small enough."""
+    if not any(runs(plan.format) for plan in plans.values()):
+        labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
+        return f"torch has no arithmetic in {labels}, so no plan can be run or verified"
+    match outcome(plans, use):
+        case "not asked for":
+            return "no plan for it was asked for: those of strategy autocast train"
+        case "loses":
+            return "what holds the budget does not keep the score"
+        case "saves nothing":
+            return f"what holds the budget in low precision saves no {GAINS[next(iter(plans.values())).objective]}"
+        case "lowers nothing":
+            return "nothing in it runs low"
+    errors = ((plan.measured_error if has_low(plan) else plan.reach, name) for name, plan in plans.items())
+    error, name = min(((error, name) for error, name in errors if error is not None), default=(None, ""))
+    least = "" if error is None else f"; the smallest error within reach is {error:.2g} (`{name}`)"
+    return f"no plan holds {_allowed(next(iter(plans.values())), max_error)} with anything low{least}"
+
+
+def _worth(plan: Plan) -> str:
+    """A plan, its name in plan.json, and its figure by its objective."""
+    called, measured = f"{label(plan.format)} {strategy_of(plan.strategy).title} (`{plan.name}`)", False
+    if plan.objective == "flops":
+        worth = f"{plan.low_precision_flops:.0%} of the FLOPs low"
+    elif plan.objective == "memory":
+        worth, measured = f"{_taken(plan):.0%} of the memory", measured_memory(plan) is not None
+    else:
+        worth, measured = f"{speedup(plan):.2f}x", measured_times(plan) is not None
+    return f"{called}, {worth}{' measured' if measured else ''}"
 
 
 def _require_runs(plans: Plans) -> None:
-    """Raises: PlanError(slug="no-verdict") where a plan has no run for a reason that is no error of precision."""
     for plan in plans.values():
         failure = plan.verification.failure if plan.verification else None
         failure = failure or (plan.score.failure if plan.score else None)
         if says_nothing(failure):
             raise PlanError(
-                f"{_called(plan)} could not be run ({failure}), and no other plan is worth more than FP32: there is no "
+                f"`{plan.name}` could not be run ({failure}), and no other plan is worth more than FP32: there is no "
                 "verdict without that run; fix its cause and audit again",
                 slug="no-verdict",
             )
@@ -141,7 +183,7 @@ def outcome(plans: Plans, use: str = "inference") -> str:
         return "not asked for"
     if _lost(plans, use):
         return "loses"
-    if any(map(_ran_low, held)) or any(map(_all_low_held, held)) or any(map(_part_held, held)):
+    if any(map(_ran_low, held)):
         return "saves nothing"
     return "lowers nothing" if held and all(map(has_low, held)) else "out of reach"
 
@@ -152,130 +194,20 @@ def _held(plans: Plans, use: str) -> list[Plan]:
 
 
 def _ran_low(plan: Plan) -> bool:
-    """Whether anything of it is low when it runs: it is timed otherwise than FP32 then, if only for its casts."""
-    differs = plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)
-    return has_low(plan) and differs
-
-
-def _all_low_held(plan: Plan) -> bool:
-    """Whether all low holds the budget: the plan is that, or it was run for its reasons."""
-    return (_ran_low(plan) and not has_fp32(plan)) or (bool(plan.kept) and plan.least == ())
-
-
-def _part_held(plan: Plan) -> bool:
-    """Whether some of what a plan keeps in FP32 was run low within the budget, and its errors showed."""
-    spared = set(plan.kept) - set(plan.kept if plan.least is None else plan.least)
+    """Whether anything of it is low when it runs, which is timed otherwise than FP32 then, if only for its casts; or something
+    that gains nothing was run low within the budget, and its errors showed."""
+    if has_low(plan) and (plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)):
+        return True
+    spared = set(plan.kept).difference(plan.kept if plan.least is None else plan.least)
     idle = [reason for reason in plan.reasons if reason.kind == "no-gain" and reason.adds]
-    return any(reason.ran or spared.intersection(reason.modules) for reason in idle)
+    whole = bool(plan.kept) and plan.least == ()
+    return whole or any(reason.ran or spared.intersection(reason.modules) for reason in idle)
 
 
 def _lost(plans: Plans, use: str) -> list[Plan]:
     """Plans for this use that would gain something within the budget, were it not for their score."""
     whole = {name: replace(plan, score=None) for name, plan in plans.items()}
     return [plans[plan.name] for plan in _held(whole, use) if gains(plan) and not plans[plan.name].holds]
-
-
-def _none(plans: Plans, max_error: float, use: str) -> str:
-    """Why there is no plan to use."""
-    budget = "every criterion" if any(map(_criteria, plans.values())) else f"an error of {max_error:.2g}"
-    if not any(runs(plan.format) for plan in plans.values()):
-        labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
-        return f"Run it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified."
-    match outcome(plans, use):
-        case "not asked for":
-            return "No plan for training was asked for: those of strategy autocast are for it."
-        case "loses":
-            return f"Run it in FP32: what holds {budget} does not keep the score{_least_lost(_lost(plans, use))}."
-        case "saves nothing":
-            what = GAINS[next(iter(plans.values())).objective]
-            if any(map(_all_low_held, _held(plans, use))):
-                return f"Run it in FP32: low precision holds {budget}, but there is no {what} to gain by it."
-            return f"Run it in FP32: what holds {budget} in low precision saves no {what}."
-        case "lowers nothing":
-            return f"Run it in FP32: nothing in it runs low {_under(plans, use)}."
-    return f"Run it in FP32: no plan holds {budget} with anything low{_nearest(plans)}."
-
-
-def _nearest(plans: Plans) -> str:
-    """The smallest error of a plan that runs something low; without one, the smallest within reach of those that do not."""
-    ran = [(plan.measured_error, plan) for plan in plans.values() if plan.measured_error is not None and has_low(plan)]
-    reached = [(plan.reach, plan) for plan in plans.values() if plan.reach is not None]
-    if not (found := ran or reached):
-        return ""
-    error, plan = min(found, key=lambda each: each[0])
-    said = "the best that was reached" if ran else "the smallest error within reach"
-    return f"; {said} is {error:.2g}{' of what a criterion allows' if _criteria(plan) else ''}, by {_called(plan)}"
-
-
-def _least_lost(lost: list[Plan]) -> str:
-    """The nearest that one of these comes to the score."""
-    off = [(abs(p.score.difference), p.name) for p in lost if p.score and p.score.difference is not None]
-    if not off:
-        return f" ({lost[0].score.failure})" if lost[0].score else ""
-    return f": the nearest is off by {min(off)[0]:.2g} ({min(off)[1]})"
-
-
-def _criteria(plan: Plan) -> tuple[CriterionValue, ...]:
-    """What the user's criteria came to under a plan; nothing where none were set."""
-    return plan.verification.criteria if plan.verification else ()
-
-
-def _within(plan: Plan, max_error: float) -> str:
-    """That a plan keeps to what was allowed, and how much of it that takes."""
-    error, most = plan.measured_error or 0.0, max(_criteria(plan), key=lambda one: one.share or 0.0, default=None)
-    if most is not None:
-        lost = f"{most.output}: {most.kind} takes {most.share:.2g} of what it allows" if most.share else ""
-        return f"every criterion holds, {lost or 'with nothing lost'}"
-    if error > max_error and plan.verification:
-        noise = f"{FLOOR:g} times what runs in FP32 differ by ({plan.verification.noise:.2g})"
-        return f"measured error {error:.2g}, no more than {noise}"
-    return f"measured error {error:.2g} within the budget of {max_error:.2g}"
-
-
-def _under(plans: Plans, use: str) -> str:
-    """`under autocast or with cast weights`: the strategies of the plans that hold."""
-    return " or ".join(dict.fromkeys(strategy_of(plan.strategy).title for plan in _held(plans, use)))
-
-
-def _best(plans: Plans, use: str, stepped: Collection[str] | None) -> str:
-    """The best plan for a use, with what it is worth, or why there is none."""
-    if (best := best_for(plans, use, stepped)) is not None:
-        return f"{_called(best)}, {_worth(best)}"
-    words = {
-        "not asked for": "none was asked for",
-        "lowers nothing": f"nothing runs low {_under(plans, use)}",
-        "saves nothing": f"none that holds saves {GAINS[next(iter(plans.values())).objective]}",
-    }
-    return words.get(outcome(plans, use), "none holds")
-
-
-def _called(plan: Plan) -> str:
-    """A plan in words, and its name in plan.json."""
-    return f"{label(plan.format)} {strategy_of(plan.strategy).title} (`{plan.name}`)"
-
-
-def _worth(plan: Plan) -> str:
-    """A plan's figure by its objective."""
-    if plan.objective == "flops":
-        return f"{plan.low_precision_flops:.0%} of the FLOPs low"
-    if plan.objective == "memory":
-        return f"{_taken(plan):.0%} of the memory" + (" measured" if measured_memory(plan) is not None else "")
-    return f"{speedup(plan):.2f}x" + (" measured" if measured_times(plan) else "")
-
-
-def _idly(plan: Plan) -> str:
-    """That a plan holds and yet takes no less than FP32 by its objective, where that is so."""
-    if plan.objective == "flops" or _taken(plan) < 1:
-        return ""
-    how = "measured" if _worth(plan).endswith(" measured") else "predicted"
-    return f", {how} to save no {GAINS[plan.objective]}"
-
-
-def _share(plan: Plan) -> str:
-    """How much of the model is low, of one that multiplies nothing how much faster it moves its data."""
-    if plan.low_precision_flops:
-        return f"{plan.low_precision_flops:.0%} of the FLOPs low"
-    return f"no products to run low but {plan.predicted_speedup:.2g}x as fast by moving fewer bytes"
 
 
 def _taken(plan: Plan) -> float:
@@ -314,26 +246,3 @@ def _preference(closest: float, plan: Plan) -> tuple[int, float, float]:
     error, ran = plan.measured_error or 0.0, plan.verification
     noise = FLOOR * (ran.noise or 0.0) if ran else 0.0
     return strategy_of(plan.strategy).rank, closest if error - closest <= noise else error, _elapsed(plan)
-
-
-def _other(chosen: Plan, plans: Plans) -> str:
-    """What becomes of the other format under the same strategy."""
-    alike = (
-        p for p in plans.values() if p.strategy == chosen.strategy and p.format != chosen.format and runs(p.format)
-    )
-    if (rival := next(alike, None)) is None:
-        return ""
-    failings: tuple[tuple[Callable[[Plan], bool], str], ...] = (
-        (lambda plan: plan.verification is None or plan.verification.failure is None, "fails to run"),
-        (lambda plan: plan.verified, "does not hold the budget"),
-        (lambda plan: plan.holds, "does not keep the score"),
-        (gains, "has nothing low that gains anything within the budget"),
-    )
-    for passes, failing in failings:
-        if not passes(rival):
-            elsewhere = any(passes(plan) for plan in plans.values() if plan.format == rival.format)
-            strategy = f" {strategy_of(rival.strategy).title}" if elsewhere else ""
-            return f"; {label(rival.format)}{strategy} {failing}"
-    taken = f"{rival.measured_error:.2g}"
-    taken = f"takes {taken} of what a criterion allows" if _criteria(rival) else f"measures {taken}"
-    return f"; {label(rival.format)} {taken} with {_share(rival)}"

@@ -54,7 +54,7 @@ def candidates(problem: Problem) -> list[Candidate]:
     energy = problem.energy
     owners = sorted(energy.scopes)
     labelings = {tuple(problem.format for _ in owners), tuple("fp32" for _ in owners)}
-    for high in _cuts(energy):
+    for high in map(energy.cut, energy.multipliers()):
         labelings.add(tuple("fp32" if owner in high else problem.format for owner in owners))
     points = [evaluate(problem, dict(zip(owners, labels, strict=True))) for labels in sorted(labelings)]
     points.sort(key=lambda point: (point.price, point.predicted_error))
@@ -64,21 +64,6 @@ def candidates(problem: Problem) -> list[Candidate]:
             front.append(point)
     slowest = next(point for point in points if set(point.precision.values()) == {"fp32"})
     return front if front[-1] is slowest else [*front, slowest]
-
-
-def _cuts(energy: Energy) -> list[set[str]]:
-    """The cuts at all multipliers. Two with the same cut have it between them as well: each choice's energy is a line
-    over the multiplier, and none lies below the least at one end only."""
-    multipliers = energy.multipliers()
-    found = {index: energy.cut(multipliers[index]) for index in (0, len(multipliers) - 1)}
-    waiting = [(0, len(multipliers) - 1)]
-    while waiting:
-        first, last = waiting.pop()
-        if last - first > 1 and found[first] != found[last]:
-            middle = (first + last) // 2
-            found[middle] = energy.cut(multipliers[middle])
-            waiting += [(first, middle), (middle, last)]
-    return list(found.values())
 
 
 def refined(problem: Problem, starts: Sequence[Candidate], allowed: float) -> Candidate:

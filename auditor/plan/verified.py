@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from ..criteria.criterion import FLOOR
 from ..criteria.defaults import apart
 from ..criteria.measure import Criteria
+from ..devices import name_of
 from ..errors import MeasureError, first_line, let_through
 from ..execution.policy import Policy, scoped
 from ..isolation.answer import answer
@@ -19,11 +21,12 @@ from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..records import Baseline, CriterionValue, Plan, Today, Verification
-from ..verify import Answers, failure_of, said_no_memory
+from ..records import Baseline, CriterionValue, Plan, Timed, Times, Timing, Today, Verification
+from ..trees import tensors_in
+from ..verify import FP32, TODAY, Answers, failure_of, said_no_memory
 from .modules import worst_of
 from .recommend import has_fp32
-from .workbench import Workbench
+from .workbench import Ask, Workbench
 
 
 def fresh_told(bench: Workbench) -> tuple[str, ...]:
@@ -48,17 +51,22 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str,
     """
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
     found = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
-    if run:
-        expected = Answers(bench.references(bench.checks), bench.graded)
-        waiting = partial(tick, "running the patched model")
-        waiting()
-        answers = bench.ask(
-            run,
-            lambda verifier, file: verifier.answers(file, list(run), waiting),
-            lambda runs: {name: runs.answers(name) for name in run},
-        )
-        found |= {name: judged(bench, plan, expected, answers[name]) for name, plan in run.items()}
+    found |= answered(bench, run, bench.ask, partial(tick, "running the patched model")) if run else {}
     return {name: found[name] for name in plans}
+
+
+def answered(
+    bench: Workbench, plans: Mapping[str, Plan], ask: Ask[Answers | str], tick: Callable[[], None]
+) -> dict[str, Plan]:
+    """The plans with what their artefacts answer on the inputs that plans are judged on. ask: see Workbench.ask."""
+    expected = Answers(bench.references(bench.checks), bench.graded)
+    tick()
+    given = ask(
+        plans,
+        lambda verifier, file: verifier.answers(file, list(plans), tick),
+        lambda runs: {name: runs.answers(name) for name in plans},
+    )
+    return {name: judged(bench, plan, expected, given[name]) for name, plan in plans.items()}
 
 
 def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
@@ -80,7 +88,7 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
 def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
     """The plan with what its artefact answered, held against what FP32 answers; or with why it did not answer."""
     if isinstance(answer, str):
-        if bench.native and said_no_memory(answer):
+        if bench.options.native and said_no_memory(answer):
             raise torch.OutOfMemoryError(answer)  # which says nothing of the plan
         return _failed(bench, plan, answer)
     pairs = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
@@ -88,25 +96,27 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
     if expected.graded is not None and answer.graded is not None:
         graded = on_cpu(expected.graded), answer.graded
     try:
-        found = worst_of([bench.distance(r, c) for r, c in pairs])
-        enabled = bench.distance(*graded) if graded else None
+        found = worst_of([bench.yardstick.distance(r, c) for r, c in pairs])
+        enabled = bench.yardstick.distance(*graded) if graded else None
     except MeasureError as error:
         return _failed(bench, plan, str(error))
-    if graded and (otherwise := _mode_matters(plan, pairs[0], graded, bench.floor.joint)):
+    if graded and (otherwise := _mode_matters(plan, pairs[0], graded, bench.noise.found.joint)):
         return _failed(bench, plan, otherwise)
     is_finite = math.isfinite(found) and (enabled is None or math.isfinite(enabled))
     named = _criteria(bench, pairs, graded)
     result = replace(
         _unrun(bench),
         error=found if is_finite else None,
-        joint=None if bench.distance is output_error else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
+        joint=None
+        if bench.yardstick.distance is output_error
+        else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
         criteria=named,
         apart=apart(pairs),
         finite=is_finite,
         with_gradients=enabled if is_finite else None,
-        noise=bench.floor.error,
-        floor=bench.floor.floor if bench.floor.floor > bench.budget else 0.0,
-        ungraded=bench.ungraded,
+        noise=bench.noise.found.error,
+        floor=bench.noise.found.floor if bench.noise.found.floor > bench.yardstick.budget else 0.0,
+        ungraded=bench.noise.graded if isinstance(bench.noise.graded, str) else None,
     )
     verified = is_finite and max(found, enabled or 0.0) <= bench.max_error and all(one.holds for one in named)
     return replace(plan, measured_error=result.error, verified=verified, verification=result)
@@ -114,9 +124,9 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
 
 def _criteria(bench: Workbench, pairs: Sequence[Pair], graded: Pair | None) -> tuple[CriterionValue, ...]:
     """What the user's criteria came to, worst run without gradients; held where it also is with them."""
-    if not isinstance(bench.distance, Criteria):
+    if not isinstance(bench.yardstick.distance, Criteria):
         return ()
-    return bench.distance.values(pairs, [graded] if graded else [])
+    return bench.yardstick.distance.values(pairs, [graded] if graded else [])
 
 
 def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
@@ -126,7 +136,7 @@ def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
 
 def _unrun(bench: Workbench) -> Verification:
     inputs = "held-out" if bench.subject.held_out else "audited"
-    return Verification(None, False, inputs, "native" if bench.native else "emulated")
+    return Verification(None, False, inputs, "native" if bench.options.native else "emulated")
 
 
 def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) -> str | None:
@@ -156,16 +166,71 @@ def is_outdone(plan: Plan, baseline: Baseline) -> bool:
 def today_of(bench: Workbench) -> Today | None:
     """The model in FP32 under the caller's own flags, on the inputs that plans are checked on; None where it is what it is
     in IEEE arithmetic, as far as that is from itself."""
-    allowed = loose(bench.flags, bench.device)
-    if not allowed and not (bench.native and bench.flags.get("cudnn.benchmark")):
+    allowed = loose(bench.flags, bench.options.where)
+    if not allowed and not (bench.options.native and bench.flags.get("cudnn.benchmark")):
         return None
     references = bench.references(bench.checks)
 
     try:
         with under(bench.flags):
-            found = [answer(bench.subject.model, batch, seed=bench.seed) for batch in bench.checks]
-        worst = worst_of([bench.distance(*pair) for pair in zip(references, found, strict=True)])
+            found = [answer(bench.subject.model, batch, seed=bench.options.seed) for batch in bench.checks]
+        worst = worst_of([bench.yardstick.distance(*pair) for pair in zip(references, found, strict=True)])
     except Exception as error:
         let_through(error)
         return Today(allowed, None, False, failure_of(error))
-    return None if worst <= FLOOR * bench.floor.error else Today(allowed, *finite(worst))
+    return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, *finite(worst))
+
+
+WAYS = ("eager", "compiled", "cuda_graph")
+"""How a model is run to be timed, by the names of Timed."""
+
+
+def timed_plans(
+    bench: Workbench, plans: Mapping[str, Plan], tick: Callable[[str], None]
+) -> tuple[dict[str, Plan], Timing]:
+    """The plans with what one forward takes under each, and what that is held against.
+
+    On a GPU they are run there; on a CPU they are run in half precision by the CPU itself, which imitates nothing, and the
+    times say nothing of a GPU. FP32, and what plans keep in FP32, computes in IEEE arithmetic.
+    """
+    today = bool(loose(bench.flags, bench.options.where))
+    run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
+    names = [FP32, *([TODAY] if today else []), *run]
+    given = bench.ask(
+        run,
+        lambda verifier, file: verifier.times(file, names, bench.flags, lambda: tick("timing")),
+        lambda runs: {name: runs.time(name, bench.flags, apart=False) for name in names},
+    )
+    missing = (*WAYS[:2], "memory")
+    found = {
+        n: one if isinstance(one, Timed) else Timed(missing=dict.fromkeys(missing, one)) for n, one in given.items()
+    }
+    whole = found[FP32]
+    timing = Timing(
+        device=name_of(bench.options.where),
+        batch=next((x.shape[0] for x in tensors_in(bench.checks[0]) if x.dim() and not x.is_nested), None),
+        threads=torch.get_num_threads(),
+        fp32=whole,
+        fp32_today=against(found[TODAY], whole) if today else None,
+    )
+    told = {name: replace(against(found[name], whole), decides=bench.options.native) for name in run}
+    return {name: replace(plan, timed=told.get(name)) for name, plan in plans.items()}, timing
+
+
+def against(found: Timed, whole: Timed) -> Timed:
+    """With how many times as fast as FP32 it is, run in the same way, and what share of its memory it takes."""
+
+    def held(times: Times | None, fp32: Times | None) -> Times | None:
+        if times is None or fp32 is None:
+            return times
+        return replace(
+            times,
+            speedup=fp32.median / times.median,
+            speedup_low=fp32.low / times.high,
+            speedup_high=fp32.high / times.low,
+        )
+
+    changed: dict[str, Any] = {way: held(getattr(found, way), getattr(whole, way)) for way in WAYS}
+    if found.memory is not None and whole.memory:
+        changed["memory_share"] = found.memory / whole.memory
+    return replace(found, **changed)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -17,7 +17,6 @@ from ..artefact.strategies import SHIPPED
 from ..capture.imitation import Imitation
 from ..capture.intercept import intercepted
 from ..capture.paths import path_of, usable
-from ..devices import is_native
 from ..folder import own
 from ..isolation.answer import answer
 from ..isolation.members import size_of
@@ -28,7 +27,7 @@ from ..measure.noise import Heard, without_noise
 from ..measure.rerun import Yardstick
 from ..numerics.formats import DEFAULT
 from ..processes import unwound
-from ..records import Batch, Capture, Contribution, Distance, Finding, Noise, Plan, ScopeChoice, Subject, Verdict
+from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Subject, Verdict
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
 from ..verify import FP32, NotHandedOver, Runs, Verifier, in_hand
@@ -38,40 +37,48 @@ from .problem import Problem
 
 T = TypeVar("T")
 
+Fresh = Callable[[Verifier, Path], dict[str, T]]
+Here = Callable[[Runs], dict[str, T]]
+"""What artefacts give, by name: of a file run in a fresh process, or of the model in this one."""
+
+
+class Ask(Protocol[T]):
+    """See Workbench.ask."""
+
+    def __call__(self, plans: Mapping[str, Plan], fresh: Fresh[T] | None, here: Here[T], /) -> dict[str, T]: ...
+
 
 @dataclass(frozen=True)
 class Workbench:
-    """What plans are made from. contributions, verdicts: {format: {node: ...}}. budget: the error that the user allows; floor: how far FP32 is from itself. device: see devices.chosen.
-
-    gpu: the one that times are predicted for, a row of devices.toml. known: {id of a batch: FP32 outputs}, filled as they
-    are asked for. with_gradients: see Heard. held: what ends when no more plans are run. timeout: seconds for a plan to answer in a process of its own, where somebody said. objective, quick: see
-    Settings. flags: how the caller had set torch to compute FP32.
-    """
+    """What plans are made from: what was recorded, measured, judged and asked. flags: how the caller had set torch to compute
+    FP32. held: what ends when no more plans are run."""
 
     subject: Subject
     capture: Capture
-    costs: Mapping[str, Cost]
-    contributions: Mapping[str, Mapping[str, Contribution]]
-    verdicts: Mapping[str, Mapping[str, Verdict]]
+    measured: Calibration
+    judged: Judgement
     findings: Sequence[Finding]
-    distance: Distance
-    budget: float
-    seed: int
-    gpu: str
-    device: str
-    timeout: float | None = None
-    objective: str = "time"
-    quick: bool = False
+    options: Settings
+    yardstick: Yardstick
+    noise: Heard
     flags: Flags = field(default_factory=dict)
-    floor: Noise = field(default_factory=Noise)
-    known: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
-    with_gradients: list[torch.Tensor] | str | None = field(default=None, repr=False, compare=False)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
-    @property
-    def native(self) -> bool:
-        """Whether a GPU runs the formats."""
-        return is_native(self.device)
+    @cached_property
+    def costs(self) -> Mapping[str, Cost]:
+        """{node: what it costs}."""
+        return costs_of(self.capture)
+
+    @cached_property
+    def contributions(self) -> Mapping[str, Mapping[str, Contribution]]:
+        """{format: {node or placeholder: what plans are predicted from}}."""
+        found = without_noise(self.measured.contributions, self.noise.found)
+        return {fmt: {name: each[fmt] for name, each in found.items()} for fmt in self.options.formats}
+
+    @cached_property
+    def verdicts(self) -> Mapping[str, Mapping[str, Verdict]]:
+        """{format: {node: its verdict}}."""
+        return {fmt: {n: each[fmt] for n, each in self.judged.verdicts.items()} for fmt in self.options.formats}
 
     @cached_property
     def most(self) -> int:
@@ -83,7 +90,7 @@ class Workbench:
     def _operations(self, batch: Batch) -> int:
         """How many operations the model takes for a batch."""
         counting = Imitation(lenient=True)
-        answer(self.subject.model, batch, seed=self.seed, around=lambda: intercepted(counting))
+        answer(self.subject.model, batch, seed=self.options.seed, around=lambda: intercepted(counting))
         return counting.seen
 
     @property
@@ -93,9 +100,10 @@ class Workbench:
 
     def reference(self, batch: Batch) -> list[torch.Tensor]:
         """FP32 outputs of the model on one of the subject's batches; run once."""
-        if id(batch) not in self.known:
-            self.known[id(batch)] = reference(self.subject, batch, self.seed)
-        return self.known[id(batch)]
+        known = self.noise.known
+        if id(batch) not in known:
+            known[id(batch)] = reference(self.subject, batch, self.options.seed)
+        return known[id(batch)]
 
     def references(self, batches: Sequence[Batch]) -> list[list[torch.Tensor]]:
         """FP32 outputs of the model on some of the subject's batches; each is run once."""
@@ -104,17 +112,12 @@ class Workbench:
     @property
     def graded(self) -> list[torch.Tensor] | None:
         """FP32 outputs for the first check, run with gradients enabled, where plans are run so too."""
-        return None if isinstance(self.with_gradients, str) else self.with_gradients
-
-    @property
-    def ungraded(self) -> str | None:
-        """Why the FP32 model was not run with gradients enabled; None where it was."""
-        return self.with_gradients if isinstance(self.with_gradients, str) else None
+        return None if isinstance(self.noise.graded, str) else self.noise.graded
 
     @property
     def max_error(self) -> float:
         """The error that a plan may have: the budget, or what is no error where FP32 differs from itself by that much."""
-        return max(self.budget, self.floor.floor)
+        return max(self.yardstick.budget, self.noise.found.floor)
 
     @cached_property
     def not_fresh(self) -> list[str]:
@@ -133,22 +136,17 @@ class Workbench:
         verifier = Verifier(
             self.checks,
             Path(self.scratch),
-            seed=self.seed,
-            device=self.device,
+            seed=self.options.seed,
+            device=self.options.where,
             gradients=self.graded is not None,
             most=self.most,
-            timeout=self.timeout,
+            timeout=self.options.timeout,
             expected=self.reference(self.checks[0]),
-            noise=self.floor.joint,
+            noise=self.noise.found.joint,
         )
         return self.held.enter_context(verifier)
 
-    def ask(
-        self,
-        plans: Mapping[str, Plan],
-        fresh: Callable[[Verifier, Path], dict[str, T]] | None,
-        here: Callable[[Runs], dict[str, T]],
-    ) -> dict[str, T]:
+    def ask(self, plans: Mapping[str, Plan], fresh: Fresh[T] | None, here: Here[T]) -> dict[str, T]:
         """What the artefacts of plans give: of the emitted file in a fresh process, or, for a model that was handed over as an
         object or cannot be had there, of the model patched for a while."""
         if self.subject.origin is not None and not self.not_fresh and fresh is not None:
@@ -158,13 +156,13 @@ class Workbench:
                 self.not_fresh.append(str(problem))
         gradients = self.graded is not None  # of the model before it is patched
         load = partial(in_hand, self.subject.model, plans)
-        return here(Runs(load, self.checks, self.device, self.seed, gradients, self.most))
+        return here(Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most))
 
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""
         references = self.references(batches)
         paths = tuple(path_of(self.capture, self.subject, batch) or self.capture for batch in batches)
-        about = self.subject.model, tuple(batches), tuple(references), self.distance
+        about = self.subject.model, tuple(batches), tuple(references), self.yardstick.distance
         return Trial(self.capture, *about, paths=paths)
 
     def usable(self, batches: Sequence[Batch]) -> list[Batch]:
@@ -172,52 +170,13 @@ class Workbench:
         return usable(self.capture, self.subject, batches)
 
     def problem(self, strategy: str, fmt: str) -> Problem:
-        """What a plan under one strategy and format is solved from: the same for all who ask."""
-        if (strategy, fmt) not in self._problems:
-            measured, subject = (self.costs, self.contributions[fmt], self.verdicts[fmt]), self.subject
-            kept_low = subject.raised, subject.stored_low, self.contributions
-            problem = Problem(self.capture, *measured, strategy, fmt, self.gpu, *kept_low, self.objective)
-            self._problems[strategy, fmt] = problem
-        return self._problems[strategy, fmt]
-
-    @cached_property
-    def _problems(self) -> dict[tuple[str, str], Problem]:
-        return {}
-
-
-def workbench(
-    subject: Subject,
-    capture: Capture,
-    measured: Calibration,
-    judged: Judgement,
-    findings: Sequence[Finding],
-    options: Settings,
-    yardstick: Yardstick,
-    flags: Flags,
-    noise: Heard,
-) -> Workbench:
-    """The workbench of an audit: what was measured and judged, by format, and by what outputs are."""
-    contributions, verdicts = without_noise(measured.contributions, noise.found), judged.verdicts
-    return Workbench(
-        subject=subject,
-        capture=capture,
-        costs=costs_of(capture),
-        contributions={fmt: {name: c[fmt] for name, c in contributions.items()} for fmt in options.formats},
-        verdicts={fmt: {name: v[fmt] for name, v in verdicts.items()} for fmt in options.formats},
-        findings=findings,
-        distance=yardstick.distance,
-        budget=yardstick.budget,
-        seed=options.seed,
-        gpu=options.figures,
-        device=options.where,
-        timeout=options.timeout,
-        objective=options.objective,
-        quick=options.quick,
-        flags=flags,
-        floor=noise.found,
-        known=noise.known,
-        with_gradients=noise.graded,
-    )
+        """What a plan under one strategy and format is solved from."""
+        subject, options = self.subject, self.options
+        measured = self.costs, self.contributions[fmt], self.verdicts[fmt]
+        stored = subject.raised, subject.stored_low
+        return Problem(
+            self.capture, *measured, strategy, fmt, options.figures, *stored, self.contributions, options.objective
+        )
 
 
 def reference(subject: Subject, batch: Batch, seed: int = 0) -> NamedTensors:

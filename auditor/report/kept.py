@@ -120,7 +120,7 @@ def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]
     low, high = apart(max(min(adds), 0.0), max(max(adds), 0.0))
     saves = max(reason.saves or 0.0 for _, reason in found)
     reach = f"at most {high}" if first.kind == "no-gain" else f"{low} to {high}" if low != high else low
-    gain = f"{'at most ' if saves > 0 else ''}{gained(saves, plan.objective)}"
+    gain = gained(saves, plan.objective)
     limited = first.kind in ("budget", "margin") and first.left is not None
     left = f"; {first.left:.2g} of the budget is left" if limited else ""
     return (*codes, f"lowering one of them adds {reach} of error, and {gain}{left}")

@@ -7,7 +7,6 @@ import copy
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, fx, nn
 
 import auditor
-from auditor import flow
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.strategies import SHIPPED
 from auditor.capture.imitation import Imitation
@@ -205,22 +203,21 @@ class Wide(nn.Module):
 
 def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operation is said to err by a millionth of what it does, and every replay to err by nothing."""
-    bench, verify, tried = flow.workbench, plans.verify, list[Plan]()
+    measured: Any = Workbench.contributions
+    verify, tried = plans.verify, list[Plan]()
 
     def flattered(contribution: Contribution) -> Contribution:
         return Contribution(contribution.isolated / 1e6, contribution.own / 1e6, contribution.cast / 1e6)
 
-    def flattering(*args: Any, **kwargs: Any) -> Any:
-        found = bench(*args, **kwargs)
-        wrong = {fmt: {n: flattered(c) for n, c in by.items()} for fmt, by in found.contributions.items()}
-        return replace(found, contributions=wrong)
+    def flattering(bench: Workbench) -> dict[str, dict[str, Contribution]]:
+        return {fmt: {n: flattered(c) for n, c in by.items()} for fmt, by in measured.func(bench).items()}
 
     def noted(*args: Any) -> dict[str, Plan]:
         found = verify(*args)
         tried.extend(found.values())
         return found
 
-    monkeypatch.setattr(flow, "workbench", flattering)
+    monkeypatch.setattr(Workbench, "contributions", property(flattering))
     monkeypatch.setattr(Trial, "error", lambda self, how, enough=0.0: 0.0)
     monkeypatch.setattr(plans, "verify", noted)
     budget = 3.5e-3  # missed where everything is low

@@ -13,6 +13,7 @@ from auditor.graphs.choices import lowered
 from auditor.graphs.exported import Exported, saved
 from auditor.graphs.operations import Table
 from auditor.plan.workbench import Workbench
+from auditor.records import Plan
 from auditor.verify import Answers, NotHandedOver, Verifier
 
 
@@ -30,9 +31,10 @@ def test_a_saved_program_answers_as_its_graph_for_any_batch(
         return stage.run_as_files(
             bench,
             {"mine.pt2": made.content},
-            lambda verifier, folder: verifier.answers(folder, ["mine"])["mine"],
-            lambda runs: runs.answers("mine"),
-        )
+            {"mine": Plan("mine", "graph", "fp16", {})},
+            lambda verifier, folder: verifier.answers(folder, ["mine"]),
+            lambda runs: {"mine": runs.answers("mine")},
+        )["mine"]
 
     fresh = answered()
 

@@ -18,6 +18,7 @@ from auditor.errors import PlanError
 from auditor.graphs import stage
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.metrics import output_error
+from auditor.plan import verified
 from auditor.plan.search import choose
 from auditor.plan.verified import judged
 from auditor.records import Plan
@@ -101,7 +102,7 @@ def test_a_program_beyond_the_budget_is_made_again_with_less_error(monkeypatch: 
         targets.append(target)
         return choose(space, target, runs)
 
-    monkeypatch.setattr(stage, "judged", harsh)
+    monkeypatch.setattr(verified, "judged", harsh)
     monkeypatch.setattr(stage, "choose", seen)
     torch.manual_seed(0)
     found = auditor.audit(flat(), torch.randn(4, 16), strategies="graph", formats="bf16", device="cpu")

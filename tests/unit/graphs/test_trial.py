@@ -47,6 +47,6 @@ def test_batches_that_the_graph_answers_otherwise_are_left_out(bench: Workbench,
     odd = ((torch.randn(4, 17),), {})
     trial = Trial(graph, bench)
     assert trial.agrees(good)
-    bench.known[id(odd)] = bench.reference(good)
+    bench.noise.known[id(odd)] = bench.reference(good)
     assert not trial.agrees(odd)
-    del bench.known[id(odd)]
+    del bench.noise.known[id(odd)]

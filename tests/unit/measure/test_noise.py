@@ -156,7 +156,7 @@ def test_what_is_within_the_noise_is_no_error_and_said_to_be() -> None:
         assert plan.verified == (plan.measured_error <= 3 * noise.error)
         assert (ran.noise, ran.floor) == (noise.error, noise.floor)
     assert audit.recommended is not None
-    assert f"no more than 3 times what runs in FP32 differ by ({noise.error:.2g})" in audit.recommendation
+    assert f"within the {noise.floor:.2g} that FP32 varies by" in audit.recommendation
     (said,) = (warning for warning in audit.warnings if "differs from itself" in warning)
     assert f"off by {noise.error:.2g}" in said and "loud.pool in mix" in said and f"({noise.floor:.2g})" in said
 

@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.capture.capture import capture
 from auditor.isolation.process import flags, ieee
+from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
-from auditor.plan.costs import costs_of
 from auditor.plan.plans import Planner
 from auditor.plan.verified import today_of, verify
 from auditor.plan.workbench import Workbench
-from auditor.records import Baseline, Plan, ScopeChoice, Verdict
-from tests.problems import NOTHING
-from tests.subjects import FORMATS, normal, seeded, subject_of
+from auditor.records import Baseline, Distance, Plan, ScopeChoice
+from tests import planning
+from tests.subjects import FORMATS, normal, seeded
 
 STRATEGIES = ("autocast", "cast")
 
@@ -53,23 +52,10 @@ class Noting(nn.Module):
         return y
 
 
-def bench_of(model: nn.Module, *held_out: Tensor, **changes: Any) -> Workbench:
-    subject = replace(subject_of(model, normal(3, 4)), held_out=tuple(((x,), {}) for x in held_out))
-    captured = capture(subject, FORMATS)
-    every = [*captured.nodes, *(placeholder.name for placeholder in captured.placeholders)]
-    return Workbench(
-        subject=subject,
-        capture=captured,
-        costs=costs_of(captured),
-        contributions={fmt: dict.fromkeys(every, NOTHING) for fmt in FORMATS},
-        verdicts={fmt: dict.fromkeys(captured.nodes, Verdict("safe", "")) for fmt in FORMATS},
-        findings=(),
-        distance=changes.get("distance", output_error),
-        budget=0.01,
-        seed=0,
-        gpu="A100",
-        device="cpu",
-    )
+def bench_of(model: nn.Module, *held_out: Tensor, distance: Distance = output_error) -> Workbench:
+    bench = planning.bench_of(model, normal(3, 4))
+    subject = replace(bench.subject, held_out=tuple(((x,), {}) for x in held_out))
+    return replace(bench, subject=subject, yardstick=Yardstick(0.01, distance))
 
 
 def test_the_model_itself_is_run_low_on_every_check_whatever_its_shape() -> None:

@@ -46,12 +46,12 @@ def why(strategy: str = "autocast") -> dict[str, Reason]:
     ("op", "kind", "words"),
     [
         ("softmax softmax", "strategy", "autocast runs softmax in FP32 by itself"),
-        ("neg neg", "inherited", "FP32 reaches it from softmax, which autocast runs in FP32 by itself"),
+        ("neg neg", "inherited", "FP32 reaches it from softmax: autocast runs softmax in FP32 by itself"),
         ("matmul matmul", "author", "the author switches autocast off around it"),
         ("arange arange", "not-floating", "it is no floating-point operation"),
-        ("sin sin", "author", "it makes values of its own, in FP32"),
-        ("neg neg_1", "inherited", "it is handed FP32 by the parameter scale"),
-        ("cos cos", "author", "it computes in float64, which no plan lowers"),
+        ("sin sin", "author", "the author makes values in FP32"),
+        ("neg neg_1", "inherited", "FP32 reaches it from the parameter scale"),
+        ("cos cos", "author", "the author computes in float64, which no plan lowers"),
     ],
 )
 def test_each_reason(op: str, kind: str, words: str) -> None:
@@ -105,8 +105,8 @@ def test_what_blocks_have_in_common_is_one_reason(strategy: str) -> None:
 
 def test_fp32_is_followed_to_where_it_begins() -> None:
     assert [(reason.words, reason.operations) for reason in of_blocks(1, "cast")] == [
-        ("the author asks for FP32 here", ("to",)),
-        ("FP32 reaches it from a value that the author asks for in FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
+        ("the author asks for FP32", ("to",)),
+        ("FP32 reaches it from to: the author asks for FP32", ("pow_1", "mean", "add", "rsqrt", "mul")),
     ]
 
 

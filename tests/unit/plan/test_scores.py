@@ -74,12 +74,9 @@ def test_a_plan_that_loses_too_much_is_not_recommended(told_apart: Audit) -> Non
     passed = {name: plan.score.passed for name, plan in told_apart.plans.items() if plan.score}
     assert passed == {"autocast_fp16": True, "autocast_bf16": False, "cast_fp16": True, "cast_bf16": False}
     assert str(told_apart.recommended).endswith("fp16")
-    assert "BF16 does not keep the score" in told_apart.recommendation
     alone = audited(near(1e-3), max_drop=0.05, formats="bf16")
     assert alone.recommended is None
-    least = min(abs(plan.score.difference or 0) for plan in alone.plans.values() if plan.score)
-    assert "what holds an error of 0.01 does not keep the score" in alone.recommendation
-    assert f"the nearest is off by {least:.2g} (" in alone.recommendation
+    assert alone.recommendation == "Run it in FP32: what holds the budget does not keep the score."
     assert view(alone).headline == "Keep it in FP32: no plan that holds the error budget of 0.01 keeps the score."
     assert "--max-drop" in view(alone).proof
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.plan.timing import against
+from auditor.plan.verified import against
 from auditor.records import Timed, Times
-from auditor.verify import running as timing
+from auditor.verify import running
 
 MODEL = """
 import torch
@@ -49,7 +49,7 @@ def test_a_speed_up_has_the_spread_of_both() -> None:
 
 
 def test_a_model_in_hand_is_timed_as_it_is_and_its_recommendation_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "SECONDS", 0.001)
+    monkeypatch.setattr(running, "SECONDS", 0.001)
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
     given: Any = (model.eval(), (torch.ones(6, 32),))
     asked = {"device": "cpu", "formats": ("bf16", "fp8_e4m3"), "strategies": "autocast"}

@@ -11,41 +11,25 @@ import pytest
 import torch
 from torch import nn
 
+from auditor.measure.noise import Heard
+from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
 from auditor.plan.verified import is_outdone, judged
 from auditor.plan.workbench import Workbench
 from auditor.records import Baseline, Noise, Plan, ScopeChoice, Subject, Verification
+from auditor.settings import Settings
 from auditor.verify import Answers
 
 ROOT = {"": ScopeChoice("fp16")}
 BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
 
 
-def plans(*several: Plan) -> dict[str, Plan]:
-    return {plan.name: plan for plan in several}
-
-
-def named(name: str, **changes: Any) -> Plan:
-    strategy, fmt = name.split("_")
-    return replace(BASE, name=name, strategy=strategy, format=fmt, **changes)
-
-
 def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]) -> Workbench:
     subject = Subject(nn.Module(), (((), {}),), "toy", "toy.py", "toy", "toy")
-    return Workbench(
-        subject=subject,
-        capture=None,  # type: ignore[arg-type]
-        costs={},
-        contributions={},
-        verdicts={},
-        findings=(),
-        distance=distance,
-        budget=0.01,
-        seed=0,
-        gpu="A100",
-        device="cpu",
-        floor=Noise(error=2.0**-30, floor=3 * 2.0**-30),
-    )
+    options, noise = Settings(rulebook=(), command="here", device="cpu"), Noise(error=2.0**-30, floor=3 * 2.0**-30)
+    nothing: Any = None
+    found = nothing, nothing, nothing, ()
+    return Workbench(subject, *found, options, Yardstick(0.01, distance), Heard(noise))
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.numerics.metrics import output_error
-from auditor.plan.costs import Cost
+from auditor.measure.noise import Heard
 from auditor.plan.workbench import Workbench
-from auditor.records import Contribution, Noise, Verdict
-from tests.subjects import capture_of, subject_of
+from auditor.records import Noise
+from tests.planning import bench_of
 
 
 class AddOne(nn.Module):
@@ -24,24 +23,7 @@ ONE, TWO = torch.zeros(2), torch.ones(2)
 
 
 def bench(**changes: Any) -> Workbench:
-    model = AddOne()
-    subject = subject_of(model, ONE)
-    capture = capture_of(model, ONE)
-    (name,) = capture.nodes
-    found = Workbench(
-        subject=subject,
-        capture=capture,
-        costs={name: Cost(1, 1, False)},
-        contributions={"fp16": {name: Contribution(0.1, 0.1, 0.1)}, "bf16": {name: Contribution(0.2, 0.2, 0.2)}},
-        verdicts={"fp16": {name: Verdict("unsafe", "")}, "bf16": {name: Verdict("safe", "")}},
-        findings=(),
-        distance=output_error,
-        budget=0.01,
-        seed=0,
-        gpu="A100",
-        device="cpu",
-    )
-    return replace(found, **changes)
+    return replace(bench_of(AddOne(), ONE), **changes)
 
 
 def test_references_are_run_once_per_batch() -> None:
@@ -60,24 +42,21 @@ def test_held_out_inputs_are_the_checks_where_there_are_any() -> None:
 
 
 def test_answers_with_gradients_or_why_there_are_none() -> None:
-    graded, refusing = bench(with_gradients=[TWO]), bench(with_gradients="RuntimeError: for inference")
-    assert (graded.graded, graded.ungraded) == ([TWO], None)
-    assert (refusing.graded, refusing.ungraded) == (None, "RuntimeError: for inference")
+    assert bench(noise=Heard(graded=[TWO])).graded == [TWO]
+    assert bench(noise=Heard(graded="RuntimeError: for inference")).graded is None
 
 
 def test_a_plan_may_err_by_the_budget_or_by_what_is_no_error_here() -> None:
     assert bench().max_error == 0.01
-    assert bench(floor=Noise(error=0.001, floor=0.003)).max_error == 0.01
-    loud = bench(floor=Noise(error=0.01, floor=0.03))
-    assert (loud.max_error, loud.budget) == (0.03, 0.01)
+    assert bench(noise=Heard(Noise(error=0.001, floor=0.003))).max_error == 0.01
+    assert bench(noise=Heard(Noise(error=0.01, floor=0.03))).max_error == 0.03
 
 
 def test_a_problem_is_of_its_own_format() -> None:
     found = bench()
-    (name,) = found.capture.nodes
     problem = found.problem("cast", "bf16")
     assert (problem.name, problem.device) == ("cast_bf16", "A100")
-    assert (problem.contributions[name].own, problem.verdicts[name].verdict) == (0.2, "safe")
+    assert problem.contributions is found.contributions["bf16"]
 
 
 def test_a_trial_takes_batches_with_their_answers() -> None:
@@ -85,7 +64,3 @@ def test_a_trial_takes_batches_with_their_answers() -> None:
     trial = found.trial(found.subject.batches)
     assert trial.batches == found.subject.batches
     assert [x.tolist() for x in trial.references[0]] == [[1.0, 1.0]]
-
-
-def test_any_device_but_the_cpu_runs_formats_natively() -> None:
-    assert (bench().native, bench(device="cuda").native) == (False, True)

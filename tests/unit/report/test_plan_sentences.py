@@ -137,9 +137,8 @@ def test_why_there_is_no_plan(audit: Audit) -> None:
         return
     moved = any(float(_all_low(audit, plan.format)) > 0 for plan in held)
     whole = any(plan.least == () for plan in held)
-    assert ("but there is no time to gain by it" in said) == (moved and whole)
     idle = any(reason.kind == "no-gain" and reason.adds for plan in held for reason in plan.reasons)
-    assert ("what holds an error of" in said) == (moved and idle and not whole)
+    assert ("what holds the budget in low precision saves no time" in said) == (moved and (whole or idle))
     assert ("no plan holds" in said) == ("no plan met the error budget" in headline)
     assert ("what holds the error budget of" in headline) == (moved and (whole or idle))
     assert ("saves no time" in headline) == (moved and (whole or idle))
@@ -166,8 +165,7 @@ def test_what_is_said_of_one_alone_is_not_said_of_all() -> None:
     assert (fold.name, len(fold.paths)) == ("(the model's own operations), layers.a and 15 more modules", 17)
     assert len(plan.reasons) <= 2
     assert sorted(fold.paths) == sorted(path for reason in idle for path in reason.modules)
-    assert {reason.words for reason in idle} == {"lowering it alone saves no time; not all of this can be low together"}
-    assert "there is no time to gain" not in audit.recommendation
+    assert {reason.words for reason in idle} == {"lowering it alone saves no time"}
 
 
 def test_the_plan_patched_by_hand_has_its_error(audit: Audit) -> None:
