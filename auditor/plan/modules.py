@@ -214,7 +214,6 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         target=problem.device,
         memory=memory_of(problem.capture, problem.costs, resolution, problem.format),
         fp32_memory=memory_of(problem.capture, problem.costs, problem.resolve(plain("fp32")), problem.format),
-        pareto=tuple((point.predicted_error, point.seconds / slowest if slowest else 1.0) for point in curve),
     )
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +15,7 @@ from auditor import cli
 from auditor.cli import publish
 from auditor.errors import CaptureError
 from auditor.records import Environment
-from auditor.report import reporters
+from auditor.report.reporters import REPORTERS
 
 MODEL = """
 import torch
@@ -58,12 +58,11 @@ class Stages:
 @pytest.fixture
 def stages(monkeypatch, tmp_path) -> Stages:
     fake = Stages()
-    monkeypatch.setattr("auditor.report.following.following", lambda audit, directory: "as is")
+    monkeypatch.setattr("auditor.report.view.following", lambda audit, directory: "as is")
     monkeypatch.setattr(importlib.import_module("auditor.flow"), "run", fake.run, raising=False)
-    for name in set(reporters.names()) - {"json"}:
-        reporter = ModuleType(name)
-        reporter.render = lambda audit, name=name: f"rendered by {name}\n"
-        monkeypatch.setitem(sys.modules, f"auditor.report.reporters.{name}", reporter)
+    monkeypatch.setattr("auditor.report.reporters.text", lambda audit, **_: "rendered by text\n")
+    for name in set(REPORTERS) - {"json"}:
+        monkeypatch.setitem(REPORTERS, name, lambda audit, name=name: f"rendered by {name}\n")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(MODEL)
     return fake
@@ -128,7 +127,7 @@ def test_options_reach_the_stages(stages, tmp_path):
     assert (tmp_path / "else where" / "plan.json").exists()
 
 
-@pytest.mark.parametrize("form", sorted(set(reporters.names()) - {"json"}))
+@pytest.mark.parametrize("form", sorted(set(REPORTERS) - {"json"}))
 def test_format_chooses_the_reporter(stages, capsys, form):
     cli.main(["model.py", "--format", form])
     assert capsys.readouterr().out.startswith(f"rendered by {form}\n")

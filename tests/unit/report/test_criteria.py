@@ -15,9 +15,8 @@ import auditor
 from auditor.records import Baseline, CriterionValue
 from auditor.records.audit import Audit
 from auditor.report.criteria import binding, criteria_lines, loosest, missed, valued
-from auditor.report.following import following
-from auditor.report.reporters import html, md, text
-from auditor.report.view import view
+from auditor.report.reporters import html, markdown, text
+from auditor.report.view import following, view
 from tests.subjects import normal
 
 
@@ -115,17 +114,17 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
 def test_terminal_and_markdown_show_them() -> None:
     audit = audited(*ASKED)
     lines = criteria_lines(audit.plans[audit.recommended], audit.baselines[audit.recommended])
-    written = re.sub(r"\s+", " ", text.render(audit))
+    written = re.sub(r"\s+", " ", text(audit))
     assert "Criteria Errors are the largest share of what a criterion allows; 1 is all of it." in written
     for line in lines:
         assert line in written
-        assert line.replace("_", r"\_") in md.render(audit)
-    assert "Criteria" not in text.render(audited())
+        assert line.replace("_", r"\_") in markdown(audit)
+    assert "Criteria" not in text(audited())
 
 
 def test_the_page_calls_a_share_of_criteria_no_error() -> None:
     """0.5 of what a criterion allows is no relative error of 0.5."""
-    shown = {held: html.render(audited(*held)) for held in ((), ("places: max_abs <= 0.5",))}
+    shown = {held: html(audited(*held)) for held in ((), ("places: max_abs <= 0.5",))}
     words = (">Measured error<", ">Predicted error<")
     others = (">Measured share<", ">Predicted share<")
     assert all((word in shown[()]) and (word not in shown["places: max_abs <= 0.5",]) for word in words)

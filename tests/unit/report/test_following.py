@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.records import Audit
-from auditor.report.following import following
+from auditor.report.view import following
 from tests.unit.report.factory import make_audit
 
 HERE = Path("audits/net")
@@ -96,6 +96,6 @@ def test_training_that_can_be_low_has_a_loop_in_the_report() -> None:
     assert found.training is not None
     assert found.training.format == "bf16"
     assert following(found, HERE) == "train with the loop in audits/net/report.html, section Training."
-    from auditor.report import reporters
+    from auditor.report.reporters import REPORTERS
 
-    assert "loss.backward()" in reporters.rendered("html", found)
+    assert "loss.backward()" in REPORTERS["html"](found)

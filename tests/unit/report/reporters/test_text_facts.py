@@ -35,7 +35,7 @@ def audit() -> Audit:
 
 @pytest.fixture(scope="module")
 def said(audit: Audit) -> str:
-    return text.render(audit, width=100, color=False)
+    return text(audit, width=100, color=False)
 
 
 def test_rows_of_the_table_are_the_plans(audit: Audit, said: str) -> None:
@@ -84,11 +84,11 @@ def test_lines_of_training_are_its_record() -> None:
     model, batch = nn.Linear(8, 8), (torch.randn(8, 8), torch.randn(8, 8))
     found = auditor.audit(model, batch, mode="training", loss_fn=nn.functional.mse_loss, strategies=("autocast",))
     assert found.training is not None
-    said = text.render(found, width=200, color=False)
+    said = text(found, width=200, color=False)
     assert f"Training  {sentence(found.training.recommendation)}" in re.sub(r"Training\s+", "Training  ", said)
     shown = [line.split("- ", 1)[1] for line in said.splitlines() if re.match(r"\s+- ", line)]
     titles = list(dict.fromkeys(advice.title for advice in found.training.advice))
     assert shown == titles[:ADVICE_SHOWN]
     twice = replace(found, training=replace(found.training, advice=2 * found.training.advice))
-    assert text.render(twice, width=200, color=False) == said
+    assert text(twice, width=200, color=False) == said
     assert found.to_json()["training"]["recommendation"] == found.training.recommendation

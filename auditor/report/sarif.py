@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from ...paths import pattern
-from ...records import Finding
-from ...records.audit import Audit
-from ..findings import Cause, causes
-from ..paths import Place, callers, places
-from ..words import label, line, op, scope, sentence, summary
+from ..paths import pattern
+from ..records import Finding
+from ..records.audit import Audit
+from .findings import Cause, causes
+from .paths import Place, callers, places
+from .words import label, line, op, scope, sentence, summary
 
-FILE = "findings.sarif"
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 PROBLEMS = {"error": "error", "warning": "warning", "info": "recommendation"}
@@ -26,7 +25,7 @@ MOST_LOCATIONS = 100
 LONGEST_TEXT = 1000
 
 
-def render(audit: Audit) -> str:
+def sarif(audit: Audit) -> str:
     """One run with its rules and results; equal audits give equal bytes."""
     found = causes(audit).all[:MOST_RESULTS]
     rules = {cause.worst.rule: cause.worst for cause in reversed(found)}
