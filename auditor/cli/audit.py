@@ -21,7 +21,7 @@ from ..progress.shown import reporter
 from ..report.words import printable
 from . import publish
 from .program import say, watched
-from .verbs import layer, severe
+from .verbs import severe
 
 if TYPE_CHECKING:
     from ..processes import Listener
@@ -135,6 +135,7 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
     from ..document.compare import fresh
     from ..plan.recommend import outcome
     from ..report.blocks import Lines, looks, to_terminal
+    from ..report.kept import explain_layer
     from ..report.overview import LINES
     from ..report.reporters import REPORTERS, text
     from ..report.view import following
@@ -153,7 +154,7 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
         with Path(page).open("a", encoding="utf-8") as summary:
             summary.write(REPORTERS["md"](audit))
     if settings.explain_layer is not None:
-        say(layer(audit, settings.explain_layer) + "\n")
+        say(explain_layer(audit, settings.explain_layer) + "\n")
     say(below)
     if settings.open and not webbrowser.open(report.resolve().as_uri()):
         print(f"warning: no browser could be opened: {report} is the report", file=sys.stderr)

@@ -1,22 +1,27 @@
-"""What a plan keeps in FP32 and why, those alike as one; and what operations compute in under it."""
+"""What a plan keeps in FP32 and why, those alike as one; what operations compute in under it, and one of them in words."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..errors import AuditorError
 from ..numerics.formats import FORMATS
-from ..paths import nearest, pattern
+from ..paths import nearest, pattern, within
 from ..plan.clauses import apart, gained
 from ..records import Dtypes, NodeReport, Plan, Program, Reason
+from ..records.audit import Audit
 from .words import fold, label, listed, unfolded
 
 _CODE = re.compile(r"[A-Z]{3}\d{3}")
 """The code of a rule."""
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
 """{torch's name of a dtype: that of the format it computes in}."""
+INSIDE = 12
+"""Lines about what lies in one module, a plan."""
 SHAPES = 3
 """Shapes of modules that gain nothing up to which each has a line of its own."""
 KEPT = "its module stays FP32"
@@ -39,8 +44,8 @@ class Island:
     def name(self) -> str:
         """What it is called: a path, several as one, or the root's own operations; functions stay FP32 in all below, too."""
         if self.functions:
-            within = "the whole model" if self.paths == ("",) else listed(self.paths, 2)
-            return f"{', '.join(self.functions)} in {within}"
+            place = "the whole model" if self.paths == ("",) else listed(self.paths, 2)
+            return f"{', '.join(self.functions)} in {place}"
         return listed([own(path) for path in self.paths], 2, self.noun)
 
     @property
@@ -179,3 +184,65 @@ def _promoted(ran: Dtypes) -> str:
     return (
         f"it reads {' and '.join(sorted(map(label, reads)))} together, and computes in the wider one" if mixed else ""
     )
+
+
+def explain_layer(audit: Audit, name: str) -> str:
+    """A module or an operation: what each plan runs it in, and why not lower; the recommended plan first.
+
+    Raises: AuditorError(slug="no-such-layer").
+    """
+    owners = {report.node.name: report.node.owner for report in audit.nodes}
+    modules = _modules(audit.plans.values(), owners.values())
+    if name not in modules and name not in owners:
+        close = difflib.get_close_matches(name, [*modules, *owners], n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else "module paths and names of operations are in plan.json"
+        raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
+    text = [own(name)]
+    for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):
+        mark = " (recommended)" if title == audit.recommended else ""
+        if name in modules:
+            inside = sorted(_inside(plan, owners, name))
+            left = [f"and {len(inside) - INSIDE} more, in plan.json"] if len(inside) > INSIDE else []
+            low = precision_of(name, plan) != "fp32"
+            lines = [label(plan.format) if low else f"FP32: {_words(plan, name)}", *inside[:INSIDE], *left]
+        else:
+            lines = [_operation(plan, owners[name], name)]
+        text += [f"  {title}{mark}: {lines[0]}", *(f"    {line}" for line in lines[1:])]
+    return "\n".join(text) + "\n"
+
+
+def _modules(plans: Iterable[Plan], owners: Iterable[str]) -> set[str]:
+    """Every module that is known of, those that only hold others too."""
+    paths = {path for plan in plans for path in (*plan.scopes, *(m for reason in plan.reasons for m in reason.modules))}
+    return {path.rsplit(".", n)[0] for path in paths | {*owners} for n in range(path.count(".") + 1)} | {""}
+
+
+def _operation(plan: Plan, owner: str, name: str) -> str:
+    kept = next((kept for kept in plan.program.kept if kept.node == name), None) if plan.program else None
+    reason = next((reason for reason in plan.reasons if name in reason.operations), None)
+    if kept is not None:
+        return f"FP32: {kept.because}"
+    if reason is not None:
+        return f"not low: {reason.words}"
+    if precision_of(owner, plan) == "fp32":
+        return f"FP32 with {own(owner)}: {_words(plan, owner)}"
+    return f"{label(plan.format)}, as {own(owner)}"
+
+
+def _words(plan: Plan, path: str) -> str:
+    found = next((reason.words for reason in plan.reasons if path in reason.modules), None)
+    return found or ("it has no operations of its own" if plan.reasons else "this file holds no reasons")
+
+
+def _inside(plan: Plan, owners: Mapping[str, str], name: str) -> Iterator[str]:
+    """What lies in a module and is not low, with why; of the root, what is its own."""
+    for kept in plan.program.kept if plan.program else ():
+        owner = owners.get(kept.node or "")
+        if owner is not None and (owner == name or (name and within(owner, name))):
+            yield f"{kept.node} FP32: {kept.because}"
+    for reason in plan.reasons:
+        below = (path for path in reason.modules if name and path != name and within(path, name))
+        yield from (f"{path} FP32: {reason.words}" for path in below)
+        if reason.kind != "not-floating":
+            here = (operation for operation in reason.operations if owners.get(operation) == name)
+            yield from (f"{operation} not low: {reason.words}" for operation in here)
