@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ..document.codec import to_document
 from ..records.audit import Audit
-from .blocks import Lines, Look, looks, to_markdown, to_terminal
+from .blocks import Lines, Look, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
 from .findings import Cause, causes
 from .origins import origins
@@ -16,7 +16,6 @@ from .paths import Place, places
 from .plans import plan_folds, plan_table
 from .sarif import sarif
 from .table import table
-from .templates import environment
 from .training import training_section
 from .use import more_ways, snippets
 from .view import method, view

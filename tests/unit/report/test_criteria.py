@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.records import Baseline, CriterionValue
 from auditor.records.audit import Audit
-from auditor.report.criteria import binding, criteria_lines, loosest, missed, valued
+from auditor.report.criteria import criteria_lines, loosest, missed, valued
 from auditor.report.reporters import html, markdown, text
 from auditor.report.view import following, view
 from tests.subjects import normal
@@ -81,11 +81,6 @@ def test_a_line_says_what_the_plan_and_the_format_without_it_came_to() -> None:
             assert bool(said[3]) is (one is most and one.holds and one.share > 0)
             assert (said[5] is None) is (before.value == one.value)
             assert said[5] is None or float(said[5]) == pytest.approx(before.value, rel=0.01)
-
-
-def test_nothing_is_nearest_of_one_alone_or_where_nothing_is_lost() -> None:
-    assert binding([made(0.25)]) is None
-    assert binding([made(0.0, share=0.0), made(0.0, share=0.0)]) is None
 
 
 def test_what_does_not_hold_is_named() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from auditor.records import Reason, ScopeChoice
 from auditor.report.kept import Island, islands
-from auditor.report.reporters import html, markdown, text
+from auditor.report.reporters import text
 from auditor.report.words import unfolded
 from tests.unit.report.factory import make_audit
 
@@ -50,14 +50,6 @@ def test_functions_of_the_root_stay_in_the_whole_model_and_a_terminal_names_all_
     audit = replace(audit, plans={**audit.plans, "autocast_fp16": kept}, findings=())
     said = text(audit, width=80, color=False)
     assert found.name in " ".join(said.split())
-
-
-def test_every_report_says_which_they_are():
-    audit = keeping(*SCATTERED)
-    which = unfolded(SCATTERED)
-    assert which in html(audit)
-    assert which in markdown(audit)
-    assert which in " ".join(text(replace(audit, findings=())).split())
 
 
 def _expanded(said):

@@ -57,11 +57,6 @@ def test_what_has_another_cause_stands_apart():
     )
 
 
-def test_a_later_batch_is_named():
-    later = replace(UNKNOWN, nonfinite=replace(FIRST, batch=3))
-    assert "at sqrt in norm (unet.py:28), in batch 3. The cause" in said(audit(autocast_fp16=later, cast_fp16=later))[0]
-
-
 def test_what_did_not_run_is_none_of_them():
     assert said(audit(autocast_fp16=Baseline(None, False, "it raised"), cast_fp16=Baseline(0.1, True))) == []
 

@@ -10,9 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.artefact.applying import apply_plan
-from auditor.artefact.base import plan_table
-from auditor.isolation import isolated
 from auditor.records.audit import Audit
 from auditor.report.kept import islands
 from auditor.report.view import view
@@ -153,33 +150,6 @@ def _all_low(audit: Audit, fmt: str) -> Tensor:
         with auditor.imitated("cuda"), torch.autocast("cuda", dtype=dtype):
             got = audit.live.model(*args, **kwargs)
     return (got.float() - expected).norm() / expected.norm()
-
-
-def test_what_is_said_of_one_alone_is_not_said_of_all() -> None:
-    model, inputs, how = CASES["raised"]
-    audit = auditor.audit(seeded(model), inputs, device="cpu", **how)
-    (plan,) = audit.plans.values()
-    idle = [reason for reason in plan.reasons if reason.kind == "no-gain"]
-    assert sum(len(reason.modules) for reason in idle) >= 8
-    assert float(_all_low(audit, "bf16")) > audit.max_error
-    (fold,) = islands(plan)
-    assert (fold.name, len(fold.paths)) == ("(the model's own operations), layers.a and 15 more modules", 17)
-    assert len(plan.reasons) <= 2
-    assert sorted(fold.paths) == sorted(path for reason in idle for path in reason.modules)
-    assert {reason.words for reason in idle} == {"lowering it alone saves no time; not all of this can be low together"}
-    assert "there is no time to gain" not in audit.recommendation
-
-
-def test_the_plan_patched_by_hand_has_its_error(audit: Audit) -> None:
-    for plan in audit.plans.values():
-        if plan.verified and plan.measured_error is not None:
-            (args, kwargs) = audit.live.batches[0]
-            with torch.no_grad():
-                expected = audit.live.model(*args, **kwargs)
-                with isolated(audit.live.model), auditor.imitated("cuda"):
-                    got = apply_plan(audit.live.model, plan_table(plan))(*args, **kwargs)
-            error = (got.float() - expected).norm() / expected.norm()
-            assert float(error) == pytest.approx(plan.measured_error, rel=1e-3, abs=1e-7)
 
 
 @pytest.mark.slow

@@ -27,19 +27,6 @@ def test_wide_letters_count_as_two_cells():
     assert max(map(cell_len, folded(shown))) <= 80
 
 
-def test_a_finding_is_one_line_to_find_again_with_its_remedy_below_it():
-    lines = text(make_audit(60), width=60).splitlines()
-    start = next(i for i, line in enumerate(lines) if "RNG001" in line)
-    assert lines[start] == "model.py:27 RNG001 The largest activation is 9.9e5; FP16 ends at 65504."
-    assert lines[start + 1].startswith("    Error in blocks.2.attn.proj. Scale `fc2` down")
-
-
-def test_names_cannot_drive_the_terminal():
-    shown = text(make_audit(60, hostile=True))
-    assert "\x1b" not in shown
-    assert "\\x1b[31m" in shown
-
-
 def test_color_changes_nothing_but_codes():
     from rich.text import Text
 

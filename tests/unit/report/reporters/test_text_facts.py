@@ -14,7 +14,7 @@ import auditor
 from auditor.records import Audit
 from auditor.report.overview import ADVICE_SHOWN
 from auditor.report.reporters import text
-from auditor.report.words import memory, percent, plan_title, ratio, sentence
+from auditor.report.words import percent, plan_title, ratio, sentence
 
 
 class Block(nn.Module):
@@ -56,17 +56,6 @@ def test_rows_of_the_table_are_the_plans(audit: Audit, said: str) -> None:
         ]
         assert (cells[1] in ("fails to run", "not finite", "non-finite")) == (not without["finite"])
         assert row.startswith("*") == (name == written["recommended"])
-
-
-def test_the_lines_below_it_are_of_the_recommended_plan(audit: Audit, said: str) -> None:
-    plan = audit.to_json()["plans"][audit.recommended]
-    said = " ".join(said.split())
-    assert f"* recommended; {percent(plan['low_precision_flops'])} of the FLOPs low" in said
-    assert f"predicted for one {plan['target']}" in said
-    chosen = audit.plans[str(audit.recommended)]
-    assert chosen.memory is not None
-    assert chosen.fp32_memory is not None
-    assert f"predicted memory: {memory(chosen.memory)}; FP32: {memory(chosen.fp32_memory)}" in said
 
 
 def test_causes_are_counted_and_stand_where_they_are(audit: Audit, said: str) -> None:
