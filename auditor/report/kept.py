@@ -12,8 +12,9 @@ from ..errors import AuditorError
 from ..numerics.formats import FORMATS
 from ..paths import nearest, pattern, within
 from ..plan.clauses import apart, gained
-from ..records import Dtypes, NodeReport, Plan, Program, Reason
+from ..records import Dtypes, NodeReport, Plan, Reason
 from ..records.audit import Audit
+from ..records.program import Kept
 from .words import fold, label, listed, unfolded
 
 _CODE = re.compile(r"[A-Z]{3}\d{3}")
@@ -74,42 +75,34 @@ def precision_of(path: str, plan: Plan) -> str:
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
-    """The modules that stay FP32, repeated blocks folded into one; without reasons, the scopes that differ from the root.
+    """The modules that stay FP32, repeated blocks folded into one, and functions that low ones keep in FP32; without
+    reasons, the scopes that differ from the root.
 
     Of a program, the operations, those of one kind that stay for the same kind of reason folded into one.
     """
     if plan.program is not None:
-        return _operations(plan.program)
-    return (*(_kept(plan) if plan.reasons else _apart(plan)), *_exceptions(plan))
-
-
-def _exceptions(plan: Plan) -> tuple[Island, ...]:
-    """Functions that low modules keep in FP32."""
-    keeping = [path for path, choice in plan.scopes.items() if choice.keep]
-    return tuple(
-        Island(tuple(same), "fp32", plan.scopes[same[0]].because, plan.scopes[same[0]].keep)
-        for same in fold(keeping, str, lambda path: plan.scopes[path].keep)
-    )
-
-
-def _kept(plan: Plan) -> tuple[Island, ...]:
-    """Modules with a reason, by what kind it is of; those that gain nothing together, where they are many."""
-    found = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
-    idle = len({pattern(path) for path, reason in found if reason.kind == "no-gain"}) > SHAPES
-    groups = fold(found, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
-    return tuple(Island(tuple(path for path, _ in same), "fp32", _because(plan, same)) for same in groups)
-
-
-def _operations(program: Program) -> tuple[Island, ...]:
-    return tuple(
-        Island(
-            tuple(kept.name for kept in same),
-            "fp32",
-            (same[0].because + ("; the others likewise" if len({kept.because for kept in same}) > 1 else ""),),
-            noun="operation",
+        same_kind = fold(plan.program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
+        return tuple(map(_operations, same_kind))
+    scopes = plan.scopes
+    if plan.reasons:
+        found = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
+        idle = len({pattern(path) for path, reason in found if reason.kind == "no-gain"}) > SHAPES
+        groups = fold(
+            found, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind
         )
-        for same in fold(program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
-    )
+        modules = [Island(tuple(path for path, _ in same), "fp32", _because(plan, same)) for same in groups]
+    else:
+        apart = [path for path, choice in scopes.items() if path and not choice.keep]
+        alike = fold(apart, str, lambda path: (scopes[path].precision, _unnumbered(scopes[path].because)))
+        modules = [Island(tuple(same), scopes[same[0]].precision, scopes[same[0]].because) for same in alike]
+    keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
+    functions = (Island(tuple(same), "fp32", scopes[same[0]].because, scopes[same[0]].keep) for same in keeping)
+    return (*modules, *functions)
+
+
+def _operations(same: Sequence[Kept]) -> Island:
+    others = "; the others likewise" if len({kept.because for kept in same}) > 1 else ""
+    return Island(tuple(kept.name for kept in same), "fp32", (same[0].because + others,), noun="operation")
 
 
 def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
@@ -129,13 +122,6 @@ def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]
     limited = first.kind in ("budget", "margin") and first.left is not None
     left = f"; {first.left:.2g} of the budget is left" if limited else ""
     return (*codes, f"lowering one of them adds {reach} of error, and {gain}{left}")
-
-
-def _apart(plan: Plan) -> tuple[Island, ...]:
-    """Of a plan without reasons: the scopes that differ from the root."""
-    scopes = [path for path, choice in plan.scopes.items() if path and not choice.keep]
-    alike = fold(scopes, str, lambda path: (plan.scopes[path].precision, _unnumbered(plan.scopes[path].because)))
-    return tuple(Island(tuple(same), plan.scopes[same[0]].precision, plan.scopes[same[0]].because) for same in alike)
 
 
 def _unnumbered(because: Iterable[str]) -> tuple[str, ...]:

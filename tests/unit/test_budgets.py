@@ -59,7 +59,7 @@ BUDGET = {
     "plan": (3230, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
-    "report": (3720, "report"),
+    "report": (3350, "report"),
     "rulebook": (2490, "rules"),
     "score": (350, "criteria"),
     "snippets": (540, "snippets"),

@@ -48,6 +48,8 @@ def test_notes_are_counted_and_are_nothing_to_do():
 def test_a_terminal_shows_forty_lines_and_names_what_is_left_out(kind):
     shown = text(replace(make_audit(300, **kind), warnings=("a caution",)), width=100, color=False)
     assert len(shown.splitlines()) <= 40
+    beside = text(replace(make_audit(300, **kind), warnings=("a caution",)), width=100, color=False, most=32)
+    assert len(beside.splitlines()) <= 32  # a command lists its files and the next step below
     assert "A caution." in shown
     assert "RNG001" in shown
     assert "Kept  " in shown or "Kept" in shown.splitlines()[-1] or kind.get("recommended", "") is None
