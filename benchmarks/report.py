@@ -39,7 +39,7 @@ def at_size(operations: int, page: Browser) -> Row:
     """Rendered once, opened several times; milliseconds count from the start of the navigation."""
     texts: list[str] = []
     audit = make_audit(operations)
-    rendering = seconds(lambda: texts.append(html.render(audit)))
+    rendering = seconds(lambda: texts.append(html(audit)))
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, "report.html")
         file.write_text(texts[0], encoding="utf-8")

@@ -14,7 +14,7 @@ from auditor.artefact.strategies import strategy_of
 from auditor.cli.program import main
 from auditor.records import Audit, NodeReport
 from auditor.report.findings import Cause, causes
-from auditor.report.reporters import names, rendered
+from auditor.report.reporters import REPORTERS
 from tests.planted import MISTAKES, REPAIRED, line, llama
 
 
@@ -67,15 +67,15 @@ def test_a_repaired_model_has_nothing_to_fix(repaired: Audit) -> None:
     assert found.wanting == ()
     assert found.headline == f"nothing to fix, {len(found.notes)} notes"
     assert all(
-        f"othing to fix, {len(found.notes)} notes" in rendered(name, repaired) for name in ("text", "md", "html")
+        f"othing to fix, {len(found.notes)} notes" in REPORTERS[name](repaired) for name in ("text", "md", "html")
     )
 
 
 def test_every_reporter_has_the_causes_and_no_kind_more(bad: Audit) -> None:
-    for name in set(names()) - {"json"}:
-        text = rendered(name, bad)
+    for name in set(REPORTERS) - {"json"}:
+        text = REPORTERS[name](bad)
         assert all(line(planted).removeprefix("planted.py:") in text for planted in MISTAKES), name
-    assert "4 causes (4 warnings)" in rendered("text", bad)
+    assert "4 causes (4 warnings)" in REPORTERS["text"](bad)
 
 
 def test_what_inherits_an_overflow_is_in_the_cause_of_it(bad: Audit) -> None:

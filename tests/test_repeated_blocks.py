@@ -38,7 +38,7 @@ def audit() -> Audit:
 
 @pytest.mark.parametrize("code", ["SFT002", "NRM003"])
 def test_a_fault_on_a_line_has_one_card_for_all_blocks(audit: Audit, code: str) -> None:
-    (card,) = [cause for cause in causes(audit).wanting if code in cause.codes]
+    (card,) = [cause for cause in causes(audit).wanting if code in cause.rules]
     same = [finding for finding in card.members if finding.rule == code]
     assert sorted(int(finding.owner) for finding in same) == list(range(1, BLOCKS + 1))
     assert card.where == f"{{1-{BLOCKS}}}"

@@ -22,7 +22,7 @@ from ..progress.shown import Shown, reporter
 from ..report.words import count, printable
 from . import publish
 from .program import say, watched
-from .verbs import layer, severe
+from .verbs import severe
 
 if TYPE_CHECKING:
     from ..processes import Told
@@ -134,25 +134,29 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
     no plan to recommend."""
     from ..document.compare import fresh
     from ..plan.recommend import outcome
-    from ..report import reporters
     from ..report.blocks import Lines, looks, to_terminal
-    from ..report.following import following
+    from ..report.kept import explain_layer
+    from ..report.overview import LINES
+    from ..report.reporters import REPORTERS, text
+    from ..report.view import following
 
     new, report = fresh(known, audit) if known else audit.findings, directory / "report.html"
     github = settings.format == "github"
-    say(reporters.rendered(settings.format, replace(audit, findings=new) if github else audit))
+    below = ""
+    if settings.format == "text":
+        baseline = f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n" if known else ""
+        step = to_terminal([Lines("Next", (following(audit, directory),))], looks())
+        names = ", ".join(str(file.relative_to(directory)) for file in files)
+        below = f"Report   {report}\nFiles    {directory}/: {names}\n{baseline}{step}"
+        say(text(audit, most=LINES - below.count("\n")))
+    else:
+        say(REPORTERS[settings.format](replace(audit, findings=new) if github else audit))
     if github and (page := os.environ.get("GITHUB_STEP_SUMMARY")):
         with Path(page).open("a", encoding="utf-8") as summary:
-            summary.write(reporters.rendered("md", audit))
+            summary.write(REPORTERS["md"](audit))
     if settings.explain_layer is not None:
-        say(layer(audit, settings.explain_layer) + "\n")
-    if settings.format == "text":
-        say(
-            f"Report   {report}\nFiles    {directory}/: {', '.join(str(file.relative_to(directory)) for file in files)}\n"
-        )
-        if known is not None:
-            say(f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n")
-        say(to_terminal([Lines("Next", (following(audit, directory),))], looks()))
+        say(explain_layer(audit, settings.explain_layer) + "\n")
+    say(below)
     if settings.open and not webbrowser.open(report.resolve().as_uri()):
         print(f"warning: no browser could be opened: {report} is the report", file=sys.stderr)
     if settings.fail_on != "never" and audit.recommended is None and outcome(audit.plans, audit.use) == "loses":

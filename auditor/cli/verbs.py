@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..document.compare import Comparison
     from ..processes import Told
     from ..records import Finding
-    from ..records.audit import Audit
 
 PATCHED = "patched_model.py"
 
@@ -112,17 +111,10 @@ def snippet(args: argparse.Namespace) -> int:
 def explain_layer(args: argparse.Namespace) -> int:
     """Print why a module or operation does not run low. Raises: PlanError; AuditorError(slug="no-such-layer")."""
     from ..document.read import load
+    from ..report.kept import explain_layer as in_words
 
-    say(layer(load(args.plan_file), args.name))
+    say(in_words(load(args.plan_file), args.name))
     return 0
-
-
-def layer(audit: Audit, name: str) -> str:
-    """Why a module or operation does not run low. Raises: AuditorError(slug="no-such-layer")."""
-    from ..report.layer import explain_layer as in_words
-
-    owners = {report.node.name: report.node.owner for report in audit.nodes}
-    return in_words(audit.plans, audit.recommended, owners, name)
 
 
 def severe(findings: Iterable[Finding], level: str) -> int:

@@ -12,8 +12,8 @@ from ..document.compare import BAND, compare, settings
 from ..document.read import load
 from ..errors import AuditorError
 from ..records import Audit
+from ..report.blocks import environment
 from ..report.diff import error, speedup
-from ..report.templates import environment
 from ..report.words import count, ratio
 from .running import Outcome
 from .targets import Target

@@ -196,7 +196,7 @@ def as_candidate(problem: Problem, plan: Plan) -> Candidate:
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """A choice as a plan that was not run yet."""
     curve = candidates(problem)
-    slowest, fp32 = max(point.seconds for point in curve), everything(problem, "fp32").seconds
+    _slowest, fp32 = max(point.seconds for point in curve), everything(problem, "fp32").seconds
     chosen = evaluate(problem, needed(problem, chosen.precision))
     resolution = problem.resolve(labelled(chosen.precision))
     return Plan(
@@ -214,7 +214,6 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         target=problem.device,
         memory=memory_of(problem.capture, problem.costs, resolution, problem.format),
         fp32_memory=memory_of(problem.capture, problem.costs, problem.resolve(plain("fp32")), problem.format),
-        pareto=tuple((point.predicted_error, point.seconds / slowest if slowest else 1.0) for point in curve),
     )
 
 

@@ -202,9 +202,13 @@ class Audit:
         """
         from ..artefact.emit import emit
         from ..document.codec import texts
-        from ..report.reporters import files
+        from ..report.reporters import WRITTEN
 
-        found: dict[str, str | bytes] = {**texts(self), **files(self), **self.programs}
+        found: dict[str, str | bytes] = {
+            **texts(self),
+            **{name: made(self) for name, made in WRITTEN.items()},
+            **self.programs,
+        }
         if self.live is not None:
             found["patched_model.py"] = emit(
                 self.live.origin, self.parameters, self.plans, self.recommended, Path(directory), self.structure

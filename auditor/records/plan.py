@@ -128,9 +128,6 @@ class Plan:
     ] = None
     verified: Annotated[bool, Written("the patched model was run, and is within the budget")] = False
     verification: Annotated[Verification | None, Written("the run of the patched model; `null`: it was not run")] = None
-    pareto: Annotated[
-        tuple[tuple[float, float], ...], Measured("`[predicted error, share of the slowest's time]` of its rivals")
-    ] = ()
     note: Annotated[str, Measured("what is to be said of it beside, in words")] = ""
     reasons: Annotated[tuple[Reason, ...], Written("why modules and operations do not run low")] = ()
     least: Annotated[

@@ -1,4 +1,4 @@
-"""A page as blocks, and the three ways to write one: for a terminal, as Markdown and as HTML."""
+"""A page as blocks, and the three ways to write one: for a terminal, as Markdown and as HTML, in templates too."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
+from ..resources import resource_dir
+from . import words
 from .words import parts, printable
 
 STYLES = {"bold": "bold", "muted": "dim", "error": "red", "warning": "yellow", "info": "cyan", "good": "green"}
@@ -347,3 +352,29 @@ def _html_chart(chart: Chart) -> Markup:
         '<div class="scroll" tabindex="0" role="group" aria-label="{0}">'
         '<svg viewBox="0 0 {3} {4}" role="img" aria-label="{0}"{5}>{6}</svg></div></figure>'
     ).format(chart.label, prose(chart.about), keys, WIDTH, chart.height, rows, Markup().join(drawn))
+
+
+@cache
+def environment() -> Environment:
+    """Autoescape on, undefined names refused, files inlined; made once."""
+    folder = resource_dir("reports")
+    made = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
+    made.globals.update(asset=lambda name: asset(folder / name), words=words, rule_text=rule_text)
+    made.filters.update(sentence=words.sentence, prose=prose, show=words.printable, html=html)
+    return made
+
+
+def asset(path: Path) -> Markup:
+    """A style sheet or script of our own, inlined as it is; it may not close the element that holds it."""
+    text = path.read_text(encoding="utf-8")
+    if re.search(r"</(script|style)", text, re.IGNORECASE):
+        raise ValueError(f"{path.name} holds a closing tag and cannot be inlined")
+    return Markup(text)

@@ -105,15 +105,6 @@ def _line(points: Iterable[tuple[float, float] | None]) -> str:
     return path
 
 
-def _shares(exponents: Mapping[int, int], shift: int = 0) -> dict[int, float]:
-    """{power of two that is drawn: its share}."""
-    shares: dict[int, float] = {}
-    for exponent, n in exponents.items():
-        at = min(max(exponent + shift, LOWEST), HIGHEST)
-        shares[at] = shares.get(at, 0.0) + n / sum(exponents.values())
-    return shares
-
-
 def gradient_chart(found: Training) -> Chart | None:
     """The low gradients in FP16's bands, before and after the loss scale; None where none is low."""
     spreads = [m.low for m in found.modules if m.low is not None]
@@ -146,7 +137,10 @@ def gradient_chart(found: Training) -> Chart | None:
 
 def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height: int) -> str:
     """A closed outline; heights are shares of the largest bin, on a square-root scale."""
-    shares = _shares(pool.exponents, shift)
+    shares: dict[int, float] = {}
+    for exponent, n in pool.exponents.items():
+        at = min(max(exponent + shift, LOWEST), HIGHEST)
+        shares[at] = shares.get(at, 0.0) + n / sum(pool.exponents.values())
     y = scale(0.0, math.sqrt(max(shares.values())), height - BOTTOM, TOP)
     drawn = range(min(shares), max(shares) + 1)
     steps = "".join(f"V{y(math.sqrt(shares.get(e, 0.0))):g}H{x(e + 1):g}" for e in drawn)

@@ -123,16 +123,13 @@ def score_words(found: Evaluation | None, score: Score | None) -> str:
     size, limit = apart(abs(drop), found.max_drop) if found.max_drop and drop > 0 else (f"{abs(drop):.2g}", "")
     error = "" if score.standard_error is None else f" (standard error {score.standard_error:.2g})"
     change = f"{size} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
-    return f"{score.value:.5g}, {change}{_judged(found, score, drop, limit)}"
-
-
-def _judged(found: Evaluation, score: Score, drop: float, limit: str) -> str:
+    said = f"{score.value:.5g}, {change}"
     if score.passed is None or found.max_drop is None:
-        return ""
+        return said
     near = score.standard_error is not None and abs(drop - found.max_drop) < NEAR * score.standard_error
     doubt = "; so near the limit that other samples may tell otherwise" if near else ""
-    verdict = "passes" if score.passed else f"fails, {limit or f'{found.max_drop:g}'} is allowed"
-    return f": {verdict}{doubt}"
+    verdict = "passes" if score.passed else f"fails, {limit or format(found.max_drop, 'g')} is allowed"
+    return f"{said}: {verdict}{doubt}"
 
 
 def advice(audit: Audit) -> str:

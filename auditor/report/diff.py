@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from ..document.compare import Comparison, VerdictChange, figures
 from ..numerics.formats import runs
 from ..records import Finding, Plan
-from .blocks import Block, Entries, Entry, Lines, Table, Title
-from .templates import environment
+from .blocks import Block, Entries, Entry, Lines, Table, Title, environment
 from .words import SEVERITIES, count, fold, folded, label, op, ratio, scope, sentence
 
 SHOWN, ROWS = 12, 200
@@ -106,38 +105,28 @@ def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Entries:
     """Those of one rule on one operation of repeated blocks together, the most severe first."""
     groups = fold(findings, lambda f: f.owner, lambda f: (f.rule, f.severity, f.op))
     groups.sort(key=lambda same: SEVERITIES.index(same[0].severity))
-    entries = tuple(
-        Entry(
-            f"{f.source or op(f.op)} {f.rule} {f.severity} in {folded([each.owner for each in same])}: "
-            f"{sentence(f.message or f.name)}",
-            (),
-            f.severity,
-        )
-        for same in groups[:shown]
-        for f in same[:1]
-    )
-    return Entries(title, count(len(findings), "finding"), entries, _left(len(groups), shown))
+
+    def entry(same: list[Finding]) -> Entry:
+        f, where = same[0], folded([each.owner for each in same])
+        head = f"{f.source or op(f.op)} {f.rule} {f.severity} in {where}: {sentence(f.message or f.name)}"
+        return Entry(head, (), f.severity)
+
+    return _entries(title, count(len(findings), "finding"), list(map(entry, groups)), shown)
 
 
 def _verdicts(found: Comparison, shown: int) -> Entries:
     """Those for the worse first."""
     ranks = {"safe": 0, "unsafe": 2}
-
-    def worsening(same: list[VerdictChange]) -> int:
-        return ranks.get(same[0].after or "", 1) - ranks.get(same[0].before or "", 1)
-
     groups = fold(found.verdicts, lambda c: c.node.owner, lambda c: (c.node.op, c.format, c.before, c.after))
-    groups.sort(key=worsening, reverse=True)
-    entries = tuple(
-        Entry(
-            f"{label(c.format)}: {c.before or 'absent'} -> {c.after or 'absent'}, {op(c.node.op)} in "
-            f"{folded([each.node.owner for each in same])}"
-        )
-        for same in groups[:shown]
-        for c in same[:1]
-    )
-    return Entries("Changed", count(len(found.verdicts), "verdict"), entries, _left(len(groups), shown))
+    groups.sort(key=lambda same: ranks.get(same[0].before or "", 1) - ranks.get(same[0].after or "", 1))
+
+    def entry(same: list[VerdictChange]) -> Entry:
+        c, where = same[0], folded([each.node.owner for each in same])
+        return Entry(f"{label(c.format)}: {c.before or 'absent'} -> {c.after or 'absent'}, {op(c.node.op)} in {where}")
+
+    return _entries("Changed", count(len(found.verdicts), "verdict"), list(map(entry, groups)), shown)
 
 
-def _left(kinds: int, shown: int) -> str:
-    return f"and {kinds - shown} more kinds: --format json has them all" if kinds > shown else ""
+def _entries(title: str, about: str, entries: list[Entry], shown: int) -> Entries:
+    left = f"and {len(entries) - shown} more kinds: --format json has them all" if len(entries) > shown else ""
+    return Entries(title, about, tuple(entries[:shown]), left)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..artefact.strategies import strategy_of
 from ..numerics.formats import FORMATS
 from ..paths import pattern, place, within
-from ..records import Finding, NodeReport
+from ..records import Finding, NodeReport, Plan
 from ..records.audit import Audit
 from ..records.measure import MEASURED
 from .kept import tally
@@ -23,35 +24,33 @@ MODULES_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What one rule says in a cause: of its most severe findings the one that moves the outputs most, and how many it has."""
-
-    worst: Finding
-    times: int
-
-
-@dataclass(frozen=True)
 class Cause:
-    """Findings that begin at one operation of one line, in every module that runs it.
+    """Findings that begin at one operation of one line, in every module that runs it: `members`.
 
-    severity: the highest of them. worst: the one that says best what is wrong; report: of its operation. rules: one Kind
-    each, that of `worst` first. effect: the largest on the outputs.
+    rules: members by rule, in each the one first that moves the outputs most, and those of the rule first that says best
+    what is wrong.
     """
 
-    severity: str
-    worst: Finding
+    audit: Audit
     members: tuple[Finding, ...]
-    rules: tuple[Kind, ...]
-    formats: tuple[str, ...]
+    rules: Mapping[str, Sequence[Finding]]
     report: NodeReport | None
     effect: float
-    facts: tuple[tuple[str, str], ...]
-    agreement: str
-    around: str
-    bearing: str
-    planned: str | None
-    snippet: str | None
-    cost: str
+
+    @property
+    def severity(self) -> str:
+        """The highest of its findings."""
+        return min((finding.severity for finding in self.members), key=SEVERITIES.index)
+
+    @property
+    def worst(self) -> Finding:
+        """The finding that says best what is wrong; `report` is of its operation."""
+        return next(iter(self.rules.values()))[0]
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Formats that any of its findings is about."""
+        return tuple(dict.fromkeys(fmt for finding in self.members for fmt in finding.formats))
 
     @property
     def where(self) -> str:
@@ -73,28 +72,82 @@ class Cause:
         """How much there is in it, in a clause: `6 findings: ACT006, CON002`; nothing where it is one."""
         if len(self.members) == 1:
             return ""
-        found = f"{count(len(self.members), 'finding')}: {', '.join(self.codes)}"
+        found = f"{count(len(self.members), 'finding')}: {', '.join(self.rules)}"
         return f"{found}; {self.around}" if self.around else found
 
     @property
-    def codes(self) -> tuple[str, ...]:
-        """Codes of its rules."""
-        return tuple(kind.worst.rule for kind in self.rules)
+    def around(self) -> str:
+        """What the measurement alone adds to what a rule says, in a clause."""
+        if self.worst.rule in MEASURED:
+            return ""
+        alone: dict[str, set[str]] = {}
+        for finding in self.members:
+            if finding.rule in MEASURED:
+                alone.setdefault(finding.formats[0], set()).add(finding.node)
+        found = [f"{count(len(nodes), 'operation')} in {label(fmt)}" for fmt, nodes in alone.items()]
+        return f"with it unsafe: {', '.join(found)}" if found else ""
+
+    @property
+    def agreement(self) -> str:
+        """Whether the measurement bears it out."""
+        return AGREEMENT[self.worst.agrees]
+
+    @property
+    def planned(self) -> str:
+        """What its operations compute in under the recommended plan."""
+        names = {finding.node for finding in self.members}
+        return tally(report for report in self.audit.nodes if report.node.name in names)
+
+    @property
+    def snippet(self) -> str | None:
+        """Code that keeps its module in FP32."""
+        return keep_by_hand(self.audit, self.worst.owner)
+
+    @cached_property
+    def bearing(self) -> str:
+        """What becomes of its operations under the plan that is followed."""
+        return _bearing(self.audit, [finding for finding in self.members if finding.bearing])
+
+    @property
+    def cost(self) -> str:
+        """What keeping its modules in FP32 takes out of low precision: the FLOPs of all inside them."""
+        total = sum(report.flops for report in self.audit.nodes)
+        owners = {finding.owner for finding in self.members}
+        if not total or "" in owners:
+            return ""
+        inside = (r.flops for r in self.audit.nodes if any(within(r.node.owner, owner) for owner in owners))
+        share = sum(inside) / total
+        what = f"takes {percent(share)} of the FLOPs out of low precision" if share else "only adds dtype conversions"
+        return f"Keeping {'this module' if len(owners) == 1 else f'these {len(owners):,} modules'} in FP32 {what}."
+
+    @property
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """What a rule read, then what was measured of the operation."""
+        return tuple(_facts(self.worst, self.report, self.audit.formats))
 
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked: those to fix, which are errors and warnings, and notes."""
+    """All causes, ranked: those to fix, which are errors and warnings, and notes. about: of which plan severities speak."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]
-    headline: str
     about: str
 
     @property
     def all(self) -> tuple[Cause, ...]:
         """Every cause, the worst first."""
         return self.wanting + self.notes
+
+    @property
+    def headline(self) -> str:
+        """How many there are."""
+        said = count(len(self.notes), "note")
+        if not self.wanting:
+            return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule fired"
+        kinds = Counter(cause.severity for cause in self.wanting)
+        counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
+        return f"{count(len(self.wanting), 'cause')} ({', '.join(counts)})" + (f", {said}" if self.notes else "")
 
 
 def causes(audit: Audit) -> Causes:
@@ -107,88 +160,23 @@ def causes(audit: Audit) -> Causes:
         groups.setdefault(finding.cause or alone, []).append(finding)
     found = sorted((_cause(audit, members, reports) for members in groups.values()), key=_rank)
     wanting = tuple(cause for cause in found if cause.severity != "info")
-    notes = tuple(cause for cause in found if cause.severity == "info")
-    return Causes(wanting, notes, _headline(wanting, notes), _about(audit))
-
-
-def _headline(wanting: Sequence[Cause], notes: Sequence[Cause]) -> str:
-    said = count(len(notes), "note")
-    if not wanting:
-        return f"nothing to fix, {said}" if notes else "nothing to fix: no rule fired"
-    kinds = Counter(cause.severity for cause in wanting)
-    counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
-    return f"{count(len(wanting), 'cause')} ({', '.join(counts)})" + (f", {said}" if notes else "")
-
-
-def _about(audit: Audit) -> str:
-    """Which plan severities speak of, in a sentence."""
-    plan = audit.plans.get(next((f.plan for f in audit.findings if f.plan), ""))
-    if plan is not None:
-        return f"Severities are for {plan_title(plan)}, {_role(audit, plan.name)}."
-    if any(finding.bearing == "stops" for finding in audit.findings):
-        return "No plan that holds the budget runs anything low: severities are those of the rules."
-    return ""
-
-
-def _role(audit: Audit, name: str) -> str:
-    return "the recommended plan" if name == audit.recommended else "the fastest plan that holds the budget"
-
-
-def _rank(cause: Cause) -> tuple[int, int, bool, float, int, str, str]:
-    worst = cause.worst
-    return (
-        _index(SEVERITIES, cause.severity),
-        _index(SEVERITIES, worst.declared or worst.severity),
-        worst.rule in MEASURED,
-        -cause.effect,
-        _index(CONFIDENCES, worst.confidence),
-        worst.rule,
-        worst.node,
-    )
-
-
-def _index(order: tuple[str, ...], value: str) -> int:
-    return order.index(value) if value in order else len(order)
-
-
-def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
-    if report is None:
-        return 0.0
-    effects = [report.contributions[f].isolated for f in formats if f in report.contributions]
-    return max((math.inf if math.isnan(e) else e for e in effects), default=0.0)
+    return Causes(wanting, tuple(cause for cause in found if cause.severity == "info"), _about(audit))
 
 
 def _cause(audit: Audit, members: list[Finding], reports: Mapping[str, NodeReport]) -> Cause:
     effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
-    kinds: dict[str, list[Finding]] = {}
+    rules: dict[str, list[Finding]] = {}
     for finding in sorted(members, key=lambda f: (_weight(f), not _begins(f), -effects[id(f)])):
-        kinds.setdefault(finding.rule, []).append(finding)
-    rules = tuple(Kind(same[0], len(same)) for same in kinds.values())
-    worst = rules[0].worst
-    report = reports.get(worst.node)
-    return Cause(
-        min((f.severity for f in members), key=lambda severity: _index(SEVERITIES, severity)),
-        worst,
-        tuple(members),
-        rules,
-        tuple(dict.fromkeys(fmt for finding in members for fmt in finding.formats)),
-        report,
-        max(effects.values()),
-        _facts(worst, report, min(audit.formats, key=lambda name: FORMATS[name].largest, default=None)),
-        AGREEMENT[worst.agrees],
-        _around(worst, members),
-        _bearing(audit, members),
-        tally(reports[name] for name in dict.fromkeys(f.node for f in members) if name in reports) or None,
-        keep_by_hand(audit, worst.owner),
-        _cost(audit, members),
-    )
+        rules.setdefault(finding.rule, []).append(finding)
+    worst = next(iter(rules.values()))[0]
+    return Cause(audit, tuple(members), rules, reports.get(worst.node), max(effects.values()))
 
 
 def _weight(finding: Finding) -> tuple[bool, int, bool, int]:
     """What says best what is wrong: what is borne out, then how severe it is here, rules before the measurement alone, then
     how severe it is in its file."""
-    declared = _index(SEVERITIES, finding.declared or finding.severity)
-    return finding.agrees is False, _index(SEVERITIES, finding.severity), finding.rule in MEASURED, declared
+    declared = SEVERITIES.index(finding.declared or finding.severity)
+    return finding.agrees is False, SEVERITIES.index(finding.severity), finding.rule in MEASURED, declared
 
 
 def _begins(finding: Finding) -> bool:
@@ -197,66 +185,69 @@ def _begins(finding: Finding) -> bool:
     return finding.cause in (where, f"{where}: precision")
 
 
-def _around(worst: Finding, members: Sequence[Finding]) -> str:
-    """What the measurement alone adds to what a rule says, in a clause."""
-    if worst.rule in MEASURED:
-        return ""
-    alone: dict[str, set[str]] = {}
-    for finding in members:
-        if finding.rule in MEASURED:
-            alone.setdefault(finding.formats[0], set()).add(finding.node)
-    found = [f"{count(len(nodes), 'operation')} in {label(fmt)}" for fmt, nodes in alone.items()]
-    return f"with it unsafe: {', '.join(found)}" if found else ""
+def _rank(cause: Cause) -> tuple[int, int, bool, float, int, str, str]:
+    worst = cause.worst
+    return (
+        SEVERITIES.index(cause.severity),
+        SEVERITIES.index(worst.declared or worst.severity),
+        worst.rule in MEASURED,
+        -cause.effect,
+        CONFIDENCES.index(worst.confidence),
+        worst.rule,
+        worst.node,
+    )
 
 
-def _bearing(audit: Audit, members: Sequence[Finding]) -> str:
-    """What becomes of the operations under the plan that is followed."""
-    spoken = [finding for finding in members if finding.bearing]
-    if not spoken:
-        return ""
-    if spoken[0].bearing == "stops":
-        return "No plan that holds the budget runs anything low, and this is part of why."
-    plan = audit.plans.get(spoken[0].plan or "")
+def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
+    """How far an operation alone in low precision moves the outputs, in the format where that is most."""
+    moved = [report.contributions[f].isolated for f in formats if f in report.contributions] if report else []
+    return max((math.inf if math.isnan(effect) else effect for effect in moved), default=0.0)
+
+
+def _about(audit: Audit) -> str:
+    """Which plan severities speak of, in a sentence."""
+    plan = audit.plans.get(next((f.plan for f in audit.findings if f.plan), ""))
+    if plan is not None:
+        return f"Severities are for {_followed(audit, plan)}."
+    if any(finding.bearing == "stops" for finding in audit.findings):
+        return "No plan that holds the budget runs anything low: severities are those of the rules."
+    return ""
+
+
+def _followed(audit: Audit, plan: Plan) -> str:
+    role = "recommended plan" if plan.name == audit.recommended else "fastest plan that holds the budget"
+    return f"{plan_title(plan)}, the {role}"
+
+
+BEARINGS = {
+    "kept": "keeps {} in FP32",
+    "low": "runs {} low and holds the budget",
+    "reads": "runs {} in FP32, on values that are low, and holds the budget",
+}
+
+
+def _bearing(audit: Audit, spoken: Sequence[Finding]) -> str:
+    """What the plan that is followed makes of operations with findings."""
+    plan = audit.plans.get(spoken[0].plan or "") if spoken else None
     if plan is None:
-        return ""
-    nodes = {how: {f.node for f in spoken if f.bearing == how} for how in ("kept", "low", "reads", "elsewhere")}
-    others = nodes["elsewhere"] - nodes["kept"] - nodes["low"] - nodes["reads"]
-    total = len(set.union(*nodes.values()))
-    said = [f"keeps {_these(nodes['kept'], total)} in FP32"] if nodes["kept"] else []
-    if nodes["low"]:
-        said.append(f"runs {_these(nodes['low'], total)} low and holds the budget")
-    if nodes["reads"]:
-        said.append(f"runs {_these(nodes['reads'], total)} in FP32, on values that are low, and holds the budget")
-    if others:
-        met = _met(spoken, others)
-        what = "this" if len(others) == len({f.node for f in spoken}) else f"what {_these(others, total)} would do"
-        said.append(f"is spared {what}{f', which only occurs in {met}' if met else ''}")
-    return f"{plan_title(plan)}, {_role(audit, plan.name)}, {'; '.join(said)}."
+        stops = spoken and spoken[0].bearing == "stops"
+        return "No plan that holds the budget runs anything low, and this is part of why." if stops else ""
+    nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
+    every = {finding.node for finding in spoken}
+    said = [text.format(_these(nodes[how], every)) for how, text in BEARINGS.items() if nodes[how]]
+    if others := every.difference(*nodes.values()):
+        here = (finding for finding in spoken if finding.node in others)
+        met = dict.fromkeys((f, how) for finding in here for f, by in finding.met.items() for how in by)
+        under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
+        what = "this" if others == every else f"what {_these(others, every)} would do"
+        said.append(f"is spared {what}{f', which only occurs in {under}' if under else ''}")
+    return f"{_followed(audit, plan)}, {'; '.join(said)}."
 
 
-def _these(nodes: Collection[str], total: int) -> str:
-    if len(nodes) == total:
-        return "the operation" if total == 1 else f"all {total:,} operations"
-    return f"{len(nodes):,} of these operations"
-
-
-def _met(spoken: Sequence[Finding], nodes: Collection[str]) -> str:
-    """Under which strategies the operations run in a format that is spoken of, where all of the model does."""
-    met = ((fmt, how) for finding in spoken if finding.node in nodes for fmt, by in finding.met.items() for how in by)
-    return " or ".join(dict.fromkeys(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met))
-
-
-def _cost(audit: Audit, members: Sequence[Finding]) -> str:
-    """What keeping the modules of a group in FP32 takes out of low precision: the FLOPs of all inside them."""
-    total = sum(report.flops for report in audit.nodes)
-    owners = tuple(dict.fromkeys(finding.owner for finding in members))
-    if not total or "" in owners:
-        return ""
-    inside = [r for r in audit.nodes if any(within(r.node.owner, owner) for owner in owners)]
-    them = "this module" if len(owners) == 1 else f"these {len(owners):,} modules"
-    share = sum(report.flops for report in inside) / total
-    what = f"takes {percent(share)} of the FLOPs out of low precision" if share else "only adds dtype conversions"
-    return f"Keeping {them} in FP32 {what}."
+def _these(nodes: Collection[str], every: Collection[str]) -> str:
+    if len(nodes) < len(every):
+        return f"{len(nodes):,} of these operations"
+    return "the operation" if len(every) == 1 else f"all {len(every):,} operations"
 
 
 AGREEMENT = {
@@ -271,31 +262,30 @@ _MOVES = {
 }
 
 
-def _facts(finding: Finding, report: NodeReport | None, narrow: str | None) -> tuple[tuple[str, str], ...]:
-    """What a rule read, then what was measured of the operation. narrow: the format in which ranges hurt first."""
-    facts = [(key.replace("_", " ").replace(".", " "), _fact(value)) for key, value in finding.evidence.items()]
+def _facts(finding: Finding, report: NodeReport | None, formats: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for key, value in finding.evidence.items():
+        yield key.replace("_", " ").replace(".", " "), _fact(value)
     if report is None:
-        return tuple(facts)
+        return
     for fmt in finding.formats:
         error, contribution = report.errors.get(fmt), report.contributions.get(fmt)
         if error is not None and error.unsupported:
-            facts.append((f"in {label(fmt)}", "does not run"))
+            yield f"in {label(fmt)}", "does not run"
         elif contribution is not None:
             moves = _MOVES.get(contribution.decided_by, "moves the output")
-            facts.append((f"{moves}, {label(fmt)}", ratio(contribution.isolated)))
+            yield f"{moves}, {label(fmt)}", ratio(contribution.isolated)
         if error is not None and (error.overflow or error.nan):
-            facts.append((f"non-finite values, {label(fmt)}", f"{error.overflow + error.nan:,}"))
+            yield f"non-finite values, {label(fmt)}", f"{error.overflow + error.nan:,}"
         if error is not None and error.underflow > 0:
-            facts.append((f"flushed to zero, {label(fmt)}", percent(error.underflow)))
+            yield f"flushed to zero, {label(fmt)}", percent(error.underflow)
     if report.range:
         largest = report.range.max_abs
         if largest not in finding.evidence.values():
-            facts.append(("largest |x|", magnitude(largest)))
-        if narrow:
-            bits = FORMATS[narrow].headroom_bits(largest)
-            room = f"{bits:.1f} bits" if bits >= 0 else f"past it by {-bits:.1f} bits"
-            facts.append((f"headroom to {magnitude(FORMATS[narrow].largest)} ({label(narrow)})", room))
-    return tuple(facts)
+            yield "largest |x|", magnitude(largest)
+        narrow = FORMATS[min(formats, key=lambda name: FORMATS[name].largest)]
+        bits = narrow.headroom_bits(largest)
+        room = f"{bits:.1f} bits" if bits >= 0 else f"past it by {-bits:.1f} bits"
+        yield f"headroom to {magnitude(narrow.largest)} ({label(narrow.name)})", room
 
 
 def _fact(value: Any) -> str:

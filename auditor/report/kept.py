@@ -1,22 +1,28 @@
-"""What a plan keeps in FP32 and why, those alike as one; and what operations compute in under it."""
+"""What a plan keeps in FP32 and why, those alike as one; what operations compute in under it, and one of them in words."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..errors import AuditorError
 from ..numerics.formats import FORMATS
-from ..paths import nearest, pattern
+from ..paths import nearest, pattern, within
 from ..plan.clauses import apart, gained
-from ..records import Dtypes, NodeReport, Plan, Program, Reason
+from ..records import Dtypes, NodeReport, Plan, Reason
+from ..records.audit import Audit
+from ..records.program import Kept
 from .words import fold, label, listed, unfolded
 
 _CODE = re.compile(r"[A-Z]{3}\d{3}")
 """The code of a rule."""
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
 """{torch's name of a dtype: that of the format it computes in}."""
+INSIDE = 12
+"""Lines about what lies in one module, a plan."""
 SHAPES = 3
 """Shapes of modules that gain nothing up to which each has a line of its own."""
 KEPT = "its module stays FP32"
@@ -39,8 +45,8 @@ class Island:
     def name(self) -> str:
         """What it is called: a path, several as one, or the root's own operations; functions stay FP32 in all below, too."""
         if self.functions:
-            within = "the whole model" if self.paths == ("",) else listed(self.paths, 2)
-            return f"{', '.join(self.functions)} in {within}"
+            place = "the whole model" if self.paths == ("",) else listed(self.paths, 2)
+            return f"{', '.join(self.functions)} in {place}"
         return listed([own(path) for path in self.paths], 2, self.noun)
 
     @property
@@ -69,42 +75,34 @@ def precision_of(path: str, plan: Plan) -> str:
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
-    """The modules that stay FP32, repeated blocks folded into one; without reasons, the scopes that differ from the root.
+    """The modules that stay FP32, repeated blocks folded into one, and functions that low ones keep in FP32; without
+    reasons, the scopes that differ from the root.
 
     Of a program, the operations, those of one kind that stay for the same kind of reason folded into one.
     """
     if plan.program is not None:
-        return _operations(plan.program)
-    return (*(_kept(plan) if plan.reasons else _apart(plan)), *_exceptions(plan))
-
-
-def _exceptions(plan: Plan) -> tuple[Island, ...]:
-    """Functions that low modules keep in FP32."""
-    keeping = [path for path, choice in plan.scopes.items() if choice.keep]
-    return tuple(
-        Island(tuple(same), "fp32", plan.scopes[same[0]].because, plan.scopes[same[0]].keep)
-        for same in fold(keeping, str, lambda path: plan.scopes[path].keep)
-    )
-
-
-def _kept(plan: Plan) -> tuple[Island, ...]:
-    """Modules with a reason, by what kind it is of; those that gain nothing together, where they are many."""
-    found = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
-    idle = len({pattern(path) for path, reason in found if reason.kind == "no-gain"}) > SHAPES
-    groups = fold(found, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
-    return tuple(Island(tuple(path for path, _ in same), "fp32", _because(plan, same)) for same in groups)
-
-
-def _operations(program: Program) -> tuple[Island, ...]:
-    return tuple(
-        Island(
-            tuple(kept.name for kept in same),
-            "fp32",
-            (same[0].because + ("; the others likewise" if len({kept.because for kept in same}) > 1 else ""),),
-            noun="operation",
+        same_kind = fold(plan.program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
+        return tuple(map(_operations, same_kind))
+    scopes = plan.scopes
+    if plan.reasons:
+        found = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
+        idle = len({pattern(path) for path, reason in found if reason.kind == "no-gain"}) > SHAPES
+        groups = fold(
+            found, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind
         )
-        for same in fold(program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
-    )
+        modules = [Island(tuple(path for path, _ in same), "fp32", _because(plan, same)) for same in groups]
+    else:
+        apart = [path for path, choice in scopes.items() if path and not choice.keep]
+        alike = fold(apart, str, lambda path: (scopes[path].precision, _unnumbered(scopes[path].because)))
+        modules = [Island(tuple(same), scopes[same[0]].precision, scopes[same[0]].because) for same in alike]
+    keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
+    functions = (Island(tuple(same), "fp32", scopes[same[0]].because, scopes[same[0]].keep) for same in keeping)
+    return (*modules, *functions)
+
+
+def _operations(same: Sequence[Kept]) -> Island:
+    others = "; the others likewise" if len({kept.because for kept in same}) > 1 else ""
+    return Island(tuple(kept.name for kept in same), "fp32", (same[0].because + others,), noun="operation")
 
 
 def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
@@ -124,13 +122,6 @@ def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]
     limited = first.kind in ("budget", "margin") and first.left is not None
     left = f"; {first.left:.2g} of the budget is left" if limited else ""
     return (*codes, f"lowering one of them adds {reach} of error, and {gain}{left}")
-
-
-def _apart(plan: Plan) -> tuple[Island, ...]:
-    """Of a plan without reasons: the scopes that differ from the root."""
-    scopes = [path for path, choice in plan.scopes.items() if path and not choice.keep]
-    alike = fold(scopes, str, lambda path: (plan.scopes[path].precision, _unnumbered(plan.scopes[path].because)))
-    return tuple(Island(tuple(same), plan.scopes[same[0]].precision, plan.scopes[same[0]].because) for same in alike)
 
 
 def _unnumbered(because: Iterable[str]) -> tuple[str, ...]:
@@ -179,3 +170,65 @@ def _promoted(ran: Dtypes) -> str:
     return (
         f"it reads {' and '.join(sorted(map(label, reads)))} together, and computes in the wider one" if mixed else ""
     )
+
+
+def explain_layer(audit: Audit, name: str) -> str:
+    """A module or an operation: what each plan runs it in, and why not lower; the recommended plan first.
+
+    Raises: AuditorError(slug="no-such-layer").
+    """
+    owners = {report.node.name: report.node.owner for report in audit.nodes}
+    modules = _modules(audit.plans.values(), owners.values())
+    if name not in modules and name not in owners:
+        close = difflib.get_close_matches(name, [*modules, *owners], n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else "module paths and names of operations are in plan.json"
+        raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
+    text = [own(name)]
+    for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):
+        mark = " (recommended)" if title == audit.recommended else ""
+        if name in modules:
+            inside = sorted(_inside(plan, owners, name))
+            left = [f"and {len(inside) - INSIDE} more, in plan.json"] if len(inside) > INSIDE else []
+            low = precision_of(name, plan) != "fp32"
+            lines = [label(plan.format) if low else f"FP32: {_words(plan, name)}", *inside[:INSIDE], *left]
+        else:
+            lines = [_operation(plan, owners[name], name)]
+        text += [f"  {title}{mark}: {lines[0]}", *(f"    {line}" for line in lines[1:])]
+    return "\n".join(text) + "\n"
+
+
+def _modules(plans: Iterable[Plan], owners: Iterable[str]) -> set[str]:
+    """Every module that is known of, those that only hold others too."""
+    paths = {path for plan in plans for path in (*plan.scopes, *(m for reason in plan.reasons for m in reason.modules))}
+    return {path.rsplit(".", n)[0] for path in paths | {*owners} for n in range(path.count(".") + 1)} | {""}
+
+
+def _operation(plan: Plan, owner: str, name: str) -> str:
+    kept = next((kept for kept in plan.program.kept if kept.node == name), None) if plan.program else None
+    reason = next((reason for reason in plan.reasons if name in reason.operations), None)
+    if kept is not None:
+        return f"FP32: {kept.because}"
+    if reason is not None:
+        return f"not low: {reason.words}"
+    if precision_of(owner, plan) == "fp32":
+        return f"FP32 with {own(owner)}: {_words(plan, owner)}"
+    return f"{label(plan.format)}, as {own(owner)}"
+
+
+def _words(plan: Plan, path: str) -> str:
+    found = next((reason.words for reason in plan.reasons if path in reason.modules), None)
+    return found or ("it has no operations of its own" if plan.reasons else "this file holds no reasons")
+
+
+def _inside(plan: Plan, owners: Mapping[str, str], name: str) -> Iterator[str]:
+    """What lies in a module and is not low, with why; of the root, what is its own."""
+    for kept in plan.program.kept if plan.program else ():
+        owner = owners.get(kept.node or "")
+        if owner is not None and (owner == name or (name and within(owner, name))):
+            yield f"{kept.node} FP32: {kept.because}"
+    for reason in plan.reasons:
+        below = (path for path in reason.modules if name and path != name and within(path, name))
+        yield from (f"{path} FP32: {reason.words}" for path in below)
+        if reason.kind != "not-floating":
+            here = (operation for operation in reason.operations if owners.get(operation) == name)
+            yield from (f"{operation} not low: {reason.words}" for operation in here)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
@@ -29,13 +29,18 @@ LOW_COLORS = ("#f0cf9f", "#bfe3d4", "#e3c5e8", "#cfd8a8")
 
 def files(audit: Audit) -> dict[str, str]:
     """Texts by file name: `graph.json`, and an overlay per measure and format, to be passed as --node_data_paths."""
-    texts = {"graph.json": _text(graph(audit))}
+    documents = {"graph.json": graph(audit)}
     for fmt in audit.formats:
-        texts[f"{fmt}_effect.json"] = _text(_overlay(f"{label(fmt)} moves output", _effects(audit, fmt), RAMP))
-        texts[f"{fmt}_verdict.json"] = _text(_overlay(f"{label(fmt)} verdict", _verdicts(audit, fmt)))
+        stops = [{"stop": i / (len(RAMP) - 1), "bgColor": color} for i, color in enumerate(RAMP)]
+        moves = _overlay(f"{label(fmt)} moves output", _effects(audit, fmt), {"gradient": stops})
+        verdicts = {r.node.name: r.verdicts[fmt].verdict for r in audit.nodes if fmt in r.verdicts}
+        documents[f"{fmt}_effect.json"] = moves
+        documents[f"{fmt}_verdict.json"] = _overlay(f"{label(fmt)} verdict", _colored(verdicts, VERDICT_COLORS))
     if audit.recommended in audit.plans:
-        texts["plan.json"] = _text(_overlay(f"plan {audit.recommended}", _precisions(audit)))
-    return texts
+        colors = {"fp32": FP32_COLOR, **dict(zip(auditable(), cycle(LOW_COLORS), strict=False))}
+        computed = {r.node.name: computed_in(r) for r in audit.nodes}
+        documents["plan.json"] = _overlay(f"plan {audit.recommended}", _colored(computed, colors))
+    return {name: json.dumps(made, indent=1, allow_nan=False) + "\n" for name, made in documents.items()}
 
 
 def graph(audit: Audit) -> dict[str, Any]:
@@ -78,16 +83,9 @@ def _node(report: NodeReport, formats: tuple[str, ...], known: set[str]) -> dict
     }
 
 
-def _overlay(name: str, results: Mapping[str, Any], ramp: tuple[str, ...] = ()) -> dict[str, Any]:
-    stops = [{"stop": i / (len(ramp) - 1), "bgColor": color} for i, color in enumerate(ramp)]
-    return {
-        GRAPH: {
-            "name": name,
-            "formatVersion": VERSION,
-            "results": results,
-            **({"gradient": stops} if stops else {"showExpandedSummaryOnGroupNode": True}),
-        }
-    }
+def _overlay(name: str, results: Mapping[str, Any], shown: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    beside = shown or {"showExpandedSummaryOnGroupNode": True}
+    return {GRAPH: {"name": name, "formatVersion": VERSION, "results": results, **beside}}
 
 
 def _effects(audit: Audit, fmt: str) -> dict[str, Any]:
@@ -95,29 +93,13 @@ def _effects(audit: Audit, fmt: str) -> dict[str, Any]:
     effects = {r.node.name: r.contributions[fmt].isolated for r in audit.nodes if fmt in r.contributions}
     logs = {name: math.log10(value) for name, value in effects.items() if math.isfinite(value) and value > 0}
     top = max(logs.values(), default=0.0) + 1
-    beyond = {name: top for name, value in effects.items() if not math.isfinite(value)}
-    return {name: {"value": round(value, 3)} for name, value in {**logs, **beyond}.items()}
+    logs |= {name: top for name, value in effects.items() if not math.isfinite(value)}
+    return {name: {"value": round(value, 3)} for name, value in logs.items()}
 
 
-def _verdicts(audit: Audit, fmt: str) -> dict[str, Any]:
-    return _named(audit, lambda r: r.verdicts[fmt].verdict if fmt in r.verdicts else None, VERDICT_COLORS)
-
-
-def _precisions(audit: Audit) -> dict[str, Any]:
-    colors = {"fp32": FP32_COLOR, **dict(zip(auditable(), cycle(LOW_COLORS), strict=False))}
-    return _named(audit, computed_in, colors)
-
-
-def _named(
-    audit: Audit, value: Callable[[NodeReport], str | None], colors: Mapping[str, str]
-) -> dict[str, dict[str, str]]:
-    named = ((report.node.name, value(report)) for report in audit.nodes)
+def _colored(words: Mapping[str, str | None], colors: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return {
         name: {"value": word, "bgColor": colors[word], "textColor": "#1c1f24"}
-        for name, word in named
+        for name, word in words.items()
         if word is not None and word in colors
     }
-
-
-def _text(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"

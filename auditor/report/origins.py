@@ -10,7 +10,7 @@ from ..artefact.strategies import strategy_of
 from ..records import NodeError, NodeReport, NonFinite
 from ..records.audit import Audit
 from .blocks import Block, Lines, Table
-from .words import count, fold, label, line, op, percent, plan_title, ratio, scope, where
+from .words import count, fold, label, op, percent, plan_title, ratio, scope, where
 
 SHOWN = 8
 
@@ -140,18 +140,14 @@ class Run:
     first: NonFinite | None
 
     @property
-    def sentences(self) -> tuple[str, ...]:
+    def sentences(self) -> tuple[str, str]:
         """What turns non-finite and where, then why."""
         first = self.first
         if first is None:
             return f"{self.title}: outputs turn Inf or NaN.", "The recorded graph does not show at which operation."
-        return f"{self.title}: outputs turn {first.value} at {at(first)}.", cause(first)
-
-
-def at(first: NonFinite) -> str:
-    """The operation that turns non-finite: `sqrt in blocks.0.norm (unet.py:28)`."""
-    batch = "" if first.batch == 1 else f", in batch {first.batch}"
-    return _place(first.op, first.owner, first.source) + batch
+        batch = "" if first.batch == 1 else f", in batch {first.batch}"
+        place = at(first.op, first.owner, first.source)
+        return f"{self.title}: outputs turn {first.value} at {place}{batch}.", cause(first)
 
 
 def cause(first: NonFinite) -> str:
@@ -159,20 +155,22 @@ def cause(first: NonFinite) -> str:
     fired = f"; see {', '.join(first.rules)}" if first.rules else ""
     if first.begins == first.node:
         return f"The cause is {first.cause} of that operation{fired}."
-    return f"The cause is {first.cause} at {_place(first.begins_op, first.begins_owner, first.begins_source)}{fired}."
+    place = at(first.begins_op, first.begins_owner, first.begins_source)
+    return f"The cause is {first.cause} at {place}{fired}."
 
 
-def _place(name: str, owner: str, source: str | None) -> str:
-    where = f" ({line(source, None)})" if source else ""
-    return f"{op(name).partition('.')[0]} in {scope(owner)}{where}"
+def at(name: str, owner: str, source: str | None) -> str:
+    """An operation in prose: `sqrt in blocks.0.norm (unet.py:28)`."""
+    return f"{op(name).partition('.')[0]} in {scope(owner)}{f' ({source})' if source else ''}"
 
 
 def nonfinite_runs(audit: Audit) -> tuple[Run, ...]:
     """Baselines, then plans, that turn non-finite; those of one format with one cause together."""
     groups: dict[tuple[str, NonFinite | None], list[str]] = {}
-    for name, first in _baselines(audit):
-        strategy, _, fmt = name.partition("_")
-        groups.setdefault((fmt, first), []).append(strategy_of(strategy).title)
+    for name, base in audit.baselines.items():
+        if not base.finite and not base.failure:
+            strategy, _, fmt = name.partition("_")
+            groups.setdefault((fmt, base.nonfinite), []).append(strategy_of(strategy).title)
     found = [
         Run(fmt, f"{label(fmt)} {' and '.join(titles)}, without a plan", first)
         for (fmt, first), titles in groups.items()
@@ -182,7 +180,3 @@ def nonfinite_runs(audit: Audit) -> tuple[Run, ...]:
         if ran is not None and not ran.finite and not ran.failure:
             found.append(Run(plan.format, f"The plan {plan_title(plan)}", ran.nonfinite))
     return tuple(found)
-
-
-def _baselines(audit: Audit) -> Iterator[tuple[str, NonFinite | None]]:
-    return ((n, base.nonfinite) for n, base in audit.baselines.items() if not base.finite and not base.failure)

@@ -14,7 +14,7 @@ from .view import View, view
 from .words import count, line, printable, remedy, sentence
 
 LINES = 40
-"""Of a terminal that is 100 cells wide."""
+"""Of a terminal that is 100 cells wide, for all that a command says."""
 SPARE = ("Formats", "Kept", "Outputs", "Memory")
 """Labels of what nobody asked for: it is in the report, too."""
 ENTRIES_SHOWN = 5
@@ -55,18 +55,18 @@ def summary(audit: Audit) -> str:
     return "\n".join(printable(line) for line in lines if line)
 
 
-def screen(audit: Audit) -> list[Block]:
-    """As much of it as `LINES` lines hold: what is in SPARE where it fits, and fewer causes if need be."""
+def screen(audit: Audit, most: int = LINES) -> list[Block]:
+    """As much of it as so many lines hold: what is in SPARE where it fits, and fewer causes if need be."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         page = overview(audit, entries)
         shown, left = [block for block in page if block.label not in SPARE], list[str]()
         for block in page:
             if block.label in SPARE:
-                fits = _lines([*shown, block]) <= LINES - 2
+                fits = _lines([*shown, block]) <= most - 2
                 shown, left = ([*shown, block], left) if fits else (shown, [*left, block.label])
         if left:
             shown.append(Lines("More", (f"{', '.join(left)}: in report.html, and with --format md",), "muted"))
-        if _lines(shown) <= LINES:
+        if _lines(shown) <= most:
             break
     return shown
 

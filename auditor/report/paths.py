@@ -37,7 +37,7 @@ def callers(audit: Audit) -> Mapping[str, Place]:
 
 
 def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
-    name, line = _split(finding.source or (node.source if node else None))
+    name, line = written_at(finding.source or (node.source if node else None))
     path = node.source_path if node else None
     if line and path and not installed(path):
         return Place(from_repository(Path(path)), line)
@@ -52,13 +52,13 @@ def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
 
 
 def _caller(node: Node) -> Place | None:
-    _, line = _split((node.called_from or "").partition(" in ")[0])
+    _, line = written_at((node.called_from or "").partition(" in ")[0])
     if not line or node.caller_path is None or installed(node.caller_path):
         return None
     return Place(from_repository(Path(node.caller_path)), line)
 
 
-def _split(source: str | None) -> tuple[str, int]:
+def written_at(source: str | None) -> tuple[str, int]:
     """`model.py:42` -> (`model.py`, 42); line 0 where there is none."""
     name, _, line = (source or "").rpartition(":")
     return (name, int(line)) if name and line.isdecimal() else (source or "", 0)

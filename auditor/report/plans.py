@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ..criteria.criterion import FLOOR
 from ..devices import CPU
@@ -23,44 +22,38 @@ SET = "FP32 as you have it set"
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
-@dataclass(frozen=True)
 class PlanView:
-    """One plan beside what happens without it. verdict: verified | over budget | failed | non-finite | not run."""
+    """One plan beside what happens without it. verdict: verified | over budget | failed | non-finite | not run; detail: why."""
 
-    plan: Plan
-    title: str
-    recommended: bool
-    verdict: str
-    detail: str
-    islands: tuple[Island, ...]
-    before: str
-    score: str
-    criteria: tuple[str, ...]
-    program: str
-    times: tuple[tuple[str, str], ...]
-
-    @property
-    def lowers(self) -> bool:
-        """Whether any scope runs low."""
-        return any(choice.precision != "fp32" for choice in self.plan.scopes.values())
+    def __init__(self, audit: Audit, plan: Plan) -> None:
+        self.plan, self.baseline = plan, audit.baselines.get(plan.name)
+        self.title = plan_title(plan)
+        self.recommended = plan.name == audit.recommended
+        self.verdict, self.detail = _verdict(plan, audit.max_error)
+        self.islands = islands(plan)
+        self.before = _without(self.baseline)
+        self.score = score_words(audit.evaluation, plan.score)
+        self.criteria = criteria_lines(plan, self.baseline)
+        self.program = program_line(plan)
 
     @property
     def idle(self) -> bool:
         """Whether nothing of it is low."""
-        return not self.lowers and self.plan.program is None
+        return not lowers(self.plan) and self.plan.program is None
 
     @property
-    def figures(self) -> tuple[str, str, str]:
-        """Predicted error, measured error and speed-up for a table, measured where that counts; none of a plan with nothing low."""
-        plan = self.plan
+    def row(self) -> tuple[str, ...]:
+        """Its line in the table of plans, measured figures where those count; without any where nothing is low."""
+        plan, title = self.plan, ("* " if self.recommended else "") + self.title
         stopped = self.verdict in ("failed", "non-finite", "not run")
-        if self.idle:
-            return "", self.verdict if stopped else "all FP32", ""
         measured = self.verdict if stopped else ratio(plan.measured_error)
+        low = percent(plan.low_precision_flops)
+        if self.idle:
+            return title, self.before, "", self.verdict if stopped else "all FP32", low, ""
         if not stopped and self.verdict != "verified":
             measured += f", {self.verdict}"
         faster = f"{speedup(plan):.2f}x{' measured' if measured_times(plan) else ''}"
-        return ratio(plan.predicted_error), measured, faster
+        return title, self.before, ratio(plan.predicted_error), measured, low, faster
 
     @property
     def same(self) -> bool:
@@ -68,21 +61,9 @@ class PlanView:
         return not self.islands and self.before == ratio(self.plan.measured_error)
 
 
-def plan_view(audit: Audit, plan: Plan) -> PlanView:
-    """All there is to say of one plan."""
-    baseline = audit.baselines.get(plan.name)
-    return PlanView(
-        plan,
-        plan_title(plan),
-        plan.name == audit.recommended,
-        *_verdict(plan, audit.max_error),
-        islands(plan),
-        _without(baseline),
-        score_words(audit.evaluation, plan.score),
-        criteria_lines(plan, baseline),
-        program_line(plan),
-        _cells(plan.timed),
-    )
+def lowers(plan: Plan) -> bool:
+    """Whether any of its scopes runs low."""
+    return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
 def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
@@ -120,13 +101,10 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     """All plans in a table, what the recommended one comes to, and programs; nothing where there are no plans."""
     if not plans:
         return
-    rows = []
-    for p in plans:
-        predicted, measured, faster = p.figures
-        low = percent(p.plan.low_precision_flops)
-        rows.append((("* " if p.recommended else "") + p.title, p.before, predicted, measured, low, faster))
-    if audit.fp32_today:
-        rows.append((today_title(audit), "", "", _today_error(audit), "", ""))
+    rows = [p.row for p in plans]
+    if (today := audit.fp32_today) is not None:
+        error = "fails to run" if today.failure else ratio(today.measured_error) if today.finite else "non-finite"
+        rows.append((today_title(audit), "", "", error, "", ""))
     heads = ("Plan", "Without it", "Predicted", "Measured", "Low FLOPs", "Speed-up")
     yield Table(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (plan := audit.plans.get(audit.recommended or "")) is not None:
@@ -154,19 +132,17 @@ def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
     """Each plan with all of its figures, what it keeps in FP32, and why."""
     for p in plans:
         kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} apart" if p.islands else ""
-        baseline = audit.baselines.get(p.plan.name)
-        notes = [
-            p.detail,
-            p.plan.note or "",
-            f"Without it: {baseline.failure}" if baseline and baseline.failure else "",
-        ]
+        failed = f"Without it: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
+        notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
+        what = "operation" if p.plan.program is not None else "module"
+        rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}."
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (
                 Table(("Figure", "Value"), tuple(_facts(audit, p)), texts=2),
-                Lines("", tuple(map(sentence, dict.fromkeys(filter(None, notes)))), "muted"),
+                Lines("", notes, "muted"),
                 *([island_lines(p.islands, ISLANDS_SHOWN)] if p.islands else []),
-                Lines("", (_rest(p),), "muted"),
+                Lines("", (f"No {what} is lowered." if p.idle else rest,), "muted"),
             ),
         )
 
@@ -185,19 +161,11 @@ def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
     yield ("FLOPs in low precision", percent(plan.low_precision_flops))
     if not p.idle:
         yield ("Predicted speed-up", f"{plan.predicted_speedup:.2f}x{f' on {plan.target}' if plan.target else ''}")
-    yield from ((f"Measured {name}".strip(), text) for name, text in p.times)
+    yield from ((f"Measured {name}".strip(), text) for name, text in _cells(plan.timed))
     if plan.memory and plan.fp32_memory:
         yield ("Predicted memory", f"{memory(plan.memory)}, FP32 {memory(plan.fp32_memory)}")
     if p.program:
         yield ("Program", p.program)
-
-
-def _rest(p: PlanView) -> str:
-    """What runs in low precision beside what is kept."""
-    what = "operation" if p.plan.program is not None else "module"
-    if not (p.lowers or p.plan.program is not None):
-        return f"No {what} is lowered."
-    return f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}."
 
 
 def program_line(plan: Plan) -> str:
@@ -211,30 +179,20 @@ def program_line(plan: Plan) -> str:
 
 
 def _onnx(plan: Plan, found: Onnx) -> str:
+    """The file, and its errors: predicted, as a program, and in the runtime, as it is and rounding as a GPU does."""
     if not found.file:
         return f"; as ONNX {found.failure}"
-    ends = "FP32" if found.ends == "fp32" else "low"
-    said = f"; {found.file}: {found.high:,} of {count(found.nodes, 'node')} in FP32, inputs and outputs {ends}"
-    return f"{said}, {_errors(plan, found)}"
-
-
-def _errors(plan: Plan, found: Onnx) -> str:
-    """Predicted, as a program, and in the runtime, as it is and rounding as a GPU does."""
-    joint = plan.verification is not None and plan.verification.joint is not None
-    errors = [] if joint else [f"{ratio(plan.predicted_error)} predicted"]
-    if plan.program is not None and found.program_error is not None:
-        errors.append(f"{ratio(found.program_error)} as {plan.program.file}")
-    if found.error is not None:
-        errors.append(
-            f"{ratio(found.error)} in {found.runtime}, which has FP32 for what it lacks in {label(plan.format)}"
-        )
-    if found.rounded_error is not None:
-        errors.append(
-            f"{ratio(found.rounded_error)} in onnxruntime with every {label(plan.format)} value rounded as on a GPU"
-        )
-    lacking = f"checked, not run: {found.failure}" if found.error is None else ""
-    told = f"relative L2 error {'; '.join(errors)}" if errors else ""
-    return "; ".join(filter(None, (lacking, told)))
+    low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None
+    errors = {
+        "predicted": None if joint else plan.predicted_error,
+        f"as {plan.program.file if plan.program else ''}": found.program_error,
+        f"in {found.runtime}, which has FP32 for what it lacks in {low}": found.error,
+        f"in onnxruntime with every {low} value rounded as on a GPU": found.rounded_error,
+    }
+    told = [f"{ratio(error)} {where}" for where, error in errors.items() if error is not None]
+    said = f"; {found.file}: {found.high:,} of {count(found.nodes, 'node')} in FP32, inputs and outputs {found.ends.replace('fp32', 'FP32')}"
+    lacking = [f"checked, not run: {found.failure}"] if found.error is None else []
+    return ", ".join([said, "; ".join([*lacking, *([f"relative L2 error {'; '.join(told)}"] if told else [])])])
 
 
 def times(audit: Audit) -> tuple[str, ...]:
@@ -264,14 +222,6 @@ def today_title(audit: Audit) -> str:
     """`FP32 as you have it set (TF32)`."""
     found = audit.fp32_today.computed_in if audit.fp32_today else ()
     return f"{SET} ({', '.join(map(str.upper, found))})" if found else SET
-
-
-def _today_error(audit: Audit) -> str:
-    """How far it is from FP32 in IEEE arithmetic."""
-    today = audit.fp32_today
-    if today is None or today.failure:
-        return "fails to run"
-    return ratio(today.measured_error) if today.finite else "non-finite"
 
 
 def _in_words(found: Times) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..numerics.formats import FORMATS
@@ -25,21 +25,16 @@ class _Strings:
     """A table of distinct strings, each cell holding an index; long prose stops being added once its budget is spent."""
 
     def __init__(self) -> None:
-        self.values: list[str] = [""]
-        self._index: dict[str, int] = {"": 0}
+        self.index: dict[str, int] = {"": 0}
         self._prose = 0
         self.left_out = 0
 
     def add(self, text: str | None) -> int:
-        text = text or ""
-        if text not in self._index:
-            self._index[text] = len(self.values)
-            self.values.append(text)
-        return self._index[text]
+        return self.index.setdefault(text or "", len(self.index))
 
     def add_prose(self, text: str | None) -> int:
         text = (text or "")[:200]
-        if text not in self._index:
+        if text not in self.index:
             if self._prose + len(text) > TEXT_BUDGET:
                 self.left_out += 1
                 return 0
@@ -79,7 +74,7 @@ def table(audit: Audit) -> dict[str, Any]:
         "rules": {str(i): list(r.findings) for i, r in enumerate(nodes) if r.findings},
         "cells": {fmt: _cells(nodes, fmt, strings, audit.max_error) for fmt in audit.formats},
         "folds": folds(nodes),
-        "strings": strings.values,
+        "strings": list(strings.index),
         "leftOut": strings.left_out,
     }
 
@@ -117,25 +112,22 @@ def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str
 
     A new numeric column needs a row here: `column` names it, in the table or, with a `format`, in that one's cells.
     """
-    plan = {"kind": "name", "column": "plan", "label": "What the recommended plan computes in", "short": "Plan"}
-    by_format = [
-        measure
+    plan = ("name", "plan", "What the recommended plan computes in", "Plan")
+    whole = (("most", "max", "Largest |x|", "Max |x|"), ("total", "flops", "FLOPs", "FLOPs"))
+    beside = (
+        ("verdict", "verdict", "verdict"),
+        ("effect", "effect", "moves the output"),
+        ("most", "local", "error made here"),
+        ("most", "propagated", "error carried"),
+    )
+    keys = ("kind", "column", "label", "short")
+    rows = [
+        {"format": fmt, **dict(zip(keys, (kind, column, f"{label(fmt)}: {words}", words), strict=True))}
         for fmt in formats
-        for measure in (
-            {"kind": "verdict", "format": fmt, "column": "verdict", "label": f"{label(fmt)}: verdict"},
-            {"kind": "effect", "format": fmt, "column": "effect", "label": f"{label(fmt)}: moves the output"},
-            {"kind": "most", "format": fmt, "column": "local", "label": f"{label(fmt)}: error made here"},
-            {"kind": "most", "format": fmt, "column": "propagated", "label": f"{label(fmt)}: error carried"},
-        )
+        for kind, column, words in beside
     ]
-    whole = [
-        {"kind": "most", "column": "max", "label": "Largest |x|", "short": "Max |x|"},
-        {"kind": "total", "column": "flops", "label": "FLOPs", "short": "FLOPs"},
-    ]
-    return [
-        {"short": measure["label"].partition(": ")[2] or measure["label"], **measure}
-        for measure in [*([plan] if planned else []), *by_format, *whole]
-    ]
+    first, last = ([dict(zip(keys, row, strict=True)) for row in some] for some in ((plan,) * planned, whole))
+    return [*first, *rows, *last]
 
 
 def _inputs(audit: Audit) -> list[dict[str, Any]]:
@@ -178,27 +170,18 @@ def _histogram(span: Magnitudes | None) -> str:
 
 def folds(nodes: Iterable[NodeReport]) -> list[list[str]]:
     """Runs of numbered sibling modules made of the same operations, each run listed from first to last."""
-    inside: dict[str, list[tuple[str, str]]] = {}
+    inside: dict[tuple[str, int], list[tuple[str, str]]] = {}
     for report in nodes:
         parts = report.node.owner.split(".")
         for depth, part in enumerate(parts):
             if part.isdecimal():
-                path = ".".join(parts[: depth + 1])
-                inside.setdefault(path, []).append((".".join(parts[depth + 1 :]), report.node.op))
-    runs: list[list[str]] = []
-    for path in sorted(inside, key=_numbered):
-        if runs and _follows(runs[-1][-1], path, inside):
-            runs[-1].append(path)
+                key = ".".join(parts[:depth]), int(part)
+                inside.setdefault(key, []).append((".".join(parts[depth + 1 :]), report.node.op))
+    runs: list[list[tuple[str, int]]] = []
+    for key in sorted(inside):
+        before = key[0], key[1] - 1
+        if runs and runs[-1][-1] == before and inside[before] == inside[key]:
+            runs[-1].append(key)
         else:
-            runs.append([path])
-    return [run for run in runs if len(run) >= FOLD_FROM]
-
-
-def _numbered(path: str) -> tuple[str, int]:
-    parent, _, number = path.rpartition(".")
-    return parent, int(number)
-
-
-def _follows(before: str, path: str, inside: Mapping[str, object]) -> bool:
-    (parent, number), (other, following) = _numbered(before), _numbered(path)
-    return parent == other and following == number + 1 and inside[before] == inside[path]
+            runs.append([key])
+    return [[f"{parent}.{n}".lstrip(".") for parent, n in run] for run in runs if len(run) >= FOLD_FROM]

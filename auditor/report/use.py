@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..artefact.strategies import strategy_of
 from ..numerics.formats import dtype_of
 from ..paths import within
-from ..records.audit import Audit, Groups
+from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Fold
@@ -26,29 +26,17 @@ def snippets(audit: Audit) -> tuple[Code, ...]:
     plan = audit.plans.get(audit.recommended or "")
     if plan is None:
         return ()
+    about = f"# {plan.name}, the recommended plan\n"
     if plan.program is not None:
-        load = f"import torch\n\n# {plan.name}, the recommended plan\nprogram = torch.export.load({plan.program.file!r}).module()\n"
+        load = f"import torch\n\n{about}program = torch.export.load({plan.program.file!r}).module()\n"
         return (Code("Run the program", load),)
+    others = (name for name, other in audit.plans.items() if name != plan.name and other.program is None)
+    chosen = f"name = {next(others, plan.name)!r}\nmodel = auditor.apply(model, plan, name)\n"
     return (
-        Code(
-            "Build the model patched",
-            f"import patched_model\n\n# {audit.recommended}, the recommended plan\nmodel = patched_model.build()\n",
-        ),
-        Code(
-            "Patch a model you already have",
-            "import patched_model\n\nmodel = patched_model.apply(model)\n",
-        ),
-        Code(
-            "Choose another plan",
-            'import auditor\n\nplan = auditor.load_plan("plan.json")\n'
-            + f"name = {_other(audit)!r}\nmodel = auditor.apply(model, plan, name)\n",
-        ),
+        Code("Build the model patched", f"import patched_model\n\n{about}model = patched_model.build()\n"),
+        Code("Patch a model you already have", "import patched_model\n\nmodel = patched_model.apply(model)\n"),
+        Code("Choose another plan", f'import auditor\n\nplan = auditor.load_plan("plan.json")\n{chosen}'),
     )
-
-
-def _other(audit: Audit) -> str | None:
-    others = (name for name, plan in audit.plans.items() if name != audit.recommended and plan.program is None)
-    return next(others, audit.recommended)
 
 
 AUTOCAST = """
@@ -97,17 +85,9 @@ def keep_by_hand(audit: Audit, owner: str) -> str | None:
     plan = audit.plans.get(audit.recommended or "")
     if plan is None or plan.program is not None or not owner:
         return None
-    if not strategy_of(plan.strategy).stores:
-        code = AUTOCAST
-    elif _shares(audit.tied_parameters, owner):
+    stores = strategy_of(plan.strategy).stores
+    inside = [[within(name, owner) for name in group] for group in audit.tied_parameters]
+    if stores and any(any(group) and not all(group) for group in inside):
         return None
-    else:
-        code = CAST
-    dtype = dtype_of(plan.format)
-    return "import torch\nfrom torch.utils._pytree import tree_map\n\n" + code.format(owner=owner, dtype=dtype)
-
-
-def _shares(tied: Groups, owner: str) -> bool:
-    """Whether a weight of the module is one of a module outside too."""
-    inside = [[within(name, owner) for name in group] for group in tied]
-    return any(any(group) and not all(group) for group in inside)
+    code = (CAST if stores else AUTOCAST).format(owner=owner, dtype=dtype_of(plan.format))
+    return f"import torch\nfrom torch.utils._pytree import tree_map\n\n{code}"

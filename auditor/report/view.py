@@ -1,11 +1,13 @@
-"""The verdict, the tallies and the plans of an Audit as plain data, worded once for every reporter."""
+"""The verdict, the tallies and the plans of an Audit, worded once for every reporter; how it was made, and what to do next."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,11 +18,13 @@ from ..plan.clauses import GAINS
 from ..plan.recommend import best_for, gains, kept_apart, outcome
 from ..records import NodeReport
 from ..records.audit import Audit
-from .criteria import SHARES, advice, no_plan, proposal_words, score_headline
-from .origins import nonfinite_runs
-from .plans import PlanView, plan_view, times
+from .blocks import Block, Code, Lines, Table
+from .criteria import SHARES, advice, loosest, no_plan, proposal_words, score_headline, valued
+from .findings import causes
+from .origins import at, nonfinite_runs
+from .plans import PlanView, lowers, times
 from .training import training_headline
-from .words import VERDICTS, count, label, ratio, sentence
+from .words import VERDICTS, compact, count, label, op, ratio, sentence
 
 
 @dataclass(frozen=True)
@@ -56,22 +60,21 @@ class Tally:
         return f"{self.label}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {total}{cause}{left}."
 
 
-@dataclass(frozen=True)
 class View:
     """What every reporter opens with. broken: what turns Inf or NaN, and why."""
 
-    headline: str
-    proof: str
-    contrast: tuple[str, ...]
-    broken: tuple[str, ...]
-    tallies: tuple[Tally, ...]
-    plans: tuple[PlanView, ...]
-    chosen: PlanView | None
-    limits: tuple[str, ...]
-    score: str
-    criteria: str
-    proposals: tuple[str, ...]
-    times: tuple[str, ...]
+    def __init__(self, audit: Audit) -> None:
+        self.plans = tuple(PlanView(audit, plan) for plan in audit.plans.values())
+        self.chosen = next((p for p in self.plans if p.recommended), None)
+        self.headline, self.proof = _verdict(audit, self.chosen)
+        self.tallies = tuple(tally_of(audit, fmt) for fmt in audit.formats)
+        self.contrast = tuple(tally.sentence for tally in self.tallies)
+        self.broken = tuple(" ".join(run.sentences) for run in nonfinite_runs(audit))
+        self.limits = tuple(_limits(audit, self.tallies))
+        self.score = score_headline(audit)
+        self.criteria = SHARES if audit.criteria else ""
+        self.proposals = tuple(map(proposal_words, audit.proposals))
+        self.times = times(audit)
 
 
 def view(audit: Audit) -> View:
@@ -79,129 +82,83 @@ def view(audit: Audit) -> View:
 
     Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
     """
-    _check_registered("format", audit.formats, FORMATS)
-    _check_registered("strategy", (plan.strategy for plan in audit.plans.values()), known())
-    tallies = tuple(tally_of(audit, fmt) for fmt in audit.formats)
-    plans = tuple(plan_view(audit, plan) for plan in audit.plans.values())
-    chosen = next((p for p in plans if p.recommended), None)
-    return View(
-        _headlines(audit, chosen),
-        _proof(audit, chosen),
-        tuple(tally.sentence for tally in tallies),
-        tuple(" ".join(run.sentences) for run in nonfinite_runs(audit)),
-        tallies,
-        plans,
-        chosen,
-        _limits(audit, tallies),
-        score_headline(audit),
-        SHARES if audit.criteria else "",
-        tuple(map(proposal_words, audit.proposals)),
-        times(audit),
-    )
+    strategies = tuple(plan.strategy for plan in audit.plans.values())
+    for what, names, registered in (("format", audit.formats, [*FORMATS]), ("strategy", strategies, known())):
+        for name in names:
+            if name not in registered:
+                raise AuditorError(
+                    f"the {what} {name!r} of this audit is no longer registered: register it again to show or save the audit",
+                    slug=f"bad-{what}",
+                )
+    return View(audit)
 
 
-def _check_registered(what: str, used: Iterable[str], known: Collection[str]) -> None:
-    gone = next((name for name in used if name not in known), None)
-    if gone is not None:
-        raise AuditorError(
-            f"the {what} {gone!r} of this audit is no longer registered: register it again to show or save the audit",
-            slug=f"bad-{what}",
-        )
-
-
-def _headlines(audit: Audit, chosen: PlanView | None) -> str:
-    """What to run, and how to train where that was asked."""
-    if _for_inference_alone(audit, chosen):
-        return "Keep it in FP32 to train it; plans that hold the budget for inference are below."
-    return " ".join(filter(None, (_headline(audit, chosen), training_headline(audit))))
-
-
-def _for_inference_alone(audit: Audit, chosen: PlanView | None) -> bool:
-    """Whether plans run something low within the budget, and the step that was audited does not train under any."""
-    if chosen is not None or audit.training is None or audit.training.format is not None:
-        return False
-    return any(
-        plan.verified and any(choice.precision != "fp32" for choice in plan.scopes.values())
-        for plan in audit.plans.values()
-    )
-
-
-def _headline(audit: Audit, chosen: PlanView | None) -> str:
-    if chosen is None and audit.plans and not any(map(runs, audit.formats)):
-        return f"Keep it in FP32: torch has no arithmetic in {' or '.join(map(label, audit.formats))}."
-    if chosen is None and outcome(audit.plans, audit.use) == "not asked for":
-        return f"No plan for {audit.use} was asked for."
-    if chosen is None:
-        return f"Keep it in FP32: {nothing(audit)}."
-    kept = kept_apart(chosen.plan)
-    if not kept:
-        return f"Run it in {chosen.title}; nothing has to stay in FP32."
-    return f"Run it in {chosen.title}, keeping {kept} in FP32."
-
-
-def nothing(audit: Audit) -> str:
-    """Why no plan is recommended."""
-    found = outcome(audit.plans, audit.use)
-    if found == "not asked for":
-        return f"no plan for {audit.use} was asked for"
-    if found == "loses":
-        return f"no plan that holds the error budget of {audit.max_error:g} keeps the score"
-    if found == "lowers nothing":
-        return "nothing in it runs low under any plan that holds"
-    met = "every criterion" if audit.criteria else f"the error budget of {audit.max_error:g}"
-    if found == "saves nothing":
-        return f"what holds {met} in low precision saves no {GAINS[next(iter(audit.plans.values())).objective]}"
-    if best_for(audit.plans, audit.use) is None and any(map(gains, audit.plans.values())):
-        return f"no plan for {audit.use} met {met}"
-    return f"no plan met {met}"
-
-
-def _proof(audit: Audit, chosen: PlanView | None) -> str:
-    if chosen is None and audit.plans and not any(map(runs, audit.formats)):
+def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
+    """What to run, and how to train where that was asked; and how that is known."""
+    found, trained = audit.training, training_headline(audit)
+    holding = any(plan.verified and lowers(plan) for plan in audit.plans.values())
+    if chosen is None and found is not None and found.format is None and holding:
         return (
-            "Its plans are simulated, their errors predictions: audit a format that torch computes in for one to run."
+            "Keep it in FP32 to train it; plans that hold the budget for inference are below.",
+            f"{found.recommendation}.",
         )
-    if chosen is None and audit.training is not None and _for_inference_alone(audit, chosen):
-        return f"{audit.training.recommendation}."
-    if chosen is None and outcome(audit.plans, audit.use) == "loses":
-        return advice(audit)
-    if chosen is None and not nothing(audit).startswith("no plan met"):
-        return audit.recommendation
-    if chosen is None:
-        return no_plan(audit)
-    plan, budget = chosen.plan, f"{audit.max_error:g}"
+    said, proof = _nothing(audit) if chosen is None else _something(audit, chosen)
+    return " ".join(filter(None, (said, trained))), proof
+
+
+def _something(audit: Audit, chosen: PlanView) -> tuple[str, str]:
+    """What the recommended plan comes to, as it was run."""
+    plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
+    said = f"Run it in {chosen.title}{f', keeping {kept} in FP32' if kept else '; nothing has to stay in FP32'}."
+    budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
-        return f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
-    inputs = f" on {plan.verification.inputs} inputs" if plan.verification else ""
+        return said, f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
+    inputs = f" on {ran.inputs} inputs" if ran else ""
     what = "the largest share of what a criterion allows is" if audit.criteria else "error"
-    measured = plan.verification
-    itself = f"; runs in FP32 differ by {ratio(measured.noise)}" if measured and measured.floor else ""
-    ran = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
-    run = f"{ran} was run{inputs}: {what} {ratio(plan.measured_error)}, budget {budget}{itself}."
-    return run if chosen.same else f"{run} Without the plan: {chosen.before}."
+    itself = f"; runs in FP32 differ by {ratio(ran.noise)}" if ran and ran.floor else ""
+    who = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
+    proof = f"{who} was run{inputs}: {what} {ratio(plan.measured_error)}, budget {budget}{itself}."
+    return said, proof if chosen.same else f"{proof} Without the plan: {chosen.before}."
 
 
-def _limits(audit: Audit, tallies: Iterable[Tally]) -> tuple[str, ...]:
+def _nothing(audit: Audit) -> tuple[str, str]:
+    """Why no plan is recommended, and what that goes by or what to do."""
+    plans, use = audit.plans, audit.use
+    if plans and not any(map(runs, audit.formats)):
+        return (
+            f"Keep it in FP32: torch has no arithmetic in {' or '.join(map(label, audit.formats))}.",
+            "Its plans are simulated, their errors predictions: audit a format that torch computes in for one to run.",
+        )
+    found, budget = outcome(plans, use), f"the error budget of {audit.max_error:g}"
+    if found == "not asked for":
+        return f"No plan for {use} was asked for.", audit.recommendation
+    if found == "loses":
+        return f"Keep it in FP32: no plan that holds {budget} keeps the score.", advice(audit)
+    met, proof = "every criterion" if audit.criteria else budget, audit.recommendation
+    if found == "lowers nothing":
+        why = "nothing in it runs low under any plan that holds"
+    elif found == "saves nothing":
+        why = f"what holds {met} in low precision saves no {GAINS[next(iter(plans.values())).objective]}"
+    elif best_for(plans, use) is None and any(map(gains, plans.values())):
+        why = f"no plan for {use} met {met}"
+    else:
+        why, proof = f"no plan met {met}", no_plan(audit)
+    return f"Keep it in FP32: {why}.", proof
+
+
+def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
     subject = audit.subject
-    limits: list[str] = []
     if subject.random_weights:
-        limits.append(
-            "The weights are random: value ranges, and so the verdicts on range, say little about a trained model."
-        )
+        yield "The weights are random: value ranges, and so the verdicts on range, say little about a trained model."
     if subject.synthetic_inputs:
-        limits.append("The inputs were made up: give real ones with --inputs before relying on ranges.")
+        yield "The inputs were made up: give real ones with --inputs before relying on ranges."
     if audit.environment.execution != "native":
-        limits.append("No GPU ran this: formats were imitated on a CPU, and the speed-ups are predictions.")
-    simulated = [label(name) for name in audit.formats if not runs(name)]
-    if simulated:
-        limits.append(
-            f"torch has no arithmetic in {' or '.join(simulated)}: operations were rounded to it, and its plans not run."
-        )
-    untested = [(t.label, t.counts["untested"]) for t in tallies if t.counts["untested"]]
-    if untested:
-        listed = ", ".join(f"{count(n, 'operation')} in {name}" for name, n in untested)
-        limits.append(f"Not tested: {listed}; the layer table says why.")
-    return (*limits, *map(sentence, audit.warnings))
+        yield "No GPU ran this: formats were imitated on a CPU, and the speed-ups are predictions."
+    if simulated := [label(name) for name in audit.formats if not runs(name)]:
+        yield f"torch has no arithmetic in {' or '.join(simulated)}: operations were rounded to it, and its plans not run."
+    if untested := [f"{count(n, 'operation')} in {t.label}" for t in tallies if (n := t.counts["untested"])]:
+        yield f"Not tested: {', '.join(untested)}; the layer table says why."
+    yield from map(sentence, audit.warnings)
 
 
 def tally_of(audit: Audit, fmt: str) -> Tally:
@@ -210,9 +167,7 @@ def tally_of(audit: Audit, fmt: str) -> Tally:
     vanished = {run.first.node for run in runs if run.first is not None and run.first.cause == "underflow"}
     judged = [node for node in audit.nodes if fmt in node.verdicts]
     counts = Counter(node.verdicts[fmt].verdict for node in judged)
-    limits = Counter(
-        _limit(node, fmt, vanished) for node in judged if node.verdicts[fmt].verdict in ("sensitive", "unsafe")
-    )
+    found = {_limit(node, fmt, vanished) for node in judged if node.verdicts[fmt].verdict in ("sensitive", "unsafe")}
     wider = FORMATS[fmt].smallest_normal > torch.finfo(torch.float32).tiny
     words = {
         "overflow": "overflow",
@@ -222,7 +177,7 @@ def tally_of(audit: Audit, fmt: str) -> Tally:
         "kernel": "missing kernels",
         "other": "operations that raise",
     }
-    kinds = [text for key, text in words.items() if limits[key]]
+    kinds = [text for key, text in words.items() if key in found]
     return Tally(
         label(fmt),
         {name: counts[name] for name in VERDICTS},
@@ -233,7 +188,7 @@ def tally_of(audit: Audit, fmt: str) -> Tally:
     )
 
 
-def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str:
+def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
     """What limits an operation that is not safe: `other` is what raises for no reason that is known."""
     error, verdict = report.errors.get(fmt), report.verdicts[fmt]
     if error is not None and error.unsupported and verdict.verdict == "unsafe":
@@ -241,4 +196,120 @@ def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str:
         return "literal" if verdict.limited_by == "range" else "kernel" if by_kernel else "other"
     if (error is not None and error.cause == "underflow") or report.node.name in vanished:
         return "underflow"
-    return {"range": "overflow"}.get(verdict.limited_by or "", verdict.limited_by or "")
+    return "overflow" if verdict.limited_by == "range" else verdict.limited_by
+
+
+NAMED = 12
+
+
+def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) -> list[Block]:
+    """How the audit was made: from which inputs, weights and graph, on what, how long it took, and what limits it.
+
+    proposals: criteria that could be set.
+    """
+    env, subject, seconds = audit.environment, audit.subject, audit.seconds
+    graph = {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")
+    if any(report.node.batch != 1 for report in audit.nodes):
+        graph = "a recorded run of each path that the batches take"
+    native = "formats run natively" if env.execution == "native" else "GPU arithmetic imitated on a CPU"
+    spent = ", ".join(f"{stage} {time:.1f} s" for stage, time in seconds.items())
+    rows = {
+        "Target": subject.target,
+        "Inputs": f"{subject.inputs_source}: {', '.join(audit.inputs) or 'none'}",
+        "Weights": subject.weights_source,
+        "Graph": graph,
+        "Size": f"{compact(audit.parameters)} parameters, {count(len(audit.nodes), 'operation')}",
+        "Execution": f"{env.device}, {native}",
+        "Measure": f"{audit.metric}, budget {audit.max_error:g}",
+        **noise(audit),
+        "Versions": f"auditor {env.auditor}, torch {env.torch}, seed {env.seed}",
+        "Time": f"{sum(seconds.values()):.1f} s: {spent}" if seconds else "not recorded",
+        **({"Memory": env.held} if env.held else {}),
+    }
+    none = "None known: real inputs, given weights, formats run natively, every operation tested."
+    return [
+        Table(("What", "How"), tuple(rows.items()), texts=2, caption="Method"),
+        Lines("Limits", limits or (none,), listed=True),
+        *([Lines("Criteria that could be set", proposals, listed=True)] if proposals else []),
+        Code("Reproduce", audit.command),
+    ]
+
+
+def noise(audit: Audit) -> dict[str, str]:
+    """How far runs in FP32 are apart, and which operations make it so; nothing where it was not measured."""
+    found = audit.noise
+    if found is None or found.runs < 2:
+        return {}
+    runs = count(found.runs, "run")
+    if not found.error and not found.nodes:
+        return {"Noise": f"{runs} in FP32 gave the same outputs"}
+    outputs = sorted(found.outputs.items(), key=lambda pair: -pair[1])[:NAMED]
+    each = "; ".join(f"{name} {ratio(apart)}" for name, apart in outputs) if len(outputs) > 1 else ""
+    below = f"; errors up to {ratio(found.floor)} are not called errors" if found.floor else ""
+    said = {"Noise": f"{runs} in FP32 differ by {ratio(found.error)}{f' ({each})' if each else ''}{below}"}
+    if not found.operations:
+        return said
+    nodes = {report.node.name: report.node for report in audit.nodes}
+    places: dict[str, list[float]] = {}
+    for name in found.operations:
+        place = at(node.op, node.owner, node.source) if (node := nodes.get(name)) else name
+        places.setdefault(place, []).append(found.nodes.get(name, 0.0))
+    listed = [
+        f"{place}{f' ({len(apart)} times)' if len(apart) > 1 else ''}, off by {ratio(max(apart))}"
+        for place, apart in places.items()
+    ]
+    more = [f"and {len(listed) - NAMED} more, in measurements.json"] if len(listed) > NAMED else []
+    return {**said, "Not deterministic": "; ".join(listed[:NAMED] + more)}
+
+
+def following(audit: Audit, directory: Path) -> str:
+    """The next step. directory: where the files of the audit are."""
+    report = directory / "report.html"
+    if audit.subject.random_weights and audit.live and audit.parameters > 0:
+        return "audit it again with its trained weights (--weights FILE): what was measured is of random ones."
+    if audit.training is not None and audit.training.format is not None:
+        return f"train with the loop in {report}, section Training."
+    plan = audit.plans.get(audit.recommended or "")
+    if plan is not None and plan.program is not None:
+        return f"load the program: torch.export.load({str(directory / plan.program.file)!r}).module() is called as the model is."
+    if audit.recommended is not None:
+        return f"put {directory} on your path; `import patched_model` and `patched_model.build()` give the model under this plan."
+    if not any(map(runs, audit.formats)):
+        return "audit a format that torch computes in: --formats fp16,bf16."
+    if outcome(audit.plans, audit.use) == "loses":
+        return f"{(said := advice(audit))[0].lower()}{said[1:]}"
+    first = next(iter(causes(audit).wanting), None)
+    if first is not None:
+        where = first.worst.source or op(first.worst.op)
+        return f"repair {first.worst.rule} at {where}, and audit again; `python -m auditor explain {first.worst.rule}` says how."
+    return _other_options(audit, report)
+
+
+def _other_options(audit: Audit, report: Path) -> str:
+    """What to ask for where no plan holds and nothing is to be repaired."""
+    if (broken := loosest(audit)) is not None:
+        name, one = broken
+        written = f"{one.output}: {one.kind} {one.sign} {one.limit:.12g}"
+        return f"loosen '{written}', of the criteria: with {_plain(audit, name)} it comes to {valued(one)}."
+    reached = {
+        name: found.measured_error
+        for name, found in audit.baselines.items()
+        if found.finite and found.measured_error is not None and math.isfinite(found.measured_error)
+    }
+    if reached:
+        name = min(reached, key=lambda name: reached[name])
+        return f"allow more with --max-error {_allowing(reached[name])}: {_plain(audit, name)} is off by {ratio(reached[name])}."
+    if "bf16" not in audit.formats:
+        return "audit BF16 as well, which has the range of FP32: --formats fp16,bf16."
+    return f"read {report}: its plans say what each of them failed at."
+
+
+def _plain(audit: Audit, name: str) -> str:
+    plan = audit.plans.get(name)
+    return f"plain {label(plan.format)} ({plan.strategy})" if plan else name
+
+
+def _allowing(error: float) -> str:
+    """A budget of two digits that an error is within."""
+    step = 10.0 ** (math.floor(math.log10(error)) - 1) if error > 0 else 1e-6
+    return f"{math.ceil(error / step * 1.02) * step:.2g}"

@@ -20,5 +20,5 @@ def reports(tmp_path_factory):
     for name, options in AUDITS.items():
         audit = make_audit(**options)
         told = with_reasons(audit) if audit.recommended else audit
-        (folder / f"{name}.html").write_text(html.render(told), encoding="utf-8")
+        (folder / f"{name}.html").write_text(html(told), encoding="utf-8")
     return folder

@@ -35,10 +35,10 @@ def compared(**options):
 
 
 PAGES = {
-    "usual": lambda: html.render(make_audit()),
-    "hostile": lambda: html.render(make_audit(60, hostile=True, synthetic=True)),
-    "empty": lambda: html.render(make_audit(empty=True)),
-    "no plan": lambda: html.render(make_audit(30, formats=("bf16",), recommended=None)),
+    "usual": lambda: html(make_audit()),
+    "hostile": lambda: html(make_audit(60, hostile=True, synthetic=True)),
+    "empty": lambda: html(make_audit(empty=True)),
+    "no plan": lambda: html(make_audit(30, formats=("bf16",), recommended=None)),
     "comparison": compared,
     "hostile comparison": lambda: compared(hostile=True),
 }

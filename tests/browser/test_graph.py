@@ -126,13 +126,6 @@ def test_dragging_moves_the_graph_and_opens_nothing(page, reports):
     assert page.run("document.querySelectorAll('#graph-trail li').length") == trail
 
 
-def test_hostile_names_are_text_in_the_graph_too(page, reports):
-    page.open(reports / "hostile.html")
-    press(page, "#graph-box .node.module", "Enter")
-    assert page.run("document.images.length") == 0
-    assert page.errors() == []
-
-
 def test_what_is_looked_for_is_outlined_in_the_graph(page, reports):
     page.open(reports / "usual.html")
     hits = "[...document.querySelectorAll('#graph-box .node.hit .name')].map((n) => n.textContent)"

@@ -69,7 +69,7 @@ def test_every_effect_is_read_in_full_on_a_phone(page, reports, name):
 
 def test_each_column_of_what_hurts_together_is_read_on_a_phone(page, tmp_path):
     region = FlaggedRegion("fp16", ("a", "b"), "blocks.0", math.inf, math.inf, math.inf)
-    (tmp_path / "report.html").write_text(html.render(replace(make_audit(30), regions=(region,))), encoding="utf-8")
+    (tmp_path / "report.html").write_text(html(replace(make_audit(30), regions=(region,))), encoding="utf-8")
     page.open(tmp_path / "report.html", width=390, height=844)
     tables = "[...document.querySelectorAll('#origins .scroll')].filter((e) => e.querySelector('th:nth-child(4)'))"
     assert page.run(f"{tables}.map((e) => e.scrollWidth <= e.clientWidth)") == [True]

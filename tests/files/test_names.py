@@ -12,7 +12,7 @@ from torch import nn
 import auditor
 from auditor import cli
 from auditor.records import Audit
-from auditor.report import reporters
+from auditor.report.reporters import REPORTERS
 
 FORMATS = ("text", "json", "github", "sarif", "md", "html")
 NAMES = (
@@ -48,7 +48,7 @@ def audit() -> Audit:
 
 
 def shown(audit: Audit, tmp_path: Path) -> dict[str, str]:
-    return {**{name: reporters.rendered(name, audit) for name in FORMATS}, **audit.texts(tmp_path)}
+    return {**{name: REPORTERS[name](audit) for name in FORMATS}, **audit.texts(tmp_path)}
 
 
 def test_nothing_drives_a_terminal_or_begins_a_line(audit: Audit, tmp_path: Path) -> None:

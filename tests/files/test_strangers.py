@@ -23,7 +23,7 @@ import auditor
 from auditor import cli
 from auditor.document.codec import digest
 from auditor.errors import AuditorError
-from auditor.report import reporters
+from auditor.report.reporters import REPORTERS
 from tests.unit.report.factory import make_audit
 
 MODEL = """
@@ -184,7 +184,7 @@ def check_loaded() -> None:
 
     def tell() -> None:
         found = auditor.load(".")
-        told.update((name, reporters.rendered(name, found)) for name in reporters.names())
+        told.update((name, REPORTERS[name](found)) for name in REPORTERS)
 
     if said := refusal(tell):
         assert len(said) < 2000

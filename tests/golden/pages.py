@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from auditor.records import Audit
-from auditor.report.reporters import github, html, md, sarif, text
+from auditor.report.reporters import github, html, markdown, sarif, text
 from tests.unit.report.factory import make_audit
 
 FOLDER = Path(__file__).parent / "files"
@@ -27,13 +27,13 @@ def audits() -> dict[str, Audit]:
 
 def pages(audit: Audit) -> dict[str, str]:
     """{name of the file: what a reader sees}; of SARIF, which repeats itself, what there is of a small audit."""
-    small = {"findings.sarif": sarif.render(audit)} if len(audit.nodes) < 10 else {}
+    small = {"findings.sarif": sarif(audit)} if len(audit.nodes) < 10 else {}
     return small | {
-        "terminal.txt": text.render(audit, width=100, color=False),
-        "markdown.txt": md.render(audit),
-        "github.txt": github.render(audit),
+        "terminal.txt": text(audit, width=100, color=False),
+        "markdown.txt": markdown(audit),
+        "github.txt": github(audit),
         "notebook.txt": audit._repr_html_(),
-        "report.txt": visible(html.render(audit)),
+        "report.txt": visible(html(audit)),
     }
 
 

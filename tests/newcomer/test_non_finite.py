@@ -14,7 +14,7 @@ from torch import nn
 import auditor
 from auditor.document.codec import texts
 from auditor.report.overview import summary
-from auditor.report.reporters import github, md, sarif, text
+from auditor.report.reporters import github, markdown, sarif, text
 from auditor.report.reporters import html as page
 
 
@@ -63,14 +63,14 @@ def audit():
 
 @pytest.fixture(scope="module")
 def reports(audit):
-    body = re.sub(r"<(script|style).*?</\1>", "", page.render(audit), flags=re.S)
+    body = re.sub(r"<(script|style).*?</\1>", "", page(audit), flags=re.S)
     shown = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", body)))
     return {
-        "terminal": re.sub(r"\s+", " ", text.render(audit, width=100, color=False)),
+        "terminal": re.sub(r"\s+", " ", text(audit, width=100, color=False)),
         "HTML": shown.replace(" ,", ",").replace(" .", "."),
-        "Markdown": md.render(audit).replace("\\", ""),
-        "GitHub": github.render(audit),
-        "SARIF": sarif.render(audit),
+        "Markdown": markdown(audit).replace("\\", ""),
+        "GitHub": github(audit),
+        "SARIF": sarif(audit),
         "plan.json": texts(audit)["plan.json"],
         "summary": summary(audit),
     }

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.report.reporters import html, md, text
+from auditor.report.reporters import html, markdown, text
 from auditor.report.words import ratio
 
 BUDGET = 1e-5
@@ -35,15 +35,11 @@ def test_the_smallest_error_is_over_the_budget_and_below_that_of_everything_low(
 
 
 def test_reports_say_so_and_claim_no_error_of_zero(audit, reach):
-    page = re.sub(r"\s+", " ", html.render(audit))
+    page = re.sub(r"\s+", " ", html(audit))
     said = f"within reach with anything low is {ratio(reach)}, in FP16"
-    assert all(said in re.sub(r"\s+", " ", shown) for shown in (text.render(audit, width=100), md.render(audit), page))
+    assert all(said in re.sub(r"\s+", " ", shown) for shown in (text(audit, width=100), markdown(audit), page))
     assert f"the smallest error within reach is {reach:.2g}" in audit.recommendation
-    rows = [
-        line
-        for line in text.render(audit, width=100, color=False).splitlines()
-        if "FP16 " in line and "all FP32" in line
-    ]
+    rows = [line for line in text(audit, width=100, color=False).splitlines() if "FP16 " in line and "all FP32" in line]
     assert len(rows) == len(audit.plans)
     assert not [row for row in rows if re.search(r" 0 |1\.00x", row)]
     assert page.count("Smallest error within reach") == len(audit.plans)

@@ -108,10 +108,10 @@ def verdicts(audit: Audit, fmt: str = "fp16") -> dict[str, str]:
 
 
 def everything_said(audit: Audit, folder: Path) -> str:
-    from auditor.report.reporters import md, text
+    from auditor.report.reporters import markdown, text
 
     files = {file.name: file.read_text() for file in audit.save(folder) if file.suffix in (".html", ".json")}
-    return "\n".join([text.render(audit, width=80, color=False), md.render(audit), *files.values()])
+    return "\n".join([text(audit, width=80, color=False), markdown(audit), *files.values()])
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import auditor
 from auditor import Audit
 from auditor.errors import AuditorError
 from auditor.flow import TOO_SMALL
-from auditor.report.reporters.text import render
+from auditor.report.reporters import text as render
 from tests.pretend_gpu.limits import counted, failing, limited
 from tests.pretend_gpu.memory import ALLOCATOR
 from tests.pretend_gpu.models import made

@@ -59,7 +59,7 @@ BUDGET = {
     "plan": (3050, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
-    "report": (3720, "report"),
+    "report": (3350, "report"),
     "rulebook": (2490, "rules"),
     "score": (350, "criteria"),
     "snippets": (540, "snippets"),
@@ -68,7 +68,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 34040, 219, 22
+LINES, FILES, ROOMS = 33660, 210, 22
 """Of all of them."""
 
 

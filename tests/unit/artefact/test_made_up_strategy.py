@@ -27,7 +27,7 @@ from auditor.numerics.formats import dtype_of
 from auditor.numerics.metrics import output_error
 from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
-from auditor.report.reporters import reporter
+from auditor.report.reporters import REPORTERS
 from auditor.verify import Answers, Verifier
 from tests.subjects import normal
 
@@ -200,8 +200,8 @@ def test_the_emitted_file_holds_its_runtime_and_no_other(written: Path) -> None:
 def test_every_report_names_it(audited: Audit, written: Path) -> None:
     title = "BF16 in storage alone"
     assert title in (written / "report.html").read_text()
-    assert title in reporter("text").render(audited)
-    assert title in reporter("md").render(audited)
+    assert title in REPORTERS["text"](audited)
+    assert title in REPORTERS["md"](audited)
 
 
 def test_a_budget_that_rounding_all_weights_breaks_keeps_a_module_in_fp32() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +14,7 @@ from auditor import cli
 from auditor.cli import publish
 from auditor.errors import CaptureError
 from auditor.records import Environment
-from auditor.report import reporters
+from auditor.report.reporters import REPORTERS
 
 MODEL = """
 import torch
@@ -58,12 +57,11 @@ class Stages:
 @pytest.fixture
 def stages(monkeypatch, tmp_path) -> Stages:
     fake = Stages()
-    monkeypatch.setattr("auditor.report.following.following", lambda audit, directory: "as is")
+    monkeypatch.setattr("auditor.report.view.following", lambda audit, directory: "as is")
     monkeypatch.setattr(importlib.import_module("auditor.flow"), "run", fake.run, raising=False)
-    for name in set(reporters.names()) - {"json"}:
-        reporter = ModuleType(name)
-        reporter.render = lambda audit, name=name: f"rendered by {name}\n"
-        monkeypatch.setitem(sys.modules, f"auditor.report.reporters.{name}", reporter)
+    monkeypatch.setattr("auditor.report.reporters.text", lambda audit, **_: "rendered by text\n")
+    for name in set(REPORTERS) - {"json"}:
+        monkeypatch.setitem(REPORTERS, name, lambda audit, name=name: f"rendered by {name}\n")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(MODEL)
     return fake

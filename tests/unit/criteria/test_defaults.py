@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.records import Audit
-from auditor.report import reporters
+from auditor.report.reporters import REPORTERS
 from tests.subjects import normal
 
 
@@ -53,7 +53,7 @@ def test_a_mask_may_not_flip_by_default() -> None:
     assert all(plan.verification.criteria[0].value == 0 for plan in found.plans.values() if plan.verified)
     held = next(one for one in found.proposals if one.holds)
     assert (held.output, held.criterion) == ("mask", "mask: flips <= 0")
-    flat = " ".join(reporters.rendered("text", found).split())
+    flat = " ".join(REPORTERS["text"](found).split())
     assert "By default no entry of mask may differ" in flat
     assert "--criterion 'mask: flips <= X' allows a share X of them" in flat
 

@@ -38,7 +38,7 @@ from auditor.records import (
 )
 from auditor.records.training import Training
 from auditor.records.written import plain
-from auditor.report import reporters
+from auditor.report.reporters import REPORTERS
 from tests.documents import records
 from tests.unit.report.factory import make_audit
 
@@ -96,7 +96,7 @@ def test_any_record_is_read_as_it_was_written(kind: type, data: st.DataObject) -
 
 def told(audit: Audit) -> dict[str, str]:
     """All that reporters say of it."""
-    return {name: reporters.rendered(name, audit) for name in reporters.names()}
+    return {name: REPORTERS[name](audit) for name in REPORTERS}
 
 
 def check(audit: Audit, folder: Path) -> Audit:
@@ -153,7 +153,7 @@ def test_each_file_has_its_share_and_together_they_have_everything(kind: str) ->
     audit = make_audit(**KINDS[kind])
     plan, beside, whole = to_plan(audit), to_measurements(audit), to_document(audit)
     assert not plan.keys() & {"nodes", "weights", "regions"}
-    assert all("pareto" not in one for one in plan["plans"].values())
+    assert all("note" not in one for one in plan["plans"].values())
     assert beside.pop("plan") == digest(json.loads(texts(audit)["plan.json"]))
     assert merged(plan, beside) == whole
     assert texts(audit) == texts(make_audit(**KINDS[kind]))

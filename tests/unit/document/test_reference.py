@@ -30,7 +30,7 @@ def test_tables_are_written_afresh_and_the_rest_is_kept() -> None:
     found = with_tables(page(*names))
     assert "stale" not in found
     assert found.count("\nkept") == len(names)
-    assert "| `pareto` (measurements.json) | `[predicted error" in found
+    assert "| `note` (measurements.json) | " in found
     assert with_tables(found) == found
 
 

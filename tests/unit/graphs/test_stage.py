@@ -23,7 +23,7 @@ from auditor.plan.search import choose
 from auditor.plan.verified import judged
 from auditor.records import Plan
 from auditor.records.audit import Audit
-from auditor.report.layer import explain_layer
+from auditor.report.kept import explain_layer
 from auditor.verify import run_patched
 from tests.unit.graphs.models import flat
 
@@ -174,7 +174,6 @@ def test_what_takes_plans_knows_programs(tmp_path: Path) -> None:
     assert "# graph_fp16: a program of its own, torch.export.load('graph_fp16.pt2').module()" in text
     again = auditor.load(tmp_path)
     assert again.plans["graph_fp16"].program == both.plans["graph_fp16"].program
-    owners = {report.node.name: report.node.owner for report in both.nodes}
-    said = explain_layer(both.plans, both.recommended, owners, "pow_1")
+    said = explain_layer(both, "pow_1")
     assert "graph_fp16: FP32: unsafe: overflow" in said
-    assert "pow_1 FP32: unsafe" in explain_layer(both.plans, both.recommended, owners, "")
+    assert "pow_1 FP32: unsafe" in explain_layer(both, "")

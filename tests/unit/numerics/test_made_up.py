@@ -19,7 +19,7 @@ from auditor.numerics.formats import FORMATS, Format, registered
 from auditor.records import NodeReport
 from auditor.records.audit import Audit
 from auditor.report import model_explorer
-from auditor.report.reporters import names, reporter
+from auditor.report.reporters import REPORTERS
 
 E6M9 = Format.ieee("e6m9", exponent_bits=6, mantissa=9)
 LARGEST = (2 - 2.0**-9) * 2.0**31  # bias 31, nine fraction bits
@@ -154,20 +154,20 @@ def test_the_other_format_is_recommended_as_if_it_were_alone(mixed: Audit) -> No
         assert ours.contributions["fp16"] == theirs.contributions["fp16"]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", REPORTERS)
 def test_every_reporter_takes_it(alone: Audit, mixed: Audit, name: str) -> None:
     for audit in (alone, mixed):
-        text = reporter(name).render(audit)
+        text = REPORTERS[name](audit)
         assert text.endswith("\n")
         assert name in ("sarif", "github") or "E6M9" in text or "e6m9" in text
 
 
 def test_the_page_says_that_its_plans_are_not_run(alone: Audit, mixed: Audit) -> None:
-    assert "Keep it in FP32: torch has no arithmetic in E6M9." in reporter("html").render(alone)
-    assert "torch has no arithmetic in E6M9: operations were rounded to it, and its plans not run." in reporter(
+    assert "Keep it in FP32: torch has no arithmetic in E6M9." in REPORTERS["html"](alone)
+    assert "torch has no arithmetic in E6M9: operations were rounded to it, and its plans not run." in REPORTERS[
         "html"
-    ).render(mixed)
-    assert ">not run<" in reporter("html").render(mixed)
+    ](mixed)
+    assert ">not run<" in REPORTERS["html"](mixed)
     assert "E6M9" in alone._repr_html_()
     assert any("e6m9" in file for file in model_explorer.files(mixed))
 

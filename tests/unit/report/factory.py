@@ -254,10 +254,6 @@ def _plan(strategy: str, fmt: str, island: str | None, measured: float | None) -
         Verification(
             measured, finite, "held-out", "emulated", None if finite else "RuntimeError: expected scalar type"
         ),
-        tuple(
-            (predicted * 2.0**k, (0.5 if strategy == "autocast" else 0.42) + 0.04 * (6 - k) ** 1.3)
-            for k in range(-3, 6)
-        ),
     )
 
 

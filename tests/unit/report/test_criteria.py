@@ -14,10 +14,9 @@ from torch import Tensor, nn
 import auditor
 from auditor.records import Baseline, CriterionValue
 from auditor.records.audit import Audit
-from auditor.report.criteria import binding, criteria_lines, loosest, missed, valued
-from auditor.report.following import following
-from auditor.report.reporters import html, md, text
-from auditor.report.view import view
+from auditor.report.criteria import criteria_lines, loosest, missed, valued
+from auditor.report.reporters import html, markdown, text
+from auditor.report.view import following, view
 from tests.subjects import normal
 
 
@@ -84,11 +83,6 @@ def test_a_line_says_what_the_plan_and_the_format_without_it_came_to() -> None:
             assert said[5] is None or float(said[5]) == pytest.approx(before.value, rel=0.01)
 
 
-def test_nothing_is_nearest_of_one_alone_or_where_nothing_is_lost() -> None:
-    assert binding([made(0.25)]) is None
-    assert binding([made(0.0, share=0.0), made(0.0, share=0.0)]) is None
-
-
 def test_what_does_not_hold_is_named() -> None:
     assert missed([made(0.25), made(0.75, holds=False)]) == "y: max_abs 0.75, at most 0.5: does not hold"
     assert missed([made(0.25)]) == ""
@@ -112,17 +106,17 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
 def test_terminal_and_markdown_show_them() -> None:
     audit = audited(*ASKED)
     lines = criteria_lines(audit.plans[audit.recommended], audit.baselines[audit.recommended])
-    written = re.sub(r"\s+", " ", text.render(audit))
+    written = re.sub(r"\s+", " ", text(audit))
     assert "Criteria Errors are the largest share of what a criterion allows; 1 is all of it." in written
     for line in lines:
         assert line in written
-        assert line.replace("_", r"\_") in md.render(audit)
-    assert "Criteria" not in text.render(audited())
+        assert line.replace("_", r"\_") in markdown(audit)
+    assert "Criteria" not in text(audited())
 
 
 def test_the_page_calls_a_share_of_criteria_no_error() -> None:
     """0.5 of what a criterion allows is no relative error of 0.5."""
-    shown = {held: html.render(audited(*held)) for held in ((), ("places: max_abs <= 0.5",))}
+    shown = {held: html(audited(*held)) for held in ((), ("places: max_abs <= 0.5",))}
     words = (">Measured error<", ">Predicted error<")
     others = (">Measured share<", ">Predicted share<")
     assert all((word in shown[()]) and (word not in shown["places: max_abs <= 0.5",]) for word in words)

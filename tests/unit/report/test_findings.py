@@ -21,19 +21,6 @@ def test_cost_is_the_share_of_flops_inside_the_modules():
     assert "these" in cause(audit, "SFT001").cost
 
 
-def test_a_module_without_flops_costs_casts_alone():
-    audit = make_audit(60)
-    owner = cause(audit, "RNG001").worst.owner
-    nodes = tuple(replace(r, flops=0) if r.node.owner == owner else r for r in audit.nodes)
-    assert "only adds dtype conversions" in cause(replace(audit, nodes=nodes), "RNG001").cost
-
-
-def test_the_root_has_no_cost_of_its_own():
-    audit = make_audit(60)
-    finding = replace(audit.findings[0], owner="")
-    assert cause(replace(audit, findings=(finding,)), finding.rule).cost == ""
-
-
 def test_an_operation_without_a_kernel_is_said_not_to_run():
     audit = make_audit(60)
     node = cause(audit, "RNG001").worst.node
@@ -149,14 +136,6 @@ def test_of_findings_that_weigh_the_same_the_one_at_which_the_cause_begins_heads
         members = tuple(replace(f, cause=begins) for f in (*softmax[:-1], least))
         (card,) = causes(replace(audit, findings=members)).all
         assert card.worst.node == heads.node
-
-
-def test_what_the_measurement_says_of_a_rule_is_said():
-    audit = make_audit(60)
-    words = {True: "bears this out.", False: "does not bear this out on these inputs.", None: "This was not measured."}
-    for agrees, said in words.items():
-        findings = tuple(replace(f, agrees=agrees) for f in audit.findings)
-        assert cause(replace(audit, findings=findings), "RNG001").agreement.endswith(said)
 
 
 def test_where_names_three_shapes_of_modules_and_counts_the_rest():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from auditor.records import Reason, ScopeChoice
 from auditor.report.kept import Island, islands
-from auditor.report.reporters import html, md, text
+from auditor.report.reporters import text
 from auditor.report.words import unfolded
 from tests.unit.report.factory import make_audit
 
@@ -48,16 +48,8 @@ def test_functions_of_the_root_stay_in_the_whole_model_and_a_terminal_names_all_
     assert found.name == f"{', '.join(functions)} in the whole model"
     assert found.which == ""
     audit = replace(audit, plans={**audit.plans, "autocast_fp16": kept}, findings=())
-    said = text.render(audit, width=80, color=False)
+    said = text(audit, width=80, color=False)
     assert found.name in " ".join(said.split())
-
-
-def test_every_report_says_which_they_are():
-    audit = keeping(*SCATTERED)
-    which = unfolded(SCATTERED)
-    assert which in html.render(audit)
-    assert which in md.render(audit)
-    assert which in " ".join(text.render(replace(audit, findings=())).split())
 
 
 def _expanded(said):

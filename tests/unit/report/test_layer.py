@@ -13,7 +13,7 @@ import auditor
 from auditor.cli.program import main
 from auditor.errors import AuditorError
 from auditor.records.audit import Audit
-from auditor.report.layer import explain_layer
+from auditor.report.kept import explain_layer
 from tests.subjects import normal, seeded
 
 
@@ -40,13 +40,8 @@ def audit() -> Audit:
     return auditor.audit(seeded(Net), normal(4, 16), formats=("fp16",), device="cpu")
 
 
-def said(audit: Audit, name: str) -> str:
-    owners = {report.node.name: report.node.owner for report in audit.nodes}
-    return explain_layer(audit.plans, audit.recommended, owners, name)
-
-
 def test_a_module_that_stays_fp32_says_why_under_each_plan(audit: Audit) -> None:
-    text = said(audit, "norm")
+    text = explain_layer(audit, "norm")
     for name, plan in audit.plans.items():
         words = ["FP32: " + reason.words for reason in plan.reasons if "norm" in reason.modules] or ["FP16"]
         mark = " (recommended)" if name == audit.recommended else ""
@@ -59,19 +54,19 @@ def test_a_module_that_stays_fp32_says_why_under_each_plan(audit: Audit) -> None
 
 def test_an_operation_says_why_too(audit: Audit) -> None:
     (softmax,) = (r.node.name for r in audit.nodes if "softmax" in r.node.op)
-    text = said(audit, softmax)
+    text = explain_layer(audit, softmax)
     assert "  autocast_fp16: not low: autocast runs softmax in FP32 by itself" in text.replace(" (recommended)", "")
     inside = next(r.node.name for r in audit.nodes if r.node.owner == "norm")
-    assert "FP32 with norm: " in said(audit, inside)
+    assert "FP32 with norm: " in explain_layer(audit, inside)
 
 
 def test_what_runs_low_says_so(audit: Audit) -> None:
-    assert f"  {audit.recommended} (recommended): FP16" in said(audit, "first").splitlines()
+    assert f"  {audit.recommended} (recommended): FP16" in explain_layer(audit, "first").splitlines()
 
 
 def test_a_name_that_there_is_not(audit: Audit) -> None:
     with pytest.raises(AuditorError, match=r"did you mean norm\?") as caught:
-        said(audit, "nrm")
+        explain_layer(audit, "nrm")
     assert caught.value.slug == "no-such-layer"
 
 
@@ -81,10 +76,10 @@ def test_the_files_of_an_audit_say_the_same(
 ) -> None:
     audit.save(tmp_path)
     assert main(["explain-layer", str(tmp_path / given), "norm"]) == 0
-    assert capsys.readouterr().out.strip() == said(audit, "norm").strip()
+    assert capsys.readouterr().out.strip() == explain_layer(audit, "norm").strip()
     assert main(["explain-layer", str(tmp_path / given), "nrm"]) == 2
 
 
 def test_a_file_without_reasons_says_that(audit: Audit) -> None:
     plans = {name: replace(plan, reasons=()) for name, plan in audit.plans.items()}
-    assert "FP32: this file holds no reasons" in explain_layer(plans, None, {}, "norm")
+    assert "FP32: this file holds no reasons" in explain_layer(replace(audit, plans=plans, nodes=()), "norm")

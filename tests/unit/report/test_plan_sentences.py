@@ -154,20 +154,6 @@ def _all_low(audit: Audit, fmt: str) -> Tensor:
     return (got.float() - expected).norm() / expected.norm()
 
 
-def test_what_is_said_of_one_alone_is_not_said_of_all() -> None:
-    model, inputs, how = CASES["raised"]
-    audit = auditor.audit(seeded(model), inputs, device="cpu", **how)
-    (plan,) = audit.plans.values()
-    idle = [reason for reason in plan.reasons if reason.kind == "no-gain"]
-    assert sum(len(reason.modules) for reason in idle) >= 8
-    assert float(_all_low(audit, "bf16")) > audit.max_error
-    (fold,) = islands(plan)
-    assert (fold.name, len(fold.paths)) == ("(the model's own operations), layers.a and 15 more modules", 17)
-    assert len(plan.reasons) <= 2
-    assert sorted(fold.paths) == sorted(path for reason in idle for path in reason.modules)
-    assert {reason.words for reason in idle} == {"lowering it alone saves no time"}
-
-
 def test_the_plan_patched_by_hand_has_its_error(audit: Audit) -> None:
     for plan in audit.plans.values():
         if plan.verified and plan.measured_error is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from auditor.records import Audit, Evaluation, Score
-from auditor.report import reporters
 from auditor.report.criteria import advice, score_headline
+from auditor.report.reporters import REPORTERS
 from tests.unit.report.factory import make_audit
 
 FP32 = Evaluation("scores.py:accuracy", "higher", 0.01, 0.986111, 360, None, 6)
@@ -27,11 +27,11 @@ def audit() -> Audit:
 def test_every_report_has_the_scores() -> None:
     found = audit()
     for name in ("text", "md", "html"):
-        flat = " ".join(reporters.rendered(name, found).replace("\\", "").split())
+        flat = " ".join(REPORTERS[name](found).replace("\\", "").split())
         assert "scores.py:accuracy gives 0.98611 in FP32" in flat
         assert "0.98333, 0.0028 worse (standard error 0.0028): passes" in flat
         assert "0.95, 0.036 worse (standard error 0.0099): fails, 0.01 is allowed" in flat
-    assert "it <b>raised</b>" not in reporters.rendered("html", found)
+    assert "it <b>raised</b>" not in REPORTERS["html"](found)
 
 
 def test_a_function_of_the_mean_is_named() -> None:

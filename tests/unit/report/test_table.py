@@ -23,13 +23,6 @@ def test_columns_are_strict_json_and_keep_names_as_they_are():
     assert "nan" in again["cells"]["fp16"]["local"]
 
 
-def test_verdicts_are_digits():
-    audit = make_audit(30)
-    columns = table(audit)
-    for i, report in enumerate(audit.nodes):
-        assert columns["verdicts"][int(columns["cells"]["fp16"]["verdict"][i])] == report.verdicts["fp16"].verdict
-
-
 def test_identical_blocks_are_folded_and_an_odd_one_breaks_the_run():
     nodes = make_audit(5 + 14 * 6).nodes
     assert folds(nodes) == [[f"blocks.{i}" for i in range(6)]]
@@ -88,18 +81,6 @@ def test_what_is_computed_under_the_plan_is_read_computed_and_given():
         "it is handed FP32 by the parameter embed.weight",
         "autocast runs layer_norm in FP32 by itself",
     ]
-
-
-def test_without_a_plan_there_is_no_colour_for_it():
-    columns = table(make_audit(30, formats=("bf16",), recommended=None))
-    assert set(columns["why"]) == {0}
-    assert columns["measures"][0]["kind"] == "verdict"
-    assert table(make_audit(20))["measures"][0]["column"] == "plan"
-
-
-def test_classes_are_those_that_the_audit_found():
-    columns = table(replace(make_audit(20), classes={"blocks": "ModuleList"}))
-    assert columns["classes"] == {"blocks": "ModuleList"}
 
 
 def test_a_verdict_of_safe_says_why_where_the_operation_alone_breaks_the_budget():

@@ -8,8 +8,8 @@ import pytest
 
 from auditor.records import Audit, Timed, Times, Timing, Today
 from auditor.report.plans import times, today_title
-from auditor.report.reporters import md, text
-from auditor.report.reporters.html import render
+from auditor.report.reporters import html as render
+from auditor.report.reporters import markdown, text
 from tests.unit.report.factory import make_audit
 
 FAST = Times(0.0012, 0.0011, 0.0013, 20, 2.0, 1.8, 2.2)
@@ -56,10 +56,10 @@ def test_what_the_times_are_for_is_said() -> None:
 
 def test_every_reporter_has_the_rows() -> None:
     audit = timed_audit(False)
-    for said in (text.render(audit, width=100, color=False), md.render(audit), render(audit)):
+    for said in (text(audit, width=100, color=False), markdown(audit), render(audit)):
         assert today_title(audit) in said.replace("\\", "") and "4.2e-4" in said
         assert "1.2 ms (1.1 to 1.3), 2.00x" in said.replace("\n          ", " ").replace("\\", "")
-    for said in (text.render(make_audit(), color=False), md.render(make_audit()), render(make_audit())):
+    for said in (text(make_audit(), color=False), markdown(make_audit()), render(make_audit())):
         assert "as you have it set" not in said and "One forward" not in said
 
 

@@ -27,12 +27,6 @@ def test_islands_of_one_shape_and_reason_are_folded():
     assert [i.name for i in islands(given)] == ["blocks.{0,1}.norm", "head"]
 
 
-def test_headline_counts_what_is_kept_apart():
-    assert view(make_audit()).headline == "Run it in FP16 under autocast, keeping 2 modules in FP32."
-    assert view(make_audit(recommended="autocast_bf16")).headline.endswith("; nothing has to stay in FP32.")
-    assert "no plan met the error budget of 0.01" in view(make_audit(recommended=None)).headline
-
-
 @pytest.mark.parametrize(
     ("change", "verdict"),
     [
@@ -52,14 +46,6 @@ def test_plan_verdicts(change, verdict):
     chosen = view(replace(audit, plans=plans)).chosen
     assert chosen is not None
     assert chosen.verdict == verdict
-
-
-def test_tallies_say_what_limits_each_format():
-    fp16, bf16 = view(make_audit()).tallies
-    assert fp16.limit == "overflow and precision"  # one overflow, and the argmax that flips
-    assert bf16.limit == "precision"
-    assert fp16.counts["untested"] == 1
-    assert fp16.total == sum(fp16.counts.values()) == 120
 
 
 @pytest.mark.parametrize(("what", "name"), [("format", "e6m9"), ("strategy", "frugal")])

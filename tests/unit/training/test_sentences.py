@@ -90,7 +90,7 @@ def test_the_headline_says_how_to_train(trained: Trained) -> None:
     assert found.recommended == "autocast_fp16"
     said = f"Train it in FP16 under that plan, with a loss scale from {training.fp16.init:,.10g}."
     assert view(found).headline.endswith(said)
-    for rendered in (text.render(found, width=200), html.render(found)):
+    for rendered in (text(found, width=200), html(found)):
         assert said in " ".join(rendered.split())
 
 
@@ -196,7 +196,7 @@ def test_a_window_of_all_batches_and_a_step_of_the_first() -> None:
     largest = max(float(g.abs().max()) for g in gradients.values())
     assert float(shown[1]) == pytest.approx(largest * training.trials[-1].scale, rel=0.01)
     assert float(shown[1]) < 65504
-    assert "he window is that of all batches; in the first one" in " ".join(html.render(found).split())
+    assert "he window is that of all batches; in the first one" in " ".join(html(found).split())
 
 
 def test_gradients_that_overflow_and_reach_no_weight() -> None:

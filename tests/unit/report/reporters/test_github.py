@@ -9,7 +9,7 @@ COMMAND = re.compile(r"^::(error|warning|notice) file=[^:,]+,line=\d+,title=[^:,
 
 
 def test_hostile_names_add_no_command():
-    lines = github.render(make_audit(60, hostile=True)).splitlines()
+    lines = github(make_audit(60, hostile=True)).splitlines()
     commands = [line for line in lines if line.startswith("::")]
     assert commands
     assert all(COMMAND.match(line) for line in commands)
@@ -20,7 +20,7 @@ def test_hostile_names_add_no_command():
 def test_at_most_ten_of_each_level():
     audit = make_audit(200)
     spread = tuple(replace(f, source=f"model.py:{i + 1}") for i, f in enumerate(audit.findings))
-    text = github.render(replace(audit, findings=spread))
+    text = github(replace(audit, findings=spread))
     counts = Counter(line.split(" ")[0] for line in text.splitlines() if line.startswith("::"))
     assert counts["::warning"] == 10
     assert counts["::error"] == 1

@@ -16,7 +16,7 @@ import auditor
 from auditor.records import Audit, Finding
 from auditor.report.model_explorer import graph
 from auditor.report.paths import Place, places
-from auditor.report.reporters import html, md, sarif, text
+from auditor.report.reporters import html, markdown, sarif, text
 from auditor.report.table import table
 
 HELPERS = """\
@@ -68,16 +68,16 @@ def test_the_record_has_both(found: tuple[Audit, Finding, str]) -> None:
 def test_every_reporter_shows_both(found: tuple[Audit, Finding, str]) -> None:
     audit, _, beside = found
     both = f"unit_helpers.py:6 (from {beside})"
-    for rendered in (text.render(audit), html.render(audit), audit._repr_html_(), sarif.render(audit)):
+    for rendered in (text(audit), html(audit), audit._repr_html_(), sarif(audit)):
         assert both in rendered
-    assert both.replace("_", "\\_") in md.render(audit) or both in md.render(audit)
+    assert both.replace("_", "\\_") in markdown(audit) or both in markdown(audit)
     assert both in table(audit)["strings"]
     assert both in json.dumps(graph(audit))
 
 
 def test_code_scanning_gets_the_helpers_line_and_a_link_to_the_call(found: tuple[Audit, Finding, str]) -> None:
     audit, _, beside = found
-    results = json.loads(sarif.render(audit))["runs"][0]["results"]
+    results = json.loads(sarif(audit))["runs"][0]["results"]
     result = next(r for r in results if r["locations"][0]["physicalLocation"]["region"]["startLine"] == 6)
     (related,) = result["relatedLocations"]
     assert related["physicalLocation"]["artifactLocation"]["uri"].endswith(Path(__file__).name)

@@ -1,7 +1,7 @@
 import re
 
 from auditor.report.blocks import code, escape
-from auditor.report.reporters import md
+from auditor.report.reporters import markdown
 from tests.unit.report.factory import make_audit
 
 
@@ -16,6 +16,6 @@ def test_prose_adds_no_markup():
 
 
 def test_every_table_row_has_its_cells():
-    rows = [line for line in md.render(make_audit(60, hostile=True)).splitlines() if line.startswith("|")]
+    rows = [line for line in markdown(make_audit(60, hostile=True)).splitlines() if line.startswith("|")]
     widths = [len(re.findall(r"(?<!\\)\|", row)) - 1 for row in rows]
     assert set(widths) == {6}  # plans

@@ -9,7 +9,7 @@ from tests.unit.report.factory import make_audit
 
 
 def run(audit):
-    document = json.loads(sarif.render(audit))
+    document = json.loads(sarif(audit))
     assert document["version"] == "2.1.0"
     assert document["$schema"]
     return document["runs"][0]

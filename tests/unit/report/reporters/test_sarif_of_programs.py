@@ -21,7 +21,7 @@ def test_what_becomes_of_operations() -> None:
     assert plan.program is not None
     high = {each.node for each in plan.program.kept}
     found = causes(audit).all
-    (run,) = json.loads(sarif.render(audit))["runs"]
+    (run,) = json.loads(sarif(audit))["runs"]
     assert len(run["results"]) == len(found)
     seen = set()
     for cause, result in zip(found, run["results"], strict=True):

@@ -14,7 +14,7 @@ import auditor
 from auditor.records import Audit
 from auditor.report.overview import ADVICE_SHOWN
 from auditor.report.reporters import text
-from auditor.report.words import memory, percent, plan_title, ratio, sentence
+from auditor.report.words import percent, plan_title, ratio, sentence
 
 
 class Block(nn.Module):
@@ -35,7 +35,7 @@ def audit() -> Audit:
 
 @pytest.fixture(scope="module")
 def said(audit: Audit) -> str:
-    return text.render(audit, width=100, color=False)
+    return text(audit, width=100, color=False)
 
 
 def test_rows_of_the_table_are_the_plans(audit: Audit, said: str) -> None:
@@ -58,17 +58,6 @@ def test_rows_of_the_table_are_the_plans(audit: Audit, said: str) -> None:
         assert row.startswith("*") == (name == written["recommended"])
 
 
-def test_the_lines_below_it_are_of_the_recommended_plan(audit: Audit, said: str) -> None:
-    plan = audit.to_json()["plans"][audit.recommended]
-    said = " ".join(said.split())
-    assert f"* recommended; {percent(plan['low_precision_flops'])} of the FLOPs low" in said
-    assert f"predicted for one {plan['target']}" in said
-    chosen = audit.plans[str(audit.recommended)]
-    assert chosen.memory is not None
-    assert chosen.fp32_memory is not None
-    assert f"predicted memory: {memory(chosen.memory)}; FP32: {memory(chosen.fp32_memory)}" in said
-
-
 def test_causes_are_counted_and_stand_where_they_are(audit: Audit, said: str) -> None:
     written = audit.to_json()
     heads = [found for line in said.splitlines() if (found := re.match(r"(\S+):(\d+) ([A-Z]{3}\d{3}) ", line))]
@@ -84,11 +73,11 @@ def test_lines_of_training_are_its_record() -> None:
     model, batch = nn.Linear(8, 8), (torch.randn(8, 8), torch.randn(8, 8))
     found = auditor.audit(model, batch, mode="training", loss_fn=nn.functional.mse_loss, strategies=("autocast",))
     assert found.training is not None
-    said = text.render(found, width=200, color=False)
+    said = text(found, width=200, color=False)
     assert f"Training  {sentence(found.training.recommendation)}" in re.sub(r"Training\s+", "Training  ", said)
     shown = [line.split("- ", 1)[1] for line in said.splitlines() if re.match(r"\s+- ", line)]
     titles = list(dict.fromkeys(advice.title for advice in found.training.advice))
     assert shown == titles[:ADVICE_SHOWN]
     twice = replace(found, training=replace(found.training, advice=2 * found.training.advice))
-    assert text.render(twice, width=200, color=False) == said
+    assert text(twice, width=200, color=False) == said
     assert found.to_json()["training"]["recommendation"] == found.training.recommendation
