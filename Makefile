@@ -60,7 +60,7 @@ test: lint $(VENV)/.tests ## Lint, then run every test that is quick
 test-slow: $(VENV)/.tests ## Run the oracles and the large models
 	$(BIN)/python -m pytest -m slow
 
-gpu: ## Hold what the CPU imitates against a GPU: half an hour of steps, into benchmarks/results/gpu/ (see benchmarks/README.md)
+gpu: ## Hold what the CPU emulates against a GPU: half an hour of steps, into benchmarks/results/gpu/ (see benchmarks/README.md)
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(STEPS)
 
 package: $(VENV)/.tests ## Build the wheel and the sdist into dist/, and check what the package page will show

@@ -11,12 +11,12 @@ _API = {
     "audit": "api",
     "Audit": "records",
     "apply": "document.live",
-    "imitated": "capture.imitation",
+    "emulate": "capture.emulation",
     "load": "document.read",
     "load_plan": "document.read",
     "snippet": "snippets",
 }
-__all__ = ["Audit", "__version__", "apply", "audit", "imitated", "load", "load_plan", "snippet"]
+__all__ = ["Audit", "__version__", "apply", "audit", "emulate", "load", "load_plan", "snippet"]
 
 
 def __getattr__(name: str) -> Any:

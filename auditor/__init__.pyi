@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from .capture.imitation import imitated as imitated
+from .capture.emulation import emulate as emulate
 from .document.live import apply as apply
 from .document.read import load as load
 from .document.read import load_plan as load_plan

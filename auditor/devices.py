@@ -1,4 +1,4 @@
-"""The device that an audit runs on: a CPU, which imitates a GPU, or a GPU, which runs the formats natively.
+"""The device that an audit runs on: a CPU, which emulates a GPU, or a GPU, which runs the formats natively.
 
 Importing this needs no torch.
 """

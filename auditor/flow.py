@@ -44,7 +44,7 @@ from .stages import Stages, listening
 from .training.recommend import agreed
 from .training.stage import Prepared, conclude, prepare
 
-TOO_SMALL = "The GPU's memory was too small for this audit: it was run on the CPU, which imitates a GPU."
+TOO_SMALL = "The GPU's memory was too small for this audit: it was run on the CPU, which emulates a GPU."
 
 
 def run(subject: Subject, options: Settings) -> Audit:

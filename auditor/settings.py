@@ -144,9 +144,9 @@ class Asked(BaseModel):
     device: Annotated[
         Any,
         AfterValidator(_device),
-        Option("auto, cpu, cuda or cuda:N (a cpu imitates the formats of a GPU)", "DEVICE"),
+        Option("auto, cpu, cuda or cuda:N (a cpu emulates the formats of a GPU)", "DEVICE"),
     ] = "auto"
-    """`auto` (the GPUs that the model is on, else the current one, else the CPU, which imitates one), `cpu`, `cuda`, `cuda:N`"""
+    """`auto` (the GPUs that the model is on, else the current one, else the CPU, which emulates one), `cpu`, `cuda`, `cuda:N`"""
     gpu: Annotated[str | None, Option(choices=lambda: table("plan/devices"))] = None
     """the GPU that times and memory are predicted for; unless given the one that the audit runs on, else A100"""
     mode: Annotated[str, Option(choices=lambda: MODES)] = "inference"
@@ -269,7 +269,7 @@ class Settings(Asked):
 
     @property
     def native(self) -> bool:
-        """Whether a GPU runs the formats; a CPU imitates one otherwise."""
+        """Whether a GPU runs the formats; a CPU emulates one otherwise."""
         return is_native(self.where)
 
     @property

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from auditor.capture.capture import capture
-from auditor.capture.imitation import imitated
+from auditor.capture.emulation import emulate
 from auditor.isolation.answer import answer
 from auditor.loading import from_object, in_eval
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, report, seconds
@@ -26,8 +26,8 @@ COLUMNS = {
     "forward s": ".4f",
     "capture": ".1f",
     "capture ms/op": ".2f",
-    "imitated run": ".1f",
-    "imitated ms/op": ".2f",
+    "emulated run": ".1f",
+    "emulated ms/op": ".2f",
 }
 
 
@@ -68,7 +68,7 @@ OTHERS: dict[str, Callable[[], Built]] = {
 
 
 def measured(name: str) -> Row:
-    """One model: the best of REPEATS captures and of as many imitated runs under FP16 autocast."""
+    """One model: the best of REPEATS captures and of as many emulated runs under FP16 autocast."""
     torch.manual_seed(0)
     model, args = build(name) if name in MODELS else OTHERS[name]()
     model.eval()
@@ -85,14 +85,14 @@ def measured(name: str) -> Row:
         "forward s": forward,
         "capture": recording / forward,
         "capture ms/op": 1000 * max(0.0, recording - 3 * forward) / operations,
-        "imitated run": running / forward,
-        "imitated ms/op": 1000 * max(0.0, running - 2 * forward) / operations,
+        "emulated run": running / forward,
+        "emulated ms/op": 1000 * max(0.0, running - 2 * forward) / operations,
     }
 
 
 @contextmanager
 def _as_on_cuda() -> Iterator[None]:
-    with imitated("cuda"), torch.autocast("cuda", dtype=torch.float16):
+    with emulate("cuda"), torch.autocast("cuda", dtype=torch.float16):
         yield
 
 

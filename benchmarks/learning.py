@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.runtime import DTYPES
-from auditor.capture.imitation import imitated
+from auditor.capture.emulation import emulate
 from auditor.numerics.casting import round_to
 from auditor.records import Objective, Subject
 
@@ -174,5 +174,5 @@ def _as_on_cuda(format: str) -> Iterator[None]:
     if format == "fp32":
         yield
         return
-    with imitated("cuda"):
+    with emulate("cuda"):
         yield

@@ -1,4 +1,4 @@
-"""How well the CPU imitates a GPU: local error of every node, imitated over native, where there is a GPU."""
+"""How well the CPU emulates a GPU: local error of every node, emulated over native, where there is a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = {
     "median": ".3f",
     "5th percentile": ".3f",
     "95th percentile": ".3f",
-    "only imitated fails": "d",
+    "only emulated fails": "d",
     "only native fails": "d",
 }
 
@@ -42,10 +42,10 @@ def errors_on(device: str, name: str) -> Errors:
     return {(node, fmt): error for node, formats in found.items() for fmt, error in formats.items()}
 
 
-def compared(name: str, fmt: str, imitated: Errors, native: Errors) -> Row:
+def compared(name: str, fmt: str, emulated: Errors, native: Errors) -> Row:
     """Ratios of the nodes that both graphs hold and that have an error on both sides."""
-    nodes = [node for node, f in imitated if f == fmt and (node, fmt) in native]
-    pairs = [(imitated[node, fmt], native[node, fmt]) for node in nodes]
+    nodes = [node for node, f in emulated if f == fmt and (node, fmt) in native]
+    pairs = [(emulated[node, fmt], native[node, fmt]) for node in nodes]
     ratios = [a.local_error / b.local_error for a, b in pairs if _counts(a) and _counts(b)]
     twentieths = statistics.quantiles(ratios, n=20)
     return {
@@ -55,7 +55,7 @@ def compared(name: str, fmt: str, imitated: Errors, native: Errors) -> Row:
         "median": statistics.median(ratios),
         "5th percentile": twentieths[0],
         "95th percentile": twentieths[-1],
-        "only imitated fails": sum(bool(a.unsupported) and not b.unsupported for a, b in pairs),
+        "only emulated fails": sum(bool(a.unsupported) and not b.unsupported for a, b in pairs),
         "only native fails": sum(bool(b.unsupported) and not a.unsupported for a, b in pairs),
     }
 
@@ -70,8 +70,8 @@ def main() -> int:
         return 2
     rows = []
     for name in MODELS:
-        imitated, native = errors_on("cpu", name), errors_on("cuda", name)
-        rows += [compared(name, fmt, imitated, native) for fmt in FORMATS]
+        emulated, native = errors_on("cpu", name), errors_on("cuda", name)
+        rows += [compared(name, fmt, emulated, native) for fmt in FORMATS]
     report("native_ratio", rows, COLUMNS, {"gpu": torch.cuda.get_device_name(), "host": machine()})
     return 0
 

@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="examples whose name begins so, such as 01")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, CPU, CUDA's autocast rules imitated")
+    print(f"torch {torch.__version__}, CPU, CUDA's autocast rules emulated")
     if options.what == "scales":
         _print_scales(options.steps, options.only)
     elif options.what == "updates":

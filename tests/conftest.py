@@ -18,7 +18,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests are of the imitation, and see no GPU, unless those that need one are asked for: `-m gpu`."""
+    """Tests are of the emulation, and see no GPU, unless those that need one are asked for: `-m gpu`."""
     if not sees_a_gpu(config.getoption("markexpr")):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

@@ -55,7 +55,7 @@ def fuzzed(examples: int) -> settings:
 @pytest.fixture(scope="module")
 def document() -> dict:
     """A plan that fits the model above."""
-    plan = json.loads(json.dumps(make_audit(30).to_json()))
+    plan = json.loads(json.dumps(make_audit(30).to_dict()))
     plan["parameters"] = 26
     for item in plan["plans"].values():
         item["scopes"] = {"": {"precision": item["format"]}, "0": {"precision": "fp32", "because": ["NRM001"]}}

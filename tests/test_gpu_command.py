@@ -124,7 +124,7 @@ def test_ratios_are_of_what_both_have() -> None:
     assert spread([1.0, 1.0, 1.0, 2.0])["median"] == 1.0
 
 
-def test_the_summary_holds_imitated_against_native() -> None:
+def test_the_summary_holds_emulated_against_native() -> None:
     row = {
         "ratios": {"fp16": {"count": 7, "median": 1.02, "low": 0.9, "high": 1.1}},
         "verdicts": ["exp in fp16: safe, natively unsafe", "exp in bf16: safe, natively unsafe"],
@@ -133,7 +133,7 @@ def test_the_summary_holds_imitated_against_native() -> None:
     results: dict[str, Any] = dict.fromkeys(step.name for step in STEPS)
     results["examples"] = {"status": "cut short", "seconds": 12.0, "rows": {"01.py": row, "02.py": {"error": "ended"}}}
     results["corpus"] = {"status": "done", "seconds": 1.0, "rows": {"a": {"holds": "raises", "twin holds": True}}}
-    apart = {"agree": False, "native, imitated": ["RuntimeError: no kernel", None]}
+    apart = {"agree": False, "native, emulated": ["RuntimeError: no kernel", None]}
     results["operations"] = {
         "status": "done",
         "seconds": 1.0,
@@ -148,7 +148,7 @@ def test_the_summary_holds_imitated_against_native() -> None:
         "| examples | 01.py | fp16 | 7 | 1.020 | 0.90 to 1.10 | 1 |",
         "| 01.py | cast_fp16 | 0.001 | 0.0011 | yes / no | in a word |",
         "Known failures: 1 of 1 happen natively; 0 of their twins fail.",
-        "Operations of OpInfo: 1 of 2 run, or are refused, natively as they are imitated.",
+        "Operations of OpInfo: 1 of 2 run, or are refused, natively as they are emulated.",
         "| cdist in fp16 | RuntimeError: no kernel | runs |",
         "| 01.py | cast_fp16 | 2.000 | 1.500 |",
     ):

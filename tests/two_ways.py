@@ -1,4 +1,4 @@
-"""A plan run twice: the patched model under the imitation, and the tape's replay under the plan's policy."""
+"""A plan run twice: the patched model under the emulation, and the tape's replay under the plan's policy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def drawn(capture: Capture, strategy: str, fmt: str, rnd: random.Random) -> Labe
     return labels
 
 
-def imitated_answer(
+def emulated_answer(
     model: nn.Module, capture: Capture, batch: Batch, strategy: str, fmt: str, labels: Labels
 ) -> Answer:
     """What the model says that follows the plan, run as a GPU would run it."""

@@ -61,7 +61,7 @@ class Strategy:
 
 
 def autocast_type(module: nn.Module, inputs: Any) -> str:
-    """The device type of regions around a whole model: its GPU's, or CUDA's where a CPU imitates one."""
+    """The device type of regions around a whole model: its GPU's, or CUDA's where a CPU emulates one."""
     kind = device_type(module, inputs)
     return "cuda" if kind == "cpu" else kind
 

@@ -62,14 +62,14 @@ def intercepted(
 
     Autocast regions of every device type are one stack, PyTorch's fused transformer path is off (it reads weights past
     the modules that hold them), and compiled functions run eagerly.
-    Raises: MeasureError(slug="imitation-busy"), in another thread or in the body of another one;
-    MeasureError(slug="imitation-ended") where the body traced a model.
+    Raises: MeasureError(slug="emulation-busy"), in another thread or in the body of another one;
+    MeasureError(slug="emulation-ended") where the body traced a model.
     """
     if not _RUNNING.acquire(blocking=False):
         raise MeasureError(
-            "another run is being recorded or imitated, and torch allows one at a time in a process: "
+            "another run is being recorded or emulated, and torch allows one at a time in a process: "
             "let it end before this one begins.",
-            slug="imitation-busy",
+            slug="emulation-busy",
         )
     with ExitStack() as stack:
         stack.callback(_RUNNING.release)
@@ -99,7 +99,7 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
             raise MeasureError(
                 "a tracer such as torch.export ran in the run and switched off what sees its operations: trace the model "
                 "before or after.",
-                slug="imitation-ended",
+                slug="emulation-ended",
             )
 
     @classmethod

@@ -18,7 +18,7 @@ from ..numerics.formats import FORMATS, Format
 from ..numerics.nodes import op_name
 from ..records import Batch, Capture, Literals
 from .builder import Tape
-from .imitation import Imitation
+from .emulation import Emulation
 from .paths import aligned
 from .record import record
 from .regions import Region
@@ -87,7 +87,7 @@ def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
 
 def _low_run(tape: Tape, model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int, *, stored: bool) -> Tape | None:
     """The tape of the model stored in the format, or under autocast; None where it does not run so."""
-    handler = Imitation(lenient=True, most=_LEAST + _TIMES * tape.operations)
+    handler = Emulation(lenient=True, most=_LEAST + _TIMES * tape.operations)
     around = None if stored else Region(True, str(dtype).removeprefix("torch."))
     batch = lowered_batch(batch, dtype) if stored else batch
 

@@ -183,7 +183,7 @@ def described(subject: Subject, directory: Path, options: Command) -> str:
     if (scoring := options.scoring) is not None:
         judged = "not judged" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse"
         rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
-    rows["Device"] = "the GPU runs the formats" if options.native else "no GPU: a CPU imitates its arithmetic"
+    rows["Device"] = "the GPU runs the formats" if options.native else "no GPU: a CPU emulates its arithmetic"
     rows["Files"] = f"{directory}/: {', '.join(FILES)}"
     lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
     return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"

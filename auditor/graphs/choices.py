@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from ..capture.imitation import as_on
+from ..capture.emulation import as_on
 from ..errors import MeasureError, let_through
 from ..execution.execute import Executor
 from ..isolation.answer import from_the_start

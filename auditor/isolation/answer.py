@@ -57,7 +57,7 @@ def answer(
 
 @contextmanager
 def _nothing_saved(asked: list[bool]) -> Iterator[None]:
-    """In the body autograd keeps no values for a backward pass: nobody takes one of an answer, and the imitation's low
+    """In the body autograd keeps no values for a backward pass: nobody takes one of an answer, and the emulation's low
     products would keep every weight once more. asked: filled where the model itself takes gradients in its forward."""
 
     def wanted(_: None) -> torch.Tensor:

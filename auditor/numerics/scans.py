@@ -153,7 +153,7 @@ def transformed(
 ) -> tuple[Any, list[int]]:
     """The transform, computed in float32 and rounded to the format; and the lengths that it transforms.
 
-    What cuFFT rounds between its passes is not imitated.
+    What cuFFT rounds between its passes is not emulated.
     """
     result = target(*raised(args), **raised(kwargs))
     return over_tensors(lambda x: _rounded(x, row), result), _lengths(target, args, kwargs, result)

@@ -195,8 +195,7 @@ def as_candidate(problem: Problem, plan: Plan) -> Candidate:
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """A choice as a plan that was not run yet."""
-    curve = candidates(problem)
-    _slowest, fp32 = max(point.seconds for point in curve), everything(problem, "fp32").seconds
+    fp32 = everything(problem, "fp32").seconds
     chosen = evaluate(problem, needed(problem, chosen.precision))
     resolution = problem.resolve(labelled(chosen.precision))
     return Plan(

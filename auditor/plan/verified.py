@@ -190,7 +190,7 @@ def timed_plans(
 ) -> tuple[dict[str, Plan], Timing]:
     """The plans with what one forward takes under each, and what that is held against.
 
-    On a GPU they are run there; on a CPU they are run in half precision by the CPU itself, which imitates nothing, and the
+    On a GPU they are run there; on a CPU they are run in half precision by the CPU itself, which emulates nothing, and the
     times say nothing of a GPU. FP32, and what plans keep in FP32, computes in IEEE arithmetic.
     """
     today = bool(loose(bench.flags, bench.options.where))

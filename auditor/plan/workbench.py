@@ -14,7 +14,7 @@ import torch
 
 from ..artefact.emit import emit
 from ..artefact.strategies import SHIPPED
-from ..capture.imitation import Imitation
+from ..capture.emulation import Emulation
 from ..capture.intercept import intercepted
 from ..capture.paths import path_of, usable
 from ..folder import own
@@ -89,7 +89,7 @@ class Workbench:
 
     def _operations(self, batch: Batch) -> int:
         """How many operations the model takes for a batch."""
-        counting = Imitation(lenient=True)
+        counting = Emulation(lenient=True)
         answer(self.subject.model, batch, seed=self.options.seed, around=lambda: intercepted(counting))
         return counting.seen
 

@@ -79,7 +79,7 @@ class Environment:
     torch: Annotated[str, Written("version of PyTorch")]
     device: Annotated[str, Written("`cpu`, or the GPU's name")]
     execution: Annotated[
-        str, Written("`native`: a GPU ran the formats; `emulated`: a CPU imitated one", choices=("native", "emulated"))
+        str, Written("`native`: a GPU ran the formats; `emulated`: a CPU emulated one", choices=("native", "emulated"))
     ]
     seed: Annotated[int, Written("of every random choice")]
     seconds: Annotated[Mapping[str, float], Written("seconds of each stage, by name")] = empty()
@@ -183,7 +183,7 @@ class Audit:
 
         return load(directory)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What `plan.json` holds: what was decided, and why."""
         from ..document.codec import to_plan
 

@@ -153,7 +153,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
     if subject.synthetic_inputs:
         yield "The inputs were made up: give real ones with --inputs before relying on ranges."
     if audit.environment.execution != "native":
-        yield "No GPU ran this: formats were imitated on a CPU, and the speed-ups are predictions."
+        yield "No GPU ran this: formats were emulated on a CPU, and the speed-ups are predictions."
     if simulated := [label(name) for name in audit.formats if not runs(name)]:
         yield f"torch has no arithmetic in {' or '.join(simulated)}: operations were rounded to it, and its plans not run."
     if untested := [f"{count(n, 'operation')} in {t.label}" for t in tallies if (n := t.counts["untested"])]:
@@ -211,7 +211,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
     graph = {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")
     if any(report.node.batch != 1 for report in audit.nodes):
         graph = "a recorded run of each path that the batches take"
-    native = "formats run natively" if env.execution == "native" else "GPU arithmetic imitated on a CPU"
+    native = "formats run natively" if env.execution == "native" else "GPU arithmetic emulated on a CPU"
     spent = ", ".join(f"{stage} {time:.1f} s" for stage, time in seconds.items())
     rows = {
         "Target": subject.target,

@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from ..artefact.applying import apply_plan
 from ..artefact.base import autocast_type, plan_table
 from ..capture.capture import assembled
+from ..capture.emulation import Emulation, emulate
 from ..capture.functional import Drawn
-from ..capture.imitation import Imitation, imitated
 from ..capture.intercept import Handler, intercepted
 from ..capture.paths import same_operations
 from ..capture.record import record
@@ -156,10 +156,10 @@ def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: flo
 
 @contextmanager
 def _around(step: Step, low: Lowering) -> Iterator[None]:
-    """FP32: outside of the author's own regions, as on the tape. Low: natively on a GPU, imitated elsewhere.
+    """FP32: outside of the author's own regions, as on the tape. Low: natively on a GPU, emulated elsewhere.
 
     A GPU's half kernels draw other random numbers than its FP32 kernels: a step that draws runs its kernels under the
-    imitation there, which draws in FP32.
+    emulation there, which draws in FP32.
     """
     if low.format == "fp32":
         with intercepted(Handler(), around=torch.float32):
@@ -167,7 +167,7 @@ def _around(step: Step, low: Lowering) -> Iterator[None]:
     elif step.on_gpu and not any(isinstance(n.target, Drawn) for n in step.capture.graph_module.graph.nodes):
         yield
     else:
-        with imitated("cuda"):
+        with emulate("cuda"):
             yield
 
 
@@ -197,7 +197,7 @@ def _watched(step: Step, module: nn.Module, watch: Watch) -> None:
             if is_low(leaf.dtype) and leaf.requires_grad:
                 leaf.register_hook(partial(told, node.name, index))  # type: ignore[no-untyped-call]
 
-    tape, _ = record(module, step.batch, handler=Imitation(), around=None, observe=observe)
+    tape, _ = record(module, step.batch, handler=Emulation(), around=None, observe=observe)
     names.update(same_operations(in_its_terms(assembled(tape, module, step.batch)), step.capture))
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..capture.imitation import as_on
+from ..capture.emulation import as_on
 from ..capture.source import raised_at
 from ..devices import is_native, type_of
 from ..errors import AuditorError, first_line, let_through, out_of_memory
@@ -94,7 +94,7 @@ class Answers:
 class Runs:
     """Runs the models that are loaded, natively on a GPU, on a CPU as a GPU would; none leaves a trace.
 
-    gradients: whether the model can be run with them at all. most: operations that a forward may take, see `imitated`.
+    gradients: whether the model can be run with them at all. most: operations that a forward may take, see `emulate`.
     What does not run is a one-line reason.
     """
 

@@ -59,11 +59,11 @@ def spread(ratios: list[float]) -> Row:
     return {"count": len(ratios), "median": statistics.median(ratios), "low": twentieths[0], "high": twentieths[-1]}
 
 
-def ratios_of(imitated: Mapping[Any, NodeError], native: Mapping[Any, NodeError]) -> list[float]:
-    """Imitated over native error of every operation that both have one of."""
+def ratios_of(emulated: Mapping[Any, NodeError], native: Mapping[Any, NodeError]) -> list[float]:
+    """Emulated over native error of every operation that both have one of."""
     found = []
-    for key in imitated.keys() & native.keys():
-        ours, theirs = imitated[key].local_error, native[key].local_error
+    for key in emulated.keys() & native.keys():
+        ours, theirs = emulated[key].local_error, native[key].local_error
         if ours and theirs and math.isfinite(ours) and math.isfinite(theirs):
             found.append(ours / theirs)
     return found

@@ -45,7 +45,7 @@ class Step:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-UNIT = ("imitation", "formats", "measure", "tape", "training", "isolation", "ops")
+UNIT = ("emulation", "formats", "measure", "tape", "training", "isolation", "ops")
 
 
 def tests(asked: Asked) -> Items:
@@ -71,7 +71,7 @@ def _pytest(arguments: list[str]) -> Row:
 
 
 def examples(asked: Asked) -> Items:
-    """Every example, natively and imitated."""
+    """Every example, natively and emulated."""
     from benchmarks.gpu.both import compared, example
 
     names = sorted(path.name for path in (ROOT / "examples").glob("0*.py"))
@@ -101,7 +101,7 @@ def _less(asked: Asked) -> Row:
 
 
 def ratios(asked: Asked) -> Items:
-    """Imitated over native local error, operation by operation."""
+    """Emulated over native local error, operation by operation."""
     from tests.pretend_gpu.models import MODELS as TINY
     from tests.pretend_gpu.models import made
     from tests.slow.models import MODELS, specimen
@@ -162,7 +162,7 @@ def corpus(asked: Asked) -> Items:
 
 
 def architectures(asked: Asked) -> Items:
-    """Public architectures, natively and imitated."""
+    """Public architectures, natively and emulated."""
     from benchmarks.gpu.both import compared
     from tests.architectures.zoo import ZOO
     from tests.pretend_gpu.models import architecture
@@ -178,7 +178,7 @@ def architectures(asked: Asked) -> Items:
 
 
 def operations(asked: Asked) -> Items:
-    """Every operation of OpInfo in both formats: does the device refuse what the imitation refuses?"""
+    """Every operation of OpInfo in both formats: does the device refuse what the emulation refuses?"""
     op_db = _op_db()
     some = [op for op in op_db if op.name in ("add", "exp", "cdist", "softmax", "nn.functional.linear")]
     for op in some if asked.small else op_db:
@@ -202,21 +202,21 @@ SAMPLES = 3
 
 
 def _operation(op: Any, dtype: torch.dtype, device: str) -> Row:
-    """What the device and its imitation do with the first samples that FP32 takes: None where they run, else what is said."""
+    """What the device and its emulation do with the first samples that FP32 takes: None where they run, else what is said."""
     import auditor
 
     wide = [sample for _, sample in zip(range(SAMPLES), op.sample_inputs("cpu", torch.float32), strict=False)]
-    natively, imitated = [], []
+    natively, emulated = [], []
     for sample in wide:
         low = sample.transform(lambda x: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x)
         there = low.transform(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
         natively.append(_said(lambda there=there: op(there.input, *there.args, **there.kwargs)))  # type: ignore[misc]
-        with auditor.imitated():
-            imitated.append(_said(lambda low=low: op(low.input, *low.args, **low.kwargs)))  # type: ignore[misc]
-    agree = [(a is None) == (b is None) for a, b in zip(natively, imitated, strict=True)]
+        with auditor.emulate():
+            emulated.append(_said(lambda low=low: op(low.input, *low.args, **low.kwargs)))  # type: ignore[misc]
+    agree = [(a is None) == (b is None) for a, b in zip(natively, emulated, strict=True)]
     listed = dtype in op.dtypesIfCUDA
-    apart = next(((a, b) for a, b, same in zip(natively, imitated, agree, strict=True) if not same), None)
-    return {"samples": len(wide), "agree": all(agree), "listed by OpInfo": listed, "native, imitated": apart}
+    apart = next(((a, b) for a, b, same in zip(natively, emulated, agree, strict=True) if not same), None)
+    return {"samples": len(wide), "agree": all(agree), "listed by OpInfo": listed, "native, emulated": apart}
 
 
 def _said(call: Callable[[], object]) -> str | None:
@@ -256,7 +256,7 @@ STEPS = (
     Step("tests", "Do the tests of what computes pass with a GPU at hand?", 240, tests),
     Step("examples", "Does every example come to the same natively?", 360, examples),
     Step("one_thread", "And with one thread?", 60, one_thread, {"OMP_NUM_THREADS": "1"}),
-    Step("ratios", "How near are imitated errors to native ones?", 180, ratios),
+    Step("ratios", "How near are emulated errors to native ones?", 180, ratios),
     Step(
         "ratios_without_tf32",
         "The same where the driver itself is kept from TF32.",

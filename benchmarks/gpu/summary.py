@@ -1,4 +1,4 @@
-"""The results as Markdown: imitated beside native, and what a reader should know of the rest."""
+"""The results as Markdown: emulated beside native, and what a reader should know of the rest."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _steps(results: Mapping[str, Result | None]) -> list[str]:
 
 
 def _compared(results: Mapping[str, Result | None]) -> list[str]:
-    """Imitated over native local error of operations, and verdicts that are others."""
+    """Emulated over native local error of operations, and verdicts that are others."""
     rows: list[tuple[object, ...]] = []
     for step in (*RATIOS, *AUDITS):
         for name, row in _rows(results.get(step)):
@@ -68,7 +68,7 @@ def _plans(results: Mapping[str, Result | None]) -> list[str]:
                 ours, theirs = found["error"]
                 verified = " / ".join("yes" if held else "no" for held in found["verified"])
                 rows.append((name, plan, _error(ours), _error(theirs), verified, found["failure"] or ""))
-    return _table(("model", "plan", "error imitated", "error native", "verified imitated / native", "failure"), rows)
+    return _table(("model", "plan", "error emulated", "error native", "verified emulated / native", "failure"), rows)
 
 
 def _corpus(result: Result | None) -> list[str]:
@@ -84,10 +84,10 @@ def _operations(result: Result | None) -> list[str]:
     rows = [(name, row) for name, row in _rows(result) if "agree" in row]
     if not rows:
         return []
-    apart = [(name, *row["native, imitated"]) for name, row in rows if not row["agree"]]
-    said = f"Operations of OpInfo: {len(rows) - len(apart)} of {len(rows)} run, or are refused, natively as they are imitated."
-    listed = [(name, native or "runs", imitated or "runs") for name, native, imitated in apart[:40]]
-    return [said, "", *_table(("operation", "native", "imitated"), list(listed))]
+    apart = [(name, *row["native, emulated"]) for name, row in rows if not row["agree"]]
+    said = f"Operations of OpInfo: {len(rows) - len(apart)} of {len(rows)} run, or are refused, natively as they are emulated."
+    listed = [(name, native or "runs", emulated or "runs") for name, native, emulated in apart[:40]]
+    return [said, "", *_table(("operation", "native", "emulated"), list(listed))]
 
 
 def _speed(result: Result | None) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.imitation import as_on
+from auditor.capture.emulation import as_on
 from auditor.isolation.answer import answer
 from auditor.loading.state import in_eval
 from auditor.numerics.metrics import output_error

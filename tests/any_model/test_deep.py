@@ -59,7 +59,7 @@ def limited(calls: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", [Around, nn.Sequential])
 def test_modules_two_hundred_and_fifty_deep_in_each_other(kind: type[nn.Module]) -> None:
-    with limited(1_200):  # four calls of Python a level where the test itself imitates a GPU, and what pytest has open
+    with limited(1_200):  # four calls of Python a level where the test itself emulates a GPU, and what pytest has open
         held(lambda: nested(kind, 250))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.imitation import imitated
+from auditor.capture.emulation import emulate
 from tests.any_model.holding import held
 
 
@@ -42,13 +42,13 @@ def test_the_audit_ends() -> None:
 
 def counted(steps: int) -> list[float]:
     x = torch.ones(2)
-    with imitated("cuda", most=3):
+    with emulate("cuda", most=3):
         for _ in range(steps):
             x = x + 1
     return x.tolist()
 
 
-def test_an_imitated_run_ends_after_as_many_operations_as_it_may_take() -> None:
+def test_an_emulated_run_ends_after_as_many_operations_as_it_may_take() -> None:
     assert counted(3) == [4.0, 4.0]
     with pytest.raises(RuntimeError, match="ended after 3 operations"):
         counted(4)

@@ -41,7 +41,7 @@ def test_what_autocast_leaves_in_fp32_is_said_to_fail_nowhere_and_to_be_low_nowh
     audit = held(lambda: (nn.Softmax(-1).eval(), ((X.clone(),), {})), strategies=("autocast",))
     assert audit.recommended is None
     assert audit.recommendation == "Run it in FP32: nothing in it runs low."
-    with auditor.imitated("cuda"), torch.autocast("cuda", dtype=torch.float16):
+    with auditor.emulate("cuda"), torch.autocast("cuda", dtype=torch.float16):
         assert nn.Softmax(-1)(X).dtype is torch.float32
 
 

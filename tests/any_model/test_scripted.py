@@ -148,7 +148,7 @@ def test_one_that_ran_before_and_runs_after(gradients: bool) -> None:
 def test_a_script_keeps_no_casts_of_the_region_that_it_ran_in_first() -> None:
     """FP16 overflows here and BF16 does not, whichever came first."""
     model = torch.jit.script(Large().eval())
-    with torch.no_grad(), auditor.imitated("cuda"):
+    with torch.no_grad(), auditor.emulate("cuda"):
         for dtype in (torch.float16, torch.bfloat16):
             with torch.autocast("cuda", dtype=dtype):
                 found = [model(torch.ones(2, 16)) for _ in range(3)]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import auditor
-from auditor.capture.imitation import as_on
+from auditor.capture.emulation import as_on
 from auditor.cli.program import main
 from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error

@@ -21,7 +21,7 @@ KNOWN_FAILURES = {("yolo_grid_decode", "cast_fp16"), ("yolo_grid_decode", "cast_
 
 
 def outputs_under(plan: str, audit: Audit, model: nn.Module, inputs: tuple[Any, ...]) -> Sequence[Tensor]:
-    """What a copy of the model answers once it follows the plan, on a GPU or its imitation."""
+    """What a copy of the model answers once it follows the plan, on a GPU or its emulation."""
     patched = auditor.apply(copy.deepcopy(model), audit, plan)
     (outputs,) = run_patched(patched, [(inputs, {})], "cpu")
     return outputs

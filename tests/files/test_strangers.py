@@ -61,7 +61,7 @@ COMMANDS = (
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(make_audit(6).to_json()))
+    found: dict[str, Any] = json.loads(json.dumps(make_audit(6).to_dict()))
     found["parameters"], found["structure"] = 26, ""
     for plan in found["plans"].values():
         plan["scopes"] = {"": {"precision": plan["format"]}, "0": {"precision": "fp32", "because": ["NRM001"]}}

@@ -1,4 +1,4 @@
-"""With a GPU: formats run natively there, and what the CPU imitates is what the GPU does."""
+"""With a GPU: formats run natively there, and what the CPU emulates is what the GPU does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_audit_runs_natively_and_leaves_the_model_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("name", ["vit", "gpt2"])
-def test_imitated_errors_are_the_native_ones(name: str) -> None:
-    imitated, native = errors_on("cpu", name), errors_on("cuda", name)
-    medians = [compared(name, fmt, imitated, native)["median"] for fmt in FORMATS]
+def test_emulated_errors_are_the_native_ones(name: str) -> None:
+    emulated, native = errors_on("cpu", name), errors_on("cuda", name)
+    medians = [compared(name, fmt, emulated, native)["median"] for fmt in FORMATS]
     assert statistics.mean(medians) == pytest.approx(1, abs=0.1)

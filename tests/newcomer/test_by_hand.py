@@ -48,7 +48,7 @@ def test_the_code_of_each_cause_is_for_the_recommended_strategy_and_runs(audited
             low, x = low.half(), x.half()
         space = {"model": low}
         exec(code, space)
-        with auditor.imitated("cuda"):
+        with auditor.emulate("cuda"):
             if audit.recommended == "cast_fp16":
                 found = space["model"](x)
             else:

@@ -81,12 +81,12 @@ def test_an_authors_own_region_and_a_loss_that_autocast_bans() -> None:
 def test_recurrent_layers_answer_in_float16_under_autocast(fmt: str) -> None:
     """aten/src/ATen/cudnn/AutocastRNN.cpp casts to kHalf, whatever the region asks for."""
     layer, x = seeded(lambda: nn.GRU(4, 4)), normal(3, 2, 4)
-    with auditor.imitated("cuda"), torch.autocast("cuda", dtype=dtype_of(fmt)):
-        imitated = layer(x)[0]
+    with auditor.emulate("cuda"), torch.autocast("cuda", dtype=dtype_of(fmt)):
+        emulated = layer(x)[0]
     with torch.autocast("pretend", dtype=dtype_of(fmt)):
         native = layer.to("pretend")(x.to("pretend"))[0]
-    assert imitated.dtype is native.dtype is torch.float16
-    assert torch.equal(imitated, native.cpu())
+    assert emulated.dtype is native.dtype is torch.float16
+    assert torch.equal(emulated, native.cpu())
 
 
 @natively

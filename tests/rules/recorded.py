@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from auditor.capture.imitation import Imitation
+from auditor.capture.emulation import Emulation
 from auditor.capture.intercept import intercepted
 from auditor.numerics.nodes import op_name
 from auditor.records import Capture, Finding
@@ -65,7 +65,7 @@ class Run:
         return (call for calls in self.calls.values() for call in calls)
 
 
-class _Recording(Imitation):
+class _Recording(Emulation):
     def __init__(self, fixed: set[int]) -> None:
         super().__init__(lenient=True)
         self.run, self._fixed = Run(), fixed

@@ -44,7 +44,7 @@ def low(model: nn.Module, inputs: tuple[Tensor, ...], fmt: str, use: str) -> lis
     assert dtype is not None
     model = copy.deepcopy(model)
     try:
-        with auditor.imitated("cuda"):
+        with auditor.emulate("cuda"):
             if use == "autocast":
                 with torch.autocast("cuda", dtype=dtype):
                     return outputs(model, inputs)
@@ -165,7 +165,7 @@ def test_the_cast_that_spares_batch_norms_keeps_their_statistics() -> None:
 
 
 def low_as_it_is(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    with auditor.imitated("cuda"):
+    with auditor.emulate("cuda"):
         return outputs(model, tuple(x.half() for x in inputs))
 
 
@@ -175,7 +175,7 @@ def test_the_advice_of_measured_rules_keeps_any_module(code: str, use: str) -> N
     (rule,) = (rule for rule in load_rules() if rule.code == code)
     dtype = dtype_of(rule.formats[0])
     module, x = nn.Linear(8, 8), torch.randn(4, 8)
-    with auditor.imitated("cuda"), torch.no_grad():
+    with auditor.emulate("cuda"), torch.no_grad():
         if use == "cast":
             module, x = module.to(dtype).float(), x.to(dtype)
         space: dict[str, Any] = {"torch": torch, "x": x, "module": module}

@@ -136,7 +136,7 @@ def test_the_plan_can_be_applied(audited: dict[str, Any]) -> None:
 
 def text_of(**options: Any) -> str:
     found = auditor.audit(disturbed_model(), (normal(8, 6),), formats=("bf16",), strategies=("autocast",), **options)
-    return json.dumps(steady(found.to_json()), indent=1, allow_nan=False)
+    return json.dumps(steady(found.to_dict()), indent=1, allow_nan=False)
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 import auditor
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.strategies import SHIPPED
-from auditor.capture.imitation import Imitation
+from auditor.capture.emulation import Emulation
 from auditor.errors import PlanError
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy
@@ -144,14 +144,14 @@ def of_the_runtime(
 ) -> list[tuple[str, str]]:
     """(operation, dtype of its result) of all that the patched model runs, in order."""
     (model, captured), found = known(name), list[tuple[str, str]]()
-    run = Imitation.whole
+    run = Emulation.whole
 
-    def noted(self: Imitation, op: Any, *rest: Any) -> Any:
+    def noted(self: Emulation, op: Any, *rest: Any) -> Any:
         result = run(self, op, *rest)
         found.append((str(op), first_dtype(result)))
         return result
 
-    monkeypatch.setattr(Imitation, "whole", noted)
+    monkeypatch.setattr(Emulation, "whole", noted)
     wrapped = Policy(captured, strategy, labels.__getitem__, fmt).wrapped
     scopes: dict[str, Any] = {
         path: {"precision": boundary.precision, "output": "keep" if boundary.keeps else "cast"}

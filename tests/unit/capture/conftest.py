@@ -1,4 +1,4 @@
-"""What an imitated run may switch on in torch, looked up before and after every test: nothing may stay on."""
+"""What an emulated run may switch on in torch, looked up before and after every test: nothing may stay on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEYS = ("PreDispatch", "PythonDispatcher", "Python", "AutocastIPU")
 
 
 def switches() -> dict[str, Any]:
-    """Everything about this thread and process that an imitated run changes."""
+    """Everything about this thread and process that an emulated run changes."""
     torch.autocast_increment_nesting()
     state: dict[str, Any] = {
         "autocast": [getattr(autocast, name) for name in ("__init__", "__enter__", "__exit__")],

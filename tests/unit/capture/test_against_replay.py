@@ -1,6 +1,6 @@
-"""The patched model under the imitation answers what the tape answers under the plan's policy.
+"""The patched model under the emulation answers what the tape answers under the plan's policy.
 
-`benchmarks/imitation.py` does the same for the corpora, the examples and the architectures.
+`benchmarks/emulation.py` does the same for the corpora, the examples and the architectures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.corpus.catalogue import INFERENCE
 from tests.resisting import MODELS as RESISTING
 from tests.small_models import MODELS as SMALL
 from tests.subjects import FORMATS, capture_of, normal, seeded
-from tests.two_ways import Labels, difference, drawn, dtypes_of, everything, imitated_answer, replayed_answer
+from tests.two_ways import Labels, difference, drawn, dtypes_of, emulated_answer, everything, replayed_answer
 
 CLOSE = 1e-6
 CORPUS = {case.name: case for case in INFERENCE}
@@ -96,7 +96,7 @@ def known(name: str) -> tuple[nn.Module, Batch, Capture]:
 
 def assert_alike(name: str, strategy: str, fmt: str, labels: Labels) -> None:
     model, batch, capture = known(name)
-    run = imitated_answer(model, capture, batch, strategy, fmt, labels)
+    run = emulated_answer(model, capture, batch, strategy, fmt, labels)
     replay = replayed_answer(model, capture, batch, strategy, fmt, labels)
     assert difference(run, replay) <= CLOSE, (run if isinstance(run, str) else "", replay, labels)
 
@@ -133,7 +133,7 @@ def test_scopes_of_a_model_whose_tied_weight_is_held_by_a_module_that_is_never_c
 
 def test_the_run_is_low() -> None:
     model, batch, capture = known("FollowsAProduct")
-    found = imitated_answer(model, capture, batch, "autocast", "bf16", everything(capture, "bf16"))
+    found = emulated_answer(model, capture, batch, "autocast", "bf16", everything(capture, "bf16"))
     assert list(dtypes_of(found)) == [torch.bfloat16]
 
 

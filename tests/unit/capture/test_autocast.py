@@ -1,4 +1,4 @@
-"""Autocast inside an imitated run is CUDA's: the whole of its lists, regions in regions, and what it leaves alone."""
+"""Autocast inside an emulated run is CUDA's: the whole of its lists, regions in regions, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def halves(dtype: torch.dtype) -> Make:
 
 
 def dtype_of(name: str, *args: Any, region: torch.dtype = FP16, device: str = "cuda", **kwargs: Any) -> torch.dtype:
-    with auditor.imitated(), torch.autocast(device, dtype=region):
+    with auditor.emulate(), torch.autocast(device, dtype=region):
         return first_dtype(overload(name)(*args, **kwargs))
 
 
@@ -51,7 +51,7 @@ def test_raised(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(MISSING & FP32.keys()))
 def test_what_cuda_lacks_raises_outside_a_region(name: str) -> None:
-    with auditor.imitated(), pytest.raises(RuntimeError, match=r"has no float16 kernel (on CUDA|here)"):
+    with auditor.emulate(), pytest.raises(RuntimeError, match=r"has no float16 kernel (on CUDA|here)"):
         overload(name)(*FP32[name](halves(FP16)))
 
 
@@ -78,15 +78,15 @@ def test_a_dtype_that_is_given_counts(name: str) -> None:
 
 def test_refused() -> None:
     x = torch.full((2,), 0.5)
-    with auditor.imitated(), torch.autocast("cuda"), pytest.raises(RuntimeError, match="refuses to run under autocast"):
+    with auditor.emulate(), torch.autocast("cuda"), pytest.raises(RuntimeError, match="refuses to run under autocast"):
         nn.functional.binary_cross_entropy(x, x)
-    with auditor.imitated():
+    with auditor.emulate():
         assert nn.functional.binary_cross_entropy(x, x).dtype is WIDE
 
 
 def test_in_place_and_out_are_left_alone() -> None:
     x, y = torch.ones(2, 2), torch.ones(2, 2, dtype=FP16)
-    with auditor.imitated(), torch.autocast("cuda", dtype=FP16):
+    with auditor.emulate(), torch.autocast("cuda", dtype=FP16):
         assert x.addmm_(x, x).dtype is WIDE
         assert y.exp_().dtype is FP16
         result = torch.empty(2, 2)
@@ -96,7 +96,7 @@ def test_in_place_and_out_are_left_alone() -> None:
 
 def test_regions_in_regions() -> None:
     x = torch.ones(2, 2)
-    with auditor.imitated():
+    with auditor.emulate():
         assert x.mm(x).dtype is WIDE
         with torch.autocast("cuda"):  # without a dtype: CUDA's own
             assert x.mm(x).dtype is FP16
@@ -111,7 +111,7 @@ def test_regions_in_regions() -> None:
 
 
 def test_the_default_of_both_device_types_is_cudas() -> None:
-    with auditor.imitated():
+    with auditor.emulate():
         for device in ("cpu", "cuda"):
             with torch.autocast(device):
                 assert torch.get_autocast_dtype("cuda") is torch.get_autocast_dtype("cpu") is FP16
@@ -121,7 +121,7 @@ def test_the_default_of_both_device_types_is_cudas() -> None:
 def test_a_default_that_was_set_counts() -> None:
     torch.set_autocast_dtype("cuda", BF16)
     try:
-        with auditor.imitated(), torch.autocast("cpu"):
+        with auditor.emulate(), torch.autocast("cpu"):
             assert torch.ones(2, 2).mm(torch.ones(2, 2)).dtype is BF16
     finally:
         torch.set_autocast_dtype("cuda", FP16)
@@ -131,19 +131,19 @@ def test_a_default_that_was_set_counts() -> None:
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_run_in_fp16_in_a_bf16_region_too(kind: type[nn.RNNBase], region: torch.dtype) -> None:
     layer, x = kind(4, 4, num_layers=2, bidirectional=True), normal(3, 2, 4)  # cuDNN's autocast wrapper hard-codes it
-    with auditor.imitated(), torch.autocast("cuda", dtype=region):
+    with auditor.emulate(), torch.autocast("cuda", dtype=region):
         found = layer(x)[0]
-    with auditor.imitated(), torch.autocast("cuda", dtype=FP16):
+    with auditor.emulate(), torch.autocast("cuda", dtype=FP16):
         assert torch.equal(layer(x)[0], found)
     assert found.dtype is FP16
-    with auditor.imitated():  # stored in BF16 it is BF16
+    with auditor.emulate():  # stored in BF16 it is BF16
         assert layer.bfloat16()(x.bfloat16())[0].dtype is BF16
 
 
 def test_packed_sequences() -> None:
     layer = nn.GRU(4, 4, batch_first=True)
     packed = nn.utils.rnn.pack_padded_sequence(normal(2, 5, 4), torch.tensor([5, 3]), batch_first=True)
-    with auditor.imitated(), torch.autocast("cuda", dtype=BF16):
+    with auditor.emulate(), torch.autocast("cuda", dtype=BF16):
         assert layer(packed)[0].data.dtype is FP16
 
 
@@ -184,7 +184,7 @@ class Kept(torch.autograd.Function):
 
 def test_functions_that_cast_their_inputs() -> None:
     x = torch.ones(2, 2, requires_grad=True)
-    with auditor.imitated():
+    with auditor.emulate():
         with torch.autocast("cuda", dtype=FP16):
             low = x.mm(x)
             result = Scaled.apply(low)
@@ -195,7 +195,7 @@ def test_functions_that_cast_their_inputs() -> None:
 
 def test_functions_that_keep_the_region() -> None:
     x, weight = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
-    with auditor.imitated():
+    with auditor.emulate():
         with torch.autocast("cuda", dtype=FP16):
             result = Kept.apply(x, weight)
         result.float().sum().backward()
@@ -215,7 +215,7 @@ def test_the_fused_path_of_the_encoder_is_not_taken() -> None:
     with torch.no_grad():
         layer(x)
         assert not calls  # torch reads the weight past the wrapped forward
-        with auditor.imitated():
+        with auditor.emulate():
             layer(x)
     assert len(calls) == 1
 
@@ -223,7 +223,7 @@ def test_the_fused_path_of_the_encoder_is_not_taken() -> None:
 def test_random_numbers_are_those_of_fp32_rounded() -> None:
     torch.manual_seed(0)
     expected = torch.randn(8).half()
-    with auditor.imitated():
+    with auditor.emulate():
         torch.manual_seed(0)
         assert torch.equal(torch.randn(8, dtype=FP16), expected)
         torch.manual_seed(0)

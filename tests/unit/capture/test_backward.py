@@ -1,4 +1,4 @@
-"""Backwards inside an imitated run: what is rounded and what overflows, worked out by hand, and whole training steps."""
+"""Backwards inside an emulated run: what is rounded and what overflows, worked out by hand, and whole training steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_gradients_of_products_sum_in_fp32_and_round_once() -> None:
     # d/dw of sum over 101 rows of x w: 2048 + 1 * 100. fp16 spaces by 2 from 2048 on and would stay there; 2148 is one.
     x = torch.cat([torch.tensor([2048.0]), torch.ones(100)])[:, None]
     weight = torch.ones(1, 1, requires_grad=True)
-    with auditor.imitated():
+    with auditor.emulate():
         with torch.autocast("cuda", dtype=FP16):
             result = F.linear(x, weight)
         result.backward(torch.ones_like(result))
@@ -37,7 +37,7 @@ def test_gradients_of_products_are_rounded_to_the_format() -> None:
     # 1 + 2^-11 is half way between fp16's 1 and 1 + 2^-10, and goes to the even one, 1; 3 * (1 + 2^-10) = 3 + 3 * 2^-10
     # lies between 3 + 2^-9 and 3 + 2^-8, spaced by 2^-9: 3 + 1.5 * 2^-9 is half way, and goes to the even 3 + 2^-8.
     weight = torch.ones(1, 1, requires_grad=True)
-    with auditor.imitated():
+    with auditor.emulate():
         with torch.autocast("cuda", dtype=FP16):
             result = F.linear(torch.tensor([[3.0]]), weight).float()
         result.backward(torch.tensor([[1 + 2**-11]]))
@@ -52,7 +52,7 @@ def test_gradients_of_products_are_rounded_to_the_format() -> None:
 def test_elementwise_operations_go_back_in_the_format() -> None:
     # d/dx of x * y is g * y = 1e-5 * 1e-5 = 1e-10, below fp16's smallest 6e-8: zero. In FP32 it is 1e-10.
     x, y = (torch.tensor([1e-5], dtype=FP16, requires_grad=True) for _ in range(2))
-    with auditor.imitated():
+    with auditor.emulate():
         (x * y).backward(torch.tensor([1e-5], dtype=FP16))
     assert gradient(x).item() == 0.0
 
@@ -79,7 +79,7 @@ def test_a_step_in_train_mode_is_close_to_fp32_and_not_equal() -> None:
     model = seeded(ConvNet).train()
     loss = model(normal(4, 3, 8, 8)).pow(2).mean()
     expected = torch.autograd.grad(loss, list(model.parameters()))
-    with auditor.imitated():
+    with auditor.emulate():
         actual = step(model)
     for a, e in zip(actual[2:], expected[2:], strict=True):  # a bias before a batch norm has a gradient of zero
         assert a.dtype is WIDE
@@ -88,7 +88,7 @@ def test_a_step_in_train_mode_is_close_to_fp32_and_not_equal() -> None:
 
 @pytest.mark.parametrize(("scale", "finite"), [(1.0, True), (2.0**10, True), (2.0**30, False)])
 def test_gradients_overflow_at_a_large_scale(scale: float, finite: bool) -> None:
-    with auditor.imitated():
+    with auditor.emulate():
         found = step(seeded(ConvNet).train(), scale)
         wide = step(seeded(ConvNet).train(), scale, BF16)
     assert all(bool(torch.isfinite(g).all()) for g in found) is finite
@@ -97,7 +97,7 @@ def test_gradients_overflow_at_a_large_scale(scale: float, finite: bool) -> None
 
 def test_batch_statistics_are_kept_in_fp32() -> None:
     model = seeded(ConvNet).train()
-    with auditor.imitated():
+    with auditor.emulate():
         step(model)
     assert model.norm.running_mean.dtype is WIDE
     assert not torch.equal(model.norm.running_mean, torch.zeros(4))
@@ -107,7 +107,7 @@ def test_what_the_uses_of_a_weight_add_to_its_gradient_is_summed_in_the_format()
     # Autocast casts a weight once a region, so its uses meet in fp16: 2048 + 1 = 2048, a hundred times over.
     def total(cache: bool) -> float:
         weight, one = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1)
-        with auditor.imitated():
+        with auditor.emulate():
             with torch.autocast("cuda", dtype=FP16, cache_enabled=cache):
                 uses = [F.linear(x, weight).float() for x in [*[one] * 100, 2048 * one]]
             torch.cat(uses).sum().backward()  # from the last use to the first
@@ -119,7 +119,7 @@ def test_what_the_uses_of_a_weight_add_to_its_gradient_is_summed_in_the_format()
 
 def test_a_cast_without_gradients_is_not_kept_for_one_with() -> None:
     weight, x = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1)
-    with auditor.imitated(), torch.autocast("cuda", dtype=FP16):
+    with auditor.emulate(), torch.autocast("cuda", dtype=FP16):
         with torch.no_grad():
             F.linear(x, weight)
         assert F.linear(x, weight).requires_grad
@@ -129,7 +129,7 @@ def test_a_weight_that_is_written_in_a_region_is_read_as_it_was() -> None:
     # as on CUDA, and in torch's own autocast for the CPU
     weight, x = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1)
     for ours in (True, False):
-        with auditor.imitated() if ours else torch.enable_grad():
+        with auditor.emulate() if ours else torch.enable_grad():
             with torch.autocast("cpu", dtype=BF16):
                 before = F.linear(x, weight)
                 with torch.no_grad():
@@ -145,7 +145,7 @@ def test_checkpointing(reentrant: bool) -> None:
     found = []
     for again in (False, True):
         model.zero_grad()
-        with auditor.imitated():
+        with auditor.emulate():
             with torch.autocast("cuda", dtype=FP16):
                 inputs = x.clone().requires_grad_()
                 result = checkpoint(model, inputs, use_reentrant=reentrant) if again else model(inputs)
@@ -157,7 +157,7 @@ def test_checkpointing(reentrant: bool) -> None:
 
 def test_attention_and_recurrent_layers_go_back() -> None:
     lstm, x = nn.LSTM(8, 8), normal(5, 2, 8).requires_grad_()
-    with auditor.imitated():
+    with auditor.emulate():
         with torch.autocast("cuda", dtype=BF16):
             hidden = lstm(x)[0]
             attended = F.scaled_dot_product_attention(hidden, hidden, hidden, is_causal=True)
@@ -185,7 +185,7 @@ def trained(scaler: torch.amp.GradScaler, steps: int) -> tuple[nn.Module, list[f
 @pytest.mark.parametrize("make", [torch.amp.GradScaler, torch.cuda.amp.GradScaler])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_loop_with_a_scaler_as_it_is_written_for_cuda(make: type[torch.amp.GradScaler]) -> None:
-    with auditor.imitated():
+    with auditor.emulate():
         model, scales = trained(make(init_scale=2.0**24), 20)
     assert scales[0] == 2.0**23  # the first step overflows, is skipped, and halves the scale
     assert scales[-1] == scales[-2] < 2.0**23  # until steps are taken
@@ -194,7 +194,7 @@ def test_a_loop_with_a_scaler_as_it_is_written_for_cuda(make: type[torch.amp.Gra
 
 
 def test_outside_a_scaler_for_cuda_switches_itself_off_as_ever() -> None:
-    with auditor.imitated():
+    with auditor.emulate():
         assert torch.amp.GradScaler("cuda").is_enabled()
     with pytest.warns(UserWarning, match="CUDA is not available"):
         assert not torch.amp.GradScaler("cuda").is_enabled()
@@ -204,7 +204,7 @@ def test_outside_a_scaler_for_cuda_switches_itself_off_as_ever() -> None:
 def test_the_optimizer_steps_in_fp32() -> None:
     model = seeded(ConvNet).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    with auditor.imitated():
+    with auditor.emulate():
         gradients = step(model)
         before = [p.detach().clone() for p in model.parameters()]
         optimizer.step()

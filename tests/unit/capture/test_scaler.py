@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.amp import GradScaler
 
-from auditor.capture.imitation import scaled_as_on_cuda
+from auditor.capture.emulation import scaled_as_on_cuda
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA there is nothing to stand in for"),

@@ -54,8 +54,8 @@ ALIKE: dict[str, Callable[[], Any]] = {
 }
 
 
-def in_imitation(function: Callable[[], Any]) -> Any:
-    with auditor.imitated(), torch.autocast("cuda", dtype=BF16):
+def in_emulation(function: Callable[[], Any]) -> Any:
+    with auditor.emulate(), torch.autocast("cuda", dtype=BF16):
         return function()
 
 
@@ -63,7 +63,7 @@ def in_imitation(function: Callable[[], Any]) -> Any:
 def test_as_torchs_own_autocast(name: str) -> None:
     with torch.autocast("cpu", dtype=BF16):
         expected = torch.utils._pytree.tree_leaves(ALIKE[name]())
-    actual = torch.utils._pytree.tree_leaves(in_imitation(ALIKE[name]))
+    actual = torch.utils._pytree.tree_leaves(in_emulation(ALIKE[name]))
     assert [x.dtype for x in actual] == [x.dtype for x in expected]
     for a, e in zip(actual, expected, strict=True):
         assert torch.allclose(a.float(), e.float(), rtol=2**-7, atol=2**-9)
@@ -81,13 +81,13 @@ def test_as_torchs_own_autocast(name: str) -> None:
     ],
 )
 def test_cudas_lists(function: Callable[[], Tensor], expected: torch.dtype) -> None:
-    assert in_imitation(function).dtype is expected
+    assert in_emulation(function).dtype is expected
 
 
 def test_products_inside_a_transform_sum_in_fp32() -> None:
     # fp16 spaces by 2 from 2048 on: 2048 + 1 = 2048 (tie to even), a hundred times over. In FP32: 2048 + 100 = 2148.
     row = torch.cat([torch.tensor([2048.0]), torch.ones(100)]).half()
-    with auditor.imitated():
+    with auditor.emulate():
         assert vmap(lambda v: v @ torch.ones_like(v))(row[None]).tolist() == [2148.0]
 
 
@@ -95,7 +95,7 @@ def test_training_through_a_transform() -> None:
     gradients = []
     for ours in (False, True):
         NET.zero_grad()
-        with auditor.imitated() if ours else torch.enable_grad():
+        with auditor.emulate() if ours else torch.enable_grad():
             with torch.autocast("cpu", dtype=BF16):
                 total = vmap(lambda v: torch.tanh(NET.lin(v)))(X).float().sum()
             total.backward()
@@ -110,14 +110,14 @@ def test_a_region_inside_a_transform() -> None:
         with torch.autocast("cuda", enabled=False):
             return W[0].mv(v)
 
-    assert in_imitation(lambda: vmap(careful)(X)).dtype is WIDE
-    assert in_imitation(lambda: vmap(lambda v: W[0].mv(v))(X)).dtype is BF16
+    assert in_emulation(lambda: vmap(careful)(X)).dtype is WIDE
+    assert in_emulation(lambda: vmap(lambda v: W[0].mv(v))(X)).dtype is BF16
 
 
 @pytest.mark.parametrize(("x", "expected"), [(X.abs(), 1), (-X.abs(), 2)])
 def test_cond(x: Tensor, expected: int) -> None:
-    result = in_imitation(lambda: torch.cond(x.sum() > 0, lambda x: NET.lin(x), lambda x: NET.lin(x) * 2, (x,)))
-    assert torch.equal(result, in_imitation(lambda: NET.lin(x) * expected))
+    result = in_emulation(lambda: torch.cond(x.sum() > 0, lambda x: NET.lin(x), lambda x: NET.lin(x) * 2, (x,)))
+    assert torch.equal(result, in_emulation(lambda: NET.lin(x) * expected))
     assert result.dtype is BF16
 
 
@@ -127,7 +127,7 @@ def test_cond_of_every_row(condition: Callable[[Tensor], Tensor]) -> None:
         mapped: Tensor = vmap(lambda row: torch.cond(condition(row), torch.sin, torch.cos, (row,)))(x)
         return mapped
 
-    with auditor.imitated("cuda"):
+    with auditor.emulate("cuda"):
         found = rows(X)
     # Of all rows at once, as in the transform: of one row alone, a sine may be another kernel's.
     holds = torch.stack([condition(row) for row in X])
@@ -137,7 +137,7 @@ def test_cond_of_every_row(condition: Callable[[Tensor], Tensor]) -> None:
 def test_flex_attention() -> None:
     q = normal(1, 2, 16, 8)
     with torch.no_grad():
-        found = in_imitation(lambda: flex_attention(NET.lin(q), NET.lin(q), NET.lin(q)))
+        found = in_emulation(lambda: flex_attention(NET.lin(q), NET.lin(q), NET.lin(q)))
         expected = F.scaled_dot_product_attention(*[NET.lin(q)] * 3)
     assert isinstance(found, Tensor) and found.dtype is BF16
     assert torch.allclose(found.float(), expected, rtol=2**-5, atol=2**-5)
@@ -145,7 +145,7 @@ def test_flex_attention() -> None:
 
 def test_attention() -> None:
     q = normal(1, 2, 16, 8)
-    with auditor.imitated(), torch.autocast("cuda", dtype=BF16):
+    with auditor.emulate(), torch.autocast("cuda", dtype=BF16):
         found = F.scaled_dot_product_attention(q, q, q)
     low = q.bfloat16().float()
     assert torch.equal(found, F.scaled_dot_product_attention(low, low, low).bfloat16())
@@ -166,7 +166,7 @@ class Square(torch.autograd.Function):
 
 
 def test_a_function_of_the_authors_in_a_transform() -> None:
-    assert in_imitation(lambda: vmap(Square.apply)(W)).dtype is BF16
+    assert in_emulation(lambda: vmap(Square.apply)(W)).dtype is BF16
 
 
 @torch.library.custom_op("auditor_tests::doubled", mutates_args=())
@@ -175,5 +175,5 @@ def doubled(x: Tensor) -> Tensor:
 
 
 def test_an_operator_of_the_authors_is_called_with_what_it_is_given() -> None:
-    assert in_imitation(lambda: doubled(NET.lin(X))).dtype is BF16
-    assert in_imitation(lambda: doubled(X)).dtype is WIDE
+    assert in_emulation(lambda: doubled(NET.lin(X))).dtype is BF16
+    assert in_emulation(lambda: doubled(X)).dtype is WIDE

@@ -31,15 +31,15 @@ def test_autocast_lowers_the_products_inside(name: str) -> None:
     call = CALLS[name]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         natively = call()
-    with auditor.imitated(), torch.autocast("cpu", dtype=torch.bfloat16):
-        imitated = call()
-    assert imitated.dtype is natively.dtype is torch.bfloat16
+    with auditor.emulate(), torch.autocast("cpu", dtype=torch.bfloat16):
+        emulated = call()
+    assert emulated.dtype is natively.dtype is torch.bfloat16
     scale = float(natively.float().abs().max())
-    assert torch.allclose(imitated.float(), natively.float(), rtol=1e-2, atol=1e-2 * scale)
+    assert torch.allclose(emulated.float(), natively.float(), rtol=1e-2, atol=1e-2 * scale)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_without_autocast_they_are_what_they_are(name: str) -> None:
-    with auditor.imitated():
-        imitated = CALLS[name]()
-    assert torch.allclose(imitated, CALLS[name](), rtol=1e-5, atol=1e-5)
+    with auditor.emulate():
+        emulated = CALLS[name]()
+    assert torch.allclose(emulated, CALLS[name](), rtol=1e-5, atol=1e-5)

@@ -32,14 +32,14 @@ def folder(monkeypatch, tmp_path):
 def baseline(folder):
     """Everything that audit finds but its first finding."""
     path, _ = folder
-    document = make_audit(60).to_json()
+    document = make_audit(60).to_dict()
     document["findings"] = [f for f in document["findings"] if f["severity"] != "error"]
     (path / "old.json").write_text(json.dumps(document))
     return path / "old.json"
 
 
 def test_only_new_findings_fail(folder, baseline, capsys):
-    whole = json.dumps(make_audit(60).to_json())
+    whole = json.dumps(make_audit(60).to_dict())
     assert cli.main(["model.py", "-q", "--baseline", "old.json"]) == 1
     assert "1 new" in capsys.readouterr().out
     (folder[0] / "old.json").write_text(whole)

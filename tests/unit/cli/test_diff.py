@@ -21,7 +21,7 @@ def folders(tmp_path_factory):
     hostile = make_audit(60, hostile=True)
     for name, audit in {"before": before, "after": after, "hostile": hostile}.items():
         (base / name).mkdir()
-        (base / name / "plan.json").write_text(json.dumps(audit.to_json()), encoding="utf-8")
+        (base / name / "plan.json").write_text(json.dumps(audit.to_dict()), encoding="utf-8")
     return base
 
 

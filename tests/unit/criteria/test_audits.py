@@ -84,7 +84,7 @@ def test_every_value_is_what_the_patched_model_gives(name: str) -> None:
     space: dict[str, Any] = {}
     exec(SOURCE, space)
     low = auditor.apply(space["Detector"]().eval(), plan)
-    with auditor.imitated("cuda"), torch.no_grad():
+    with auditor.emulate("cuda"), torch.no_grad():
         found = by_hand(reference, low(x))
     assert plan.verification is not None
     named = {one.kind: one for one in plan.verification.criteria}

@@ -13,7 +13,7 @@ from tests.unit.report.factory import make_audit
 
 def test_the_schema_takes_what_is_written_and_nothing_beside_it() -> None:
     schema = json.loads(json_schema())
-    written = json.loads(json.dumps(make_audit().to_json()))
+    written = json.loads(json.dumps(make_audit().to_dict()))
     validator = jsonschema.Draft202012Validator(schema)
     assert list(validator.iter_errors(written)) == []
     assert not validator.is_valid({**written, "format_version": 0})

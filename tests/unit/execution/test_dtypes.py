@@ -50,7 +50,7 @@ KERNELS = {"addmm": "linear", "mm": "linear", "bmm": "matmul", "_softmax": "soft
 
 
 class Calls(TorchFunctionMode):
-    """What the model's author calls, seen above autograd, autocast and the imitation."""
+    """What the model's author calls, seen above autograd, autocast and the emulation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def plan_of(capture: Capture, strategy: str, fmt: str, labels: dict[str, str]) -
 
 @contextmanager
 def on_a_gpu() -> Iterator[None]:
-    with auditor.imitated("cuda"), torch.no_grad():
+    with auditor.emulate("cuda"), torch.no_grad():
         yield
 
 
@@ -127,7 +127,7 @@ def plans_of(name: str, strategy: str, model: nn.Module, capture: Capture) -> li
 
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_operation_is_what_a_mode_sees_in_the_imitated_run_of_the_patched_model(name: str, strategy: str) -> None:
+def test_every_operation_is_what_a_mode_sees_in_the_emulated_run_of_the_patched_model(name: str, strategy: str) -> None:
     model, batch = seeded(MODELS[name][0]), (MODELS[name][1], {})
     capture = capture_of(model, *batch[0])
     ran = 0
@@ -157,7 +157,7 @@ class Plain(nn.Module):
 
 
 @pytest.mark.parametrize("kept", [(), ("norm",), ("first", "last"), ("embed", "norm")], ids="-".join)
-def test_a_cast_plan_is_what_a_dispatch_mode_sees_without_any_imitation(kept: tuple[str, ...]) -> None:
+def test_a_cast_plan_is_what_a_dispatch_mode_sees_without_any_emulation(kept: tuple[str, ...]) -> None:
     """Nothing of the auditor runs here but the patch."""
     model, tokens = seeded(Plain), torch.tensor([[1, 2, 3], [4, 5, 6]])
     capture = capture_of(model, tokens)

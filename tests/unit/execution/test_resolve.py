@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from auditor.capture.imitation import imitated
+from auditor.capture.emulation import emulate
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy, plain
 from auditor.execution.resolve import Resolver, resolve
@@ -118,7 +118,7 @@ def test_a_cast_to_the_dtype_of_another_value_follows_it_under_autocast() -> Non
         return x.type_as(x @ w) * 2
 
     inputs = normal(4, 4), normal(4, 4)
-    with imitated("cuda"), torch.autocast("cuda", dtype=torch.float16):
+    with emulate("cuda"), torch.autocast("cuda", dtype=torch.float16):
         assert function(*inputs).dtype is torch.float16
     capture = capture_of(Function(function), *inputs)
     found = resolve(Policy(capture, "autocast", plain("fp16"), "fp16")).dtypes

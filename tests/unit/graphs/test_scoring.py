@@ -65,7 +65,7 @@ def near(net: nn.Module) -> Iterator[Tensor]:
 def by_hand(audit: Audit, name: str) -> float:
     program = torch.export.load(io.BytesIO(audit.programs[f"{name}.pt2"])).module()
     expected = Classed.made()(INPUTS).logits
-    with auditor.imitated("cuda"), torch.no_grad():
+    with auditor.emulate("cuda"), torch.no_grad():
         return statistics.fmean(
             float(x)
             for i in range(4)

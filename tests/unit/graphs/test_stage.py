@@ -163,7 +163,7 @@ def test_what_takes_plans_knows_programs(tmp_path: Path) -> None:
     both = auditor.audit(flat(), torch.randn(4, 16), strategies=strategies, formats=formats, device="cpu")
     both.save(tmp_path)
     assert both.recommended == "autocast_fp16"
-    for plan in (both, tmp_path, both.to_json()):
+    for plan in (both, tmp_path, both.to_dict()):
         with pytest.raises(PlanError, match=r"torch\.export\.load\('graph_fp16\.pt2'\)") as caught:
             auditor.apply(flat(), plan, "graph_fp16")
         assert caught.value.slug == "plan-is-program"

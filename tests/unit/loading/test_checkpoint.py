@@ -225,7 +225,7 @@ def test_its_plans_fit_the_model_as_it_is_stored(tmp_path: Path) -> None:
         for dtype in ("auto", "float32"):
             model = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=dtype)
             assert model.dtype is (torch.bfloat16 if dtype == "auto" else torch.float32)
-            with auditor.imitated("cuda"), torch.no_grad():
+            with auditor.emulate("cuda"), torch.no_grad():
                 outputs.append(auditor.apply(model, found, name)(*args, **kwargs).logits.float())
         assert torch.equal(*outputs)
         with torch.no_grad():

@@ -106,7 +106,7 @@ def test_plans_of_an_offloaded_model_are_those_of_the_model_and_hold_with_the_ho
         assert plan.measured_error == plain.plans[name].measured_error
         patched = copy.deepcopy(model)
         to_disk(patched, tmp_path / name)
-        with auditor.imitated("cuda"), torch.no_grad():
+        with auditor.emulate("cuda"), torch.no_grad():
             answer = auditor.apply(patched, found, name)(x).float()
         error = float((answer - reference).double().norm() / reference.double().norm())
         assert error == pytest.approx(plan.measured_error, rel=1e-5)

@@ -181,9 +181,9 @@ def test_a_layer_and_its_input_are_of_one_dtype() -> None:
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_step_of_training_in_an_imitated_run(kind: type[nn.RNNBase]) -> None:
+def test_a_step_of_training_in_an_emulated_run(kind: type[nn.RNNBase]) -> None:
     layer, x = seeded(lambda: kind(8, 8, 2, bidirectional=True, batch_first=True)), normal(2, 5, 8)
-    with auditor.imitated():
+    with auditor.emulate():
         with torch.autocast("cuda", dtype=torch.float16):
             with torch.no_grad():
                 plain = layer(x)[0]

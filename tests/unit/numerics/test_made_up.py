@@ -196,7 +196,7 @@ def test_its_plans_are_not_written_as_a_model(alone: Audit, mixed: Audit, tmp_pa
 
 def test_its_plans_are_not_applied(mixed: Audit, tmp_path: Path) -> None:
     mixed.save(tmp_path)
-    for plan in (mixed, mixed.to_json(), tmp_path / "plan.json"):
+    for plan in (mixed, mixed.to_dict(), tmp_path / "plan.json"):
         with pytest.raises(PlanError, match="torch has no arithmetic in E6M9, so the plan cannot be run") as raised:
             auditor.apply(Small(), plan, name="cast_e6m9")
         assert raised.value.slug == "no-arithmetic"

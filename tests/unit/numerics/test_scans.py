@@ -139,8 +139,8 @@ class Running(nn.Module):
         return x.cumsum(1)
 
 
-def test_the_imitated_run_adds_in_half_in_place_and_with_gradients() -> None:
-    with auditor.imitated("cuda"):
+def test_the_emulated_run_adds_in_half_in_place_and_with_gradients() -> None:
+    with auditor.emulate("cuda"):
         x = torch.ones(1, 4096, 2).half().requires_grad_()
         y = x.cumsum(1)
         y[0, 10].sum().backward()

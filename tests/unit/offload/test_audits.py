@@ -76,7 +76,7 @@ def told(plan: dict[str, Any]) -> dict[str, Any]:
 
 def texts(audit: Audit) -> tuple[str, str]:
     """Both files, but for that."""
-    plan = told(audit.to_json())
+    plan = told(audit.to_dict())
     measured = {name: value for name, value in audit.to_measurements().items() if name != "plan"}
     return json.dumps(plan), json.dumps(measured)
 

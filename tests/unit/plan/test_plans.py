@@ -70,7 +70,7 @@ def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replay
 def test_what_holds_is_what_the_model_gives_under_plain_autocast() -> None:
     model, x = mlp(), normal(4, 16)
     audit = auditor.audit(model, x)
-    with torch.no_grad(), auditor.imitated("cuda"), torch.autocast("cuda", dtype=torch.bfloat16):
+    with torch.no_grad(), auditor.emulate("cuda"), torch.autocast("cuda", dtype=torch.bfloat16):
         low = model(x).float()
     reference = model(x).detach()
     expected = float((low - reference).norm() / reference.norm())

@@ -54,7 +54,7 @@ def told_apart() -> Audit:
 
 def by_hand(audit: Audit, name: str, function: Callable[[nn.Module], Iterator[Tensor]]) -> list[float]:
     patched = auditor.apply(copy.deepcopy(model()), audit, name=name)
-    with auditor.imitated("cuda"), torch.no_grad():
+    with auditor.emulate("cuda"), torch.no_grad():
         return [float(x) for batch in function(patched) for x in batch]
 
 

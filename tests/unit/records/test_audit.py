@@ -21,7 +21,7 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
     }
     assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == {path.name for path in paths}
     written = json.loads((tmp_path / "new" / "folder" / "plan.json").read_text(encoding="utf-8"))
-    assert written == json.loads(json.dumps(audit.to_json()))
+    assert written == json.loads(json.dumps(audit.to_dict()))
     assert written["format_version"] == FORMAT_VERSION
 
 

@@ -149,7 +149,7 @@ def _all_low(audit: Audit, fmt: str) -> Tensor:
     (args, kwargs), dtype = audit.live.batches[0], {"fp16": torch.float16, "bf16": torch.bfloat16}[fmt]
     with torch.no_grad():
         expected = audit.live.model(*args, **kwargs)
-        with auditor.imitated("cuda"), torch.autocast("cuda", dtype=dtype):
+        with auditor.emulate("cuda"), torch.autocast("cuda", dtype=dtype):
             got = audit.live.model(*args, **kwargs)
     return (got.float() - expected).norm() / expected.norm()
 
@@ -160,7 +160,7 @@ def test_the_plan_patched_by_hand_has_its_error(audit: Audit) -> None:
             (args, kwargs) = audit.live.batches[0]
             with torch.no_grad():
                 expected = audit.live.model(*args, **kwargs)
-                with isolated(audit.live.model), auditor.imitated("cuda"):
+                with isolated(audit.live.model), auditor.emulate("cuda"):
                     got = apply_plan(audit.live.model, plan_table(plan))(*args, **kwargs)
             error = (got.float() - expected).norm() / expected.norm()
             assert float(error) == pytest.approx(plan.measured_error, rel=1e-3, abs=1e-7)

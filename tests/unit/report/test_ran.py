@@ -135,7 +135,7 @@ def test_what_they_say_holds_in_a_run_of_the_patched_model(audit: Audit) -> None
     seen: list[tuple[str, torch.dtype]] = []
     with isolated(audit.live.model):
         model = apply_plan(audit.live.model, plan_table(audit.plans["autocast_fp16"]))
-        with auditor.imitated("cuda"), torch.no_grad(), Calls():
+        with auditor.emulate("cuda"), torch.no_grad(), Calls():
             model(*audit.live.batches[0][0])
     names = [(r.node.op.split(".")[1].replace("to", "float"), r) for r in audit.nodes]
     told = [(name, getattr(torch, r.planned.output)) for name, r in names if r.planned]

@@ -111,7 +111,7 @@ def test_an_audit_gives_what_its_plan_json_gives(options: dict[str, Any]) -> Non
     if not audit.plans:
         assert all(line.startswith("#") for text in snippets(audit).values() for line in text.splitlines())
         return
-    assert snippets(audit) == snippets(json.loads(json.dumps(audit.to_json())))
+    assert snippets(audit) == snippets(json.loads(json.dumps(audit.to_dict())))
     for text in snippets(audit).values():
         ast.parse(text)
 

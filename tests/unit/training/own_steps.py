@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.imitation import imitated
+from auditor.capture.emulation import emulate
 from auditor.records import Audit
 from auditor.records.training import Training
 
@@ -23,10 +23,10 @@ def audited(model: nn.Module, batch: Any, loss: Callable[..., Any] | None, **ask
 def low_gradients(
     model: nn.Module, batch: tuple[Tensor, ...], loss: Callable[..., Tensor], plan: Any, scale: float = 1.0
 ) -> dict[str, Tensor]:
-    """Of one step under a plan with the loss in FP32, by torch alone but for the imitation of a GPU; unscaled."""
+    """Of one step under a plan with the loss in FP32, by torch alone but for the emulation of a GPU; unscaled."""
     low = copy.deepcopy(model).train()
     low = auditor.apply(low, plan)
-    with imitated("cuda"):
+    with emulate("cuda"):
         value = loss(low(batch[0]).float(), *batch[1:])
         (value * scale).backward()
     return {name: p.grad.float() / scale for name, p in low.named_parameters() if p.grad is not None}

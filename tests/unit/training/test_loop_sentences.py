@@ -96,7 +96,7 @@ def test_the_loop_runs_whatever_the_model_returns(way: str, tmp_path: Path, monk
         model, {"x": x, "labels": y} if own else (x, y), None if own else squares, strategies="autocast", formats="bf16"
     )
     assert training.format is not None
-    assert found.to_json()  # what the file has of it
+    assert found.to_dict()  # what the file has of it
     assert training.returned == ("tensors" if way == "dataclass" else way)
     found.save(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

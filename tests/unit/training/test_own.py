@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.imitation import imitated
+from auditor.capture.emulation import emulate
 from auditor.execution.step import Step, bind_step, gradient_error, run_step
 from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
@@ -131,7 +131,7 @@ def test_the_gradients_are_those_of_the_models_own_backward() -> None:
     with in_training(model):
         found = own_step(step_of(model, (x, y), loss_fn), Lowering("fp16", PLAN), 1024.0)
     patched = auditor.apply(copy.deepcopy(model).train(), PLAN)
-    with imitated("cuda"):
+    with emulate("cuda"):
         loss = loss_fn(patched(x).float(), y)
         (loss * 1024).backward()
     assert found.loss == float(loss.detach())

@@ -93,7 +93,7 @@ def test_batch_sizes_are_of_one_batch(trained: Trained) -> None:
 
 def test_the_document_holds_the_window_as_promised(trained: Trained, root) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    document = json.loads(json.dumps(trained.audit.to_json(), allow_nan=False))
+    document = json.loads(json.dumps(trained.audit.to_dict(), allow_nan=False))
     schema = json.loads((root / "docs" / "plan.schema.json").read_text(encoding="utf-8"))
     assert [e.message for e in jsonschema.Draft202012Validator(schema).iter_errors(document)] == []
     assert trained.audit.training is not None and trained.audit.training.fp16 is not None

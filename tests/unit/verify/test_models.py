@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import auditor
-from auditor.capture.imitation import imitated
+from auditor.capture.emulation import emulate
 from auditor.isolation.outputs import tensor_outputs
 from auditor.isolation.process import reseed
 from auditor.numerics.metrics import output_error
@@ -59,12 +59,12 @@ def made(name: str) -> nn.Module:
 
 
 def called(model: nn.Module, x: Tensor, *, low: bool) -> list[Tensor]:
-    """As a user calls it, on a GPU or its imitation where it is low."""
+    """As a user calls it, on a GPU or its emulation where it is low."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         reseed(0)
         if not low:
             return tensor_outputs(model(x.clone()))
-        with imitated("cuda"):
+        with emulate("cuda"):
             return tensor_outputs(model(x.clone()))
 
 

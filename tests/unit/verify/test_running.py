@@ -1,4 +1,4 @@
-"""A patched model imitated on the CPU: CUDA's autocast lists, each operation in the dtype of its region."""
+"""A patched model emulated on the CPU: CUDA's autocast lists, each operation in the dtype of its region."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_fresh_process_gives_what_a_run_by_hand_does(
     with torch.no_grad():
         assert found[FP32] == Given(tuple((net(row).mean() + 1).item() for row in x), False, 3)
         for name, dtype in (("autocast_fp16", torch.float16), ("autocast_bf16", torch.bfloat16)):
-            with auditor.imitated("cuda"), torch.autocast("cuda", dtype):
+            with auditor.emulate("cuda"), torch.autocast("cuda", dtype):
                 assert found[name] == Given(tuple((net(row).float().mean() + 1).item() for row in x), False, 3)
     assert capfd.readouterr().out == ""
     assert Path.cwd() == Path(os.path.realpath(tmp_path))
@@ -111,7 +111,7 @@ def test_a_model_in_hand_is_scored_here_and_comes_back() -> None:
         low = nn.Linear(4, 4)
         low.load_state_dict(net.state_dict())
         low.bfloat16()
-        with auditor.imitated("cuda"):
+        with auditor.emulate("cuda"):
             expected = tuple(float(low(row.bfloat16()).float().sum()) for row in x)
     assert found == Given(expected, False, 2)
     assert told == [1, 2]

@@ -24,6 +24,6 @@ def test_renders_the_same_every_time(name, audit):
 
 def test_json_is_what_both_files_hold():
     audit = AUDITS["usual"]
-    printed, plan, measured = json.loads(REPORTERS["json"](audit)), audit.to_json(), audit.to_measurements()
+    printed, plan, measured = json.loads(REPORTERS["json"](audit)), audit.to_dict(), audit.to_measurements()
     assert printed.keys() == (plan.keys() | measured.keys()) - {"plan"}
     assert (printed["nodes"], printed["max_error"]) == (measured["nodes"], plan["max_error"])

@@ -56,7 +56,7 @@ def found(tmp_path_factory: Any) -> tuple[Audit, Finding, str]:
 def test_the_record_has_both(found: tuple[Audit, Finding, str]) -> None:
     audit, finding, beside = found
     assert finding.called_from == beside
-    written = audit.to_json()
+    written = audit.to_dict()
     measured = audit.to_measurements()["findings"]
     assert next(f for f in measured if f["node"] == finding.node)["called_from"] == beside
     assert finding.source in {f["source"] for f in written["findings"]}

@@ -39,7 +39,7 @@ def said(audit: Audit) -> str:
 
 
 def test_rows_of_the_table_are_the_plans(audit: Audit, said: str) -> None:
-    written = audit.to_json()
+    written = audit.to_dict()
     for name, plan in audit.plans.items():
         (row,) = (line for line in said.splitlines() if plan_title(plan) in line and line.endswith("x"))
         held, without = written["plans"][name], written["baselines"][name]
@@ -59,7 +59,7 @@ def test_rows_of_the_table_are_the_plans(audit: Audit, said: str) -> None:
 
 
 def test_causes_are_counted_and_stand_where_they_are(audit: Audit, said: str) -> None:
-    written = audit.to_json()
+    written = audit.to_dict()
     heads = [found for line in said.splitlines() if (found := re.match(r"(\S+):(\d+) ([A-Z]{3}\d{3}) ", line))]
     assert heads
     for file, number, code in (found.groups() for found in heads):
@@ -80,4 +80,4 @@ def test_lines_of_training_are_its_record() -> None:
     assert shown == titles[:ADVICE_SHOWN]
     twice = replace(found, training=replace(found.training, advice=2 * found.training.advice))
     assert text(twice, width=200, color=False) == said
-    assert found.to_json()["training"]["recommendation"] == found.training.recommendation
+    assert found.to_dict()["training"]["recommendation"] == found.training.recommendation

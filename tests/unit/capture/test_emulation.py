@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.capture.imitation import Endless, Imitation
+from auditor.capture.emulation import Emulation, Endless
 from auditor.capture.regions import Region
 from auditor.numerics.kernels import UnsupportedInFormat
 
@@ -17,7 +17,7 @@ X = torch.tensor([[1.0, 2.0]])
 
 
 def dtypes(op: Any, *args: Any, region: Region) -> list[torch.dtype]:
-    found, _ = Imitation().entering(op, args, {}, region)
+    found, _ = Emulation().entering(op, args, {}, region)
     return [x.dtype for x in found if isinstance(x, torch.Tensor)]
 
 
@@ -44,32 +44,32 @@ def test_what_autocast_makes_of_the_arguments(
 def test_a_product_sums_in_fp32_and_rounds_once() -> None:
     # FP16 spaces by 2 above 2048: adding up one by one would stay there, but 2048 + 100 is a value of FP16.
     x = torch.cat([torch.tensor([[2048.0]]), torch.ones(1, 100)], dim=1)
-    found = Imitation().whole(aten.matmul.default, (x, torch.ones(101, 1)), {}, FP16)
+    found = Emulation().whole(aten.matmul.default, (x, torch.ones(101, 1)), {}, FP16)
     assert (found.item(), found.dtype) == (2148.0, torch.float16)
 
 
 def test_what_cuda_lacks_raises_or_is_rounded() -> None:
     half = torch.eye(2, dtype=torch.float16)
     with pytest.raises(UnsupportedInFormat, match="kernel on CUDA"):
-        Imitation().part(aten.linalg_cholesky.default, (half,), {}, OFF)
-    found = Imitation(lenient=True).part(aten.linalg_cholesky.default, (half,), {}, OFF)
+        Emulation().part(aten.linalg_cholesky.default, (half,), {}, OFF)
+    found = Emulation(lenient=True).part(aten.linalg_cholesky.default, (half,), {}, OFF)
     assert (found.dtype, found.tolist()) == (torch.float16, [[1, 0], [0, 1]])
 
 
 def test_a_run_that_goes_on_and_on_is_ended_and_casts_are_not_counted() -> None:
-    imitation = Imitation(most=2)
+    emulation = Emulation(most=2)
     for _ in range(5):
-        imitation.part(aten._to_copy.default, (X,), {"dtype": torch.float16}, OFF)
+        emulation.part(aten._to_copy.default, (X,), {"dtype": torch.float16}, OFF)
     for _ in range(2):
-        imitation.part(aten.relu.default, (X.half(),), {}, OFF)
+        emulation.part(aten.relu.default, (X.half(),), {}, OFF)
     with pytest.raises(Endless, match="ended after 2 operations"):
-        imitation.part(aten.relu.default, (X.half(),), {}, OFF)
+        emulation.part(aten.relu.default, (X.half(),), {}, OFF)
 
 
 def test_random_numbers_are_those_of_fp32_rounded() -> None:
     def drawn(dtype: torch.dtype) -> torch.Tensor:
         torch.manual_seed(0)
-        found: torch.Tensor = Imitation().part(aten.rand_like.default, (torch.ones(9, dtype=dtype),), {}, OFF)
+        found: torch.Tensor = Emulation().part(aten.rand_like.default, (torch.ones(9, dtype=dtype),), {}, OFF)
         return found
 
     with torch.random.fork_rng(devices=[]):
@@ -77,11 +77,11 @@ def test_random_numbers_are_those_of_fp32_rounded() -> None:
 
 
 def test_what_is_no_operation_of_torch_is_called_as_it_is() -> None:
-    assert Imitation().part(lambda x, y=1: (x, y), (5,), {"y": 6}, FP16) == (5, 6)
+    assert Emulation().part(lambda x, y=1: (x, y), (5,), {"y": 6}, FP16) == (5, 6)
 
 
 def test_dropout_outside_of_training_returns_what_it_is_given() -> None:
-    x, mode = torch.randn(8).half(), Imitation()
+    x, mode = torch.randn(8).half(), Emulation()
     assert mode.whole(aten.dropout.default, (x, 0.5, False), {}, OFF) is x
     torch.manual_seed(0)
     thinned = mode.whole(aten.dropout.default, (x, 0.5, True), {}, OFF)

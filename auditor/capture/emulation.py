@@ -27,7 +27,7 @@ class Endless(RuntimeError):
     """A run takes far more operations than it should."""
 
 
-class Imitation(Handler):
+class Emulation(Handler):
     """Runs operations as CUDA does.
 
     lenient: an operation that CUDA refuses in half is computed in FP32 and rounded, instead of raising.
@@ -98,17 +98,17 @@ def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return may_draw(op) and not is_tensor_core(op) and not row.recurrent and not idle
 
 
-_imitating: set[int] = set()
+_emulating: set[int] = set()
 """Threads that do."""
 
 
 @contextmanager
-def imitated(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
+def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
     """Run what the body runs on a CPU as it would run on `device`, forwards and backwards.
 
     Example:
 
-        with auditor.imitated("cuda"):
+        with auditor.emulate("cuda"):
             with torch.autocast("cuda", dtype=torch.float16):
                 loss = loss_fn(model(inputs), targets)
             loss.backward()
@@ -118,30 +118,30 @@ def imitated(device: str = "cuda", *, most: int | None = None) -> Iterator[None]
     RuntimeError; random numbers are drawn in FP32 and rounded; `GradScaler("cuda")` scales. Tensors stay on the CPU.
     Compiled functions run eagerly. Afterwards nothing is switched on, however the body ends.
     `torch.autocast("cuda")` and `GradScaler("cuda")` must be made inside: made outside, without CUDA, torch switches
-    them off. `backward()` must be called inside as well. Threads that the body starts are not imitated. Nested in the
+    them off. `backward()` must be called inside as well. Threads that the body starts are not emulated. Nested in the
     same thread, the inner one changes nothing. Tensors on a GPU run natively.
     most: operations after which the body ends with a RuntimeError, for loops that need not end in half.
-    Raises: MeasureError(slug="unknown-device"); MeasureError(slug="imitation-busy") where another run, in this thread
-    or another, is being recorded or imitated; MeasureError(slug="imitation-ended") where the body traced a model.
+    Raises: MeasureError(slug="unknown-device"); MeasureError(slug="emulation-busy") where another run, in this thread
+    or another, is being recorded or emulated; MeasureError(slug="emulation-ended") where the body traced a model.
     """
     if str(device) != "cuda":
-        raise MeasureError(f"there is no imitation of {str(device)!r}: known are 'cuda'.", slug="unknown-device")
+        raise MeasureError(f"there is no emulation of {str(device)!r}: known are 'cuda'.", slug="unknown-device")
     thread = threading.get_ident()
-    if thread in _imitating:
+    if thread in _emulating:
         yield
         return
-    _imitating.add(thread)
+    _emulating.add(thread)
     try:
-        with intercepted(Imitation(most=most)), scaled_as_on_cuda():
+        with intercepted(Emulation(most=most)), scaled_as_on_cuda():
             yield
     finally:
-        _imitating.discard(thread)
+        _emulating.discard(thread)
 
 
 @contextmanager
 def as_on(device: str, most: int | None = None) -> Iterator[None]:
-    """Runs as on CUDA: natively on a GPU, imitated elsewhere, and there for at most so many operations."""
-    with nullcontext() if is_native(device) else imitated("cuda", most=most):
+    """Runs as on CUDA: natively on a GPU, emulated elsewhere, and there for at most so many operations."""
+    with nullcontext() if is_native(device) else emulate("cuda", most=most):
         yield
 
 

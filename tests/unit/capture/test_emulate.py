@@ -1,4 +1,4 @@
-"""`imitated` as a context manager: nested, in threads, around exceptions and compiled models, and what it says no to."""
+"""`emulate` as a context manager: nested, in threads, around exceptions and compiled models, and what it says no to."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def low(model: nn.Module, x: Tensor, device: str = "cuda") -> Tensor:
 
 def test_the_example_of_the_docstring_runs() -> None:
     model, inputs = seeded(Net).train(), normal(4, 8)
-    with auditor.imitated("cuda"):
+    with auditor.emulate("cuda"):
         with torch.autocast("cuda", dtype=HALF):
             loss = nn.functional.mse_loss(model(inputs), inputs)
         loss.backward()
@@ -49,7 +49,7 @@ def test_the_example_of_the_docstring_runs() -> None:
 def test_outside_nothing_has_changed() -> None:
     model, x = seeded(Net), normal(4, 8)
     before = model(x)
-    with auditor.imitated():
+    with auditor.emulate():
         assert low(model, x).dtype is HALF
     assert torch.equal(model(x), before)
     with warnings.catch_warnings(record=True) as said:
@@ -60,19 +60,19 @@ def test_outside_nothing_has_changed() -> None:
 
 @pytest.mark.parametrize("device", ["tpu", "mps", "cuda:1", "", "cpu"])
 def test_an_unknown_device_gets_one_line_with_the_known_ones(device: str) -> None:
-    line = r"^there is no imitation of '.*': known are 'cuda'\.$"
-    with pytest.raises(MeasureError, match=line) as caught, auditor.imitated(device):
+    line = r"^there is no emulation of '.*': known are 'cuda'\.$"
+    with pytest.raises(MeasureError, match=line) as caught, auditor.emulate(device):
         pass
     assert caught.value.slug == "unknown-device"
 
 
 def test_a_device_object_will_do() -> None:
-    with auditor.imitated(torch.device("cuda")):  # type: ignore[arg-type]
+    with auditor.emulate(torch.device("cuda")):  # type: ignore[arg-type]
         assert low(seeded(Net), normal(4, 8)).dtype is HALF
 
 
 def test_as_a_decorator() -> None:
-    @auditor.imitated("cuda")
+    @auditor.emulate("cuda")
     def evaluate() -> Tensor:
         return low(seeded(Net), normal(4, 8))
 
@@ -81,9 +81,9 @@ def test_as_a_decorator() -> None:
 
 def test_nested_the_inner_one_changes_nothing() -> None:
     model, x = seeded(Net), normal(4, 8)
-    with auditor.imitated():
+    with auditor.emulate():
         one = low(model, x)
-        with auditor.imitated():
+        with auditor.emulate():
             two = low(model, x)
         three = low(model, x)
     assert torch.equal(one, two)
@@ -94,19 +94,19 @@ def test_a_second_thread_is_told_to_wait() -> None:
     said: list[MeasureError] = []
 
     def other() -> None:
-        with pytest.raises(MeasureError) as caught, auditor.imitated():
+        with pytest.raises(MeasureError) as caught, auditor.emulate():
             pass
         said.append(caught.value)
 
-    with auditor.imitated():
+    with auditor.emulate():
         run_in_thread(other)
-    assert said[0].slug == "imitation-busy"
+    assert said[0].slug == "emulation-busy"
     assert "\n" not in str(said[0])
-    with auditor.imitated():  # and afterwards there is room again
+    with auditor.emulate():  # and afterwards there is room again
         pass
 
 
-def test_threads_of_the_body_are_not_imitated() -> None:
+def test_threads_of_the_body_are_not_emulated() -> None:
     model, x, found = seeded(Net), normal(4, 8), list[object]()
 
     def other() -> None:
@@ -116,7 +116,7 @@ def test_threads_of_the_body_are_not_imitated() -> None:
             with torch.autocast("cuda", dtype=HALF):
                 found.append(torch.is_autocast_enabled("cuda"))
 
-    with auditor.imitated(), torch.autocast("cuda", dtype=HALF):
+    with auditor.emulate(), torch.autocast("cuda", dtype=HALF):
         run_in_thread(other)
         assert model(x).dtype is HALF
     assert found == [torch.float32, False]
@@ -128,16 +128,16 @@ def run_in_thread(target: object) -> None:
     thread.join()
 
 
-class ImitatesItself(Net):
+class EmulatesItself(Net):
     def forward(self, x: Tensor) -> Tensor:
-        with auditor.imitated():
+        with auditor.emulate():
             return super().forward(x)
 
 
 def test_inside_a_run_that_is_recorded_it_says_no() -> None:
-    with pytest.raises(MeasureError, match="being recorded or imitated") as caught:
-        record(seeded(ImitatesItself), ((normal(4, 8),), {}))
-    assert caught.value.slug == "imitation-busy"
+    with pytest.raises(MeasureError, match="being recorded or emulated") as caught:
+        record(seeded(EmulatesItself), ((normal(4, 8),), {}))
+    assert caught.value.slug == "emulation-busy"
 
 
 class Refused(Exception):
@@ -147,29 +147,29 @@ class Refused(Exception):
 @pytest.mark.parametrize("error", [Refused, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_an_exception_leaves_nothing_on(error: type[BaseException]) -> None:
     def fails() -> None:
-        with auditor.imitated(), torch.autocast("cuda", dtype=HALF), torch.no_grad():
+        with auditor.emulate(), torch.autocast("cuda", dtype=HALF), torch.no_grad():
             low(seeded(Net), normal(4, 8))
             raise error
 
     with pytest.raises(error):
         fails()
-    with auditor.imitated():
+    with auditor.emulate():
         assert low(seeded(Net), normal(4, 8)).dtype is HALF
 
 
 def test_an_operation_that_raises_leaves_nothing_on() -> None:
-    with pytest.raises(UnsupportedInFormat), auditor.imitated():
+    with pytest.raises(UnsupportedInFormat), auditor.emulate():
         torch.linalg.inv(torch.eye(3, dtype=HALF))
-    with auditor.imitated(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with auditor.emulate(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         torch.ones(2, 3) @ torch.ones(2, 3)
 
 
 def test_a_generator_abandoned_half_way() -> None:
-    def imitates() -> Iterator[int]:
-        with auditor.imitated(), torch.autocast("cuda", dtype=HALF):
+    def emulates() -> Iterator[int]:
+        with auditor.emulate(), torch.autocast("cuda", dtype=HALF):
             yield 1
 
-    generator = imitates()
+    generator = emulates()
     next(generator)
     assert torch.is_autocast_enabled("cuda")
     del generator
@@ -183,11 +183,11 @@ def regions() -> Iterator[torch.dtype]:
 
 
 def test_a_region_that_outlives_the_body() -> None:
-    with auditor.imitated():
+    with auditor.emulate():
         generator = regions()
         assert next(generator) is torch.bfloat16
     assert not torch.is_autocast_enabled("cpu")
-    with auditor.imitated(), torch.autocast("cuda", dtype=HALF):
+    with auditor.emulate(), torch.autocast("cuda", dtype=HALF):
         generator.close()  # in the body of another one it must not close that one's region either
         assert torch.ones(2, 2).mm(torch.ones(2, 2)).dtype is HALF
 
@@ -195,7 +195,7 @@ def test_a_region_that_outlives_the_body() -> None:
 def test_a_region_opened_before_holds_inside_and_after() -> None:
     x = torch.ones(2, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        with auditor.imitated():
+        with auditor.emulate():
             assert x.mm(x).dtype is torch.bfloat16
             assert x.bfloat16().softmax(-1).dtype is torch.float32  # CUDA's lists
         assert x.mm(x).dtype is torch.bfloat16
@@ -217,7 +217,7 @@ def test_compiled_models_run_eagerly_inside_and_compiled_afterwards(backend: str
     with torch.no_grad():
         before = compiled(x)
         assert len(calls) == 1
-        with auditor.imitated():
+        with auditor.emulate():
             inside, plain = low(compiled, x), low(model, x)
         assert len(calls) == 1
         assert torch.equal(inside, plain)
@@ -227,7 +227,7 @@ def test_compiled_models_run_eagerly_inside_and_compiled_afterwards(backend: str
 
 def test_compiled_inside_runs_eagerly() -> None:
     x = normal(4, 8)
-    with auditor.imitated(), torch.no_grad():
+    with auditor.emulate(), torch.no_grad():
         model = torch.compile(seeded(Net), backend="eager")
         assert low(model, x).dtype is HALF
     assert model(x).dtype is torch.float32
@@ -237,7 +237,7 @@ def test_entering_does_not_import_the_compiler() -> None:
     code = """
 import sys, torch, auditor
 assert "auditor.capture" not in sys.modules
-with auditor.imitated(), torch.autocast("cuda"):
+with auditor.emulate(), torch.autocast("cuda"):
     torch.nn.Linear(2, 2)(torch.ones(1, 2))
 print("torch._dynamo" in sys.modules)
 """
@@ -247,28 +247,28 @@ print("torch._dynamo" in sys.modules)
 
 def test_a_tracer_inside_is_named() -> None:
     def traces() -> None:
-        with auditor.imitated():
+        with auditor.emulate():
             torch.export.export(seeded(Net), (normal(4, 8),))
 
     with pytest.raises(MeasureError, match="trace the model before or after") as caught:
         traces()
-    assert caught.value.slug == "imitation-ended"
+    assert caught.value.slug == "emulation-ended"
 
 
 @pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(without: type) -> None:
     model, x = seeded(Net), normal(4, 8)
-    with auditor.imitated():
+    with auditor.emulate():
         expected = low(model, x)
         with without():
             assert torch.equal(low(model, x), expected)
 
 
-def test_where_there_is_cuda_tensors_on_the_cpu_are_imitated_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_cuda_tensors_on_the_cpu_are_emulated_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = seeded(Net), normal(4, 8)
-    with auditor.imitated():
+    with auditor.emulate():
         expected = low(model, x)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
-    with auditor.imitated():
+    with auditor.emulate():
         assert torch.equal(low(model, x), expected)

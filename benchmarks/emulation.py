@@ -1,4 +1,4 @@
-"""Whether a patched model under the imitation answers what its tape answers under the plan, and what an imitated run costs."""
+"""Whether a patched model under the emulation answers what its tape answers under the plan, and what an emulated run costs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from auditor import imitated
+from auditor import emulate
 from auditor.capture.capture import capture
-from auditor.capture.imitation import Imitation
+from auditor.capture.emulation import Emulation
 from auditor.capture.regions import Region
 from auditor.loading import load
 from auditor.records import Batch
@@ -26,7 +26,7 @@ from tests.corpus.traps import TRAPS
 from tests.resisting import MODELS as RESISTING
 from tests.small_models import MODELS as SMALL
 from tests.subjects import FORMATS, subject_of
-from tests.two_ways import difference, drawn, everything, imitated_answer, replayed_answer
+from tests.two_ways import difference, drawn, emulated_answer, everything, replayed_answer
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 STRATEGIES = ("autocast", "cast")
@@ -96,7 +96,7 @@ def agreement(name: str) -> Row:
             for fmt in FORMATS:
                 plans = [everything(captured, fmt), *(drawn(captured, strategy, fmt, rnd) for _ in range(DRAWN))]
                 for place, labels in enumerate(plans):
-                    run = imitated_answer(model, captured, batch, strategy, fmt, labels)
+                    run = emulated_answer(model, captured, batch, strategy, fmt, labels)
                     replay = replayed_answer(model, captured, batch, strategy, fmt, labels)
                     _count(row, f"{model_name}, {strategy}, {fmt}, {'drawn' if place else 'plain'}", run, replay)
     return row
@@ -139,7 +139,7 @@ TIMED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 }
 
 
-class _Counting(Imitation):
+class _Counting(Emulation):
     count = 0
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
@@ -149,13 +149,13 @@ class _Counting(Imitation):
 
 
 def cost(name: str) -> Row:
-    """An imitated forward in FP32, FP16 and BF16 beside a plain one."""
+    """An emulated forward in FP32, FP16 and BF16 beside a plain one."""
     torch.manual_seed(0)
     model, args = TIMED[name]()
     plain = forward_seconds(model, args)
     row: Row = {"model": name, "operations": _operations(model, args), "forward, ms": plain * 1e3}
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        taken = _imitated_seconds(model, args, dtype)
+        taken = _emulated_seconds(model, args, dtype)
         short = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16"}[dtype]
         row[f"{short}, forwards"] = taken / plain
         row[f"{short}, ms/op over 2"] = max(0.0, taken - 2 * plain) / row["operations"] * 1e3
@@ -170,9 +170,9 @@ def _operations(model: nn.Module, args: tuple[Any, ...]) -> int:
     return _Counting.count
 
 
-def _imitated_seconds(model: nn.Module, args: tuple[Any, ...], dtype: torch.dtype) -> float:
+def _emulated_seconds(model: nn.Module, args: tuple[Any, ...], dtype: torch.dtype) -> float:
     def run() -> None:
-        with torch.no_grad(), imitated("cuda"), torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
+        with torch.no_grad(), emulate("cuda"), torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
             model(*args)
 
     run()
@@ -180,14 +180,14 @@ def _imitated_seconds(model: nn.Module, args: tuple[Any, ...], dtype: torch.dtyp
 
 
 def main() -> None:
-    rows = [in_process_of_its_own("benchmarks.imitation", "agreement", name) for name in SETS]
+    rows = [in_process_of_its_own("benchmarks.emulation", "agreement", name) for name in SETS]
     columns = {"set": "", "models": "", "runs": "", "equal": "", "close": "", "differ": ""}
-    report("imitation", rows, columns)
+    report("emulation", rows, columns)
     for row in rows:
         for found in row["differences"]:
             print(f"- {found['plan']}: {found['distance']} {found['run']}{found['replay']}: {found['why']}")
-    timed = [in_process_of_its_own("benchmarks.imitation", "cost", name) for name in TIMED]
-    report("imitation_cost", timed, {key: "" if key in ("model", "operations") else ".2f" for key in timed[0]})
+    timed = [in_process_of_its_own("benchmarks.emulation", "cost", name) for name in TIMED]
+    report("emulation_cost", timed, {key: "" if key in ("model", "operations") else ".2f" for key in timed[0]})
 
 
 if __name__ == "__main__":
