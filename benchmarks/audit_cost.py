@@ -32,7 +32,7 @@ from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import MODELS, SMALL, build
-from tests.brute_force import true_isolated
+from tests.support.brute_force import true_isolated
 
 FORMATS = ("fp16", "bf16")
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ from auditor.measure.measure import Measurement, measure
 from auditor.measure.settle import settle
 from benchmarks.harness import Row, forward_seconds, in_process_of_its_own, peak_mib, report, seconds
 from benchmarks.subjects import gpt
-from tests.brute_force import true_isolated
+from tests.support.brute_force import true_isolated
 
 FORMATS = ("fp16", "bf16")
 LAYERS = (2, 4, 8, 16, 32, 64)

@@ -23,10 +23,10 @@ from benchmarks.subjects import gpt
 from tests.architectures.zoo import ZOO, specimen
 from tests.corpus.catalogue import INFERENCE
 from tests.corpus.traps import TRAPS
-from tests.resisting import MODELS as RESISTING
-from tests.small_models import MODELS as SMALL
-from tests.subjects import FORMATS, subject_of
-from tests.two_ways import difference, drawn, emulated_answer, everything, replayed_answer
+from tests.support.resisting import MODELS as RESISTING
+from tests.support.small_models import MODELS as SMALL
+from tests.support.subjects import FORMATS, subject_of
+from tests.support.two_ways import difference, drawn, emulated_answer, everything, replayed_answer
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 STRATEGIES = ("autocast", "cast")

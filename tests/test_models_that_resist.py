@@ -17,7 +17,7 @@ from auditor.api import audit as audit_model
 from auditor.numerics.metrics import output_error
 from auditor.records import NodeReport
 from auditor.records.audit import Audit
-from tests.resisting import MODELS, Call
+from tests.support.resisting import MODELS, Call
 
 PLANS = ("autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16")
 BUDGET = 0.02

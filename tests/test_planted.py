@@ -15,7 +15,7 @@ from auditor.cli.program import main
 from auditor.records import Audit, NodeReport
 from auditor.report.findings import Cause, causes
 from auditor.report.reporters import REPORTERS
-from tests.planted import MISTAKES, REPAIRED, line, llama
+from tests.support.planted import MISTAKES, REPAIRED, line, llama
 
 
 class Masked(nn.Module):

@@ -166,7 +166,7 @@ def architectures(asked: Asked) -> Items:
     from benchmarks.gpu.both import compared
     from tests.architectures.zoo import ZOO
     from tests.pretend_gpu.models import architecture
-    from tests.subjects import subject_of
+    from tests.support.subjects import subject_of
 
     for name in ["unet"] if asked.small else [*ZOO, "convnext", "unet"]:
 

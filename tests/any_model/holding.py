@@ -15,7 +15,7 @@ from auditor.isolation.answer import answer
 from auditor.loading.state import in_eval
 from auditor.numerics.metrics import output_error
 from auditor.records import Audit, Distance
-from tests.replaying import assert_same
+from tests.support.replaying import assert_same
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 LAST_BIT = 2.0**-24

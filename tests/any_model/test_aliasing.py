@@ -15,7 +15,7 @@ import auditor
 from auditor.errors import AuditorError
 from tests.any_model.holding import held
 from tests.any_model.models import Two
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 X = normal(4, 8)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import auditor
 from tests.any_model.holding import held
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 X = normal(2, 6, 8)
 

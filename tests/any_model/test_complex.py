@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import auditor
 from tests.any_model.holding import held
-from tests.replaying import Model, linear
-from tests.subjects import normal
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal
 
 
 def complexes(*shape: int, seed: int = 0) -> Tensor:

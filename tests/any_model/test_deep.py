@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import auditor
 from auditor.errors import AuditorError
 from tests.any_model.holding import Call, held
-from tests.replaying import linear
-from tests.subjects import normal, seeded
+from tests.support.replaying import linear
+from tests.support.subjects import normal, seeded
 
 X = normal(4, 8)
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.any_model.holding import held
-from tests.replaying import Model, linear
-from tests.subjects import normal
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal
 
 X = normal(12, 8)
 

@@ -19,8 +19,8 @@ import auditor
 from auditor.errors import AuditorError
 from auditor.records import Audit
 from tests.any_model.holding import tensors_of
-from tests.replaying import assert_same, linear
-from tests.subjects import normal
+from tests.support.replaying import assert_same, linear
+from tests.support.subjects import normal
 
 X = normal(4, 8)
 MANY = [RuntimeError, AssertionError, StopIteration]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from auditor.execution.policy import Policy, scoped
 from auditor.records import ScopeChoice
 from tests.any_model.holding import Call, held
-from tests.replaying import replayed
-from tests.subjects import normal, only
+from tests.support.replaying import replayed
+from tests.support.subjects import normal, only
 
 
 class Embedding(nn.Module):

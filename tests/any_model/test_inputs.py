@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import auditor
 from auditor.errors import LoadError
 from tests.any_model.holding import held
-from tests.replaying import Model, linear
-from tests.subjects import normal
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal
 
 
 @dataclass

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import auditor
 from tests.any_model.holding import held
-from tests.replaying import Model, linear
-from tests.subjects import normal
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal
 
 X = normal(4, 8)
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 from tests.any_model.holding import held
-from tests.replaying import Model, linear
-from tests.subjects import normal, seeded
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
 

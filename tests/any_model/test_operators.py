@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.any_model.holding import LAST_BIT, held
-from tests.replaying import Model, linear
-from tests.subjects import normal, seeded
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal, seeded
 
 
 def definite(h: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 import auditor
 from auditor.errors import CaptureError
 from tests.any_model.holding import held
-from tests.replaying import Model, linear
-from tests.subjects import normal
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal
 
 Pair = namedtuple("Pair", "a b")
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import auditor
 from tests.any_model.holding import Call, held
-from tests.replaying import Model, linear
-from tests.subjects import normal
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal
 
 X = normal(64, 16)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import auditor
 from tests.any_model.holding import held
 from tests.any_model.models import Two
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 X = normal(4, 8)
 CALLS = 0

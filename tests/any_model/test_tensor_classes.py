@@ -10,8 +10,8 @@ from torch.masked import masked_tensor
 import auditor
 from auditor.errors import LoadError
 from tests.any_model.holding import Call, held
-from tests.replaying import Model, linear
-from tests.subjects import normal
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

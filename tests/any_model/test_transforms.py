@@ -14,8 +14,8 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.any_model.holding import held
-from tests.replaying import Model, linear
-from tests.subjects import normal
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal
 
 X = normal(4, 8)
 

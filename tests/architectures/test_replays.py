@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from auditor.isolation.answer import answer
 from tests.architectures.conftest import Audited
-from tests.replaying import assert_same, replay
+from tests.support.replaying import assert_same, replay
 
 
 def test_the_graph_is_the_model(audited: Audited) -> None:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.capturing import Function
 from tests.corpus.case import BOTH, Inside, Trap, coarse, linear, normal, uniform
 from tests.corpus.unsupported import NO_PADDED_ROW, MaskedAttention
+from tests.support.capturing import Function
 
 
 def _gelu_by_hand(x: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.capturing import Function
 from tests.corpus.case import BOTH, Build, Case, Inside, coarse, normal
+from tests.support.capturing import Function
 
 NO_PADDED_ROW = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]])
 

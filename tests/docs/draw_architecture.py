@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.structure import BANDS, PACKAGE
+from tests.support.structure import BANDS, PACKAGE
 from tests.unit.test_budgets import BUDGET, LOOSE
 
 DOCS = PACKAGE.parent / "docs"

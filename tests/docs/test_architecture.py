@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.docs.draw_architecture import DOCS, page, summary
-from tests.structure import ORDER, PACKAGE
+from tests.support.structure import ORDER, PACKAGE
 
 AGAIN = "run `make docs`"
 

@@ -7,8 +7,8 @@ import re
 from auditor.rulebook.explain import reference
 from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules
-from tests.capturing import captured
 from tests.rules.examples import example
+from tests.support.capturing import captured
 
 
 def text(root) -> str:

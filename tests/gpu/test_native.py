@@ -10,7 +10,7 @@ from torch import nn
 
 import auditor
 from benchmarks.native_ratio import FORMATS, compared, errors_on
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.errors import AuditorError
 from auditor.settings import Settings, options_of
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 
 class Net(nn.Module):

@@ -16,7 +16,7 @@ from auditor import cli
 from auditor.asked import asked
 from auditor.errors import AuditorError, LoadError, PlanError
 from auditor.records import Audit
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 
 def net(activation: type[nn.Module] = nn.ReLU) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from tests.opinfo import has_half
+from tests.support.opinfo import has_half
 
 PARTS = {"_cdist_forward": "cdist", "_ctc_loss": "ctc_loss", "_linalg_eigh": "linalg_eigh", "_linalg_svd": "linalg_svd"}
 """Kernels that an operation is made of, which OpInfo has no name for."""

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.architectures.zoo import Specimen, specimen
-from tests.subjects import normal, seeded
-from tests.unet import UNet
+from tests.support.subjects import normal, seeded
+from tests.support.unet import UNet
 
 
 class Recurrent(nn.Module):

@@ -11,7 +11,7 @@ from auditor.errors import AuditorError
 from tests.pretend_gpu.limits import counted
 from tests.pretend_gpu.memory import ALLOCATOR
 from tests.pretend_gpu.natively import natively
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 SAID = "CUDA error: device-side assert triggered"
 

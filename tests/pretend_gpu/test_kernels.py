@@ -11,10 +11,10 @@ from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.numerics.nodes import operation_of
 from auditor.numerics.operations import operation
 from auditor.resources import table
-from tests.opinfo import HALVES
 from tests.pretend_gpu.natively import natively
 from tests.pretend_gpu.same import differences
-from tests.subjects import normal, seeded
+from tests.support.opinfo import HALVES
+from tests.support.subjects import normal, seeded
 
 aten = torch.ops.aten
 

@@ -18,7 +18,7 @@ from tests.pretend_gpu.memory import ALLOCATOR
 from tests.pretend_gpu.models import made
 from tests.pretend_gpu.natively import natively
 from tests.pretend_gpu.same import differences
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 SLOW = pytest.mark.slow
 

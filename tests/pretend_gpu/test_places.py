@@ -18,7 +18,7 @@ from tests.pretend_gpu.models import made
 from tests.pretend_gpu.natively import natively
 from tests.pretend_gpu.places import Fixed, Halves, Packed, mapped
 from tests.pretend_gpu.same import differences
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 
 def places(model: nn.Module) -> list[str]:

@@ -18,11 +18,11 @@ from auditor.cli import main
 from auditor.numerics.formats import dtype_of
 from auditor.numerics.metrics import output_error
 from auditor.verify import artefact
-from tests.opinfo import HALVES
 from tests.pretend_gpu.memory import ALLOCATOR
 from tests.pretend_gpu.natively import natively
 from tests.pretend_gpu.same import differences
-from tests.subjects import normal, seeded
+from tests.support.opinfo import HALVES
+from tests.support.subjects import normal, seeded
 
 
 class Own(nn.Module):

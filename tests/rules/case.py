@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError
-from tests.capturing import Function
+from tests.support.capturing import Function
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.capturing import Function
 from tests.rules.case import Case, on, raised, ramp
+from tests.support.capturing import Function
 
 IMAGE = ramp(1, 1, 8, 8)
 SQUARE = torch.eye(3) * 4 + ramp(3, 3)

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.capturing import Function
 from tests.rules.case import Case, on, raised, ramp
+from tests.support.capturing import Function
 
 QUERY = ramp(1, 4, 8)
 MASK = torch.tensor([[True, False, False, False]])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor.rulebook.rule import Rule
-from tests.capturing import Function
+from tests.support.capturing import Function
 
 
 def example(rule: Rule, *, fixed: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:

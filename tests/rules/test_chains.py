@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules
-from tests.capturing import Function, captured
 from tests.rules.examples import Side
 from tests.rules.spellings import FORMULAS, Step, spelled, spellings
+from tests.support.capturing import Function, captured
 
 RULES = tuple(rule for rule in load_rules() if rule.code in {code for code, _, _ in FORMULAS.values()})
 X = torch.linspace(-1, 1, 16).reshape(4, 4)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from auditor.measure.measure import measure
-from tests.capturing import Function, captured
+from tests.support.capturing import Function, captured
 
 
 class Recorded(TorchDispatchMode):

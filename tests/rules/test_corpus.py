@@ -9,9 +9,9 @@ from auditor.records import Finding
 from auditor.rulebook.findings import classify
 from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
-from tests.capturing import captured
 from tests.corpus.case import Case
 from tests.corpus.catalogue import CASES
+from tests.support.capturing import captured
 
 RULES = tuple(rule for rule in load_rules() if rule.severity != "info" and rule.family != "measured")
 STATIC = [case for case in CASES if case.evidence == "static"]

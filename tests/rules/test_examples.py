@@ -13,10 +13,10 @@ from auditor.rulebook.facts import EACH
 from auditor.rulebook.findings import classify, silenced
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
-from tests.capturing import captured
-from tests.findings import finding
 from tests.rules.examples import Side, example
 from tests.slow.agreement import Specimen, found_in
+from tests.support.capturing import captured
+from tests.support.findings import finding
 
 RULES = load_rules()
 APART = ("linalg", "recurrent")

@@ -10,7 +10,6 @@ import torch
 from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Match, Rule
-from tests.capturing import captured
 from tests.rules import (
     cases_activations,
     cases_boundary,
@@ -25,6 +24,7 @@ from tests.rules import (
     cases_systems,
 )
 from tests.rules.case import Case
+from tests.support.capturing import captured
 
 RULES = load_rules()
 MODULES = (

@@ -11,7 +11,6 @@ from auditor.numerics.formats import label
 from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule, facts_shown
-from tests.capturing import Function, captured
 from tests.corpus.case import Case as Failure
 from tests.corpus.catalogue import CASES as CORPUS
 from tests.rules.case import Case
@@ -19,6 +18,7 @@ from tests.rules.examples import example
 from tests.rules.recorded import LOW, call_of, recorded
 from tests.rules.sentences import FIELDS, TEMPLATES, Seen, reading
 from tests.rules.test_rules import CASES
+from tests.support.capturing import Function, captured
 
 RULES = load_rules()
 TEMPLATES.update({rule.code: rule.message for rule in RULES})

@@ -16,10 +16,10 @@ from auditor.isolation.outputs import tensor_outputs
 from auditor.measure.measure import Measurement
 from auditor.numerics.metrics import output_error
 from auditor.records import Contribution
-from tests import brute_force
-from tests.brute_force import spearman
 from tests.slow.models import LARGE, MODELS, specimen
-from tests.subjects import FORMATS, effects_of, measurement_of
+from tests.support import brute_force
+from tests.support.brute_force import spearman
+from tests.support.subjects import FORMATS, effects_of, measurement_of
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ import auditor
 from auditor.artefact.applying import is_wrapped
 from auditor.document.codec import steady
 from auditor.errors import AuditorError
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 
 class Net(nn.Module):

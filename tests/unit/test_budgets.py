@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.structure import PACKAGE, modules
+from tests.support.structure import PACKAGE, modules
 
 LOOSE = "loose files"
 

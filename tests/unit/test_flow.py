@@ -22,8 +22,8 @@ from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
 from auditor.stages import Stages
-from tests.capturing import Function
-from tests.subjects import normal, seeded, subject_of
+from tests.support.capturing import Function
+from tests.support.subjects import normal, seeded, subject_of
 
 RULES = tuple(load_rules([resource_dir("rules")]))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 
 class HalfInput(nn.Module):

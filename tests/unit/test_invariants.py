@@ -33,12 +33,12 @@ from auditor.plan.modules import Trial
 from auditor.plan.workbench import Workbench
 from auditor.records import Audit, Capture, Contribution, Plan
 from auditor.verify import run_patched
-from tests.fake_cuda import NAMES
-from tests.problems import Branches
-from tests.small_models import MODELS as SMALL
-from tests.structure import modules
-from tests.subjects import FORMATS, capture_of, normal, seeded
-from tests.two_ways import Labels, drawn, everything
+from tests.support.fake_cuda import NAMES
+from tests.support.problems import Branches
+from tests.support.small_models import MODELS as SMALL
+from tests.support.structure import modules
+from tests.support.subjects import FORMATS, capture_of, normal, seeded
+from tests.support.two_ways import Labels, drawn, everything
 
 # Every model run starts from the same state.
 

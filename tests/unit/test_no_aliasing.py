@@ -31,7 +31,7 @@ from auditor.offload.files import Offloading, is_offloaded
 from auditor.training.backward import backward_errors
 from auditor.training.objective import in_training, training_subject
 from auditor.training.step import capture_step, step_batches
-from tests.subjects import capture_of, normal, seeded, subject_of
+from tests.support.subjects import capture_of, normal, seeded, subject_of
 
 PACKAGE = Path(auditor.__file__).parent
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

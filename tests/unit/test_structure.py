@@ -6,7 +6,7 @@ import ast
 
 import networkx as nx
 
-from tests.structure import ORDER, functions, imports, modules, room
+from tests.support.structure import ORDER, functions, imports, modules, room
 
 LAZY_UPWARDS = {
     ("records.audit", "document"),

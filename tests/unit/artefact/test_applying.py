@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from auditor.artefact.applying import apply_plan, is_wrapped
-from tests.patching import PLANS, Net, patched, plan, scope
-from tests.subjects import normal, seeded
+from tests.support.patching import PLANS, Net, patched, plan, scope
+from tests.support.subjects import normal, seeded
 
 both = pytest.mark.parametrize("name", PLANS)
 

@@ -12,7 +12,7 @@ from auditor.artefact.runtime import Runtime
 from auditor.artefact.strategies import SHIPPED, names, register, registered, strategy_of
 from auditor.errors import AuditorError
 from auditor.records import Plan
-from tests.structure import PACKAGE
+from tests.support.structure import PACKAGE
 
 
 class Mine(Strategy):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from auditor.artefact.applying import apply_plan
-from tests.patching import PLANS, Net, plan, scope
-from tests.subjects import normal, seeded
+from tests.support.patching import PLANS, Net, plan, scope
+from tests.support.subjects import normal, seeded
 
 both = pytest.mark.parametrize("name", PLANS)
 reentrant = pytest.mark.parametrize("use_reentrant", [False, True])

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from auditor.artefact.applying import apply_plan
-from tests.patching import PLANS, Net, patched, plan, scope
-from tests.subjects import normal, seeded
+from tests.support.patching import PLANS, Net, patched, plan, scope
+from tests.support.subjects import normal, seeded
 
 both = pytest.mark.parametrize("name", PLANS)
 

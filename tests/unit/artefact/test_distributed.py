@@ -14,9 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from auditor.artefact.applying import apply_plan, is_wrapped
-from tests.flat_models import LENGTH, WIDTH, FlatBlock
-from tests.patching import PLANS, patched, plan
-from tests.subjects import normal, seeded
+from tests.support.flat_models import LENGTH, WIDTH, FlatBlock
+from tests.support.patching import PLANS, patched, plan
+from tests.support.subjects import normal, seeded
 
 WORLD = 2
 ROWS = 8

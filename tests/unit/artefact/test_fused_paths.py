@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan
-from tests.patching import plan, scope
-from tests.subjects import normal
+from tests.support.patching import plan, scope
+from tests.support.subjects import normal
 
 ISLAND = {"": scope("bf16"), "layers.1.linear2": scope("fp32")}
 

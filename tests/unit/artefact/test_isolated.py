@@ -15,9 +15,9 @@ import auditor
 from auditor.artefact import applying as runtime
 from auditor.artefact.applying import apply_plan, is_wrapped
 from auditor.isolation import isolated
-from tests.patching import PLANS, identity, plan, scope, shared, versions
-from tests.patching import Net as Plain
-from tests.subjects import normal, seeded
+from tests.support.patching import PLANS, identity, plan, scope, shared, versions
+from tests.support.patching import Net as Plain
+from tests.support.subjects import normal, seeded
 
 
 @contextmanager

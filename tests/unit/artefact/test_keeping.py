@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.runtime import Keeping, Kept
 from auditor.numerics.functions import function_name
-from tests.flat_models import LARGE, FlatBlock, Stack
-from tests.patching import plan
-from tests.subjects import normal, seeded
+from tests.support.flat_models import LARGE, FlatBlock, Stack
+from tests.support.patching import plan
+from tests.support.subjects import normal, seeded
 
 Scopes = dict[str, dict[str, Any]]
 KEPT: Scopes = {"": {"precision": "bf16", "keep": ["pow", "mean", "rsqrt", "exp"]}}

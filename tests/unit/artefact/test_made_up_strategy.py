@@ -29,7 +29,7 @@ from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
 from auditor.report.reporters import REPORTERS
 from auditor.verify import Answers, Verifier
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 MODEL = """
 import torch

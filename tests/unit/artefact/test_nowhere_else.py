@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from auditor.artefact.strategies import SHIPPED
-from tests.structure import PACKAGE
+from tests.support.structure import PACKAGE
 
 ALLOWED = {
     "artefact": "their own files, and the list of those that ship; what becomes of a scope's output, `cast` or `keep`",

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.runtime import convert
-from tests.patching import AUTOCAST, CAST, Net, patched, plan, scope
-from tests.subjects import normal, seeded
+from tests.support.patching import AUTOCAST, CAST, Net, patched, plan, scope
+from tests.support.subjects import normal, seeded
 
 
 def dtypes_of(model: nn.Module, x: Tensor) -> dict[str, tuple[torch.dtype, torch.dtype]]:

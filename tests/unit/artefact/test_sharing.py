@@ -10,8 +10,8 @@ from auditor.api import audit
 from auditor.artefact.applying import apply_plan, is_wrapped
 from auditor.artefact.runtime import DTYPES
 from auditor.document.live import apply
-from tests.patching import plan, scope
-from tests.subjects import normal, seeded
+from tests.support.patching import plan, scope
+from tests.support.subjects import normal, seeded
 
 both = pytest.mark.parametrize("strategy", ["autocast", "cast"])
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from auditor.records import Batch, Capture
 from tests.architectures.zoo import specimen
 from tests.corpus.catalogue import INFERENCE
-from tests.resisting import MODELS as RESISTING
-from tests.small_models import MODELS as SMALL
-from tests.subjects import FORMATS, capture_of, normal, seeded
-from tests.two_ways import Labels, difference, drawn, dtypes_of, emulated_answer, everything, replayed_answer
+from tests.support.resisting import MODELS as RESISTING
+from tests.support.small_models import MODELS as SMALL
+from tests.support.subjects import FORMATS, capture_of, normal, seeded
+from tests.support.two_ways import Labels, difference, drawn, dtypes_of, emulated_answer, everything, replayed_answer
 
 CLOSE = 1e-6
 CORPUS = {case.name: case for case in INFERENCE}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture.paths import aligned, same_operations
-from tests.subjects import capture_of, seeded
+from tests.support.subjects import capture_of, seeded
 
 
 class Net(nn.Module):

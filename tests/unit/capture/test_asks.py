@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from auditor.capture import literals
-from tests.capturing import Function
-from tests.subjects import capture_of, only
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, only
 
 X = torch.tensor([[1.0, -1.0]])
 

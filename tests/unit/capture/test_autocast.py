@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from tests import autocast_calls
-from tests.autocast_calls import FP32, LOWER, NONE, PROMOTE, Make
-from tests.fake_cuda import first_dtype, overload
-from tests.subjects import normal
+from tests.support import autocast_calls
+from tests.support.autocast_calls import FP32, LOWER, NONE, PROMOTE, Make
+from tests.support.fake_cuda import first_dtype, overload
+from tests.support.subjects import normal
 
 FP16, BF16, WIDE = torch.float16, torch.bfloat16, torch.float32
 ON_CUDA = {"masked_fill.Scalar"}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import auditor
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 FP16, BF16, WIDE = torch.float16, torch.bfloat16, torch.float32
 

@@ -9,7 +9,7 @@ from torch._C._functorch import TransformType
 from torch._higher_order_ops.cond import cond_op
 
 from auditor.isolation.eager import cond, eager_branches, uncompiled, while_loop
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 X = normal(8, 4)
 

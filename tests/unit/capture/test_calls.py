@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture.calls import Calls, aliases_of, first_paths
-from tests.replaying import Model, linear, replayed
-from tests.subjects import nodes_by_op, normal, only
+from tests.support.replaying import Model, linear, replayed
+from tests.support.subjects import nodes_by_op, normal, only
 
 X = normal(2, 4)
 

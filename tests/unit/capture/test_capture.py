@@ -13,8 +13,8 @@ from auditor.errors import CaptureError
 from auditor.isolation.outputs import tensor_outputs
 from auditor.loading import from_object
 from auditor.records import Batch, Capture
-from tests.capturing import Function
-from tests.subjects import capture_of, nodes_by_op, normal, only, seeded
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, nodes_by_op, normal, only, seeded
 
 
 def taken(model: nn.Module, batch: Batch) -> Capture:

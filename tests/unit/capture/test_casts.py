@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.records import Capture
-from tests.capturing import Function
-from tests.subjects import capture_of, nodes_by_op, only
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, nodes_by_op, only
 
 
 def recorded(function: Any, *inputs: Tensor) -> Capture:

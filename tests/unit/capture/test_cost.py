@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from auditor.capture.record import record
-from tests.replaying import Model
-from tests.subjects import normal
+from tests.support.replaying import Model
+from tests.support.subjects import normal
 
 X = normal(4, 8)
 FEW, MANY = 100, 400

@@ -17,7 +17,7 @@ import auditor
 from auditor.capture.record import record
 from auditor.errors import MeasureError
 from auditor.numerics.kernels import UnsupportedInFormat
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 HALF = torch.float16
 

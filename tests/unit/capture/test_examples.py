@@ -9,7 +9,7 @@ import pytest
 from auditor.capture.capture import capture
 from auditor.isolation.answer import answer
 from auditor.loading import in_eval, load
-from tests.replaying import FORMATS, assert_same, replay
+from tests.support.replaying import FORMATS, assert_same, replay
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("[0-9]*.py"))
 

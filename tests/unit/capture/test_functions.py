@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor.records import Capture
-from tests.subjects import capture_of, normal
+from tests.support.subjects import capture_of, normal
 
 
 def functions(found: Capture) -> list[tuple[str, str | None]]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture.capture import AGREEMENT
-from tests.replaying import Model, linear, replayed
-from tests.subjects import normal
+from tests.support.replaying import Model, linear, replayed
+from tests.support.subjects import normal
 
 X = normal(3, 4)
 

@@ -16,8 +16,8 @@ from auditor.capture.intercept import Handler, intercepted
 from auditor.capture.record import record
 from auditor.errors import CaptureError, MeasureError
 from auditor.isolation import isolated
-from tests.replaying import Model, linear, operations, replayed
-from tests.subjects import capture_of, normal
+from tests.support.replaying import Model, linear, operations, replayed
+from tests.support.subjects import capture_of, normal
 
 X = normal(3, 4)
 

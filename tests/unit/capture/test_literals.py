@@ -13,8 +13,8 @@ from auditor.capture import literals
 from auditor.capture.literals import translated
 from auditor.numerics.formats import Format
 from auditor.records import Capture, Literals
-from tests.capturing import Function
-from tests.subjects import capture_of, nodes_by_op, only
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, nodes_by_op, only
 
 X = torch.tensor([[1.0, -1.0]])
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from tests.replaying import Model, kinds, linear, operations, replayed
-from tests.subjects import capture_of, nodes_by_op, normal, only
+from tests.support.replaying import Model, kinds, linear, operations, replayed
+from tests.support.subjects import capture_of, nodes_by_op, normal, only
 
 X = normal(3, 4)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.numerics.nodes import op_name
-from tests.capturing import Function
-from tests.subjects import capture_of, nodes_by_op, only
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, nodes_by_op, only
 
 
 class Inner(nn.Module):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.replaying import Model, linear, operations, replayed
-from tests.subjects import normal, only
+from tests.support.replaying import Model, linear, operations, replayed
+from tests.support.subjects import normal, only
 
 X = normal(3, 4)
 

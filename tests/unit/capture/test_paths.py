@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from auditor.capture.capture import capture
 from auditor.capture.paths import usable, usable_batches
 from auditor.records import Subject
-from tests.capturing import Function
-from tests.subjects import subject_of
+from tests.support.capturing import Function
+from tests.support.subjects import subject_of
 
 
 def branching(x: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor, fx
 from auditor.capture.binding import Binder, TapeModule, placeholders_of
 from auditor.capture.record import record
 from auditor.records import Batch
-from tests.replaying import Model, assert_same
-from tests.subjects import normal
+from tests.support.replaying import Model, assert_same
+from tests.support.subjects import normal
 
 Step = tuple[str, int, int, int]
 

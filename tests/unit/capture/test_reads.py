@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.replaying import Model, replayed
-from tests.subjects import normal
+from tests.support.replaying import Model, replayed
+from tests.support.subjects import normal
 
 X = normal(2, 4)
 

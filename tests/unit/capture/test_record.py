@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from auditor.capture.intercept import Handler
 from auditor.capture.record import record
 from auditor.capture.regions import Region
-from tests.capturing import Function
+from tests.support.capturing import Function
 
 
 def names(tape: Any) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.capturing import Function
-from tests.subjects import capture_of, nodes_by_op, only
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, nodes_by_op, only
 
 SQUARE = torch.eye(3)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from auditor.capture.paths import path_of, usable
 from auditor.capture.several import MOST_PATHS, Recordings, join_paths, record_paths
 from auditor.records import Subject
-from tests.subjects import normal, seeded, subject_of
+from tests.support.subjects import normal, seeded, subject_of
 
 
 class TwoWays(nn.Module):

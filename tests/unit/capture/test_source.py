@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from auditor.capture.source import code_at, raised_at, written_at
 from auditor.records import Node
-from tests.replaying import Model, linear, replayed
-from tests.subjects import normal, only
+from tests.support.replaying import Model, linear, replayed
+from tests.support.subjects import normal, only
 
 X = normal(2, 4)
 HERE = Path(__file__).name

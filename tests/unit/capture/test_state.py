@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from auditor.errors import CaptureError
 from auditor.isolation.answer import answer
-from tests.replaying import Model, assert_same, kinds, linear, operations, replay, replayed
-from tests.subjects import capture_of, nodes_by_op, normal
+from tests.support.replaying import Model, assert_same, kinds, linear, operations, replay, replayed
+from tests.support.subjects import capture_of, nodes_by_op, normal
 
 X = normal(3, 4)
 

@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.nn.attention.flex_attention import flex_attention
 
 import auditor
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 BF16, WIDE = torch.bfloat16, torch.float32
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from tests.replaying import Model, kinds, linear, operations, replayed
-from tests.subjects import nodes_by_op, normal, only
+from tests.support.replaying import Model, kinds, linear, operations, replayed
+from tests.support.subjects import nodes_by_op, normal, only
 
 X = normal(3, 4)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.replaying import Model, kinds, linear, operations, replayed
-from tests.subjects import normal
+from tests.support.replaying import Model, kinds, linear, operations, replayed
+from tests.support.subjects import normal
 
 X = normal(4, 8)
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from auditor import cli
-from tests import documents
+from tests.support import documents
 
 HOSTILE = "\"\"\"'''\\\n); open('pwned', 'w'); raise SystemExit(7)  # {0}%s"
 MODEL = f"""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.cli.program import main
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 SOURCE = '''
 import torch

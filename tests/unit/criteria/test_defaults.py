@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.records import Audit
 from auditor.report.reporters import REPORTERS
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 
 def net(forward: Any) -> nn.Module:

@@ -10,7 +10,7 @@ import torch
 from auditor.criteria import criteria_of
 from auditor.criteria.forms import FORMS, form_of
 from auditor.criteria.values import value
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 CASES = {
     "rel_l2 <= 0.1": normal(6, 5),

@@ -39,7 +39,7 @@ from auditor.records import (
 from auditor.records.training import Training
 from auditor.records.written import plain
 from auditor.report.reporters import REPORTERS
-from tests.documents import records
+from tests.support.documents import records
 from tests.unit.report.factory import make_audit
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -14,9 +14,9 @@ from auditor.artefact.applying import apply_plan, is_wrapped
 from auditor.document.live import apply, patched_source, read_plans, select
 from auditor.errors import PlanError
 from auditor.records import Origin, Subject
-from tests import documents
-from tests.patching import AUTOCAST, CAST, Net
-from tests.subjects import seeded, subject_of
+from tests.support import documents
+from tests.support.patching import AUTOCAST, CAST, Net
+from tests.support.subjects import seeded, subject_of
 from tests.unit.report.factory import make_audit
 
 

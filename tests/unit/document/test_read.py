@@ -13,7 +13,7 @@ import pytest
 from auditor.document.codec import merged, to_measurements, to_plan
 from auditor.document.read import AGAIN, applicable, audit_of, json_path, load, load_plan
 from auditor.errors import PlanError
-from tests.documents import Place, places, replaced, without
+from tests.support.documents import Place, places, replaced, without
 from tests.unit.report.factory import make_audit
 
 LINE = re.compile(

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from auditor.artefact.strategies import names
 from auditor.execution.resolve import kept_low
-from tests.capturing import Function
-from tests.subjects import capture_of, normal
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, normal
 
 
 def region(x: Tensor, w: Tensor) -> Tensor:

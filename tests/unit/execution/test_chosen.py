@@ -27,10 +27,10 @@ from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.records import Capture, Plan, ScopeChoice, Verdict
 from auditor.verify import run_patched
-from tests.flat_models import LARGE, FlatBlock, Stack
-from tests.problems import NOTHING, owners_of, tied_owners
-from tests.small_models import MODELS
-from tests.subjects import capture_of, seeded
+from tests.support.flat_models import LARGE, FlatBlock, Stack
+from tests.support.problems import NOTHING, owners_of, tied_owners
+from tests.support.small_models import MODELS
+from tests.support.subjects import capture_of, seeded
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 KINDS = {name: model for name, model in MODELS.items() if name != "transformer"}

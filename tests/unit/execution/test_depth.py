@@ -13,7 +13,7 @@ from auditor.execution.policy import Policy, scoped
 from auditor.loading import from_object
 from auditor.numerics.metrics import relative_l2
 from auditor.records import Plan, ScopeChoice
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 
 class Net(nn.Module):

@@ -21,10 +21,10 @@ from auditor.execution.beside import under_plan
 from auditor.execution.policy import Policy
 from auditor.numerics.nodes import tensors_of
 from auditor.records import Batch, Capture, Dtypes, Plan, ScopeChoice
-from tests.capturing import Function
-from tests.small_models import MODELS, Transformer
-from tests.subjects import capture_of, normal, seeded
-from tests.two_ways import drawn, everything
+from tests.support.capturing import Function
+from tests.support.small_models import MODELS, Transformer
+from tests.support.subjects import capture_of, normal, seeded
+from tests.support.two_ways import drawn, everything
 
 Seen = list[tuple[str, tuple[str, ...], str]]
 """(operation, dtypes of what it reads, dtype of its result), in execution order."""

@@ -13,8 +13,8 @@ from auditor.execution.execute import Executor, low_literals, with_literals
 from auditor.execution.policy import Policy, plain
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Capture, Literals
-from tests.capturing import Function
-from tests.subjects import capture_of, normal, only, seeded
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, normal, only, seeded
 
 HALF, FLOAT = torch.ones(2).half(), torch.ones(2)
 

@@ -14,7 +14,7 @@ from auditor.execution.resolve import resolve
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.nodes import tensors_of
 from auditor.records import Capture
-from tests.subjects import capture_of, normal
+from tests.support.subjects import capture_of, normal
 
 Function = Callable[[Tensor, Tensor], Tensor]
 INDEX = torch.tensor([0, 1, 1, 2])

@@ -14,7 +14,7 @@ from auditor.execution.execute import Executor, Run, Semantics, SomeLow
 from auditor.execution.policy import Policy
 from auditor.measure.alone import rounder
 from auditor.records import Capture
-from tests.subjects import FORMATS, normal, seeded, subject_of
+from tests.support.subjects import FORMATS, normal, seeded, subject_of
 
 
 class Block(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from auditor.execution.step import LowStep, failed, gradient_error, one_low, spoilt, unscaled
-from tests.stepping import Scaled, stepped
+from tests.support.stepping import Scaled, stepped
 
 U = 2.0**-7
 REFERENCE = {"a": torch.tensor([3.0]), "b": torch.tensor([0.0, 4.0]), "unused": None}

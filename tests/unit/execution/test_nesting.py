@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from auditor.execution.policy import Boundary, Policy
 from auditor.records import Capture
-from tests.subjects import capture_of, only
+from tests.support.subjects import capture_of, only
 
 
 class Inner(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor
 from auditor.execution.beside import first_non_finite
 from auditor.execution.policy import Policy, plain
 from auditor.records import NonFinite
-from tests.capturing import Function, captured
+from tests.support.capturing import Function, captured
 
 
 def first(function: Callable[..., Tensor], *inputs: Tensor, strategy: str = "cast", fmt: str = "fp16"):

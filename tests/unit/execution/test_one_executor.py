@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tests.structure import modules
+from tests.support.structure import modules
 
 TREES = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in modules().items()}
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from auditor.execution.execute import Executor, Run, SomeLow, apart
 from auditor.numerics.casting import lowered
 from auditor.numerics.formats import FORMATS
-from tests.capturing import Function
-from tests.subjects import capture_of
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of
 
 U = 2.0**-9
 X = torch.tensor([1 + U])

@@ -21,11 +21,11 @@ from auditor.execution.policy import Policy, plain
 from auditor.execution.resolve import Resolver, resolve
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Capture
-from tests.capturing import Function
-from tests.fake_cuda import NAMES, recorded_dtypes
-from tests.problems import tied_owners
-from tests.small_models import MODELS
-from tests.subjects import FORMATS, capture_of, nodes_by_op, normal, only, seeded
+from tests.support.capturing import Function
+from tests.support.fake_cuda import NAMES, recorded_dtypes
+from tests.support.problems import tied_owners
+from tests.support.small_models import MODELS
+from tests.support.subjects import FORMATS, capture_of, nodes_by_op, normal, only, seeded
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

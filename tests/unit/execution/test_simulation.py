@@ -24,9 +24,9 @@ from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Plan, Verdict
 from auditor.verify import run_patched
-from tests.problems import NOTHING, Held, owners_of, tied_owners
-from tests.small_models import MODELS
-from tests.subjects import FORMATS, capture_of, normal, seeded
+from tests.support.problems import NOTHING, Held, owners_of, tied_owners
+from tests.support.small_models import MODELS
+from tests.support.subjects import FORMATS, capture_of, normal, seeded
 
 
 @cache

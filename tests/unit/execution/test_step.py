@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from auditor.execution.step import bind_step, run_step
 from auditor.training.objective import in_training, training_subject
 from auditor.training.step import capture_step, step_batches
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 
 class Layers(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from auditor.artefact.strategies import strategy_of
 from auditor.execution.policy import Layout, Policy, scoped
 from auditor.records import ScopeChoice
-from tests.problems import captured
+from tests.support.problems import captured
 
 SCOPES = {"": ScopeChoice("fp16"), "a.b": ScopeChoice("fp32"), "a.b.c.d": ScopeChoice("fp16")}
 

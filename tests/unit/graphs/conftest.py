@@ -11,7 +11,7 @@ from auditor.graphs.exported import Exported, exported
 from auditor.graphs.operations import Table, table_of
 from auditor.plan.workbench import Workbench
 from auditor.records import Audit
-from tests.planning import bench_of
+from tests.support.planning import bench_of
 from tests.unit.graphs.models import flat
 
 

@@ -9,7 +9,7 @@ from auditor.capture.capture import capture
 from auditor.graphs.exported import Exported, exported
 from auditor.graphs.operations import aligned, owner_of
 from auditor.plan.workbench import Workbench
-from tests.subjects import subject_of
+from tests.support.subjects import subject_of
 
 
 def test_every_operation_of_a_flat_model_is_found(bench: Workbench, graph: Exported) -> None:

@@ -11,7 +11,7 @@ from auditor.graphs.exported import exported
 from auditor.graphs.operations import table_of
 from auditor.graphs.stage import memory_in_fp32
 from auditor.records import Memory
-from tests.planning import bench_of
+from tests.support.planning import bench_of
 
 
 class Chain(nn.Module):

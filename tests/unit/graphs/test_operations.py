@@ -9,7 +9,7 @@ from torch import nn
 from auditor.graphs.exported import exported
 from auditor.graphs.operations import Table, table_of
 from auditor.plan.workbench import Workbench
-from tests.planning import bench_of
+from tests.support.planning import bench_of
 
 
 def test_what_is_unsafe_is_kept_and_the_products_are_not(bench: Workbench, table: Table) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.isolation.answer import answer, stored_in
-from tests.capturing import Function
-from tests.subjects import normal, seeded
+from tests.support.capturing import Function
+from tests.support.subjects import normal, seeded
 
 
 class Gradients(nn.Module):

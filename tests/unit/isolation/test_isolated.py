@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 
 from auditor.errors import AuditorError
 from auditor.isolation import isolated, tensors
-from tests.patching import identity, shared
-from tests.portrait import portrait, values
-from tests.subjects import normal, seeded
-from tests.writers import NAMES, Cache, Slots, Writer, X, nothing, writer
+from tests.support.patching import identity, shared
+from tests.support.portrait import portrait, values
+from tests.support.subjects import normal, seeded
+from tests.support.writers import NAMES, Cache, Slots, Writer, X, nothing, writer
 
 
 @pytest.fixture(autouse=True, params=["at once", "before a write"])

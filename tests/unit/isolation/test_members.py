@@ -23,7 +23,7 @@ from auditor.isolation.members import (
     without_wrappers,
     wrapper_of,
 )
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 
 class Linked(nn.Module):

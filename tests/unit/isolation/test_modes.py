@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from auditor.isolation import isolated, tensors
-from tests.portrait import portrait
-from tests.writers import X, writer
+from tests.support.portrait import portrait
+from tests.support.writers import X, writer
 
 NAMES = "batch norm", "adam foreach", "max norm", "buffers", "one storage", "cache", "containers", "instance norm"
 

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pack_sequence
 import auditor
 from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
-from tests.subjects import capture_of, normal, seeded
+from tests.support.subjects import capture_of, normal, seeded
 
 A, B, C = torch.ones(1), torch.ones(2), torch.ones(3)
 Pair = namedtuple("Pair", "first second")

@@ -11,7 +11,7 @@ from torch import nn
 from auditor.errors import AuditorError
 from auditor.loading.placement import copied, moved, placed
 from auditor.training.objective import training_subject
-from tests.subjects import normal, subject_of
+from tests.support.subjects import normal, subject_of
 
 
 class Whole(nn.Linear):

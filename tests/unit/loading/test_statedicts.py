@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from auditor.errors import LoadError
 from auditor.loading.statedicts import load_state, read_checkpoint
 from auditor.loading.weights import load_into
-from tests.subjects import seeded
+from tests.support.subjects import seeded
 
 
 class Tied(nn.Module):

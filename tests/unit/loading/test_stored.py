@@ -12,7 +12,7 @@ from auditor.errors import LoadError
 from auditor.loading import from_object
 from auditor.loading.state import in_fp32, raised
 from auditor.records import Subject
-from tests.subjects import Runs
+from tests.support.subjects import Runs
 
 BF16 = torch.bfloat16
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from auditor.measure.alone import Trace, rounder
 from auditor.measure.measure import Measurement
-from tests.capturing import Function
-from tests.subjects import capture_of, measurement_of, only
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, measurement_of, only
 
 
 def masked(x: Tensor) -> Tensor:

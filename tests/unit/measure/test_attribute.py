@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from auditor.measure.measure import Measurement
 from auditor.records import Contribution
-from tests.brute_force import spearman, true_isolated
-from tests.capturing import Function
-from tests.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded
+from tests.support.brute_force import spearman, true_isolated
+from tests.support.capturing import Function
+from tests.support.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded
 
 
 def contribution(measured: Measurement, packet: str, fmt: str = "fp16") -> Contribution:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from auditor.measure.reference import batch_norm
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 EPS = 1e-3
 REST = {

@@ -12,8 +12,8 @@ from auditor.capture.capture import capture
 from auditor.measure.calibrate import Calibration, calibrate
 from auditor.measure.measure import measure
 from auditor.records import Subject
-from tests.capturing import Function
-from tests.subjects import FORMATS, effects_of, only, subject_of
+from tests.support.capturing import Function
+from tests.support.subjects import FORMATS, effects_of, only, subject_of
 
 
 def subject_on(model: nn.Module, *inputs: Tensor) -> Subject:

@@ -21,8 +21,8 @@ from auditor.measure.measure import Measurement
 from auditor.measure.rerun import Yardstick
 from auditor.measure.settle import settle
 from auditor.records import Contribution
-from tests.brute_force import OneLow, spearman
-from tests.subjects import measurement_of
+from tests.support.brute_force import OneLow, spearman
+from tests.support.subjects import measurement_of
 
 Share = Callable[[Tensor, Tensor], float]
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from auditor.measure.causes import deciding, guarding
-from tests.capturing import Function
-from tests.subjects import capture_of, effects_of, measurement_of
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, effects_of, measurement_of
 
 
 def decide(function: object, *inputs: Tensor) -> set[str]:

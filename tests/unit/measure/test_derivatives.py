@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from auditor.measure.reference import differentiated
-from tests.brute_force import true_isolated
-from tests.capturing import Function
-from tests.subjects import FORMATS, effects_of, measurement_of, normal, only
+from tests.support.brute_force import true_isolated
+from tests.support.capturing import Function
+from tests.support.subjects import FORMATS, effects_of, measurement_of, normal, only
 
 aten = torch.ops.aten
 CLASSES = torch.tensor([0, 2, 1, 2])

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from auditor.measure import attribute
 from auditor.measure.attribute import estimate
-from tests.brute_force import true_isolated
-from tests.capturing import Function
-from tests.subjects import FORMATS, measurement_of, normal, only, seeded
+from tests.support.brute_force import true_isolated
+from tests.support.capturing import Function
+from tests.support.subjects import FORMATS, measurement_of, normal, only, seeded
 
 
 def test_a_common_shift_of_all_parts_is_not_taken_for_noise() -> None:

@@ -14,8 +14,8 @@ from auditor.measure.alone import InFormat, Trace
 from auditor.numerics.entries import entries, is_number
 from auditor.numerics.histogram import Profile
 from auditor.records import Capture, NodeError
-from tests.capturing import Function
-from tests.subjects import capture_of
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of
 
 Found = tuple[dict[str, NodeError], dict[str, Trace]]
 

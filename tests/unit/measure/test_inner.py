@@ -9,7 +9,7 @@ from torch import Tensor
 from auditor.measure.probes import _SHORT as SHORT
 from auditor.measure.probes import PARTS, inner_products
 from auditor.numerics.formats import format_of
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 
 def by_hand(gradient: Tensor, error: Tensor, samples: int) -> list[list[float]]:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from auditor.capture.capture import capture
 from auditor.measure.measure import Measurement, measure
 from auditor.records import NodeError
-from tests.brute_force import true_isolated
-from tests.capturing import Function
-from tests.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded, subject_of
+from tests.support.brute_force import true_isolated
+from tests.support.capturing import Function
+from tests.support.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded, subject_of
 
 
 def error_of(measured: Measurement, packet: str, fmt: str) -> NodeError:

@@ -15,7 +15,7 @@ from auditor.capture.capture import capture
 from auditor.measure.noise import Heard, noise_of, without_noise
 from auditor.measure.rerun import PLAIN
 from auditor.records import Contribution, Noise
-from tests.subjects import seeded, subject_of
+from tests.support.subjects import seeded, subject_of
 
 X = torch.linspace(-1, 1, 16 * 32).reshape(16, 32)
 LOUD = 0.01

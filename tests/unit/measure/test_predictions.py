@@ -15,9 +15,9 @@ from auditor.measure.attribute import first_order
 from auditor.measure.measure import Measurement
 from auditor.measure.rerun import Reruns, Yardstick
 from auditor.records import Contribution, Linearity
-from tests.brute_force import true_isolated
-from tests.ill_conditioned import SharpLlama, some_tokens
-from tests.subjects import measurement_of, normal, seeded
+from tests.support.brute_force import true_isolated
+from tests.support.ill_conditioned import SharpLlama, some_tokens
+from tests.support.subjects import measurement_of, normal, seeded
 
 BUDGET = 0.01
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from auditor.execution.execute import Executor
 from auditor.measure.reference import Back, Reference
-from tests.capturing import Function
-from tests.subjects import capture_of, seeded
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, seeded
 
 
 @dataclass

@@ -19,8 +19,8 @@ from auditor.plan.modules import Modules, Trial
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.records import Verdict
-from tests.problems import NOTHING, owners_of
-from tests.subjects import FORMATS, normal, subject_of
+from tests.support.problems import NOTHING, owners_of
+from tests.support.subjects import FORMATS, normal, subject_of
 
 RAISED: list[type[Exception]] = [AssertionError, KeyError, RuntimeError]
 _raised: list[BaseException] = []

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from auditor.measure.attribute import first_order
 from auditor.measure.rerun import MAX_REGIONS, Yardstick, of_verdicts, regions_of
 from auditor.records import Capture, FlaggedRegion, Verdict
-from tests.capturing import Function
-from tests.subjects import capture_of, measurement_of, nodes_by_op, normal
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, measurement_of, nodes_by_op, normal
 
 
 def regions(model: nn.Module, *args: Tensor, flagged: Callable[[Capture], set[str]], fmt: str) -> Any:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from auditor.measure.rerun import PLAIN, Reruns, Yardstick, chooses_otherwise
-from tests.brute_force import true_isolated
-from tests.capturing import Function
-from tests.subjects import capture_of, measurement_of, normal
+from tests.support.brute_force import true_isolated
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, measurement_of, normal
 
 
 def test_one_low_is_what_brute_force_says() -> None:

@@ -16,9 +16,9 @@ from auditor.measure.measure import Measurement, measure
 from auditor.measure.rerun import Yardstick
 from auditor.records import Contribution
 from auditor.rulebook.verdicts import judge
-from tests.brute_force import true_isolated
-from tests.capturing import Function
-from tests.subjects import effects_of, normal, subject_of
+from tests.support.brute_force import true_isolated
+from tests.support.capturing import Function
+from tests.support.subjects import effects_of, normal, subject_of
 
 BUDGET = 0.01
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from auditor.measure.probes import Sums, by_level, chance
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from auditor.measure.measure import AT_ONCE, working_set
-from tests.subjects import capture_of
+from tests.support.subjects import capture_of
 
 
 def test_it_is_the_one_that_reads_and_gives_most() -> None:

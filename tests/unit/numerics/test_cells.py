@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import auditor
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 aten = torch.ops.aten
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from auditor.numerics.flops import FORMULAS, flops_of
 from auditor.numerics.operations import operation
-from tests.capturing import Function
-from tests.subjects import capture_of, normal
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, normal
 
 A, B = normal(3, 5), normal(5, 7)
 BATCH, OTHER = normal(2, 3, 5), normal(2, 5, 7)

@@ -10,7 +10,7 @@ import torch
 from auditor.numerics.formats import dtype_of
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.numerics.operations import operation
-from tests.opinfo import HALVES, has_half, infos
+from tests.support.opinfo import HALVES, has_half, infos
 
 BY_ARGUMENTS = {"linalg_matrix_power", "matrix_power"}
 """OpInfo speaks of all calls at once: a negative power is that of an inverse, which has no half kernel; others are products."""

@@ -11,8 +11,8 @@ from auditor.numerics.autocast import autocast_arguments
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.operations import treatment
 from auditor.resources import table
-from tests.autocast_calls import FP32, LOWER, NONE, PROMOTE, Make
-from tests.fake_cuda import autocast, first_dtype, overload
+from tests.support.autocast_calls import FP32, LOWER, NONE, PROMOTE, Make
+from tests.support.fake_cuda import autocast, first_dtype, overload
 
 KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 LISTS = ("lower_precision", "fp32", "fp32_unless_dtype_given", "fp32_append_dtype", "promote", "banned")

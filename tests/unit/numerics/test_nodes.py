@@ -25,8 +25,8 @@ from auditor.numerics.nodes import (
     source,
     viewed,
 )
-from tests.capturing import Function
-from tests.subjects import capture_of, normal
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, normal
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ from auditor.numerics.operations import Operation, operation, packet, packets
 from auditor.resources import table
 from auditor.rulebook import dimensions
 from tests.architectures.zoo import ZOO, specimen
-from tests.subjects import capture_of
+from tests.support.subjects import capture_of
 
 PYTHONS = {"getitem", "to_device"}
 """Rows of what is no operation of torch."""

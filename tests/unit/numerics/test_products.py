@@ -14,7 +14,7 @@ from auditor.numerics.casting import lowered, raised
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.kernels import is_product, is_tensor_core, run_op
 from auditor.numerics.metrics import relative_l2
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 aten = torch.ops.aten
 

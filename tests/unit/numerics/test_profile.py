@@ -13,7 +13,7 @@ from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import Deviation, Profile
 from auditor.numerics.metrics import damage, max_ulp, relative_l2
 from auditor.records import Magnitudes
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 LOW = ["fp16", "bf16"]
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)

@@ -20,8 +20,8 @@ from auditor.numerics.casting import carried_in, format_in, in_format, like, low
 from auditor.numerics.formats import FORMATS, Format, registered
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.records import Capture, Subject
-from tests.small_models import MODELS
-from tests.subjects import normal, seeded, subject_of
+from tests.support.small_models import MODELS
+from tests.support.subjects import normal, seeded, subject_of
 
 aten = torch.ops.aten
 TWIN = Format.ieee("e5m10", exponent_bits=5, mantissa=10)

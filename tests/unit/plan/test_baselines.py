@@ -17,8 +17,8 @@ from auditor.plan.plans import Planner
 from auditor.plan.verified import today_of, verify
 from auditor.plan.workbench import Workbench
 from auditor.records import Baseline, Distance, Plan, ScopeChoice
-from tests import planning
-from tests.subjects import FORMATS, normal, seeded
+from tests.support import planning
+from tests.support.subjects import FORMATS, normal, seeded
 
 STRATEGIES = ("autocast", "cast")
 

@@ -22,9 +22,9 @@ from auditor.plan.modules import Modules, Trial, as_plan, everything, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import candidates, evaluate
 from auditor.records import Capture, ScopeChoice, Verdict
-from tests.capturing import Function
-from tests.problems import NOTHING, drawn, owners_of
-from tests.subjects import capture_of
+from tests.support.capturing import Function
+from tests.support.problems import NOTHING, drawn, owners_of
+from tests.support.subjects import capture_of
 
 NO_TRIAL: Any = None
 

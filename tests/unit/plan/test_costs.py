@@ -8,8 +8,8 @@ import pytest
 from torch import Tensor, nn
 
 from auditor.plan.costs import costs_of, seconds
-from tests.capturing import Function
-from tests.subjects import capture_of, normal, only
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, normal, only
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from auditor.plan.energy import FORBIDDEN, SPAN, SWEEP, Energy
 from auditor.plan.solve import evaluate
-from tests.problems import drawn
+from tests.support.problems import drawn
 
 ROOT = (0.0, 10.0, 0.0)
 """A root that is low for nothing and costs ten seconds in FP32."""

@@ -14,11 +14,11 @@ import auditor
 from auditor.artefact.applying import apply_plan
 from auditor.records import Audit
 from auditor.verify import run_patched
-from tests.flat_models import LARGE, FlatBlock
-from tests.patching import plan as planned
-from tests.planning import bench_of
-from tests.small_models import MODELS
-from tests.subjects import normal, seeded
+from tests.support.flat_models import LARGE, FlatBlock
+from tests.support.patching import plan as planned
+from tests.support.planning import bench_of
+from tests.support.small_models import MODELS
+from tests.support.subjects import normal, seeded
 
 
 class Norm(nn.Module):

@@ -15,10 +15,10 @@ from auditor.plan.reasons import Lowered, Weighed, with_reasons
 from auditor.plan.search import MARGIN
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Plan, Verdict
-from tests.findings import finding
-from tests.planning import Foretold, bench_of
-from tests.problems import drawn
-from tests.subjects import normal, seeded
+from tests.support.findings import finding
+from tests.support.planning import Foretold, bench_of
+from tests.support.problems import drawn
+from tests.support.subjects import normal, seeded
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from auditor.plan.exceptions import lowest
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.records import Contribution, Verdict
-from tests.problems import captured
-from tests.subjects import capture_of, normal, seeded
-from tests.unet import UNet
+from tests.support.problems import captured
+from tests.support.subjects import capture_of, normal, seeded
+from tests.support.unet import UNet
 
 COST = Cost(10**9, 10**4, False)
 

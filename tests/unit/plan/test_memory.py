@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from auditor.plan.costs import costs_of, memory_of
 from auditor.plan.problem import Problem
 from auditor.records import Capture, Memory, Verdict
-from tests.problems import NOTHING
-from tests.subjects import capture_of, normal
+from tests.support.problems import NOTHING
+from tests.support.subjects import capture_of, normal
 
 
 class Chain(nn.Module):

@@ -11,8 +11,8 @@ import torch
 from auditor.plan.nonfinite import located, located_plans, unsafe_in_runs
 from auditor.records import Baseline, Plan, ScopeChoice, Verdict, Verification
 from auditor.rulebook.verdicts import Judgement
-from tests.capturing import Function, captured
-from tests.findings import finding
+from tests.support.capturing import Function, captured
+from tests.support.findings import finding
 
 NAN = Baseline(None, False)
 FINE, LARGE = (torch.ones(4),), (torch.full((4,), 300.0),)

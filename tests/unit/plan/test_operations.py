@@ -13,7 +13,7 @@ from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Reason, Verdict
-from tests.subjects import capture_of, normal
+from tests.support.subjects import capture_of, normal
 
 
 class Every(nn.Module):

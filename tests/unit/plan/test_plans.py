@@ -18,9 +18,9 @@ from auditor.plan.plans import Planner
 from auditor.plan.search import MARGIN
 from auditor.plan.workbench import Workbench
 from auditor.records import Baseline, Plan
-from tests.planning import Foretold, bench_of
-from tests.small_models import Deep
-from tests.subjects import normal, seeded
+from tests.support.planning import Foretold, bench_of
+from tests.support.small_models import Deep
+from tests.support.subjects import normal, seeded
 
 
 def mlp() -> nn.Module:

@@ -13,8 +13,8 @@ from auditor.plan.costs import Cost, seconds
 from auditor.plan.energy import FORBIDDEN
 from auditor.plan.problem import ISLAND_SHARE, Problem
 from auditor.records import Contribution, Verdict
-from tests.problems import captured
-from tests.subjects import capture_of, normal
+from tests.support.problems import captured
+from tests.support.subjects import capture_of, normal
 
 
 def problem(strategy: str = "autocast", verdict: str = "safe", own: float = 0.3) -> Problem:

@@ -18,10 +18,10 @@ from auditor.plan.reasons import together
 from auditor.plan.solve import evaluate
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Reason
-from tests.planning import bench_of, kept, lowered
-from tests.small_models import Deep
-from tests.subjects import normal, seeded
-from tests.unet import UNet
+from tests.support.planning import bench_of, kept, lowered
+from tests.support.small_models import Deep
+from tests.support.subjects import normal, seeded
+from tests.support.unet import UNet
 
 Planned = tuple[Workbench, dict[str, Plan]]
 FORMATS = ("fp16", "bf16")

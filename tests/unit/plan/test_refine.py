@@ -19,11 +19,11 @@ from auditor.plan.search import choose
 from auditor.plan.solve import Candidate, evaluate
 from auditor.plan.workbench import Workbench
 from auditor.records import Capture, Contribution, Verdict
-from tests.planning import Foretold, bench_of, searched
-from tests.problems import drawn, labellings, owners_of, tied_owners
-from tests.small_models import ConvNet
-from tests.subjects import capture_of, normal, seeded
-from tests.unet import UNet
+from tests.support.planning import Foretold, bench_of, searched
+from tests.support.problems import drawn, labellings, owners_of, tied_owners
+from tests.support.small_models import ConvNet
+from tests.support.subjects import capture_of, normal, seeded
+from tests.support.unet import UNet
 
 NO_TRIAL: Any = None
 BUDGETS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.plan.search import MARGIN, ROUNDS, RUNS, choose, verified
 from auditor.records import Plan, ScopeChoice, Verdict
-from tests.planning import Foretold
-from tests.problems import drawn, must_stay_fp32
+from tests.support.planning import Foretold
+from tests.support.problems import drawn, must_stay_fp32
 
 
 @dataclass(frozen=True)

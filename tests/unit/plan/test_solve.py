@@ -17,7 +17,7 @@ from auditor.plan.energy import FORBIDDEN, Energy
 from auditor.plan.problem import Problem
 from auditor.plan.solve import candidates, evaluate, refined
 from auditor.records import Contribution, Verdict
-from tests.problems import NOTHING, captured, drawn, every_candidate, labellings, must_stay_fp32, owners_of
+from tests.support.problems import NOTHING, captured, drawn, every_candidate, labellings, must_stay_fp32, owners_of
 
 KINDS = ["chain", "branches", "tied", "held"]
 seeds = st.integers(0, 2**32).map(random.Random)

@@ -7,7 +7,7 @@ import pytest
 from auditor.plan.costs import Cost, cast_seconds, seconds
 from auditor.plan.problem import Problem
 from auditor.records import Contribution, Verdict
-from tests.problems import captured
+from tests.support.problems import captured
 
 COST = Cost(10**9, 10**4, False)
 LOW, HIGH = seconds(COST, "fp16", "A100"), seconds(COST, "fp32", "A100")

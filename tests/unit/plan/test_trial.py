@@ -16,7 +16,7 @@ from auditor.numerics.metrics import output_error
 from auditor.plan import modules as module
 from auditor.plan.modules import Trial
 from auditor.records import Capture
-from tests.subjects import capture_of, normal, seeded
+from tests.support.subjects import capture_of, normal, seeded
 
 
 @pytest.fixture(scope="module")

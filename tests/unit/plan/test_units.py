@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import auditor
 from auditor.numerics.metrics import output_error
 from auditor.plan.units import unit_of
-from tests.small_models import Mlp
-from tests.subjects import normal, seeded
+from tests.support.small_models import Mlp
+from tests.support.subjects import normal, seeded
 
 
 def largest(reference: Sequence[Tensor], low: Sequence[Tensor]) -> float:

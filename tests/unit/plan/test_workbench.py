@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from auditor.measure.noise import Heard
 from auditor.plan.workbench import Workbench
 from auditor.records import Noise
-from tests.planning import bench_of
+from tests.support.planning import bench_of
 
 
 class AddOne(nn.Module):

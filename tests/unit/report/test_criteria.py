@@ -17,7 +17,7 @@ from auditor.records.audit import Audit
 from auditor.report.criteria import criteria_lines, loosest, missed, valued
 from auditor.report.reporters import html, markdown, text
 from auditor.report.view import following, view
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 
 class Head(nn.Module):

@@ -14,7 +14,7 @@ from auditor.cli.program import main
 from auditor.errors import AuditorError
 from auditor.records.audit import Audit
 from auditor.report.kept import explain_layer
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 
 class Norm(nn.Module):

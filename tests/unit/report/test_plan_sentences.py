@@ -16,9 +16,9 @@ from auditor.isolation import isolated
 from auditor.records.audit import Audit
 from auditor.report.kept import islands
 from auditor.report.view import view
-from tests.small_models import ConvNet
-from tests.subjects import normal, seeded
-from tests.unet import UNet
+from tests.support.small_models import ConvNet
+from tests.support.subjects import normal, seeded
+from tests.support.unet import UNet
 
 
 class Idle(nn.Module):

@@ -18,7 +18,7 @@ from auditor.numerics.nodes import tensors_of
 from auditor.records import Dtypes, NodeReport
 from auditor.records.audit import Audit
 from auditor.report.kept import computed_in, dtype_label, tally, why_raised
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 
 class Kept(nn.Module):

@@ -10,8 +10,8 @@ from auditor.records import NodeError, Verdict
 from auditor.records.training import BackwardNode
 from auditor.rulebook.verdicts import Judgement, reasoned, with_backward
 from auditor.training.step import capture_step
-from tests.stepping import Scaled, subject_on
-from tests.subjects import capture_of
+from tests.support.stepping import Scaled, subject_on
+from tests.support.subjects import capture_of
 
 BREAKS = NodeError(local_error=float("inf"), overflow=1)
 

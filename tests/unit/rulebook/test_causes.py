@@ -11,7 +11,7 @@ from auditor.measure.calibrate import Calibration
 from auditor.records import Contribution, Finding, Node, NodeError, Verdict
 from auditor.rulebook.causes import Graph, with_causes
 from auditor.rulebook.load import load_rules
-from tests.findings import finding as made
+from tests.support.findings import finding as made
 
 RULES = load_rules()
 REFUSED = NodeError(unsupported="a literal does not fit float16", cause="unsupported")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules
-from tests.capturing import captured, facts_of
+from tests.support.capturing import captured, facts_of
 
 RULES = load_rules()
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.capturing import captured, facts_of
+from tests.support.capturing import captured, facts_of
 
 
 @pytest.mark.parametrize(

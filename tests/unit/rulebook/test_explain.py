@@ -9,7 +9,7 @@ from pathlib import Path
 from auditor.rulebook.explain import as_data, explain
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Example
-from tests.rule_files import CHAIN, EXAMPLE, RULE, write
+from tests.support.rule_files import CHAIN, EXAMPLE, RULE, write
 
 
 def test_an_example_is_read_and_explained(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from auditor.records import Finding, Verdict
 from auditor.rulebook.findings import classify, confronted, silenced
 from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
-from tests.capturing import captured
-from tests.findings import finding as made
+from tests.support.capturing import captured
+from tests.support.findings import finding as made
 
 RULES = load_rules()
 UNSAFE, SAFE, UNTESTED = Verdict("unsafe", "overflow"), Verdict("safe", "fine"), Verdict("untested", "not reached")

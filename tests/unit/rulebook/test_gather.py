@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from auditor.records import Verdict
 from auditor.rulebook.gather import gather, positions
-from tests.capturing import captured, facts_of
-from tests.subjects import capture_of
+from tests.support.capturing import captured, facts_of
+from tests.support.subjects import capture_of
 
 
 def test_verdicts_of_a_measurement_become_facts() -> None:

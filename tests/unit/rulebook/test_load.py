@@ -10,7 +10,7 @@ import pytest
 from auditor.errors import RuleError
 from auditor.rulebook.explain import reference
 from auditor.rulebook.load import load_rules
-from tests.rule_files import RULE, write
+from tests.support.rule_files import RULE, write
 
 
 def test_codes_are_unique_and_families_share_a_prefix(tmp_path: Path) -> None:

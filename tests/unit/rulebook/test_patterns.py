@@ -11,8 +11,8 @@ from auditor.rulebook.conditions import Condition
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.patterns import Matcher
 from auditor.rulebook.rule import Chain, ChainNode, Match
-from tests.capturing import Function, captured
-from tests.rule_files import CHAIN, RULE, write
+from tests.support.capturing import Function, captured
+from tests.support.rule_files import CHAIN, RULE, write
 
 
 def found(tmp_path: Path, function: object) -> set[str]:

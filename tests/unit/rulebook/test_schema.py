@@ -10,7 +10,7 @@ from auditor.errors import RuleError
 from auditor.rulebook.conditions import Condition
 from auditor.rulebook.explain import explain
 from auditor.rulebook.load import load_rules
-from tests.rule_files import CHAIN, RULE, write
+from tests.support.rule_files import CHAIN, RULE, write
 
 
 def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:

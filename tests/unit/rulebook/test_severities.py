@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from auditor.measure.calibrate import Calibration
 from auditor.records import Contribution, Finding, NodeError, Plan, ScopeChoice, Verdict
 from auditor.rulebook.causes import Graph, about, followed
-from tests.capturing import captured
-from tests.findings import finding as found
+from tests.support.capturing import captured
+from tests.support.findings import finding as found
 
 
 class Model(nn.Module):

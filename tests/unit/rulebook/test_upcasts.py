@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.rulebook.gather import WORDS
-from tests.capturing import Captured, captured, facts_of
+from tests.support.capturing import Captured, captured, facts_of
 
 
 class Upcast(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.rulebook.values import written
-from tests.capturing import captured, facts_of
-from tests.subjects import measurement_of, normal
+from tests.support.capturing import captured, facts_of
+from tests.support.subjects import measurement_of, normal
 
 
 def test_readers_of_a_shared_weight() -> None:

@@ -11,7 +11,7 @@ from auditor.capture.capture import capture
 from auditor.measure.calibrate import calibrate
 from auditor.records import Capture, Contribution, Magnitudes, Node, NodeError, Verdict
 from auditor.rulebook.verdicts import SENSITIVE_SHARE, Judgement, judge, verdict_of
-from tests.subjects import FORMATS, normal, only, seeded, subject_of
+from tests.support.subjects import FORMATS, normal, only, seeded, subject_of
 
 BOTH = ("autocast", "cast")
 SPAN = Magnitudes(1e6, 1.0, 0, {})

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from auditor.records.training import LossScale, Training
 from auditor.snippets import snippet
-from tests.patching import Net, scope
-from tests.snippets import document, pasted
-from tests.subjects import normal, seeded
+from tests.support.patching import Net, scope
+from tests.support.snippets import document, pasted
+from tests.support.subjects import normal, seeded
 
 
 def scopes(fmt: str) -> dict[str, dict[str, str]]:

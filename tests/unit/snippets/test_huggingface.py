@@ -11,8 +11,8 @@ from torch import nn
 
 from auditor.artefact.applying import apply_plan
 from auditor.snippets import snippet
-from tests.patching import plan, scope
-from tests.snippets import document, pasted
+from tests.support.patching import plan, scope
+from tests.support.snippets import document, pasted
 
 transformers = pytest.importorskip("transformers")
 

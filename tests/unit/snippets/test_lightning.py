@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 from auditor.artefact.applying import apply_plan
 from auditor.snippets import snippet
-from tests.patching import Net, plan, scope
-from tests.snippets import document, pasted
-from tests.subjects import normal, seeded
+from tests.support.patching import Net, plan, scope
+from tests.support.snippets import document, pasted
+from tests.support.subjects import normal, seeded
 
 lightning = pytest.importorskip("lightning")
 

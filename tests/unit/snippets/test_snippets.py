@@ -23,8 +23,8 @@ from auditor.records.audit import Audit
 from auditor.snippets import TOOLS, snippet, snippets
 from auditor.snippets.huggingface import patterns
 from auditor.snippets.offer import audit_in, choose
-from tests.patching import scope
-from tests.snippets import document
+from tests.support.patching import scope
+from tests.support.snippets import document
 from tests.unit.report.factory import make_audit
 
 LOW = {"": scope("fp16"), "norm": scope("fp32")}

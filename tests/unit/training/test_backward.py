@@ -14,7 +14,7 @@ from auditor.training import backward
 from auditor.training.backward import Tested, attribute_gradients, backward_errors, backward_nodes, rerun
 from auditor.training.objective import in_training, training_subject
 from auditor.training.step import capture_step, step_batches
-from tests.stepping import Scaled, stepped
+from tests.support.stepping import Scaled, stepped
 from tests.unit.training.conftest import loss_fn, made
 
 U = 2.0**-7

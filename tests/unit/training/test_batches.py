@@ -13,7 +13,7 @@ from auditor.training.objective import training_subject
 from auditor.training.own import Lowering
 from auditor.training.stage import batch_sizes
 from auditor.training.step import capture_step, step_batches
-from tests.stepping import Scaled
+from tests.support.stepping import Scaled
 
 
 def mean(outputs: Tensor, targets: Tensor) -> Tensor:

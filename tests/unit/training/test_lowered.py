@@ -10,7 +10,7 @@ from auditor.execution.policy import plain
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records import Capture
 from auditor.training.stage import low_by_module, low_names, module_gradients, parameter_gradients
-from tests.subjects import capture_of
+from tests.support.subjects import capture_of
 
 
 class Net(nn.Module):

@@ -22,7 +22,7 @@ from auditor.training.objective import in_training, training_subject
 from auditor.training.own import FP32, Lowering, own_step, settle
 from auditor.training.stage import low_names
 from auditor.training.step import capture_step, step_batches
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 
 class Energy(nn.Module):

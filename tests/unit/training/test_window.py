@@ -21,7 +21,7 @@ from auditor.training.window import (
     trial,
     trials_of,
 )
-from tests.stepping import stepped
+from tests.support.stepping import stepped
 
 
 def powers(*exponents: int, each: int = 100) -> torch.Tensor:

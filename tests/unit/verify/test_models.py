@@ -18,7 +18,7 @@ from auditor.capture.emulation import emulate
 from auditor.isolation.outputs import tensor_outputs
 from auditor.isolation.process import reseed
 from auditor.numerics.metrics import output_error
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 
 class Noisy(nn.Module):

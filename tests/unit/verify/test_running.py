@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan
 from auditor.verify import Answers, Runs, run_patched
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 
 class Net(nn.Module):

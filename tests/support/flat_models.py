@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 WIDTH, HEADS, LENGTH = 32, 2, 8
 

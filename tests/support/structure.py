@@ -8,7 +8,7 @@ from pathlib import Path
 
 import networkx as nx
 
-PACKAGE = Path(__file__).resolve().parents[1] / "auditor"
+PACKAGE = Path(__file__).resolve().parents[2] / "auditor"
 
 BANDS: dict[str, tuple[str, ...]] = {
     "ground": (

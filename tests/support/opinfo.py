@@ -1,6 +1,6 @@
 """What PyTorch's own tests expect of its operations on CUDA and on a CPU: OpInfo, for a GPU of compute capability 8.0 or more.
 
-`python -m tests.opinfo` prints it as JSON. It is read in a process of its own: importing those tests sets flags of torch's.
+`python -m tests.support.opinfo` prints it as JSON. It is read in a process of its own: importing those tests sets flags of torch's.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def infos() -> Known:
 
     Of operations on float32 numbers that have a packet of their own.
     """
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "tests.opinfo"]
+    command = [sys.executable, "-m", "tests.support.opinfo"]
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True)
     known: Known = json.loads(done.stdout)
     return known

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan
-from tests.subjects import normal, seeded
+from tests.support.subjects import normal, seeded
 
 
 class Net(nn.Module):

@@ -17,7 +17,7 @@ from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Batch, Capture
 from auditor.verify import run_patched
-from tests.problems import owners_of, tied_owners
+from tests.support.problems import owners_of, tied_owners
 
 Labels = dict[str, str]
 Answer = list[Tensor] | str

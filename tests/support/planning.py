@@ -28,7 +28,7 @@ from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.verdicts import judge
 from auditor.settings import Settings
-from tests.subjects import subject_of
+from tests.support.subjects import subject_of
 
 
 class Foretold(Modules):

@@ -17,7 +17,7 @@ from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Contribution, Verdict
-from tests.subjects import capture_of
+from tests.support.subjects import capture_of
 
 NOTHING = Contribution(0.0, 0.0, 0.0)
 

@@ -14,7 +14,7 @@ from auditor.artefact.emit import emit
 from auditor.document.codec import under_several_names
 from auditor.isolation.members import named_modules, named_parameters
 from auditor.records import Plan, ScopeChoice
-from tests import documents
+from tests.support import documents
 
 Scopes = dict[str, dict[str, str]]
 

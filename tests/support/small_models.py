@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.subjects import normal
+from tests.support.subjects import normal
 
 
 class RmsNorm(nn.Module):
