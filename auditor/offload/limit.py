@@ -34,8 +34,7 @@ HELD = 3.0
 EACH = 0.4
 """Share of what is free that each process may hold then."""
 
-_STATM, _MEMINFO, _CGROUPS = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-_GROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+_STATM, _MEMINFO, _GROUP = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 SINGLE = "HF_DEACTIVATE_ASYNC_LOAD"
 """Tells transformers to raise weights to FP32 in the thread that asks for them: what others make no mode sees."""
@@ -126,10 +125,7 @@ def _mmap_from(size: int) -> None:
 
 
 def onto(model: nn.Module) -> None:
-    """Put every large parameter and buffer into a file, where it is the same object with the same entries, if there is a limit.
-
-    Tensors over one storage stay over one storage.
-    """
+    """If there is a limit, put every large parameter and buffer into a file; those over one storage stay over one."""
     together: defaultdict[int, list[Tensor]] = defaultdict(list)
     for tensor in (*model.parameters(), *model.buffers()) if _now else ():
         if is_large(tensor) and not is_offloaded(tensor):
@@ -171,10 +167,9 @@ def free() -> int | None:
     """Bytes that the machine has available, or the group that this process is in, where that is less; None: nobody says."""
     with suppress(OSError):
         left = 1024 * int(_MEMINFO.read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0])
-        for most, used in _GROUPS:
-            with suppress(OSError, ValueError):  # "max": without a limit
-                limit, taken = (int((_CGROUPS / name).read_text(encoding="utf-8")) for name in (most, used))
-                return min(left, max(limit - taken, 0))
+        with suppress(OSError, ValueError):  # "max": without a limit
+            limit, taken = (int((_GROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
+            return min(left, max(limit - taken, 0))
         return left
     return None
 

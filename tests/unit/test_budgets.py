@@ -55,8 +55,8 @@ BUDGET = {
     "loose files": (1350, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
-    "offload": (360, "offload"),
-    "plan": (3050, "plan"),
+    "offload": (350, "offload"),
+    "plan": (3040, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "report": (3350, "report"),
@@ -68,7 +68,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33660, 210, 22
+LINES, FILES, ROOMS = 33650, 210, 22
 """Of all of them."""
 
 

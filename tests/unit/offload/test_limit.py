@@ -81,7 +81,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 8 GB available, in no group."""
     (tmp_path / "meminfo").write_text("MemTotal: 16000000 kB\nMemAvailable:    8000000 kB\n", encoding="utf-8")
     monkeypatch.setattr(limit, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(limit, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(limit, "_GROUP", tmp_path)
     return tmp_path
 
 
