@@ -13,7 +13,7 @@ from .artefact.strategies import GRAPHS
 from .config import line_of, nearest
 from .criteria import criteria_of
 from .errors import AuditorError
-from .report.reporters import REPORTERS
+from .report import FORMATS
 from .resources import resource_dir
 from .settings import Directory, Flag, Option, Settings, bad, either, options_of
 
@@ -37,7 +37,7 @@ class Command(Settings):
     """directory of the files, `audits/<name>` unless given"""
     fail_on: Annotated[str, Option(choices=lambda: LEVELS)] = "error"
     """exit with 1 for findings as severe as that, or more"""
-    format: Annotated[str, Option(choices=lambda: tuple(REPORTERS))] = "text"
+    format: Annotated[str, Option(choices=lambda: FORMATS)] = "text"
     """what stdout gets; `github`: annotations, and a summary on the job's page; `md`: to paste into a pull request"""
     baseline: Annotated[Directory, Option("the path of a plan.json", "PLAN")] = None
     """a `plan.json`, or the directory of an audit: what it found does not fail this one"""

@@ -168,7 +168,9 @@ def free() -> int | None:
     with suppress(OSError):
         left = 1024 * int(_MEMINFO.read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0])
         with suppress(OSError, ValueError):  # "max": without a limit
-            limit, taken = (int((_GROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
+            limit, taken = (
+                int((_GROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current")
+            )
             return min(left, max(limit - taken, 0))
         return left
     return None

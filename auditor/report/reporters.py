@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ..document.codec import to_document
 from ..records.audit import Audit
+from . import FORMATS
 from .blocks import Lines, Look, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
 from .findings import Cause, causes
@@ -107,13 +108,8 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-REPORTERS: Mapping[str, Callable[[Audit], str]] = {
-    "github": github,
-    "html": html,
-    "json": document,
-    "md": markdown,
-    "sarif": sarif,
-    "text": text,
-}
+REPORTERS: Mapping[str, Callable[[Audit], str]] = dict(
+    zip(FORMATS, (github, html, document, markdown, sarif, text), strict=True)
+)
 WRITTEN: Mapping[str, Callable[[Audit], str]] = {"report.html": html, "findings.sarif": sarif}
 """Those that are written beside plan.json, by the names of their files."""
