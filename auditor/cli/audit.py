@@ -146,7 +146,7 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
     if settings.format == "text":
         baseline = f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n" if known else ""
         step = to_terminal([Lines("Next", (following(audit, directory),))], looks())
-        names = ", ".join(str(file.relative_to(directory)) for file in files)
+        names = ", ".join(str(file.relative_to(directory)) for file in files if file != report)
         below = f"Report   {report}\nFiles    {directory}/: {names}\n{baseline}{step}"
         say(text(audit, most=LINES - below.count("\n")))
     else:

@@ -42,16 +42,18 @@ class Heard:
 def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, *, native: bool = False) -> Heard:
     """How far runs in FP32 are from the first on what plans are checked on, and the outputs of that one.
 
-    A run with gradients that gives the same, to the bit, is repetition enough on a CPU. The recorded graph is run twice,
+    One more run, and one with gradients, that give the same, to the bit, are repetition enough on a CPU. The recorded graph is run twice,
     operation by operation, on a GPU and wherever the model differs from itself. As far as the model runs again.
     """
     batch = (subject.held_out or subject.batches)[0]
-    first, graded, runs = answer(subject.model, batch, seed=seed), _graded(subject, batch, seed), 1
+    first, moved, runs = answer(subject.model, batch, seed=seed), [torch.empty(REPEATED[-1])], 1
+    graded = _graded(subject, batch, seed)
     if not native and not isinstance(graded, str) and RECORDED.same([*first], [*graded]):
-        return Heard(Noise(runs=2), {id(batch): first})
+        moved.append(torch.empty(REPEATED[0]))
+        if RECORDED.same([*first], [*answer(subject.model, batch, seed=seed)]):
+            return Heard(Noise(runs=3), {id(batch): first})
     error, joint = 0.0, 0.0
     outputs: dict[str, float] = {}
-    moved = []
     for size in REPEATED:
         moved.append(torch.empty(size))
         try:
