@@ -51,10 +51,7 @@ class Limit:
         self.need(0)
 
     def need(self, size: int) -> None:
-        """So many bytes are needed at once beside what is resident in any case.
-
-        Raises: AuditorError(slug="memory-too-small") where the limit is below that.
-        """
+        """So many bytes more are needed at once. Raises: AuditorError(slug="memory-too-small") where the limit is below that."""
         self.let_go()
         if self.size < (least := resident() + ROOM + size):
             raise AuditorError(

@@ -55,7 +55,7 @@ BUDGET = {
     "loose files": (1350, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
-    "offload": (360, "offload"),
+    "offload": (350, "offload"),
     "plan": (3040, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
