@@ -117,10 +117,9 @@ def test_weights_make_it_one_model(tmp_path: Path) -> None:
     check_error(audited)
 
 
-@pytest.mark.parametrize("name", ["signal.py", "types.py"])
-def test_a_file_that_hides_one_of_pythons_from_python_itself(name: str, tmp_path: Path) -> None:
+def test_a_file_that_hides_one_of_pythons_from_python_itself(tmp_path: Path) -> None:
     """`python -m` puts the working directory first: the audit goes on, or says in one line what is in the way."""
-    audited = audit_project(tmp_path / "project", Case({name: MODEL}, f"{name}:build"))
+    audited = audit_project(tmp_path / "project", Case({"signal.py": MODEL}, "signal.py:build"))
     if audited.done.returncode == 0:
         check_verdict(audited)
     else:
