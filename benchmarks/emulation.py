@@ -1,4 +1,4 @@
-"""Whether a patched model under the emulation answers what its tape answers under the plan, and what an emulated run costs."""
+"""Whether a patched model under the emulation answers what its recording answers under the plan, and what an emulated run costs."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ REPEATS = 5
 
 Named = Iterator[tuple[str, nn.Module, Batch]]
 
-_CACHE = "a cache leaves modules in an object, past what converts their results; on the tape it passes there"
+_CACHE = "a cache leaves modules in an object, past what converts their results; in the recording it passes there"
 WHY = {
     "06_value_dependent": "the run takes the path that its low values ask for, and runs the head that only decides on it; "
-    "the tape holds the recorded path",
-    "deberta_v2": "the limit of a dtype that Python fills in is that of the scope it is read in; the tape knows all-low",
+    "the recording holds the recorded path",
+    "deberta_v2": "the limit of a dtype that Python fills in is that of the scope it is read in; the recording knows all-low",
     **dict.fromkeys(("llama", "mixtral", "whisper", "mamba"), _CACHE),
 }
 """Why the run is right where the two differ, by what the subject's name begins with."""

@@ -1,4 +1,4 @@
-"""What a tape is run on: a model's own tensors, those of a batch, and the constants of the recorded run."""
+"""What a recording is run on: a model's own tensors, those of a batch, and the constants of the recorded run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..records import Batch, Placeholder
 from .calls import first_paths
 
 if TYPE_CHECKING:
-    from .builder import Tape
+    from .builder import Recording
 
 
-class TapeModule(fx.GraphModule):
+class RecordedModule(fx.GraphModule):
     """A GraphModule that is interpreted, and writes no Python: arguments may be anything that an operation was given."""
 
     def recompile(self) -> Any:
@@ -33,7 +33,7 @@ class TapeModule(fx.GraphModule):
 
 @dataclass(frozen=True)
 class Binder:
-    """Flat inputs of a tape for a model and a batch: {placeholder: state-dict name | constant}, inputs in their order."""
+    """Flat inputs of a recording for a model and a batch: {placeholder: state-dict name | constant}, inputs in their order."""
 
     order: tuple[str, ...]
     names: Mapping[str, str]
@@ -84,12 +84,12 @@ def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
     return found
 
 
-def placeholders_of(tape: Tape, model: nn.Module) -> tuple[Placeholder, ...]:
+def placeholders_of(recording: Recording, model: nn.Module) -> tuple[Placeholder, ...]:
     """Inputs of the graph, in order. What was held is a constant, and has no name of its own."""
     holders, found = holders_of(model), []
-    for node in tape.graph.nodes:
+    for node in recording.graph.nodes:
         if node.op == "placeholder":
-            kind, fqn = tape.kinds[node.name], tape.names.get(node.name)
+            kind, fqn = recording.kinds[node.name], recording.names.get(node.name)
             held = () if fqn is None else holders.get(id(tensor_at(model, fqn)), ())
             argument = node.name if kind == "input" else None
             kind = "constant" if kind == "held" else kind

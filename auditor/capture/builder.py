@@ -1,4 +1,4 @@
-"""The graph of a tape while it is written, node by node."""
+"""The graph of a recording while it is written, node by node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Mark:
 
 
 @dataclass
-class Tape:
+class Recording:
     """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}.
 
     marks: {node: what is known of it}. reads: whether Python read values that depend on the inputs, so that the path
@@ -63,8 +63,8 @@ class Tape:
 class Builder:
     """Writes nodes, each with `mark`. exact: those no rounding can change. fed: those that depend on an input."""
 
-    def __init__(self, tape: Tape, mark: Mark, observe: Observe | None) -> None:
-        self.tape, self.mark, self._observe = tape, mark, observe
+    def __init__(self, recording: Recording, mark: Mark, observe: Observe | None) -> None:
+        self.recording, self.mark, self._observe = recording, mark, observe
         self.exact: set[fx.Node] = set()
         self.fed: set[fx.Node] = set()
         self._first: fx.Node | None = None
@@ -74,7 +74,7 @@ class Builder:
         row = operation_of(target)
         written = row.known_as or op_name(target)
         target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
-        node = self.tape.graph.create_node("call_function", target, name=row.name)
+        node = self.recording.graph.create_node("call_function", target, name=row.name)
         node.args = tuple(args)  # told of them before, fx would walk through them for symbolic numbers
         if kwargs:
             node.kwargs = dict(kwargs)
@@ -86,22 +86,22 @@ class Builder:
             self.exact.add(node)
         if any(source in self.fed for source in sources):
             self.fed.add(node)
-        self.tape.marks[node.name] = self.mark
+        self.recording.marks[node.name] = self.mark
         if self._observe is not None:
             self._observe(node, value)
         return node
 
     def constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:
         """A tensor from nowhere, copied as it is now."""
-        node = self._placeholder(f"{kind}_{len(self.tape.constants)}", kind, x)
-        self.tape.constants[node.name] = x.detach().clone()
+        node = self._placeholder(f"{kind}_{len(self.recording.constants)}", kind, x)
+        self.recording.constants[node.name] = x.detach().clone()
         return node
 
     def state(self, kind: str, path: str, x: torch.Tensor) -> fx.Node:
         """A parameter or buffer of the model."""
         letters = "".join(c if c.isalnum() else "_" for c in path)
         node = self._placeholder(f"{kind[0]}_{letters}", kind, x)
-        self.tape.names[node.name] = path
+        self.recording.names[node.name] = path
         return node
 
     def input(self, name: str, x: torch.Tensor) -> fx.Node:
@@ -112,23 +112,25 @@ class Builder:
 
     def close(self, outputs: Sequence[fx.Node]) -> None:
         """Nothing comes after this; operations and constants that no output depends on are let go."""
-        tape = self.tape
-        tape.graph.output(tuple(outputs))
-        for node in reversed(list(tape.graph.nodes)):
-            if node.users or (node.op != "call_function" and node.name not in tape.constants):
+        recording = self.recording
+        recording.graph.output(tuple(outputs))
+        for node in reversed(list(recording.graph.nodes)):
+            if node.users or (node.op != "call_function" and node.name not in recording.constants):
                 continue
-            tape.graph.erase_node(node)
+            recording.graph.erase_node(node)
             if node.op == "placeholder":
-                del tape.constants[node.name], tape.kinds[node.name]
-        tape.outputs = tuple(node.name for node in outputs)
-        tape.marks = {node.name: tape.marks[node.name] for node in tape.graph.nodes if node.op == "call_function"}
+                del recording.constants[node.name], recording.kinds[node.name]
+        recording.outputs = tuple(node.name for node in outputs)
+        recording.marks = {
+            node.name: recording.marks[node.name] for node in recording.graph.nodes if node.op == "call_function"
+        }
 
     def _placeholder(self, name: str, kind: str, x: torch.Tensor) -> fx.Node:
-        graph = self.tape.graph
+        graph = self.recording.graph
         with graph.inserting_before(self._first) if self._first is not None else nullcontext():
             node = graph.create_node("placeholder", name, name=name)
         self._known(node, x)
-        self.tape.kinds[node.name] = kind
+        self.recording.kinds[node.name] = kind
         if _is_exact(x):
             self.exact.add(node)
         return node

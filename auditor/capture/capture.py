@@ -19,8 +19,8 @@ from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Subject
-from .binding import Binder, TapeModule, placeholders_of
-from .builder import Mark, Tape
+from .binding import Binder, RecordedModule, placeholders_of
+from .builder import Mark, Recording
 from .calls import aliases_of, first_paths
 from .literals import compared
 from .paths import on_the_path, usable_batches
@@ -61,7 +61,9 @@ def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> 
     """
     batch: Batch = subject.batches[0]
     try:
-        tape, answer, history = from_the_start(subject.model, batch, lambda: _run(subject.model, batch, seed), seed)
+        recording, answer, history = from_the_start(
+            subject.model, batch, lambda: _run(subject.model, batch, seed), seed
+        )
     except Exception as error:
         let_through(error)
         if isinstance(error, AuditorError) and not isinstance(error, MeasureError):
@@ -71,22 +73,22 @@ def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> 
             "Check that the model runs on these inputs in FP32, outside torch.compile.",
             slug="capture-failed",
         ) from error
-    found = assembled(tape, subject.model, batch)
+    found = assembled(recording, subject.model, batch)
     _check_floating(found, subject.name, answer)
     _check_repeats(found, subject, batch, answer)
-    found = compared(found, tape, subject.model, batch, formats, seed)
+    found = compared(found, recording, subject.model, batch, formats, seed)
     found = replace(
         found,
-        same_path=on_the_path(tape, subject, seed) if tape.reads else frozenset(),
+        same_path=on_the_path(recording, subject, seed) if recording.reads else frozenset(),
         warnings=(*found.warnings, *([history] if history else [])),
     )
     return ModelPath(found, tuple(usable_batches(found, subject)), answer.names)
 
 
-def _run(model: nn.Module, batch: Batch, seed: int) -> tuple[Tape, NamedTensors, str | None]:
+def _run(model: nn.Module, batch: Batch, seed: int) -> tuple[Recording, NamedTensors, str | None]:
     with isolated(batch):  # what the run does to its inputs is no state of the model
-        tape, answer = record(model, batch)
-    return tape, answer, history_matters(model, batch, answer, seed)
+        recording, answer = record(model, batch)
+    return recording, answer, history_matters(model, batch, answer, seed)
 
 
 def _check_floating(found: Capture, name: str, answer: NamedTensors) -> None:
@@ -184,22 +186,22 @@ def _rolled(x: torch.Tensor) -> torch.Tensor:
     return x.detach().roll(1, -1) if moved else x
 
 
-def assembled(tape: Tape, model: nn.Module, batch: Batch) -> Capture:
-    """The tape as the stages read it."""
-    placeholders, paths = placeholders_of(tape, model), first_paths(model)
+def assembled(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
+    """The recording as the stages read it."""
+    placeholders, paths = placeholders_of(recording, model), first_paths(model)
     types = {paths[id(module)]: type(module).__name__ for module in modules_of(model)}
     order = tuple(placeholder.name for placeholder in placeholders)
-    operations = [node for node in tape.graph.nodes if node.op == "call_function"]
+    operations = [node for node in recording.graph.nodes if node.op == "call_function"]
     return Capture(
-        graph_module=TapeModule(nn.Module(), tape.graph),
-        nodes={node.name: _described(node, tape.marks[node.name], types) for node in operations},
+        graph_module=RecordedModule(nn.Module(), recording.graph),
+        nodes={node.name: _described(node, recording.marks[node.name], types) for node in operations},
         placeholders=placeholders,
-        outputs=tape.outputs,
-        bind=Binder(order, tape.names, tape.constants, tuple(batch[1])),
-        method="path" if tape.reads else "run",
-        operations=tape.operations,
+        outputs=recording.outputs,
+        bind=Binder(order, recording.names, recording.constants, tuple(batch[1])),
+        method="path" if recording.reads else "run",
+        operations=recording.operations,
         aliases=aliases_of(model),
-        warnings=(*([_PATH] if tape.reads else []), *([_THREADS] if tape.elsewhere else [])),
+        warnings=(*([_PATH] if recording.reads else []), *([_THREADS] if recording.elsewhere else [])),
     )
 
 

@@ -17,7 +17,7 @@ from ..isolation.answer import from_the_start, lowered_batch, stored_in
 from ..numerics.formats import FORMATS, Format
 from ..numerics.nodes import op_name
 from ..records import Batch, Capture, Literals
-from .builder import Tape
+from .builder import Recording
 from .emulation import Emulation
 from .paths import aligned
 from .record import record
@@ -36,14 +36,14 @@ _LEAST_ORDINARY, _MOST_ORDINARY = 1 / 512, 8
 
 
 def compared(
-    captured: Capture, tape: Tape, model: nn.Module, batch: Batch, formats: tuple[str, ...], seed: int
+    captured: Capture, recording: Recording, model: nn.Module, batch: Batch, formats: tuple[str, ...], seed: int
 ) -> Capture:
     """The capture with what its nodes, and the constants among its placeholders, become when the model is low.
 
     A run that breaks in the format leaves the FP32 literals standing: the measurements name why. A format that torch does
     not compute in is stood in for by FP16, whose limits are all unlike FP32's.
     """
-    if not _may_follow_a_dtype(tape):
+    if not _may_follow_a_dtype(recording):
         return captured
     literals: dict[str, ByNode] = {}
     under_autocast: dict[str, ByNode] = {}
@@ -52,12 +52,12 @@ def compared(
         row = FORMATS[name]
         dtype = (row if row.native else _FP16).dtype
         assert dtype is not None
-        stored = _low_run(tape, model, batch, dtype, seed, stored=True)
+        stored = _low_run(recording, model, batch, dtype, seed, stored=True)
         if stored is not None:
-            literals[name], made_in[name] = _differences(tape, stored, row), _constants_in(tape, stored)
-        regional = _low_run(tape, model, batch, dtype, seed, stored=False)
+            literals[name], made_in[name] = _differences(recording, stored, row), _constants_in(recording, stored)
+        regional = _low_run(recording, model, batch, dtype, seed, stored=False)
         if regional is not None:
-            under_autocast[name] = _differences(tape, regional, row)
+            under_autocast[name] = _differences(recording, regional, row)
     return replace(
         captured,
         nodes={
@@ -69,15 +69,15 @@ def compared(
     )
 
 
-def _may_follow_a_dtype(tape: Tape) -> bool:
+def _may_follow_a_dtype(recording: Recording) -> bool:
     """Whether there is a dtype among the arguments; or, once Python looked at a dtype, a constant, or a number that it may
     have chosen by that, such as a limit of float32."""
-    leaves = tree_leaves([(node.args, node.kwargs) for node in tape.graph.nodes])
+    leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
     if any(isinstance(x, torch.dtype) for x in leaves):
         return True
     numbers = {abs(x) for x in leaves if isinstance(x, float)}
     telling = any(0 < x < _LEAST_ORDINARY or x > _MOST_ORDINARY or x == _JUST_BELOW_ONE for x in numbers)
-    return tape.asked and (telling or any(x.is_floating_point() for _, x in _constants(tape)))
+    return recording.asked and (telling or any(x.is_floating_point() for _, x in _constants(recording)))
 
 
 def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
@@ -85,13 +85,15 @@ def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
     return {fmt: by_name[name] for fmt, by_name in found.items() if name in by_name}
 
 
-def _low_run(tape: Tape, model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int, *, stored: bool) -> Tape | None:
-    """The tape of the model stored in the format, or under autocast; None where it does not run so."""
-    handler = Emulation(lenient=True, most=_LEAST + _TIMES * tape.operations)
+def _low_run(
+    recording: Recording, model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int, *, stored: bool
+) -> Recording | None:
+    """The recording of the model stored in the format, or under autocast; None where it does not run so."""
+    handler = Emulation(lenient=True, most=_LEAST + _TIMES * recording.operations)
     around = None if stored else Region(True, str(dtype).removeprefix("torch."))
     batch = lowered_batch(batch, dtype) if stored else batch
 
-    def run() -> Tape:
+    def run() -> Recording:
         return record(model, batch, handler=handler, around=around)[0]
 
     try:
@@ -102,17 +104,19 @@ def _low_run(tape: Tape, model: nn.Module, batch: Batch, dtype: torch.dtype, see
         return None
 
 
-def _constants(tape: Tape) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((name, x) for name, x in tape.constants.items() if tape.kinds[name] == "constant")
+def _constants(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, x) for name, x in recording.constants.items() if recording.kinds[name] == "constant")
 
 
-def _constants_in(ours: Tape, theirs: Tape) -> dict[str, torch.dtype]:
+def _constants_in(ours: Recording, theirs: Recording) -> dict[str, torch.dtype]:
     """Constants that the low model makes in another dtype than the FP32 one; they are known by their order."""
-    mine, others = ([("", tuple(x.shape), (name, x)) for name, x in _constants(tape)] for tape in (ours, theirs))
+    mine, others = (
+        [("", tuple(x.shape), (name, x)) for name, x in _constants(recording)] for recording in (ours, theirs)
+    )
     return {name: low.dtype for (name, x), (_, low) in aligned(mine, others) if low.dtype != x.dtype}
 
 
-def _differences(ours: Tape, theirs: Tape, row: Format) -> ByNode:
+def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
     """What differs in a low run, as the format has it."""
     found: ByNode = {}
     twins = {other: node for node, other in aligned(_operations(ours), _operations(theirs))}
@@ -131,9 +135,9 @@ def _differences(ours: Tape, theirs: Tape, row: Format) -> ByNode:
     return found if row.native else {name: translated(literals, row) for name, literals in found.items()}
 
 
-def _operations(tape: Tape) -> Iterator[tuple[str, Hashable, fx.Node]]:
-    nodes = (node for node in tape.graph.nodes if node.op == "call_function")
-    return ((tape.marks[node.name].calls[-1].path, op_name(node.target), node) for node in nodes)
+def _operations(recording: Recording) -> Iterator[tuple[str, Hashable, fx.Node]]:
+    nodes = (node for node in recording.graph.nodes if node.op == "call_function")
+    return ((recording.marks[node.name].calls[-1].path, op_name(node.target), node) for node in nodes)
 
 
 def _changed_literals(mine: fx.Node, other: fx.Node) -> dict[int | str, Any]:

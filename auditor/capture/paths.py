@@ -15,7 +15,7 @@ from ..isolation.answer import from_the_start
 from ..numerics.entries import entries, extent, places
 from ..numerics.nodes import op_name, row_of, tensors_of
 from ..records import Batch, Capture, ModelPath, Subject
-from .builder import Tape
+from .builder import Recording
 from .record import record
 
 S = TypeVar("S")
@@ -27,12 +27,12 @@ def key_of(batch: Batch) -> tuple[int, ...]:
     return tuple(id(x) for x in tensors_of(batch))
 
 
-def on_the_path(tape: Tape, subject: Subject, seed: int) -> frozenset[tuple[int, ...]]:
+def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[tuple[int, ...]]:
     """Keys of the other batches whose run does the same operations as the first's, with the same numbers in them: each of
     its shapes is run once."""
     first, *others = (*subject.batches, *subject.held_out)
     alike = (batch for batch in others if _shapes(batch) == _shapes(first))
-    return frozenset(key_of(batch) for batch in alike if _takes_it(tape, subject.model, batch, seed))
+    return frozenset(key_of(batch) for batch in alike if _takes_it(recording, subject.model, batch, seed))
 
 
 def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:
@@ -60,23 +60,24 @@ def _shapes(batch: Batch) -> str:
     return str((spec, [(extent(x), x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]))
 
 
-def _takes_it(tape: Tape, model: nn.Module, batch: Batch, seed: int) -> bool:
+def _takes_it(recording: Recording, model: nn.Module, batch: Batch, seed: int) -> bool:
     try:
         other, _ = from_the_start(model, batch, lambda: record(model, batch), seed)
     except Exception as error:  # a branch that fails on these inputs is another path
         let_through(error)
         return False
-    return _written(tape) == _written(other) and all(
-        name in other.constants and _equal(x, other.constants[name]) for name, x in tape.constants.items()
+    return _written(recording) == _written(other) and all(
+        name in other.constants and _equal(x, other.constants[name]) for name, x in recording.constants.items()
     )
 
 
-def _written(tape: Tape) -> list[Any]:
+def _written(recording: Recording) -> list[Any]:
     def name(node: fx.Node) -> str:
         return node.name
 
     return [
-        (node.name, op_name(node.target), fx.node.map_arg((node.args, node.kwargs), name)) for node in tape.graph.nodes
+        (node.name, op_name(node.target), fx.node.map_arg((node.args, node.kwargs), name))
+        for node in recording.graph.nodes
     ]
 
 

@@ -1,4 +1,4 @@
-"""The tape: one real run of a model, recorded as a torch.fx graph of ATen operations."""
+"""The recording: one real run of a model, recorded as a torch.fx graph of ATen operations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..numerics.nodes import mutates, operation_of, tensors_of, to_device
 from ..records import Batch
 from ..trees import over_tensors
 from .binding import named_inputs
-from .builder import Builder, Mark, Observe, Tape, ends
+from .builder import Builder, Mark, Observe, Recording, ends
 from .calls import Calls, Functions
 from .functional import (
     Drawn,
@@ -49,7 +49,7 @@ def record(
     handler: Handler | None = None,
     around: Region | None = _FP32,
     observe: Observe | None = None,
-) -> tuple[Tape, NamedTensors]:
+) -> tuple[Recording, NamedTensors]:
     """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
 
     handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32,
@@ -57,8 +57,8 @@ def record(
     protects. observe(node, result) sees every operation's own result. The batch's tensors are copied, and the model's may
     be written to: the caller puts them back.
     """
-    tape, calls = Tape(), Calls(model)
-    recorder = _Recorder(tape, calls, handler or Handler(), around, observe)
+    recording, calls = Recording(), Calls(model)
+    recorder = _Recorder(recording, calls, handler or Handler(), around, observe)
     args, kwargs = recorder.begin(model, batch)
     with ExitStack() as stack:
         stack.enter_context(calls.watched())
@@ -68,25 +68,25 @@ def record(
         outputs = tensor_outputs(model(*args, **kwargs))
         answer = outputs.each(lambda x: x.detach().clone())
     recorder.builder.close([recorder.values.node_of(x) for x in outputs])
-    tape.elsewhere, tape.asked = calls.elsewhere, recorder.functions.asked
-    return tape, answer
+    recording.elsewhere, recording.asked = calls.elsewhere, recorder.functions.asked
+    return recording, answer
 
 
 class _Recorder(Handler):
-    """Runs every operation, and puts it on the tape."""
+    """Runs every operation, and puts it in the recording."""
 
     def __init__(
         self,
-        tape: Tape,
+        recording: Recording,
         calls: Calls,
         handler: Handler,
         around: Region | None,
         observe: Observe | None,
     ) -> None:
-        self.tape, self.calls, self.handler = tape, calls, handler
+        self.recording, self.calls, self.handler = recording, calls, handler
         self.functions = Functions(calls, self.noticed)
         self.around = around or Region(False, "")
-        self.builder = Builder(tape, Mark(calls.open, None, None, 0), observe)
+        self.builder = Builder(recording, Mark(calls.open, None, None, 0), observe)
         self._emit, self._constant = self.builder.emit, self.builder.constant
         self.values = Values(self._emit, self._constant)
         self.kept: list[torch.Tensor] = []
@@ -115,7 +115,7 @@ class _Recorder(Handler):
     def noticed(self, *given: torch.Tensor) -> None:
         """Python reads the values of tensors, or a shape depends on them."""
         nodes = [self.values.node_of(x) for x in given]
-        self.tape.reads |= any(node in self.builder.fed for node in nodes)
+        self.recording.reads |= any(node in self.builder.fed for node in nodes)
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         return self._recorded(op, args, kwargs, region, self.handler.whole)
@@ -127,7 +127,7 @@ class _Recorder(Handler):
         return self._recorded(op, args, kwargs, region, self.handler.part)
 
     def _recorded(self, op: Any, args: Any, kwargs: Any, region: Region, run: Callable[..., Any]) -> Any:
-        self.tape.operations += 1
+        self.recording.operations += 1
         if not isinstance(op, torch._ops.OpOverload):
             return run(op, args, kwargs, region)
         if operation_of(op).reads:

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from ..errors import CaptureError
 from ..records import Batch, Call, Capture, ModelPath, Node, Placeholder, Subject
-from .binding import Binder, TapeModule
+from .binding import Binder, RecordedModule
 from .capture import recorded
 from .paths import same_operations
 
@@ -18,7 +18,7 @@ MOST_PATHS = 8
 
 
 @dataclass(frozen=True)
-class Recordings:
+class RecordedPaths:
     """Each path that was recorded, the first batch's first. unjudged: sentences on batches whose path is not among them."""
 
     each: tuple[ModelPath, ...]
@@ -35,7 +35,7 @@ class Recordings:
         return sum(len(path.capture.nodes) for path in self.each)
 
 
-def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Recordings:
+def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> RecordedPaths:
     """Record the first batch, and each later one that is of other shapes than those before it or takes another branch.
 
     Raises: CaptureError where the first batch cannot be recorded; of another one that is said.
@@ -60,7 +60,7 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
         each.append(replace(found, capture=_named_apart(found.capture, number, others)))
     most = f"an audit records {MOST_PATHS} paths"
     unjudged += [unjudged_line(number_of(subject, batch), most) for batch in left]
-    return Recordings(tuple(each), tuple(unjudged))
+    return RecordedPaths(tuple(each), tuple(unjudged))
 
 
 def unjudged_line(number: int, cause: object) -> str:
@@ -95,7 +95,7 @@ def join_paths(paths: Sequence[ModelPath], warnings: Sequence[str] = ()) -> Capt
             placeholders |= {p.name: p for p in capture.placeholders if p.name not in placeholders}
     return replace(
         first,
-        graph_module=first.graph_module if len(apart) == 1 else TapeModule(nn.Module(), _beside_each_other(apart)),
+        graph_module=first.graph_module if len(apart) == 1 else RecordedModule(nn.Module(), _beside_each_other(apart)),
         nodes=nodes,
         placeholders=tuple(placeholders.values()),
         outputs=tuple(name for capture in apart for name in capture.outputs),
@@ -153,7 +153,7 @@ def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Captu
             node._rename(named(node.name))
     return replace(
         capture,
-        graph_module=TapeModule(nn.Module(), graph),
+        graph_module=RecordedModule(nn.Module(), graph),
         nodes={named(name): describe(node) for name, node in capture.nodes.items()},
         placeholders=tuple(replace(place, name=named(place.name)) for place in capture.placeholders),
         outputs=tuple(map(named, capture.outputs)),

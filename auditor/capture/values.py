@@ -1,4 +1,4 @@
-"""Which node of the tape holds which tensor, while tensors are viewed, written to and let go."""
+"""Which node of the recording holds which tensor, while tensors are viewed, written to and let go."""
 
 from __future__ import annotations
 

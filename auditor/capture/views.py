@@ -1,4 +1,4 @@
-"""Views of tensors as the tape knows them: how one is read from what it views, and how a write to it goes back."""
+"""Views of tensors as the recording knows them: how one is read from what it views, and how a write to it goes back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import fx
 from ..numerics.nodes import operation_of
 
 Emit = Callable[..., fx.Node]
-"""emit(target, args, kwargs, val) -> node: puts an operation on the tape. val: a tensor of the result's shape."""
+"""emit(target, args, kwargs, val) -> node: puts an operation in the recording. val: a tensor of the result's shape."""
 
 Constant = Callable[[torch.Tensor], fx.Node]
 

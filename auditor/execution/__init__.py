@@ -1,1 +1,1 @@
-"""The tape run under a choice of precisions that did not happen, forwards and backwards: what a GPU would make of it."""
+"""The recording run under a choice of precisions that did not happen, forwards and backwards: what a GPU would make of it."""

@@ -9,7 +9,7 @@ from functools import reduce
 from typing import TypeVar
 
 from ..capture.paths import usable_batches
-from ..capture.several import Recordings, join_paths, number_of, unjudged_line
+from ..capture.several import RecordedPaths, join_paths, number_of, unjudged_line
 from ..criteria.measure import for_outputs
 from ..errors import MeasureError, let_through
 from ..numerics.histogram import merged
@@ -74,7 +74,7 @@ def calibrate(
 
 
 def calibrate_paths(
-    recordings: Recordings,
+    recordings: RecordedPaths,
     subject: Subject,
     formats: tuple[str, ...],
     seed: int,

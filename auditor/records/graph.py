@@ -183,7 +183,7 @@ class Capture:
     """One torch.fx graph of ATen operations. `bind(model, batch)` gives the flat list of tensors the graph takes.
 
     method: "run" (one recorded run, as good for other inputs of these shapes) or "path" (Python read values in it: it holds
-    for inputs that take the same path). same_path: what tells the other batches that do, see tape/paths.py.
+    for inputs that take the same path). same_path: what tells the other batches that do, see recording/paths.py.
     nodes: {name: operation}, in execution order. outputs: names of the nodes the model returns, in flattened order.
     operations: how many the run took, those that no output depends on too.
     compared: whether the run was held against low ones, to find literals that Python derives from a dtype.

@@ -156,7 +156,7 @@ def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: flo
 
 @contextmanager
 def _around(step: Step, low: Lowering) -> Iterator[None]:
-    """FP32: outside of the author's own regions, as on the tape. Low: natively on a GPU, emulated elsewhere.
+    """FP32: outside of the author's own regions, as in the recording. Low: natively on a GPU, emulated elsewhere.
 
     A GPU's half kernels draw other random numbers than its FP32 kernels: a step that draws runs its kernels under the
     emulation there, which draws in FP32.
@@ -197,8 +197,8 @@ def _watched(step: Step, module: nn.Module, watch: Watch) -> None:
             if is_low(leaf.dtype) and leaf.requires_grad:
                 leaf.register_hook(partial(told, node.name, index))  # type: ignore[no-untyped-call]
 
-    tape, _ = record(module, step.batch, handler=Emulation(), around=None, observe=observe)
-    names.update(same_operations(in_its_terms(assembled(tape, module, step.batch)), step.capture))
+    recording, _ = record(module, step.batch, handler=Emulation(), around=None, observe=observe)
+    names.update(same_operations(in_its_terms(assembled(recording, module, step.batch)), step.capture))
 
 
 def _wide(outputs: Any) -> Any:

@@ -45,7 +45,7 @@ class Step:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-UNIT = ("emulation", "formats", "measure", "tape", "training", "isolation", "ops")
+UNIT = ("capture", "execution", "isolation", "measure", "numerics", "training")
 
 
 def tests(asked: Asked) -> Items:

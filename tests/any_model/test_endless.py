@@ -100,7 +100,7 @@ def build(rows: int) -> tuple[nn.Module, tuple[tuple[Tensor], dict[str, Any]]]:
     return Suppressed(), ((torch.randn(rows, 8),), {})
 
 
-def test_a_loop_that_leaves_nothing_on_the_tape_ends_when_it_ends() -> None:
+def test_a_loop_that_leaves_nothing_in_the_recording_ends_when_it_ends() -> None:
     audit = held(lambda: build(180), formats=("fp16",), strategies=("autocast",))
     assert audit.plans["autocast_fp16"].verified
     assert audit.plans["autocast_fp16"].low_precision_flops == 1.0

@@ -1,4 +1,4 @@
-"""A model is captured, and its tape must answer what the model itself answers, bit for bit."""
+"""A model is captured, and its recording must answer what the model itself answers, bit for bit."""
 
 from __future__ import annotations
 

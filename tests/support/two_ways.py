@@ -1,4 +1,4 @@
-"""A plan run twice: the patched model under the emulation, and the tape's replay under the plan's policy."""
+"""A plan run twice: the patched model under the emulation, and the recording's replay under the plan's policy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def emulated_answer(
 def replayed_answer(
     model: nn.Module, capture: Capture, batch: Batch, strategy: str, fmt: str, labels: Labels
 ) -> Answer:
-    """What the tape says under the plan's policy."""
+    """What the recording says under the plan's policy."""
     how = Policy(capture, strategy, lambda owner: labels.get(owner, "fp32"), fmt)
     interpreter = Executor(capture.graph_module, how)
     try:

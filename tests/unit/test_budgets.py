@@ -43,7 +43,7 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 
 BUDGET = {
     "artefact": (950, "artefact"),
-    "capture": (2810, "capture"),
+    "capture": (2820, "capture"),
     "cli": (1490, "settings"),
     "criteria": (960, "criteria"),
     "document": (900, "document"),
@@ -68,7 +68,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33650, 210, 22
+LINES, FILES, ROOMS = 33660, 210, 22
 """Of all of them."""
 
 

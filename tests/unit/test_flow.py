@@ -114,7 +114,7 @@ def written_past_torch(x: torch.Tensor) -> torch.Tensor:
     return y + 1
 
 
-def test_a_tape_that_is_not_what_ran_is_refused_however_far_the_audit_has_come() -> None:
+def test_a_recording_that_is_not_what_ran_is_refused_however_far_the_audit_has_come() -> None:
     """The run that all is measured on is held against the model's own."""
     with pytest.raises(CaptureError, match="answers differently") as caught:
         audited(Function(written_past_torch))

@@ -126,7 +126,7 @@ def first_dtype(result: Any) -> str:
 
 
 def of_the_executor(name: str, strategy: str, fmt: str, labels: Labels) -> dict[str, str]:
-    """{operation: dtype of its result}, as the tape runs."""
+    """{operation: dtype of its result}, as the recording runs."""
     (model, captured), found = known(name), dict[str, str]()
 
     def note(node: fx.Node, result: Any) -> None:

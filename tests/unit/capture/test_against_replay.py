@@ -1,4 +1,4 @@
-"""The patched model under the emulation answers what the tape answers under the plan's policy.
+"""The patched model under the emulation answers what the recording answers under the plan's policy.
 
 `benchmarks/emulation.py` does the same for the corpora, the examples and the architectures.
 """
@@ -60,7 +60,7 @@ class Transforms(nn.Module):
 
 
 class Differentiates(Transforms):
-    """In a plan with scopes the gradient's products are low where the layer is; on the tape they are the model's own."""
+    """In a plan with scopes the gradient's products are low where the layer is; in the recording they are the model's own."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + torch.func.jacrev(lambda y: torch.tanh(self.first(y)))(x[0])[:4]

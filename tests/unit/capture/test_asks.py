@@ -54,6 +54,6 @@ def test_who_asks_nothing_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_constant_that_python_makes_in_a_dtype_it_looked_at_is_found() -> None:
-    """No operation of the tape has the dtype, or a limit of it, among its arguments."""
+    """No operation of the recording has the dtype, or a limit of it, among its arguments."""
     model = Function(lambda x: x + torch.tensor([0.1, 0.2], dtype=x.dtype))
     assert any(place.made_in.get("fp16") is torch.float16 for place in capture_of(model, X).placeholders)

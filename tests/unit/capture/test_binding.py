@@ -1,4 +1,4 @@
-"""What a tape is run on: state by name, inputs in order, constants, and what the forward calls each of them."""
+"""What a recording is run on: state by name, inputs in order, constants, and what the forward calls each of them."""
 
 from __future__ import annotations
 

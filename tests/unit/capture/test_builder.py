@@ -1,4 +1,4 @@
-"""The graph of a tape while it is written: names, placeholders before operations, what is exact, what is let go."""
+"""The graph of a recording while it is written: names, placeholders before operations, what is exact, what is let go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from auditor.capture.builder import Builder, Mark, Tape
+from auditor.capture.builder import Builder, Mark, Recording
 
 aten = torch.ops.aten
 X = torch.ones(2)
@@ -15,7 +15,7 @@ X = torch.ones(2)
 
 def builder(heard: list[tuple[str, Any]] | None = None) -> Builder:
     observe = None if heard is None else lambda node, value: heard.append((node.name, value))
-    return Builder(Tape(), Mark((), None, None, 0), observe)
+    return Builder(Recording(), Mark((), None, None, 0), observe)
 
 
 def operation(made: Builder, op: Any, *sources: fx.Node, value: torch.Tensor = X) -> fx.Node:
@@ -29,10 +29,10 @@ def test_names_kinds_and_order() -> None:
     weight = made.state("parameter", "blocks.0.a-b", X)  # met later, but nothing comes before the placeholders
     second = operation(made, aten.mul.Tensor, first, weight)
     made.close([second])
-    assert [node.name for node in made.tape.graph.nodes] == ["x", "p_blocks_0_a_b", "exp", "mul", "output"]
-    assert made.tape.kinds == {"x": "input", "p_blocks_0_a_b": "parameter"}
-    assert made.tape.names == {"p_blocks_0_a_b": "blocks.0.a-b"}
-    assert made.tape.outputs == ("mul",)
+    assert [node.name for node in made.recording.graph.nodes] == ["x", "p_blocks_0_a_b", "exp", "mul", "output"]
+    assert made.recording.kinds == {"x": "input", "p_blocks_0_a_b": "parameter"}
+    assert made.recording.names == {"p_blocks_0_a_b": "blocks.0.a-b"}
+    assert made.recording.outputs == ("mul",)
 
 
 def test_what_no_output_depends_on_is_let_go() -> None:
@@ -41,19 +41,19 @@ def test_what_no_output_depends_on_is_let_go() -> None:
     constant = made.constant(X)
     operation(made, aten.exp.default, operation(made, aten.add.Tensor, x, constant))
     made.close([operation(made, aten.sin.default, x)])
-    names = [node.name for node in made.tape.graph.nodes]
+    names = [node.name for node in made.recording.graph.nodes]
     assert names == ["x", "unread", "sin", "output"]  # inputs stay: the caller gives them
-    assert made.tape.constants == {}
-    assert list(made.tape.marks) == ["sin"]
-    assert unread.name in made.tape.kinds
+    assert made.recording.constants == {}
+    assert list(made.recording.marks) == ["sin"]
+    assert unread.name in made.recording.kinds
 
 
 def test_a_constant_is_copied_as_it_is_then() -> None:
     made, x = builder(), torch.ones(2)
     node = made.constant(x, "held")
     x.zero_()
-    assert made.tape.constants[node.name].tolist() == [1, 1]
-    assert made.tape.kinds[node.name] == "held"
+    assert made.recording.constants[node.name].tolist() == [1, 1]
+    assert made.recording.kinds[node.name] == "held"
 
 
 def test_what_no_rounding_can_change() -> None:
@@ -80,7 +80,7 @@ def test_marks_and_observers() -> None:
     x = made.input("x", X)
     made.mark = Mark((), None, None, 3, "add_")
     node = operation(made, aten.add.Tensor, x, x)
-    assert (made.tape.marks[node.name].depth, made.tape.marks[node.name].in_place) == (3, "add_")
+    assert (made.recording.marks[node.name].depth, made.recording.marks[node.name].in_place) == (3, "add_")
     assert [(name, value is X) for name, value in heard] == [("add", True)]
 
 

@@ -1,4 +1,4 @@
-"""Whatever Python does between the operations: what ran is on the tape, and what chose the path is held."""
+"""Whatever Python does between the operations: what ran is in the recording, and what chose the path is held."""
 
 from __future__ import annotations
 

@@ -144,15 +144,15 @@ def test_constants_are_kept_once_and_only_if_they_are_read() -> None:
     model = Model(forward)
     object.__setattr__(model, "kept", torch.ones(100))
     with torch.no_grad():
-        tape, _ = record(model, ((X,), {}))
-    assert [x.shape for x in tape.constants.values()] == [(100,)]
+        recording, _ = record(model, ((X,), {}))
+    assert [x.shape for x in recording.constants.values()] == [(100,)]
 
 
 @pytest.mark.slow
 def test_twenty_thousand_operations() -> None:
     for loop, count in ((chain, 20_000), (writes, 5_000)):
         with torch.no_grad():
-            tape, (answer,) = record(Model(loop(count)), ((X,), {}))
+            recording, (answer,) = record(Model(loop(count)), ((X,), {}))
             expected = Model(loop(count))(X)
         assert torch.equal(answer, expected)
-        assert len(tape.marks) >= count
+        assert len(recording.marks) >= count

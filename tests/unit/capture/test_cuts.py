@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from auditor.capture.builder import Builder, Mark, Tape, ends
+from auditor.capture.builder import Builder, Mark, Recording, ends
 
 
 def node_of(made: Builder, value: torch.Tensor, *sources: fx.Node) -> fx.Node:
@@ -13,7 +13,7 @@ def node_of(made: Builder, value: torch.Tensor, *sources: fx.Node) -> fx.Node:
 
 
 def test_a_replay_hands_gradients_from_parameters_on() -> None:
-    made, weight, x = Builder(Tape(), Mark((), None, None, 0), None), nn.Parameter(torch.ones(2)), torch.ones(2)
+    made, weight, x = Builder(Recording(), Mark((), None, None, 0), None), nn.Parameter(torch.ones(2)), torch.ones(2)
     w, data = node_of(made, weight), node_of(made, x)
     product = node_of(made, weight * x, w, data)
     assert not ends(product, weight * x)  # the run handed them on as well
@@ -22,7 +22,7 @@ def test_a_replay_hands_gradients_from_parameters_on() -> None:
 
 
 def test_frozen_parameters_and_whole_numbers_have_none() -> None:
-    made, weight = Builder(Tape(), Mark((), None, None, 0), None), nn.Parameter(torch.ones(2))
+    made, weight = Builder(Recording(), Mark((), None, None, 0), None), nn.Parameter(torch.ones(2))
     frozen = node_of(made, nn.Parameter(torch.ones(2), requires_grad=False))
     assert not ends(frozen, torch.ones(2))
     w = node_of(made, weight)
@@ -33,7 +33,7 @@ def test_frozen_parameters_and_whole_numbers_have_none() -> None:
 
 
 def test_inside_no_grad_nothing_is_said() -> None:
-    made, weight = Builder(Tape(), Mark((), None, None, 0), None), nn.Parameter(torch.ones(2))
+    made, weight = Builder(Recording(), Mark((), None, None, 0), None), nn.Parameter(torch.ones(2))
     product = node_of(made, weight * 2, node_of(made, weight))
     with torch.no_grad():
         assert not ends(product, (weight * 2).detach())

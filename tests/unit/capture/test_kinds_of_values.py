@@ -1,4 +1,4 @@
-"""Values of other dtypes and layouts than dense FP32 pass through the tape as they are."""
+"""Values of other dtypes and layouts than dense FP32 pass through the recording as they are."""
 
 from __future__ import annotations
 

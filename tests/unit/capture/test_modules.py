@@ -54,7 +54,7 @@ def test_scripts(name: str) -> None:
     assert {node.owner for node in found.nodes.values()} >= {"", "part"}
 
 
-def test_weights_of_scripts_are_parameters_of_the_tape() -> None:
+def test_weights_of_scripts_are_parameters_of_the_recording() -> None:
     found = replayed(torch.jit.script(small()), X)
     assert {p.fqn for p in found.placeholders if p.kind == "parameter"} == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert "constant" not in kinds(found)

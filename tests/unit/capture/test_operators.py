@@ -18,9 +18,9 @@ X = normal(3, 4)
 @pytest.fixture(scope="module")
 def operators() -> Iterator[Any]:
     """A namespace of operators that is gone after the tests."""
-    with torch.library._scoped_library("tape_test", "DEF") as library:
+    with torch.library._scoped_library("recording_test", "DEF") as library:
         _define(library)
-        yield torch.ops.tape_test
+        yield torch.ops.recording_test
 
 
 def _write(x: Tensor, y: Tensor) -> None:
@@ -32,7 +32,7 @@ def _define(library: Any) -> None:
         library.define(schema)
         name = schema.split("(")[0]
         library.impl(name, function, "CPU")
-        return f"tape_test::{name}"
+        return f"recording_test::{name}"
 
     kernel("bare(Tensor x, float scale) -> Tensor", lambda x, scale: x.exp() * scale)
     name = kernel("faked(Tensor x) -> Tensor", lambda x: x.tanh())
@@ -117,12 +117,12 @@ def test_operators_that_return_a_number(operators: Any) -> None:
     replayed(Model(lambda self, x: x * operators.number(x)), X, method="path")
 
 
-@torch.library.custom_op("tape_test_python::scaled", mutates_args=())
+@torch.library.custom_op("recording_test_python::scaled", mutates_args=())
 def scaled(x: Tensor, factor: float = 2.0) -> Tensor:
     return x * factor
 
 
-@torch.library.custom_op("tape_test_python::raised", mutates_args={"x"})
+@torch.library.custom_op("recording_test_python::raised", mutates_args={"x"})
 def raised(x: Tensor, by: Tensor) -> None:
     x += by
 

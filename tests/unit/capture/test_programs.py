@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from auditor.capture.binding import Binder, TapeModule, placeholders_of
+from auditor.capture.binding import Binder, RecordedModule, placeholders_of
 from auditor.capture.record import record
 from auditor.records import Batch
 from tests.support.replaying import Model, assert_same
@@ -94,11 +94,11 @@ def test_programs_replay(program: list[Step]) -> None:
         before = model.buffer.clone()
         expected = [x.clone() for x in model(*(x.clone() for x in batch[0]))]
         model.buffer.copy_(before)
-        tape, answer = record(model, batch)
+        recording, answer = record(model, batch)
         model.buffer.copy_(before)
         assert_same(answer, expected)
-        order = tuple(placeholder.name for placeholder in placeholders_of(tape, model))
-        flat = Binder(order, tape.names, tape.constants, ())(model, batch)
-        actual = fx.Interpreter(TapeModule(model, tape.graph)).run(*flat)
+        order = tuple(placeholder.name for placeholder in placeholders_of(recording, model))
+        flat = Binder(order, recording.names, recording.constants, ())(model, batch)
+        actual = fx.Interpreter(RecordedModule(model, recording.graph)).run(*flat)
     assert_same(list(actual), expected)
     assert all(torch.equal(x, y) for x, y in zip(batch[0], (normal(4, 6), normal(2, 3, 2, seed=1)), strict=True))

@@ -14,24 +14,24 @@ from auditor.capture.regions import Region
 from tests.support.capturing import Function
 
 
-def names(tape: Any) -> list[str]:
-    return [node.name for node in tape.graph.nodes if node.op == "call_function"]
+def names(recording: Any) -> list[str]:
+    return [node.name for node in recording.graph.nodes if node.op == "call_function"]
 
 
 def test_the_answer_and_the_operations_in_order() -> None:
-    tape, (answer,) = record(Function(lambda x: x.exp() + 1.0), ((torch.zeros(2),), {}))
+    recording, (answer,) = record(Function(lambda x: x.exp() + 1.0), ((torch.zeros(2),), {}))
     assert answer.tolist() == [2.0, 2.0]
-    assert names(tape) == ["exp", "add"]
-    assert (tape.outputs, tape.reads) == (("add",), False)
+    assert names(recording) == ["exp", "add"]
+    assert (recording.outputs, recording.reads) == (("add",), False)
 
 
 def test_the_batch_is_copied() -> None:
     x = torch.ones(2)
-    tape, (answer,) = record(Function(lambda x: x.mul_(3.0)), ((x,), {}))
+    recording, (answer,) = record(Function(lambda x: x.mul_(3.0)), ((x,), {}))
     assert x.tolist() == [1.0, 1.0]
     assert answer.tolist() == [3.0, 3.0]
-    assert names(tape) == ["mul"]
-    assert tape.marks["mul"].in_place == "mul_"
+    assert names(recording) == ["mul"]
+    assert recording.marks["mul"].in_place == "mul_"
 
 
 def test_observers_see_every_operations_own_result() -> None:
@@ -77,8 +77,8 @@ def test_regions_and_calls_are_marked() -> None:
                 x = self.inner(x)
             return x.tanh()
 
-    tape, _ = record(Net(), ((torch.ones(1, 2),), {}))
-    linear, tanh = tape.marks["linear"], tape.marks["tanh"]
+    recording, _ = record(Net(), ((torch.ones(1, 2),), {}))
+    linear, tanh = recording.marks["linear"], recording.marks["tanh"]
     assert linear.region is not None
     assert not linear.region.enabled
     assert tanh.region is None  # where the run itself is
@@ -95,8 +95,8 @@ def test_regions_and_calls_are_marked() -> None:
     ],
 )
 def test_values_that_python_reads(function: Any, reads: bool) -> None:
-    tape, _ = record(Function(function), ((torch.ones(3),), {}))
-    assert tape.reads is reads
+    recording, _ = record(Function(function), ((torch.ones(3),), {}))
+    assert recording.reads is reads
 
 
 def test_the_graph_gives_the_answer_again() -> None:
@@ -106,7 +106,7 @@ def test_the_graph_gives_the_answer_again() -> None:
         return y.relu()
 
     x = torch.tensor([-1.0, 2.0, 3.0])
-    tape, (answer,) = record(Function(forward), ((x,), {}))
-    values = [tape.constants.get(node.name, x) for node in tape.graph.nodes if node.op == "placeholder"]
-    (replayed,) = fx.Interpreter(fx.GraphModule({}, tape.graph)).run(*values)
+    recording, (answer,) = record(Function(forward), ((x,), {}))
+    values = [recording.constants.get(node.name, x) for node in recording.graph.nodes if node.op == "placeholder"]
+    (replayed,) = fx.Interpreter(fx.GraphModule({}, recording.graph)).run(*values)
     assert answer.tolist() == replayed.tolist() == [0.0, 6.0, 9.0]

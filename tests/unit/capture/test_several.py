@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture.paths import path_of, usable
-from auditor.capture.several import MOST_PATHS, Recordings, join_paths, record_paths
+from auditor.capture.several import MOST_PATHS, RecordedPaths, join_paths, record_paths
 from auditor.records import Subject
 from tests.support.subjects import normal, seeded, subject_of
 
@@ -38,7 +38,7 @@ def subject(*batches: tuple[Any, ...]) -> Subject:
     return replace(subject_of(seeded(TwoWays), X), batches=tuple((batch, {}) for batch in batches))
 
 
-def paths_of(*batches: tuple[Any, ...]) -> Recordings:
+def paths_of(*batches: tuple[Any, ...]) -> RecordedPaths:
     return record_paths(subject(*batches))
 
 

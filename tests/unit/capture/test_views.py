@@ -1,4 +1,4 @@
-"""Views on a tape: each is read from its source, and written back to it, by operations that are run here and compared."""
+"""Views on a recording: each is read from its source, and written back to it, by operations that are run here and compared."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def test_a_view_is_read_from_its_source(name: str) -> None:
     shape, view = CASES[name]
     base = numbered(shape)
     expected = made(base, view)
-    tape = Written(base)
-    node = read(tape.emit, tape.constant, view, geometry_of(expected), geometry_of(base), tape.inputs[0])
-    assert torch.equal(tape.run(node), expected)
+    recording = Written(base)
+    node = read(recording.emit, recording.constant, view, geometry_of(expected), geometry_of(base), recording.inputs[0])
+    assert torch.equal(recording.run(node), expected)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -113,9 +113,9 @@ def test_a_write_to_a_view_is_one_to_its_source(name: str) -> None:
         expected.reshape(-1)[view.op.places] = part.reshape(-1)
     else:
         made(expected, view).copy_(part)
-    tape, own = Written(base, part), geometry_of(made(base, view))
-    node = scattered(tape.emit, tape.constant, view, own, geometry_of(base), *tape.inputs)
-    assert torch.equal(tape.run(node), expected)
+    recording, own = Written(base, part), geometry_of(made(base, view))
+    node = scattered(recording.emit, recording.constant, view, own, geometry_of(base), *recording.inputs)
+    assert torch.equal(recording.run(node), expected)
 
 
 def test_complex_numbers_in_two_parts() -> None:
@@ -126,9 +126,9 @@ def test_complex_numbers_in_two_parts() -> None:
         (aten.view_as_real.default, [[5.0, 6.0], [7.0, 8.0]], [5 + 6j, 7 + 8j]),
     ):
         new = torch.tensor(part)
-        tape, own = Written(base, new), geometry_of(op(base))
-        node = scattered(tape.emit, tape.constant, View(op), own, geometry_of(base), *tape.inputs)
-        assert tape.run(node).tolist() == expected
+        recording, own = Written(base, new), geometry_of(op(base))
+        node = scattered(recording.emit, recording.constant, View(op), own, geometry_of(base), *recording.inputs)
+        assert recording.run(node).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_a_view_that_nobody_saw_is_found_by_where_it_lies(view: Callable[[Tensor
     own, source = geometry_of(view(base)), geometry_of(base)
     there = found(own, source)
     assert there is not None
-    tape = Written(base)
-    node = read(tape.emit, tape.constant, there, own, source, tape.inputs[0])
+    recording = Written(base)
+    node = read(recording.emit, recording.constant, there, own, source, recording.inputs[0])
     if targets:
-        assert torch.equal(tape.run(node), view(base))
-    assert tape.targets() == targets
+        assert torch.equal(recording.run(node), view(base))
+    assert recording.targets() == targets
 
 
 def test_what_lies_elsewhere_or_is_read_otherwise_is_not_found() -> None:
@@ -169,22 +169,22 @@ def test_places_in_the_storage() -> None:
 
 def test_entries_put_at_places() -> None:
     base, part = numbered((2, 2)), torch.tensor([7.0, 8.0])
-    tape = Written(base, part)
-    node = put(tape.emit, tape.constant, tape.inputs[0], torch.tensor([3, 0]), tape.inputs[1], base)
-    assert tape.run(node).tolist() == [[8, 1], [2, 7]]
+    recording = Written(base, part)
+    node = put(recording.emit, recording.constant, recording.inputs[0], torch.tensor([3, 0]), recording.inputs[1], base)
+    assert recording.run(node).tolist() == [[8, 1], [2, 7]]
 
 
 def test_a_write_beside_is_seen_where_both_lie() -> None:
     storage = numbered((6,))
     other, written = storage[:4], storage[2:]
     new = -written
-    tape = Written(other.clone(), new)
-    pairs = (tape.inputs[0], geometry_of(other)), (tape.inputs[1], geometry_of(written))
-    node = overwritten(tape.emit, tape.constant, *pairs)
+    recording = Written(other.clone(), new)
+    pairs = (recording.inputs[0], geometry_of(other)), (recording.inputs[1], geometry_of(written))
+    node = overwritten(recording.emit, recording.constant, *pairs)
     assert node is not None
-    assert tape.run(node).tolist() == [0, 1, -2, -3]
-    apart = (tape.inputs[0], geometry_of(storage[:2])), (tape.inputs[1], geometry_of(storage[4:]))
-    assert overwritten(tape.emit, tape.constant, *apart) is None
+    assert recording.run(node).tolist() == [0, 1, -2, -3]
+    apart = (recording.inputs[0], geometry_of(storage[:2])), (recording.inputs[1], geometry_of(storage[4:]))
+    assert overwritten(recording.emit, recording.constant, *apart) is None
 
 
 def test_who_shares_memory() -> None:

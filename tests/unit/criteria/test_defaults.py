@@ -1,4 +1,4 @@
-"""Discrete outputs may not flip unless that is allowed; what else the tape shows is proposed, and said of nothing else."""
+"""Discrete outputs may not flip unless that is allowed; what else the recording shows is proposed, and said of nothing else."""
 
 from __future__ import annotations
 

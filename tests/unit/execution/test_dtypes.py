@@ -46,7 +46,7 @@ def row(op: str, args: Any, kwargs: Any, result: Any) -> tuple[str, tuple[str, .
 
 CALLS = {"truediv": "div", "interpolate": "upsample_nearest2d", "norm": "linalg_vector_norm"}
 KERNELS = {"addmm": "linear", "mm": "linear", "bmm": "matmul", "_softmax": "softmax", "native_layer_norm": "layer_norm"}
-"""What an operation of the tape is called where the modes see it."""
+"""What an operation of the recording is called where the modes see it."""
 
 
 class Calls(TorchFunctionMode):

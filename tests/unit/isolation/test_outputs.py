@@ -209,7 +209,7 @@ WRAPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_tapes_return_them(wrap: str) -> None:
+def test_recordings_return_them(wrap: str) -> None:
     model, x = seeded(lambda: Returning(WRAPS[wrap])), normal(4, 8)
     assert len(capture_of(model, x).outputs) == len(answer(model, ((x,), {}))) == 2
 

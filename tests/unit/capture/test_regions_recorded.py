@@ -113,7 +113,7 @@ def test_owners_lines_and_outputs_survive_inlining() -> None:
     inside, outside = nodes_by_op(found, "linear")
     assert (inside.owner, outside.owner) == ("inside", "outside")
     assert inside.source is not None
-    assert inside.source.startswith("test_regions_tape.py:")
+    assert inside.source.startswith("test_regions_recorded.py:")
     assert {name for name, node in found.nodes.items() if node.region} == {inside.name, only(found, "exp").name}
     assert found.outputs == (outside.name, only(found, "exp").name)
 

@@ -1,4 +1,4 @@
-"""What functorch, autograd and higher-order operators compute inside a forward is on the tape, operation by operation."""
+"""What functorch, autograd and higher-order operators compute inside a forward is on the recording, operation by operation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_transforms(name: str) -> None:
     assert "input" in kinds(found)
     assert ("parameter" in kinds(found)) == (name != "vmap in vmap")
     assert all(
-        node.source is None or node.source.startswith("test_transforms_tape.py:") for node in found.nodes.values()
+        node.source is None or node.source.startswith("test_transforms_recorded.py:") for node in found.nodes.values()
     )
 
 
