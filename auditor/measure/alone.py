@@ -19,7 +19,7 @@ from ..numerics.entries import entries, extent, is_number
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import Profile
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
-from ..numerics.metrics import disagreement, output_error, sqnr_db
+from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, settled, target_of, tensors_of, viewed
 from ..records import Capture, Literals, NodeError
 from .causes import cause_of, deciding, divisors, guarding
@@ -138,12 +138,11 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
     isolated: Error = "inputs" if by_inputs else "run"
     exact = row_of(n).exact
     if ran.exact is not None and not any(x.is_quantized for x in tensors_of(ran.low)):  # integers, with a scale
-        own, rounding = _own_errors(ran.exact, ran.low)
-        if own > _ONE_ROUNDING * rounding:
+        if (own := _own_error(ran.exact, ran.low)) == "run":
             return Trace(isolated, "run")
-        exact = own == 0
+        exact = own == "none"
     if exact:
-        return Trace("rounding" if _is_rounded(reference, ran.low) else isolated, "none")
+        return Trace("rounding" if _agree(reference, ran.low) else isolated, "none")
     return Trace(isolated, "rounding")
 
 
@@ -153,9 +152,13 @@ def _is_rounded_once(n: fx.Node, args: Any) -> bool:
     return viewed(n) is not None or operation_of(target).exact or (is_tensor_core(target) and on_cpu)
 
 
-def _is_rounded(reference: Any, local: Any) -> bool:
-    pairs = zip(tensors_of(reference), tensors_of(local), strict=True)
-    return all(torch.equal(entries(_like(r, low)), entries(low)) for r, low in pairs)
+def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
+    """Whether every entry of a low result is the reference's, or that rounded once."""
+    for wide, low in zip(tensors_of(reference), tensors_of(local), strict=True):
+        for r, c in runs(entries(wide), entries(low)):
+            if not torch.equal(entries(_like(r, low)).to(r.dtype) if rounded else r, c.to(r.dtype)):
+                return False
+    return True
 
 
 def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -163,13 +166,18 @@ def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return x.to(result.dtype.to_real()) if result.is_complex() and not x.is_complex() else like(x, result)
 
 
-def _own_errors(exact: Any, low: Any) -> tuple[float, float]:
-    """Relative L2 of a low result against the exact one, and of what rounding that once would do."""
+def _own_error(exact: Any, low: Any) -> Error:
+    """Where the error of a low result beside the exact one comes from."""
     wide, local = tensors_of(exact), tensors_of(low)
     try:
-        return output_error(wide, local), output_error(wide, [_like(e, x) for e, x in zip(wide, local, strict=True)])
+        if same_shapes(wide, local) and _agree(exact, low):
+            return "none" if _agree(exact, low, rounded=False) else "rounding"
+        own, rounding = (
+            output_error(wide, c) for c in (local, [_like(e, x) for e, x in zip(wide, local, strict=True)])
+        )
     except MeasureError:  # a sparse result that lost entries
-        return math.inf, 0.0
+        return "run"
+    return "run" if own > _ONE_ROUNDING * rounding else "rounding" if own else "none"
 
 
 def same_shapes(a: Any, b: Any) -> bool:
@@ -296,20 +304,20 @@ class InFormat:
             reason = ran.unsupported or _OTHER_SHAPE
             return NodeError(propagated_error=later, unsupported=reason, cause="unsupported")
         viewing = viewed(n) is not None
-        found = profile.rounding(row) if viewing else profile.deviation(entries(tensors_of(ran.low)[0]), row)
+        gap = profile.rounding(row) if viewing else profile.deviation(entries(tensors_of(ran.low)[0]), row)
         inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]
         divisor = next((self._profiles.get(source) for source in divisors(n)), None)
         divides = any(n in divisors(user) for user in n.users)
         return NodeError(
-            local_error=found.error,
+            local_error=gap.error,
             propagated_error=later,
-            overflow=found.damage.overflow,
-            nan=found.damage.nan,
-            underflow=found.damage.underflow,
-            subnormal=found.damage.subnormal,
-            max_ulp=found.max_ulp,
-            sqnr_db=sqnr_db(found.error),
-            cause=cause_of(op_of(n), found.damage, found.error, row, profile, inputs, divisor, divides),
+            overflow=gap.overflow,
+            nan=gap.nan,
+            underflow=gap.underflow,
+            subnormal=gap.subnormal,
+            max_ulp=gap.max_ulp,
+            sqnr_db=sqnr_db(gap.error),
+            cause=cause_of(op_of(n), gap, row, profile, inputs, divisor, divides),
         )
 
     def _turns(self, n: fx.Node) -> bool:

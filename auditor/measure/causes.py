@@ -11,8 +11,7 @@ from torch import fx
 
 from ..isolation.members import size_of
 from ..numerics.formats import FORMATS, Format, label
-from ..numerics.histogram import Profile, merged
-from ..numerics.metrics import Damage
+from ..numerics.histogram import Deviation, Profile, merged
 from ..numerics.nodes import row_of
 from ..numerics.operations import operation
 from ..records import Capture, Contribution, Magnitudes, NodeError, Subject
@@ -22,8 +21,7 @@ _STEPS = 3
 
 def cause_of(
     op: str,
-    hurt: Damage,
-    error: float,
+    gap: Deviation,
     fmt: Format,
     result: Profile,
     inputs: Sequence[Profile],
@@ -41,25 +39,21 @@ def cause_of(
     weighs at least eight times what it would in the result. Source: Higham, section 1.7.
     """
     smallest = divisor.range.min_abs if divisor is not None else 0.0
-    if (
-        (hurt.overflow or hurt.nan)
-        and 0 < smallest <= fmt.smallest_subnormal / 2
-        and result.range.max_abs <= fmt.largest
-    ):
+    if (gap.overflow or gap.nan) and 0 < smallest <= fmt.smallest_subnormal / 2 and result.range.max_abs <= fmt.largest:
         return "underflow"
-    if hurt.overflow:
+    if gap.overflow:
         return "overflow"
-    if hurt.nan:
+    if gap.nan:
         return "nan"
-    if error == 0:
+    if gap.error == 0:
         return None
-    if divides and (hurt.underflow or hurt.subnormal >= 0.01):
+    if divides and (gap.underflow or gap.subnormal >= 0.01):
         return "underflow"
-    if 0 < smallest < fmt.smallest_normal and error > fmt.epsilon:
+    if 0 < smallest < fmt.smallest_normal and gap.error > fmt.epsilon:
         return "underflow"
-    if hurt.underflow >= 0.01 and error > fmt.epsilon and result.range.min_abs < fmt.smallest_normal:
+    if gap.underflow >= 0.01 and gap.error > fmt.epsilon and result.range.min_abs < fmt.smallest_normal:
         return "underflow"
-    if operation(op).cancels and error > 8 * fmt.epsilon / 2:
+    if operation(op).cancels and gap.error > 8 * fmt.epsilon / 2:
         largest = max((profile.rms for profile in inputs), default=0.0)
         return "cancellation" if largest > 8 * result.rms else "rounding"
     return "rounding"

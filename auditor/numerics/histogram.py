@@ -12,13 +12,14 @@ import torch
 from ..records import Magnitudes
 from .casting import in_format
 from .formats import FORMATS, Format
-from .metrics import Damage, damage, max_ulp, relative_l2, runs, sum_of_squares
+from .metrics import relative_l2, runs, sum_of_squares
 
 SIGNIFICANT_BITS = 24
 """Bits of FP32's significand: what is this many powers of two below another number vanishes when they are added."""
 
 _BIAS, _BEYOND = 127, 255
 _EXPONENT_SHIFT, _EXPONENT_FIELD = 23, 0xFF
+_EXPONENT = _EXPONENT_FIELD << _EXPONENT_SHIFT
 
 
 def histogram_of(x: torch.Tensor) -> Magnitudes:
@@ -133,11 +134,18 @@ def largest_scale(found: Magnitudes, fmt: Format) -> float:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How a candidate differs from a reference; the fields are those of NodeError, error its relative L2."""
+    """How a candidate differs from a reference. error: relative L2. max_ulp: the largest |c - r| in units of the format's spacing at r.
 
-    error: float
-    damage: Damage
-    max_ulp: float
+    Of the reference's finite, non-zero entries: how many turned Inf (overflow) and NaN (nan), and the shares that are zero
+    (underflow) or below the smallest normal number (subnormal).
+    """
+
+    error: float = 0.0
+    overflow: int = 0
+    nan: int = 0
+    underflow: float = 0.0
+    subnormal: float = 0.0
+    max_ulp: float = 0.0
 
 
 class Profile:
@@ -168,6 +176,47 @@ class Profile:
         return relative_l2(self._float[kept], candidate[kept])
 
     def deviation(self, candidate: torch.Tensor, fmt: Format) -> Deviation:
-        """How `candidate` (same shape, any real dtype) differs from the tensor."""
-        lost, ulps = damage(self._float, candidate, fmt), max_ulp(self._float, candidate, fmt)
-        return Deviation(self.error(candidate), lost, ulps)
+        """How `candidate` (same shape, any real dtype) differs from the tensor, in one pass.
+
+        In float32, where the difference of two close numbers is exact (Sterbenz). max_ulp is inf where the candidate alone is
+        not finite.
+        """
+        squares, most, damage = 0.0, 0.0, Counter[str]()
+        for r, low in runs(self._float, candidate.detach()):
+            if not r.numel():
+                break
+            c = low.float()
+            gap, size = c - r, c.abs()
+            squares, most = squares + sum_of_squares(gap), max(most, _steps(gap, r, fmt))
+            least, largest = map(float, torch.aminmax(size))
+            if not (fmt.smallest_normal <= least and largest < math.inf):
+                damage += self._damage(r, size, fmt)
+        norm, nonzero = self.range.norm, max(self.range.nonzero, 1)
+        error = math.sqrt(squares) / norm if norm and math.isfinite(squares) else self.error(candidate)
+        shares = {kind: damage[kind] / nonzero for kind in ("underflow", "subnormal")}
+        return Deviation(error, damage["overflow"], damage["nan"], **shares, max_ulp=most)
+
+    def _damage(self, reference: torch.Tensor, size: torch.Tensor, fmt: Format) -> Counter[str]:
+        """What became of how many finite, non-zero entries of a run. size: of the candidate's."""
+        counts, regular = Counter[str](), reference != 0
+        if self.range.nonfinite:
+            regular &= reference.isfinite()
+        small = (size < fmt.smallest_normal).logical_and_(regular)
+        if many := int(torch.count_nonzero(small)):
+            counts["underflow"] = int(torch.count_nonzero(small & (size == 0)))
+            counts["subnormal"] = many - counts["underflow"]
+        if not float(size.max()) < math.inf:
+            counts["overflow"] = int(torch.count_nonzero(regular & (size == math.inf)))
+            counts["nan"] = int(torch.count_nonzero(regular & size.isnan()))
+        return counts
+
+
+def _steps(gap: torch.Tensor, reference: torch.Tensor, fmt: Format) -> float:
+    """The largest gap in units of the format's spacing at the reference; the gaps are overwritten."""
+    power = (reference.view(torch.int32) & _EXPONENT).view(torch.float32)  # of two, at or below |r|
+    steps = gap.div_(power.clamp_(fmt.smallest_normal))
+    largest = max(map(abs, map(float, torch.aminmax(steps))))
+    if not largest < math.inf:
+        steps = torch.where(reference.isfinite(), steps.abs().nan_to_num(math.inf, math.inf), 0.0)
+        largest = float(steps.max())
+    return largest / fmt.epsilon

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from ..errors import MeasureError
 from .entries import ON_GPU, dense, entries, is_plain, places
-from .formats import Format
-
-_EXPONENT = 0x7F800000
-"""Bits of a float32's exponent."""
 
 _RUN = 1 << 17
 """Entries of a run: their copies stay in the cache."""
@@ -96,72 +91,6 @@ def disagreement(reference: torch.Tensor, candidate: torch.Tensor) -> float:
     if reference.numel() == 0:
         return 0.0
     return float((reference != candidate).double().mean())
-
-
-@dataclass(frozen=True)
-class Damage:
-    """What became of the reference's finite, non-zero entries: counts for overflow and nan, shares for the rest."""
-
-    overflow: int
-    nan: int
-    underflow: float
-    subnormal: float
-
-
-def damage(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Damage:
-    """Count entries that turned Inf or NaN, and the shares that were flushed to zero or left subnormal.
-
-    Shapes: both [*], equal. subnormal counts 0 < |c| < smallest_normal; underflow counts c == 0 where r != 0.
-    """
-    overflow, nan, vanished, small = 0, 0, 0, 0
-    for r, c in runs(reference.detach(), candidate.detach()):
-        size = c.float().abs()
-        if not size.numel():
-            continue
-        low, high = map(float, torch.aminmax(size))
-        if fmt.smallest_normal <= low and high < math.inf:
-            continue
-        nonzero = _nonzero(r)
-        gone = int(torch.count_nonzero((size == 0) & nonzero)) if not low > 0 else 0
-        small += int(torch.count_nonzero((size < fmt.smallest_normal) & nonzero)) - gone
-        vanished += gone
-        if not high < math.inf:
-            finite = r.abs() < math.inf
-            overflow += int(torch.count_nonzero(finite & (size == math.inf)))
-            nan += int(torch.count_nonzero(finite & size.isnan()))
-    whole = runs(reference.detach()) if vanished or small else ()
-    total = sum(int(torch.count_nonzero(_nonzero(r).expand_as(r))) for (r,) in whole)
-    return Damage(overflow, nan, vanished / max(total, 1), small / max(total, 1))
-
-
-def _nonzero(x: torch.Tensor) -> torch.Tensor:
-    """Which entries are finite and not zero; one answer where all are."""
-    size = x.abs()
-    low, high = map(float, torch.aminmax(size))
-    return (
-        torch.ones((), dtype=torch.bool, device=x.device)
-        if low > 0 and high < math.inf
-        else (size > 0) & (size < math.inf)
-    )
-
-
-def max_ulp(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> float:
-    """Largest |c - r| in units of the format's spacing at r; inf where c is not finite and r is. Empty -> 0.0.
-
-    In float32, where the difference of two close numbers is exact (Sterbenz).
-    """
-    most = 0.0
-    for r, c in runs(reference.detach().float(), candidate.detach()):
-        if not r.numel():
-            break
-        power = (r.view(torch.int32) & _EXPONENT).view(torch.float32)  # of two, at or below |r|
-        steps = (c.float() - r).div_(power.clamp_(fmt.smallest_normal))
-        largest = max(map(abs, map(float, torch.aminmax(steps))))
-        if not largest < math.inf:
-            steps = torch.where(r.abs() < math.inf, steps.abs().nan_to_num(math.inf, math.inf), 0.0)
-            largest = float(steps.max())
-        most = max(most, largest / fmt.epsilon)
-    return most
 
 
 def sqnr_db(relative_error: float) -> float:

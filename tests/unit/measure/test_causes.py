@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from auditor.measure.causes import breaks, cause_of, explained
 from auditor.numerics.formats import FORMATS
-from auditor.numerics.histogram import Profile
-from auditor.numerics.metrics import Damage
+from auditor.numerics.histogram import Deviation, Profile
 from auditor.records import Contribution, NodeError
 
 FP16, BF16 = FORMATS["fp16"], FORMATS["bf16"]
-UNHURT = Damage(0, 0, 0.0, 0.0)
+UNHURT = Deviation()
 ONES = torch.ones(4)
 
 
 def cause(
     op: str,
     error: float,
-    hurt: Damage = UNHURT,
+    hurt: Deviation = UNHURT,
     result: Tensor = ONES,
     inputs: tuple[Tensor, ...] = (ONES,),
     divisor: Profile | None = None,
     divides: bool = False,
 ) -> str | None:
-    return cause_of(op, hurt, error, FP16, Profile(result), [Profile(x) for x in inputs], divisor, divides)
+    return cause_of(
+        op, replace(hurt, error=error), FP16, Profile(result), [Profile(x) for x in inputs], divisor, divides
+    )
 
 
 def test_non_finite_results_come_first() -> None:
-    assert cause("mul", float("inf"), Damage(1, 1, 0.5, 0.0)) == "overflow"
-    assert cause("sub", float("inf"), Damage(0, 1, 0.5, 0.0)) == "nan"
+    assert cause("mul", float("inf"), Deviation(overflow=1, nan=1, underflow=0.5)) == "overflow"
+    assert cause("sub", float("inf"), Deviation(nan=1, underflow=0.5)) == "nan"
 
 
 def test_an_exact_result_has_no_cause() -> None:
     assert cause("mul", 0.0) is None
-    assert cause("mul", 0.0, Damage(0, 0, 0.0, 1.0)) is None  # subnormal, yet exact
+    assert cause("mul", 0.0, Deviation(subnormal=1.0)) is None  # subnormal, yet exact
 
 
 def test_underflow_needs_a_share_of_the_entries_and_an_error_beyond_rounding() -> None:
-    flushed, tiny = Damage(0, 0, 0.01, 0.0), ONES * 1e-9  # half of fp16's smallest number is 3e-8
+    flushed, tiny = Deviation(underflow=0.01), ONES * 1e-9  # half of fp16's smallest number is 3e-8
     assert cause("mul", 0.1, flushed, tiny) == "underflow"
-    assert cause("mul", 0.1, Damage(0, 0, 0.0099, 0.0), tiny) == "rounding"
+    assert cause("mul", 0.1, Deviation(underflow=0.0099), tiny) == "rounding"
     assert cause("mul", 2.0**-10, flushed, tiny) == "rounding"  # epsilon of fp16: the flushed entries weigh nothing
 
 
-@pytest.mark.parametrize("hurt", [Damage(1, 0, 0.0, 0.0), Damage(0, 1, 0.0, 0.0)])
-def test_a_divisor_that_vanishes_is_no_overflow(hurt: Damage) -> None:
+@pytest.mark.parametrize("hurt", [Deviation(overflow=1), Deviation(nan=1)])
+def test_a_divisor_that_vanishes_is_no_overflow(hurt: Deviation) -> None:
     vanished, held = (Profile(ONES * size) for size in (2e-8, 6e-8))  # FP16's smallest number is 6e-8
     assert cause("log", float("inf"), hurt, divisor=vanished) == "underflow"
     assert cause("log", float("inf"), hurt, divisor=held) == ("overflow" if hurt.overflow else "nan")
@@ -59,9 +62,9 @@ def test_few_bits_of_what_something_divides_by_are_underflow() -> None:
     subnormal = Profile(ONES * 3e-7)
     assert cause("log", 0.002, divisor=subnormal) == "underflow"  # above 2^-10, which rounding does not reach
     assert cause("log", 2.0**-11, divisor=subnormal) == "rounding"
-    assert cause("add", 1e-6, Damage(0, 0, 0.001, 0.0), divides=True) == "underflow"
-    assert cause("add", 1e-6, Damage(0, 0, 0.0, 0.01), divides=True) == "underflow"
-    assert cause("add", 1e-6, Damage(0, 0, 0.0, 0.01)) == "rounding"
+    assert cause("add", 1e-6, Deviation(underflow=0.001), divides=True) == "underflow"
+    assert cause("add", 1e-6, Deviation(subnormal=0.01), divides=True) == "underflow"
+    assert cause("add", 1e-6, Deviation(subnormal=0.01)) == "rounding"
 
 
 def test_what_vanishes_and_turns_the_outputs_non_finite_later_is_underflow() -> None:
@@ -92,8 +95,10 @@ def test_what_does_not_cancel() -> None:
 
 
 def test_cancellation_depends_on_the_format() -> None:
-    assert cause_of("sub", UNHURT, 0.03, BF16, Profile(ONES / 10), [Profile(ONES)]) == "rounding"  # 8 * 2^-8 = 0.03125
-    assert cause_of("sub", UNHURT, 0.032, BF16, Profile(ONES / 10), [Profile(ONES)]) == "cancellation"
+    assert (
+        cause_of("sub", Deviation(error=0.03), BF16, Profile(ONES / 10), [Profile(ONES)]) == "rounding"
+    )  # 8 * 2^-8 = 0.03125
+    assert cause_of("sub", Deviation(error=0.032), BF16, Profile(ONES / 10), [Profile(ONES)]) == "cancellation"
 
 
 def test_a_break_is_a_refusal_or_something_that_turns_non_finite() -> None:

@@ -1,21 +1,24 @@
-"""Profiles: magnitudes counted by hand, and the quick comparisons against the plain definitions of metrics.py."""
+"""Profiles: magnitudes counted by hand, and how a tensor deviates from another, against the plain definitions."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.numerics.formats import FORMATS
+from auditor.numerics.formats import FORMATS, Format
 from auditor.numerics.histogram import Deviation, Profile
-from auditor.numerics.metrics import damage, max_ulp, relative_l2
+from auditor.numerics.metrics import relative_l2
 from auditor.records import Magnitudes
 from tests.support.subjects import normal
 
 LOW = ["fp16", "bf16"]
+FP16, BF16 = (FORMATS[name] for name in LOW)
+INF, NAN = math.inf, math.nan
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -79,35 +82,102 @@ def test_size_by_hand() -> None:
     assert Profile(torch.empty(0)).rms == 0.0
 
 
-@pytest.mark.parametrize("name", LOW)
-@settings(deadline=None, derandomize=True)
-@given(st.lists(numbers, max_size=12))
-def test_rounding_against_the_definitions(name: str, values: list[float]) -> None:
-    x, fmt = torch.tensor(values, dtype=torch.float32), FORMATS[name]
-    found = Profile(x).rounding(fmt)
-    assert found.damage == damage(x, x.to(fmt.dtype), fmt)
+def t(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("name", LOW)
-@settings(deadline=None, derandomize=True)
-@given(st.lists(st.tuples(finite, numbers), max_size=12))
-def test_any_two_tensors_against_the_definitions(name: str, pairs: list[tuple[float, float]]) -> None:
-    r = torch.tensor([a for a, _ in pairs], dtype=torch.float32)
-    c = torch.tensor([b for _, b in pairs], dtype=torch.float32).to(FORMATS[name].dtype)
-    assert Profile(r).deviation(c, FORMATS[name]) == Deviation(
-        relative_l2(r, c), damage(r, c, FORMATS[name]), max_ulp(r, c, FORMATS[name])
+def deviation(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Deviation:
+    return Profile(reference).deviation(candidate, fmt)
+
+
+def defined(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> Deviation:
+    """The same entry by entry, in Python's own numbers, but for the error."""
+    pairs = list(zip(reference.tolist(), candidate.double().tolist(), strict=True))
+    regular = [(r, c) for r, c in pairs if r and math.isfinite(r)]
+    gone = sum(c == 0 for _, c in regular) / max(len(regular), 1)
+    small = sum(0 < abs(c) < fmt.smallest_normal for _, c in regular) / max(len(regular), 1)
+
+    def steps(r: float, c: float) -> float:
+        power = max(2.0 ** (math.frexp(r)[1] - 1) if r else 0.0, fmt.smallest_normal)
+        fits = math.isfinite(c) and max(abs(c - r), abs(c - r) / power) <= torch.finfo(torch.float32).max
+        return abs(c - r) / power / fmt.epsilon if fits else INF
+
+    return Deviation(
+        Profile(reference).error(candidate),
+        sum(math.isinf(c) for _, c in regular),
+        sum(math.isnan(c) for _, c in regular),
+        gone,
+        small,
+        max((steps(r, c) for r, c in pairs if math.isfinite(r)), default=0.0),
     )
+
+
+@pytest.mark.parametrize("name", LOW)
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.tuples(numbers, numbers), max_size=12))
+def test_any_two_tensors_against_the_definitions(name: str, pairs: list[tuple[float, float]]) -> None:
+    fmt = FORMATS[name]
+    r, c = t(*(a for a, _ in pairs)), t(*(b for _, b in pairs)).to(fmt.dtype)
+    for candidate in (c, r.to(fmt.dtype)):
+        got, wanted = deviation(r, candidate, fmt), defined(r, candidate, fmt)
+        assert replace(got, error=0.0, max_ulp=0.0) == replace(wanted, error=0.0, max_ulp=0.0)
+        assert got.error == pytest.approx(wanted.error, rel=1e-6)
+        assert got.max_ulp == pytest.approx(wanted.max_ulp, rel=1e-6)
+
+
+def test_damage_counts_each_kind_apart() -> None:
+    reference = t(1e6, -1e6, 2.0, 1e-9, 1e-5, 0.0, INF, NAN)
+    candidate = t(INF, -INF, NAN, 0.0, 1e-5, 0.0, INF, NAN)
+    # finite non-zero references: 1e6, -1e6, 2, 1e-9, 1e-5; 1e-5 is below 2^-14 = 6.1e-5
+    assert deviation(reference, candidate, FP16) == Deviation(INF, 2, 1, 1 / 5, 1 / 5, INF)
+    assert deviation(reference, candidate, BF16) == Deviation(INF, 2, 1, 1 / 5, 0.0, INF)
+
+
+def test_the_smallest_normal_number_is_normal() -> None:
+    assert deviation(t(2.0**-14), t(2.0**-14), FP16).subnormal == 0.0
+    assert deviation(t(2.0**-14), t(2.0**-14 - 2.0**-24), FP16).subnormal == 1.0
+
+
+def test_damage_of_nothing() -> None:
+    nothing = Deviation()
+    assert deviation(torch.empty(0), torch.empty(0), FP16) == nothing
+    assert deviation(torch.zeros(3), torch.zeros(3), FP16) == nothing
+    assert deviation(t(INF, NAN), t(INF, NAN), FP16) == nothing
+
+
+def test_ulps_by_hand() -> None:
+    # spacing of fp16 at 1 is 2^-10, at 2048 it is 2, at 2^-20 (subnormal) it is 2^-24
+    assert deviation(t(1.0), t(1 + 2**-10), FP16).max_ulp == 1.0
+    assert deviation(t(1.0, 2048), t(1 + 2**-11, 2048), FP16).max_ulp == 0.5
+    assert deviation(t(2048.0), t(2049), FP16).max_ulp == 0.5
+    assert deviation(t(2**-20), t(2**-20 + 2**-24), FP16).max_ulp == 1.0
+    assert deviation(t(1.0), t(1 + 2**-10), BF16).max_ulp == 0.125  # spacing 2^-7
+    assert deviation(t(0.0), t(2**-24), FP16).max_ulp == 1.0
+
+
+def test_ulps_of_what_is_not_finite() -> None:
+    assert deviation(t(1.0, 1e6), t(1.0, INF), FP16).max_ulp == INF
+    assert deviation(t(1.0), t(NAN), FP16).max_ulp == INF
+    assert deviation(t(-INF, 1.0), t(-INF, 1.0), FP16).max_ulp == 0.0
+    assert deviation(t(INF, NAN), t(1.0, 1.0), FP16).max_ulp == 0.0
+    assert deviation(torch.empty(0), torch.empty(0), FP16).max_ulp == 0.0
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.floats(-60000, 60000, width=32))
+def test_one_rounding_is_at_most_half_an_ulp(x: float) -> None:
+    assert deviation(t(x), t(x).half().float(), FP16).max_ulp <= 0.5
 
 
 def test_infinities_that_belong_there_cost_nothing() -> None:
     mask = torch.tensor([-math.inf, 3.0, 4.0])
     found = Profile(mask).deviation(mask.half(), FORMATS["fp16"])
-    assert (found.error, found.damage.overflow, found.damage.nan, found.max_ulp) == (0.0, 0, 0, 0.0)
+    assert (found.error, found.overflow, found.nan, found.max_ulp) == (0.0, 0, 0, 0.0)
 
 
 def test_overflow_and_nan_are_counted() -> None:
     found = Profile(torch.tensor([1e6, 2.0, 1.0])).deviation(torch.tensor([math.inf, math.nan, 1.5]), FORMATS["fp16"])
-    assert (found.error, found.damage.overflow, found.damage.nan, found.max_ulp) == (math.inf, 1, 1, math.inf)
+    assert (found.error, found.overflow, found.nan, found.max_ulp) == (math.inf, 1, 1, math.inf)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -117,8 +187,9 @@ def test_what_shrank_is_counted_in_any_dtype(name: str, dtype: torch.dtype) -> N
     sizes = torch.logspace(-9, 4, 4000) * torch.tensor([1.0, -1.0]).repeat(2000)
     candidate = torch.where(sizes.abs() < 1e-7, torch.zeros(()), sizes * 0.4).to(dtype)
     found = Profile(sizes).deviation(candidate, FORMATS[name])
-    assert found.damage == damage(sizes, candidate, FORMATS[name])
-    assert found.damage.underflow > 0
+    wanted = defined(sizes, candidate, FORMATS[name])
+    assert (found.underflow, found.subnormal) == (wanted.underflow, wanted.subnormal)
+    assert found.underflow > 0
 
 
 @pytest.mark.parametrize("name", LOW)
