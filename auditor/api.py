@@ -18,7 +18,7 @@ from .progress.shown import in_notebook, reporter, ticking
 from .records import Progress
 from .records.audit import Audit
 from .score import in_hand
-from .settings import Asked, Settings, options_of
+from .settings import Settings, options_of
 from .training.objective import training_subject
 
 
@@ -42,10 +42,15 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
 
 
 _own = [one for one in inspect.signature(audit).parameters.values() if one.kind is not one.VAR_KEYWORD]
-_kinds = get_type_hints(Asked)
-_all = [*_own, *(one.replace(annotation=_kinds[name]) for name, one in inspect.signature(Asked).parameters.items())]
-audit.__signature__ = inspect.Signature(_all, return_annotation=Audit)  # type: ignore[attr-defined]
-audit.__doc__ = f"{audit.__doc__}\n" + "".join(f"    {name}: {one.help}.\n" for name, one in options_of(Asked).items())
+_kinds, _fields = get_type_hints(Settings), Settings.model_fields
+_asked = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_fields[name].default, annotation=_kinds[name])
+    for name in options_of(Settings)
+]
+audit.__signature__ = inspect.Signature([*_own, *_asked], return_annotation=Audit)  # type: ignore[attr-defined]
+audit.__doc__ = f"{audit.__doc__}\n" + "".join(
+    f"    {name}: {one.help}.\n" for name, one in options_of(Settings).items()
+)
 
 
 def _heard(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:

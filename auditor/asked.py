@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import ValidationError, model_validator
 
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from .rulebook.rule import Rule
 
 S = TypeVar("S", bound=Settings)
+C = TypeVar("C", bound="Command")
 LEVELS = ("error", "warning", "info", "never")
 
 
 class Command(Settings):
-    """What the command line asks beside that."""
+    """What the command line asks beside that. configurable: whether [tool.auditor] says what is not given."""
 
+    configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
     """`f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, or shapes: `'x:float32[1,3,224,224] ids:int64[1,16]<1000'`"""
     weights: Annotated[str | None, Option(shown="F", path="path")] = None
@@ -121,19 +123,19 @@ def _with_line(entry: Any, file: Path) -> Any:
     )
 
 
-def asked(args: Mapping[str, Any], configurable: bool = True) -> Command:
-    """What the command line asks, with what [tool.auditor] says of the rest, of a verb that this is about.
+def asked(given: Mapping[str, Any], kind: type[C]) -> C:
+    """What the command line asks, with what [tool.auditor] says of the rest where that is configurable.
 
     Raises: AuditorError(slug="bad-option" | "bad-config").
     """
-    place, defaults = configured(Path.cwd()) if configurable else ("", {})
-    given = {name: value for name, value in args.items() if name in Command.model_fields and value is not None}
+    place, defaults = configured(Path.cwd()) if kind.configurable else ("", {})
 
     def called(name: str) -> tuple[str, str]:
-        here = name in given or not configurable
-        return (str(OPTIONS[name].flag), "bad-option") if here else (f"{place} {key_of(name)}", "bad-config")
+        if name in defaults and name not in given:
+            return f"{place} {key_of(name)}", "bad-config"
+        return options_of(kind)[name].flag or name, "bad-option"
 
-    return checked(Command, {**defaults, **given}, called)
+    return checked(kind, {**defaults, **given}, called)
 
 
 def resolved(settings: S) -> S:
@@ -154,13 +156,15 @@ def checked(
     called: Callable[[str], tuple[str, str]] = lambda name: (name, "bad-option"),
 ) -> S:
     """What was given, held against the types. called: how an option is named there, and the slug. Raises: AuditorError."""
+    options = options_of(kind)
+    for name in given:
+        if name not in options:
+            raise AuditorError(f"there is no argument {name!r}: `help(auditor.audit)` lists them", "bad-option")
     try:
         return kind(**given)
     except ValidationError as error:
         first: Any = error.errors()[0]
-    name = str(first["loc"][0])
-    if (option := options_of(kind).get(name)) is None:
-        raise AuditorError(f"there is no argument {name!r}: `help(auditor.audit)` lists them", "bad-option")
+    option, name = options[first["loc"][0]], first["loc"][0]
     said, slug = called(name)
     takes = either([*option.choices()]) if option.choices is not None else option.takes
     wrong = str(first.get("ctx", {}).get("error", "")) or shown(first["input"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -51,7 +52,7 @@ SEEDS = 2**32
 class Option:
     """How a field is given. takes: what its values are, for who gave another; shown: what stands for one.
 
-    choices: what its values are; flag: on the command line, unless it is the name's, "" where there is none.
+    choices: what its values are; flag: on the command line, unless it is the name's, "" where there is none, as for what has to be given.
     path: whether a value is a path from where it is written, always or where there is such a file ("place").
     typed: what a type checker lets a caller give, where that is more than the field's type; help: what it is for.
     """
@@ -65,12 +66,14 @@ class Option:
     help: str = ""
 
 
+@cache
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     """{field: how it is given} of the fields that are anybody's to give: those with a help."""
     found = {}
     for name, field in kind.model_fields.items():
         if field.description is not None:
-            about = {"flag": f"--{name.replace('_', '-')}", "help": " ".join(field.description.split())}
+            flag = "" if field.is_required() else f"--{name.replace('_', '-')}"
+            about = {"flag": flag, "help": " ".join(field.description.split())}
             for part in field.metadata:
                 if isinstance(part, Option):
                     about |= {key: value for key, value in vars(part).items() if value != Option.__dict__[key]}
@@ -115,16 +118,23 @@ Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidat
 Ignores = Annotated[tuple[Ignore, ...], BeforeValidator(_ignores), SEVERAL, CODES]
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
 Flag = Annotated[StrictBool, Option("True or False")]
+Location = Annotated[Path, Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")]
 Directory = Annotated[
     Path | None, Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")
 ]
+Seconds = Annotated[Number | None, Field(gt=0), Option("a positive number of seconds", "SECONDS")]
 Function = Callable[..., Any] | None
 
 
-class Asked(BaseModel):
-    """What `auditor.audit()` can be asked, as its keywords."""
+class Settings(BaseModel):
+    """What an audit can be asked, as the keywords of `auditor.audit()`, and what is found out of that before it begins.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
+    found: the device that the model is on; limits: the criteria, read; listener: who hears of progress; scoring: the function that scores, found.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True, defer_build=True
+    )
 
     kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
     """keyword arguments of every call"""
@@ -194,13 +204,20 @@ class Asked(BaseModel):
         Option(f"a whole number from 0 to {SEEDS - 1}", "N"),
     ] = 0
     """of every random choice"""
-    timeout: Annotated[Number | None, Field(gt=0), Option("a positive number of seconds", "SECONDS")] = None
+    timeout: Seconds = None
     """the command ends where there is no progress for so long, and a plan fails that takes so long to answer or to be
     scored; unless given never, and half an hour"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
     """called as `progress(stage, detail, done, total)`; `total` is 0 where it is not known. What it raises ends the audit
     with [an error](errors.md#bad-callback) whose `__cause__` it is, so raising cancels an audit. `True` shows how far it
     is; notebooks show it unless `False` is given"""
+
+    command: str = "auditor.audit(model, example_inputs)"
+    found: str | None = None
+    rulebook: tuple[Rule, ...] = ()
+    limits: tuple[Criterion, ...] = ()
+    listener: Callable[[str, str, int, int], None] | None = None
+    scoring: Scoring | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -217,20 +234,6 @@ class Asked(BaseModel):
             if wrong or value == ():
                 raise ValueError(", ".join(wrong) or "none")
         return value
-
-
-class Settings(Asked):
-    """What is asked of an audit, and what was found out of that before it begins.
-
-    found: the device that the model is on; limits: the criteria, read; listener: who hears of progress; scoring: the function that scores, found.
-    """
-
-    command: str = "auditor.audit(model, example_inputs)"
-    found: str | None = None
-    rulebook: tuple[Rule, ...] = ()
-    limits: tuple[Criterion, ...] = ()
-    listener: Callable[[str, str, int, int], None] | None = None
-    scoring: Scoring | None = None
 
     @model_validator(mode="after")
     def _together(self: S) -> S:

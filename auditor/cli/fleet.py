@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from .. import folder
-from ..asked import asked
 from ..errors import AuditorError
 from ..processes import unwound
 from ..report.words import count, printable
-from .program import say
+from ..settings import Directory, Flag, Location, Option, Seconds
+from .program import Verb, say
 
 if TYPE_CHECKING:
     from ..fleet.index import Row
     from ..fleet.running import Outcome, Task
     from ..fleet.targets import Target
 
+Count = Annotated[int, Field(ge=0, lt=10_000)]
 INDEX, PLAN = "index.html", "plan.json"
 
 
-def fleet(args: argparse.Namespace) -> int:
-    """Make the audits that are not there, write the page. Raises: AuditorError."""
+class Fleet(Verb):
+    """Audit many models, each in a process of its own; DIR/index.html tells of all."""
+
+    takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
+    targets: Annotated[Location, Option(shown="TARGETS")]
+    """a TOML file of [[target]] tables: name, target, options of an audit"""
+    out: Annotated[Location, Option(flag="--out")]
+    """where the audits go, a folder each, and the page"""
+    jobs: Annotated[Count | None, Option("a whole number", "N")] = None
+    """audits at once; half of the processors unless given"""
+    timeout: Seconds = None
+    """for one audit, which fails beyond; none unless given"""
+    retries: Annotated[Count, Option("a whole number", "N")] = 1
+    """of one that a signal ended"""
+    force: Flag = False
+    """also audit what was audited with the same options before"""
+    baseline: Directory = None
+    """an earlier fleet: say what got worse since, and exit with 1"""
+    address: Annotated[str | None, Option(shown="ADDRESS")] = None
+    """a Ray cluster that makes the audits (auto: the one this is in)"""
+
+    def run(self) -> int:
+        """Make the audits that are not there, write the page. Raises: AuditorError."""
+        return _audited(self)
+
+
+def _audited(args: Fleet) -> int:
     from ..fleet import index, running, targets
 
-    wanted, settings = targets.read(args.targets), asked(vars(args), configurable=False)
+    wanted = targets.read(args.targets)
     if args.baseline is not None and not args.baseline.is_dir():
         raise AuditorError(f"{args.baseline} is no directory of an earlier fleet: name the --out of one", "bad-option")
     folder.check_directory(args.out, (INDEX, running.KEPT))
@@ -36,9 +63,7 @@ def fleet(args: argparse.Namespace) -> int:
     jobs = args.jobs or max((os.cpu_count() or 1) // 2, 1)
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // jobs, 1))}
     tasks = [
-        running.Task(t, args.out / t.name, settings.timeout, args.retries, threads)
-        for t in wanted
-        if t.name not in known
+        running.Task(t, args.out / t.name, args.timeout, args.retries, threads) for t in wanted if t.name not in known
     ]
     found = dict(known)
 
@@ -54,7 +79,7 @@ def fleet(args: argparse.Namespace) -> int:
         tell(f"  {len(found)} of {len(wanted)}, {task.target.name}, {ended.seconds:.0f} s, {how}")
 
     def tell(line: str) -> None:
-        if not settings.quiet:
+        if not args.quiet:
             print(line, file=sys.stderr, flush=True)
 
     tell(f"fleet: {count(len(wanted), 'model')}, {len(known)} audited before")

@@ -7,8 +7,9 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
+from ..asked import Command
 from ..errors import AuditorError, first_line, out_of_memory, time_is_up
 from ..processes import Told, supervised
 from ..progress.shown import Shown, ticking
@@ -23,6 +24,21 @@ _answer: TextIO | None = None
 """Standard output, once it was set aside for `say`."""
 
 
+class Verb(Command):
+    """What a verb is asked. takes: its arguments, in the order of its help, those that it shares with an audit among them.
+
+    alone: whether this process is there for nothing else: however the user's code ends it, this one then says so.
+    """
+
+    configurable: ClassVar[bool] = False
+    takes: ClassVar[tuple[str, ...]] = ()
+    alone: bool = False
+
+    def run(self) -> int:
+        """Do it; the exit code. Raises: AuditorError."""
+        raise NotImplementedError
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 clean, 1 findings, 2 error, 130 interrupted.
 
@@ -35,9 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         from .parsers import parsed
 
-        args = parsed(words)
-        args.command, args.alone = f"{PROGRAM} {shlex.join(words)}", argv is None
-        return int(args.run(args))
+        return parsed(words).having(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None).run()
 
     return answered(command, "--debug" in words)
 
@@ -79,11 +93,8 @@ def _explained(error: Exception) -> tuple[str, str]:
     return f"internal error{where}, {said}", "please report it with --debug"
 
 
-def watched(run: Callable[[Told | Shown], int], shown: Shown, timeout: float | None, debug: bool, alone: bool) -> int:
-    """`run(progress)`, which runs the user's code; its exit code.
-
-    alone: whether this process is there for nothing else: however the code ends its own process, this one then says so.
-    """
+def watched(verb: Verb, run: Callable[[Told | Shown], int], shown: Shown) -> int:
+    """`run(progress)`, which runs the user's code; its exit code."""
 
     def own(progress: Told | Shown) -> int:
         try:
@@ -95,8 +106,8 @@ def watched(run: Callable[[Told | Shown], int], shown: Shown, timeout: float | N
                 slug="process-ended",
             ) from left
 
-    if alone and hasattr(os, "fork"):
-        return supervised(lambda told: answered(lambda: own(told), debug), shown, timeout)
+    if verb.alone and hasattr(os, "fork"):
+        return supervised(lambda told: answered(lambda: own(told), verb.debug), shown, verb.timeout)
     with ticking(shown):
         return own(shown)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.asked import asked, configured
+from auditor.asked import Command, asked, configured
 from auditor.config import Ignore, Selection
 from auditor.criteria import criteria_of
 from auditor.errors import AuditorError
@@ -18,7 +18,7 @@ def read(folder):
 def selection(monkeypatch):
     def selected(folder):
         monkeypatch.chdir(folder)
-        return asked({}).selection
+        return asked({}, Command).selection
 
     return selected
 
@@ -97,12 +97,12 @@ def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path, selection):
             Ignore("NRM001", "blocks.*.norm", "its input is normalised before", "pyproject.toml:7"),
         ),
     )
-    assert asked({}).max_error == 0.5
-    assert asked({"ignore": "SFT"}).selection.ignores[0] == Ignore("SFT")
+    assert asked({}, Command).max_error == 0.5
+    assert asked({"ignore": "SFT"}, Command).selection.ignores[0] == Ignore("SFT")
 
 
 def test_flags_are_true_or_false_and_the_command_line_wins(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text("[tool.auditor]\nquick = true\nmeasure-time = false\n")
     monkeypatch.chdir(tmp_path)
-    assert (asked({}).quick, asked({}).measure_time) == (True, False)
-    assert asked({"quick": False}).quick is False
+    assert (asked({}, Command).quick, asked({}, Command).measure_time) == (True, False)
+    assert asked({"quick": False}, Command).quick is False

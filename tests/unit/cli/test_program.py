@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from auditor import cli
-from auditor.cli import publish
 from auditor.errors import CaptureError
+from auditor.folder import write
 from auditor.records import Environment
+from auditor.records.audit import FILES
 from auditor.report.reporters import REPORTERS
 
 MODEL = """
@@ -33,8 +34,8 @@ class FakeAudit:
     environment: Environment = field(default_factory=lambda: Environment("0", "2", "cpu", "emulated", 0))
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def texts(self, directory: Path) -> dict[str, str]:
-        return dict.fromkeys(publish.FILES, "whole")
+    def save(self, directory: Path) -> tuple[Path, ...]:
+        return write(directory, dict.fromkeys(FILES, "whole"))
 
 
 class Stages:
@@ -71,7 +72,7 @@ def test_files_summary_and_streams(stages, capsys, tmp_path):
     assert cli.main(["model.py"]) == 0
     captured = capsys.readouterr()
     folder = tmp_path / "audits" / "model"
-    assert {p.name for p in folder.iterdir()} == set(publish.FILES)
+    assert {p.name for p in folder.iterdir()} == set(FILES)
     assert [p.name for p in (tmp_path / "audits").iterdir()] == ["model"]
     assert captured.out.startswith("rendered by text\n")
     assert "Report   audits/model/report.html" in captured.out

@@ -8,35 +8,31 @@ from types import SimpleNamespace
 
 import pytest
 
-from auditor.cli.publish import FILES, check, default_directory, write
+from auditor import cli
+from auditor.cli.verbs import default_directory
 from auditor.document.places import shown
 from auditor.errors import AuditorError
+from auditor.records.audit import FILES
 from tests.unit.report.factory import make_audit
 
 AUDIT = make_audit(4)
 
 
-def test_the_files_asked_after_are_those_written(tmp_path):
-    files = write(AUDIT, tmp_path / "audit", explorer=False)
-    assert {str(file.relative_to(tmp_path / "audit")) for file in files} == set(FILES)
-
-
 @pytest.mark.parametrize("name", FILES)
-def test_a_users_own_directory_is_not_replaced(name, tmp_path):
+def test_a_users_own_directory_is_not_replaced(name, tmp_path, capsys):
     (tmp_path / name / "mine").mkdir(parents=True)
-    with pytest.raises(AuditorError, match=f"{name} is a directory") as caught:
-        check(tmp_path, explorer=False)
-    assert caught.value.slug == "bad-output"
-    with pytest.raises(AuditorError, match="cannot be written to"):
-        write(AUDIT, tmp_path, explorer=False)
+    assert cli.main(["absent.py", "--out", str(tmp_path)]) == 2
+    assert f"{name} is a directory" in capsys.readouterr().err
+    with pytest.raises(AuditorError, match=f"{name} is a directory"):
+        AUDIT.save(tmp_path)
     assert (tmp_path / name / "mine").exists()
 
 
-def test_a_file_where_the_explorers_files_go(tmp_path):
+def test_a_file_where_the_explorers_files_go(tmp_path, capsys):
     (tmp_path / "model_explorer").touch()
-    check(tmp_path, explorer=False)
-    with pytest.raises(AuditorError, match="model_explorer is a file"):
-        check(tmp_path, explorer=True)
+    for words, said in ([], "absent.py"), (["--model-explorer"], "model_explorer is a file"):
+        assert cli.main(["absent.py", "--out", str(tmp_path), *words]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
