@@ -30,14 +30,6 @@ class Ignore:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which findings an audit reports. select: prefixes of codes, none of them meaning all."""
-
-    select: tuple[str, ...] = ()
-    ignores: tuple[Ignore, ...] = ()
-
-
 def nearest(start: Path) -> tuple[Path, dict[str, Any]]:
     """The nearest pyproject.toml, at or above a folder, with a [tool.auditor], and that table; {} if there is none.
 

@@ -180,7 +180,7 @@ def _findings(
     facts = gather(captured, graph.measured.ranges, graph.verdicts)
     fired = concerning(classify(captured, facts, rules, options.formats, options.training), exposed)
     fired = confronted(fired, graph.verdicts)
-    caused = with_causes(silenced(fired, options.selection, rules), graph, rules)
+    caused = with_causes(silenced(fired, options.select, options.ignores, rules), graph, rules)
     return with_batches(caused, captured, graph.verdicts, _of_first_batch(subject, captured, graph, options))
 
 

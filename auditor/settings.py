@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from .artefact.strategies import GRAPHS, SHIPPED, known
-from .config import CODE, Ignore, Selection
+from .config import CODE, Ignore
 from .criteria import Criterion
 from .devices import chosen, followed, has_clock, is_native, kind_and_number, name_of, row_of
 from .errors import AuditorError
@@ -118,10 +118,9 @@ Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidat
 Ignores = Annotated[tuple[Ignore, ...], BeforeValidator(_ignores), SEVERAL, CODES]
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
 Flag = Annotated[StrictBool, Option("True or False")]
-Location = Annotated[Path, Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")]
-Directory = Annotated[
-    Path | None, Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")
-]
+A_DIRECTORY = Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")
+Location = Annotated[Path, A_DIRECTORY]
+Directory = Annotated[Path | None, A_DIRECTORY]
 Seconds = Annotated[Number | None, Field(gt=0), Option("a positive number of seconds", "SECONDS")]
 Function = Callable[..., Any] | None
 
@@ -296,9 +295,9 @@ class Settings(BaseModel):
         return self.mode == "training"
 
     @property
-    def selection(self) -> Selection:
-        """Which findings are wanted."""
-        return Selection(self.select, (*self.ignore, *self.per_module_ignores))
+    def ignores(self) -> tuple[Ignore, ...]:
+        """Findings that are not wanted."""
+        return (*self.ignore, *self.per_module_ignores)
 
 
 def either(names: Collection[str]) -> str:

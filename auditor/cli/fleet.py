@@ -48,55 +48,59 @@ class Fleet(Verb):
 
     def run(self) -> int:
         """Make the audits that are not there, write the page. Raises: AuditorError."""
-        return _audited(self)
+        from ..fleet import index, running, targets
 
+        wanted = targets.read(self.targets)
+        if self.baseline is not None and not self.baseline.is_dir():
+            raise AuditorError(
+                f"{self.baseline} is no directory of an earlier fleet: name the --out of one", "bad-option"
+            )
+        folder.check_directory(self.out, (INDEX, running.KEPT))
+        outcomes = {} if self.force else running.kept_in(self.out)
+        known = {
+            t.name: outcomes[t.name] for t in wanted if t.name in outcomes and _stands(outcomes[t.name], t, self.out)
+        }
+        jobs = self.jobs or max((os.cpu_count() or 1) // 2, 1)
+        threads = (
+            {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // jobs, 1))}
+        )
+        tasks = [
+            running.Task(t, self.out / t.name, self.timeout, self.retries, threads)
+            for t in wanted
+            if t.name not in known
+        ]
+        found = dict(known)
 
-def _audited(args: Fleet) -> int:
-    from ..fleet import index, running, targets
+        def write() -> list[Row]:
+            rows = index.rows_of(wanted, found, self.out, self.baseline)
+            folder.write(self.out, {INDEX: index.render(rows, self.baseline)})
+            return rows
 
-    wanted = targets.read(args.targets)
-    if args.baseline is not None and not args.baseline.is_dir():
-        raise AuditorError(f"{args.baseline} is no directory of an earlier fleet: name the --out of one", "bad-option")
-    folder.check_directory(args.out, (INDEX, running.KEPT))
-    outcomes = {} if args.force else running.kept_in(args.out)
-    known = {t.name: outcomes[t.name] for t in wanted if t.name in outcomes and _stands(outcomes[t.name], t, args.out)}
-    jobs = args.jobs or max((os.cpu_count() or 1) // 2, 1)
-    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // jobs, 1))}
-    tasks = [
-        running.Task(t, args.out / t.name, args.timeout, args.retries, threads) for t in wanted if t.name not in known
-    ]
-    found = dict(known)
+        def done(task: Task, ended: Outcome) -> None:
+            found[task.target.name] = ended
+            running.keep(self.out, found)
+            how = "audited" if ended.audited else f"failed: {ended.said}"
+            tell(f"  {len(found)} of {len(wanted)}, {task.target.name}, {ended.seconds:.0f} s, {how}")
 
-    def write() -> list[Row]:
-        rows = index.rows_of(wanted, found, args.out, args.baseline)
-        folder.write(args.out, {INDEX: index.render(rows, args.baseline)})
-        return rows
+        def tell(line: str) -> None:
+            if not self.quiet:
+                print(line, file=sys.stderr, flush=True)
 
-    def done(task: Task, ended: Outcome) -> None:
-        found[task.target.name] = ended
-        running.keep(args.out, found)
-        how = "audited" if ended.audited else f"failed: {ended.said}"
-        tell(f"  {len(found)} of {len(wanted)}, {task.target.name}, {ended.seconds:.0f} s, {how}")
+        tell(f"fleet: {count(len(wanted), 'model')}, {len(known)} audited before")
+        write()
+        with unwound():
+            try:
+                if self.address is not None:
+                    from ..fleet.cluster import run_all as on_a_cluster
 
-    def tell(line: str) -> None:
-        if not args.quiet:
-            print(line, file=sys.stderr, flush=True)
-
-    tell(f"fleet: {count(len(wanted), 'model')}, {len(known)} audited before")
-    write()
-    with unwound():
-        try:
-            if args.address is not None:
-                from ..fleet.cluster import run_all as on_a_cluster
-
-                on_a_cluster(tasks, args.address, done)
-            else:
-                running.run_all(tasks, jobs, done)
-        finally:
-            rows = write()
-    say(f"{index.headline(rows)}\n" + "".join(_told(row) for row in rows))
-    say(f"Fleet    {args.out / INDEX}\n")
-    return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
+                    on_a_cluster(tasks, self.address, done)
+                else:
+                    running.run_all(tasks, jobs, done)
+            finally:
+                rows = write()
+        say(f"{index.headline(rows)}\n" + "".join(_told(row) for row in rows))
+        say(f"Fleet    {self.out / INDEX}\n")
+        return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
 
 
 def _told(row: Row) -> str:

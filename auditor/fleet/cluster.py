@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -54,15 +53,10 @@ def _connected(address: str) -> Any:
 
 def _audited(task: Task) -> Answer:
     """What runs on a node: the audit, into a folder of the node's own."""
-    scratch = Path(tempfile.mkdtemp(prefix=folder.own()))
-    try:
-        ended = run(replace(task, directory=scratch / "audit"))
-        there = [scratch / "audit" / name for name in FILES]
-        return ended, {
-            file.name: file.read_text(encoding="utf-8") for file in there if ended.audited and file.is_file()
-        }
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=folder.own(), ignore_cleanup_errors=True) as scratch:
+        ended = run(replace(task, directory=Path(scratch, "audit")))
+        there = [Path(scratch, "audit", name) for name in FILES]
+        return ended, {file.name: file.read_text(encoding="utf-8") for file in there if file.is_file()}
 
 
 def _kept(task: Task, ray: Any, reference: Any) -> Outcome:

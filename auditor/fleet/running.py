@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from .. import __version__, folder
 from ..processes import GRACE, HERE, Process, how_ended
@@ -46,9 +46,7 @@ class Outcome(BaseModel):
         return self.code in (0, 1)
 
 
-class _File(BaseModel):
-    format_version: int = 1
-    targets: dict[str, Outcome]
+_OUTCOMES = TypeAdapter(dict[str, Outcome])
 
 
 @dataclass(frozen=True)
@@ -81,13 +79,13 @@ def asked_of(target: Target) -> str:
 def kept_in(directory: Path) -> dict[str, Outcome]:
     """How targets ended that were audited into a directory before; none where that cannot be read."""
     with suppress(OSError, ValueError):
-        return _File.model_validate_json((directory / KEPT).read_text(encoding="utf-8")).targets
+        return _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))
     return {}
 
 
 def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:
     """Write how the targets ended. Raises: AuditorError(slug="bad-output")."""
-    folder.write(directory, {KEPT: _File(targets=dict(outcomes)).model_dump_json(indent=1) + "\n"})
+    folder.write(directory, {KEPT: _OUTCOMES.dump_json(dict(outcomes), indent=1) + b"\n"})
 
 
 def run_all(tasks: Sequence[Task], jobs: int, done: Callable[[Task, Outcome], None]) -> None:

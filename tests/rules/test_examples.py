@@ -74,6 +74,7 @@ def test_the_example_of_an_unused_ignore(tmp_path: Path, monkeypatch: pytest.Mon
     norm = finding("NRM001", "pow_1", owner="blocks.0.ln")
     file = tmp_path / "pyproject.toml"
     file.write_text(rule.example.code)
-    assert [item.rule for item in silenced((norm,), asked({}, Command).selection, RULES)] == ["NRM001", "CFG001"]
+    found = asked({}, Command)
+    assert [item.rule for item in silenced((norm,), found.select, found.ignores, RULES)] == ["NRM001", "CFG001"]
     file.write_text(rule.example.fixed)
-    assert silenced((norm,), asked({}, Command).selection, RULES) == ()
+    assert silenced((norm,), (found := asked({}, Command)).select, found.ignores, RULES) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from auditor.asked import Command, asked, configured
-from auditor.config import Ignore, Selection
+from auditor.config import Ignore
 from auditor.criteria import criteria_of
 from auditor.errors import AuditorError
 
@@ -18,7 +18,7 @@ def read(folder):
 def selection(monkeypatch):
     def selected(folder):
         monkeypatch.chdir(folder)
-        return asked({}, Command).selection
+        return asked({}, Command)
 
     return selected
 
@@ -90,15 +90,14 @@ reason = "its input is normalised before"
 def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path, selection):
     (tmp_path / "pyproject.toml").write_text(CHOICES)
     (tmp_path / "deep").mkdir()
-    assert selection(tmp_path / "deep") == Selection(
-        select=("NRM", "SFT001"),
-        ignores=(
-            Ignore("NRM004", source="pyproject.toml:4"),
-            Ignore("NRM001", "blocks.*.norm", "its input is normalised before", "pyproject.toml:7"),
-        ),
+    found = selection(tmp_path / "deep")
+    assert found.select == ("NRM", "SFT001")
+    assert found.ignores == (
+        Ignore("NRM004", source="pyproject.toml:4"),
+        Ignore("NRM001", "blocks.*.norm", "its input is normalised before", "pyproject.toml:7"),
     )
     assert asked({}, Command).max_error == 0.5
-    assert asked({"ignore": "SFT"}, Command).selection.ignores[0] == Ignore("SFT")
+    assert asked({"ignore": "SFT"}, Command).ignores[0] == Ignore("SFT")
 
 
 def test_flags_are_true_or_false_and_the_command_line_wins(tmp_path, monkeypatch):

@@ -69,7 +69,7 @@ def test_outcomes_are_kept_and_a_damaged_file_counts_as_none(tmp_path):
     ends = {"a": Outcome(asked="x", code=0, seconds=1.5), "b": Outcome(asked="y", code=-9, said="killed", tries=2)}
     keep(tmp_path, ends)
     assert kept_in(tmp_path) == ends
-    (tmp_path / KEPT).write_text('{"targets": {"a": 1}}', encoding="utf-8")
+    (tmp_path / KEPT).write_text('{"a": 1}', encoding="utf-8")
     assert kept_in(tmp_path) == {}
 
 
