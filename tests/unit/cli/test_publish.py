@@ -11,28 +11,24 @@ import pytest
 from auditor import cli
 from auditor.cli.verbs import default_directory
 from auditor.document.places import shown
-from auditor.errors import AuditorError
-from auditor.records.audit import FILES
 from tests.unit.report.factory import make_audit
 
 AUDIT = make_audit(4)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_users_own_directory_is_not_replaced(name, tmp_path, capsys):
-    (tmp_path / name / "mine").mkdir(parents=True)
-    assert cli.main(["absent.py", "--out", str(tmp_path)]) == 2
-    assert f"{name} is a directory" in capsys.readouterr().err
-    with pytest.raises(AuditorError, match=f"{name} is a directory"):
-        AUDIT.save(tmp_path)
-    assert (tmp_path / name / "mine").exists()
-
-
-def test_a_file_where_the_explorers_files_go(tmp_path, capsys):
-    (tmp_path / "model_explorer").touch()
-    for words, said in ([], "absent.py"), (["--model-explorer"], "model_explorer is a file"):
-        assert cli.main(["absent.py", "--out", str(tmp_path), *words]) == 2
-        assert said in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("there", "words", "said"),
+    [
+        ("plan.json/mine", [], "plan.json is a directory"),
+        ("model_explorer", ["--model-explorer"], "model_explorer is a file"),
+    ],
+)
+def test_what_the_user_has_there_is_not_replaced(there, words, said, tmp_path, capsys):
+    (tmp_path / there).parent.mkdir(exist_ok=True)
+    (tmp_path / there).touch()
+    assert cli.main(["absent.py", "--out", str(tmp_path), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert (tmp_path / there).exists()
 
 
 @pytest.mark.parametrize(
