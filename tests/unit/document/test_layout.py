@@ -21,14 +21,6 @@ def test_what_is_laid_out_is_the_same_data(tree: Any) -> None:
     assert json.loads(one_a_line({"top": tree})) == {"top": tree}
 
 
-def test_what_fits_stands_on_one_line() -> None:
-    scopes = {f"blocks.{i}": {"precision": "fp32", "because": ["NRM001"]} for i in range(5)}
-    lines = laid_out({"scopes": scopes, "empty": {}}).splitlines()
-    assert lines[2] == '  "blocks.0": {"precision": "fp32", "because": ["NRM001"]},'
-    assert lines[-2:] == [' "empty": {}', "}"]
-    assert len(lines) == 2 + 2 + len(scopes) + 1
-
-
 def test_one_line_an_item_below_the_top() -> None:
     lines = one_a_line({"n": 1, "nodes": [{"a": 1, "b": [2]}, {"a": 2}], "plans": {"x": {"p": []}}}).splitlines()
     assert lines == [

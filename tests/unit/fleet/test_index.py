@@ -40,6 +40,8 @@ def test_rows_link_to_reports_and_say_why_there_is_none(tmp_path, audit):
     page = render([*rows.values()], None)
     assert 'href="good%20one/report.html"' in page
     assert "no such &lt;file&gt;" in page
+    (row,) = rows_of([target("good one", tmp_path)], {"good one": ends["broken"]}, tmp_path / "new", tmp_path)
+    assert (row.state, row.worse) == ("failed", ["there was an audit before"])
     assert headline([*rows.values()]) == "4 models: 2 failed, 1 not audited yet."
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
 
@@ -56,13 +58,6 @@ def test_what_got_worse_is_told_and_what_did_not_is_not(document):
     assert worse(audit_of(after, "after"), before) == []
     after["recommended"] = None
     assert f"{name} was recommended, and no plan is" in worse(before, audit_of(after, "after"))
-
-
-def test_a_target_that_fails_where_it_had_an_audit_says_so(tmp_path, audit):
-    audit.save(tmp_path / "old" / "a")
-    ends = {"a": Outcome(asked="", code=2, said="it broke")}
-    (row,) = rows_of([target("a", tmp_path)], ends, tmp_path / "new", tmp_path / "old")
-    assert (row.state, row.said, row.worse) == ("failed", "it broke", ["there was an audit before"])
 
 
 def test_outcomes_are_kept_and_a_damaged_file_counts_as_none(tmp_path):
