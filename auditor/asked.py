@@ -144,7 +144,7 @@ def resolved(settings: S) -> S:
 
 
 def rules_of(directory: Path | None) -> tuple[Rule, ...]:
-    """The rules that ship, and the user's own beside them. Raises: RuleError."""
+    """The rules that ship, and the user's own beside them. Raises: AuditorError."""
     from .rulebook.load import load_rules
 
     return load_rules([resource_dir("rules"), *([directory] if directory else [])])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -30,7 +31,7 @@ def adapter(record: Any = Audit) -> TypeAdapter[Any]:
 
 def texts(audit: Audit) -> dict[str, str]:
     """plan.json and measurements.json, by their names."""
-    return {PLAN: laid_out(to_plan(audit)), MEASUREMENTS: one_a_line(to_measurements(audit))}
+    return {PLAN: laid_out(to_plan(audit)) + "\n", MEASUREMENTS: laid_out(to_measurements(audit), 2) + "\n"}
 
 
 def to_plan(audit: Audit) -> dict[str, Any]:
@@ -116,36 +117,16 @@ def under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, ..
     return tuple(tuple(found) for found in names.values() if len(found) > 1)
 
 
-def laid_out(value: Any) -> str:
-    """An object or a list takes one line where that has at most WIDTH characters, else one for each of its items."""
-    return "".join(_lines(value, 0)) + "\n"
-
-
-def one_a_line(document: Mapping[str, Any]) -> str:
-    """The entries of the top; what they hold takes a line an item, however long that is."""
-    return "{\n" + ",\n".join(f" {json.dumps(key)}: {_items(value)}" for key, value in document.items()) + "\n}\n"
-
-
-def _lines(value: Any, depth: int, before: int = 0) -> Iterator[str]:
-    """before: how many characters of the line are taken."""
+def laid_out(value: Any, deepest: float = math.inf, depth: int = 0, before: int = 0) -> str:
+    """JSON in which an object or a list takes one line where that has at most WIDTH characters, or where it lies that deep,
+    else one for each of its items. before: how many characters of the line are taken."""
     short = json.dumps(value)
-    if not isinstance(value, dict | list) or not value or before + depth + len(short) <= WIDTH:
-        yield short
-        return
+    fits = depth >= deepest or before + depth + len(short) <= WIDTH
+    if fits or not value or not isinstance(value, dict | list):
+        return short
     start, end = ("{", "}") if isinstance(value, dict) else ("[", "]")
-    items = value.items() if isinstance(value, dict) else (("", item) for item in value)
-    yield start
-    for number, (key, item) in enumerate(items):
-        name = f"{json.dumps(key)}: " if isinstance(value, dict) else ""
-        yield f"{',' * (number > 0)}\n{' ' * (depth + 1)}{name}"
-        yield from _lines(item, depth + 1, len(name))
-    yield f"\n{' ' * depth}{end}"
-
-
-def _items(value: Any) -> str:
-    if not value or not isinstance(value, dict | list):
-        return json.dumps(value)
-    close = functools.partial(json.dumps, separators=(",", ":"))
-    if isinstance(value, dict):
-        return "{" + ",".join(f"\n  {json.dumps(key)}: {close(item)}" for key, item in value.items()) + "\n }"
-    return "[" + ",".join(f"\n  {close(item)}" for item in value) + "\n ]"
+    items = (
+        [(f"{json.dumps(k)}: ", x) for k, x in value.items()] if isinstance(value, dict) else [("", x) for x in value]
+    )
+    lines = [f"\n{' ' * (depth + 1)}{name}{laid_out(item, deepest, depth + 1, len(name))}" for name, item in items]
+    return f"{start}{','.join(lines)}\n{' ' * depth}{end}"

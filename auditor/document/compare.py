@@ -10,8 +10,8 @@ from typing import Any
 
 from ..records import Audit, Finding, Node, NodeReport, Plan
 from ..records.measure import MEASURED
+from ..rulebook.rule import SEVERITIES
 
-LEVELS = ("info", "warning", "error")
 BAND = 2.0
 """How many times larger a contribution has to be than it was for what the measurement says of it to be new."""
 
@@ -152,7 +152,7 @@ def _covers(old: Finding, finding: Finding, steady: Callable[[Finding], bool]) -
 
 
 def _level(finding: Finding) -> int:
-    return LEVELS.index(finding.severity)
+    return SEVERITIES.index(finding.severity)
 
 
 def _identity(finding: Finding) -> tuple[str, ...]:
