@@ -39,7 +39,6 @@ class AuditTarget(Verb):
     target: Target
 
     def run(self) -> int:
-        """Audit a model. Raises: AuditorError."""
         return watched(self, partial(_audited, self), reporter(self.quiet or self.dry_run))
 
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from .. import folder
-from ..errors import AuditorError
 from ..processes import unwound
 from ..report.words import count, printable
-from ..settings import Directory, Flag, Location, Option, Seconds
+from ..settings import Directory, Flag, Location, Option, Seconds, bad
 from .program import Verb, say
 
 if TYPE_CHECKING:
     from ..fleet.index import Row
     from ..fleet.running import Outcome, Task
-    from ..fleet.targets import Target
 
 Count = Annotated[int, Field(ge=0, lt=10_000)]
-INDEX, PLAN = "index.html", "plan.json"
+INDEX = "index.html"
 
 
 class Fleet(Verb):
@@ -47,70 +44,48 @@ class Fleet(Verb):
     """a Ray cluster that makes the audits (auto: the one this is in)"""
 
     def run(self) -> int:
-        """Make the audits that are not there, write the page. Raises: AuditorError."""
-        from ..fleet import index, running, targets
+        from ..fleet import cluster, index, running, targets
 
         wanted = targets.read(self.targets)
         if self.baseline is not None and not self.baseline.is_dir():
-            raise AuditorError(
-                f"{self.baseline} is no directory of an earlier fleet: name the --out of one", "bad-option"
-            )
+            raise bad(f"{self.baseline} is no directory of an earlier fleet: name the --out of one")
         folder.check_directory(self.out, (INDEX, running.KEPT))
-        outcomes = {} if self.force else running.kept_in(self.out)
-        known = {
-            t.name: outcomes[t.name] for t in wanted if t.name in outcomes and _stands(outcomes[t.name], t, self.out)
-        }
-        jobs = self.jobs or max((os.cpu_count() or 1) // 2, 1)
-        threads = (
-            {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // jobs, 1))}
-        )
+        outcomes = {} if self.force else running.standing(self.out, wanted)
+        processors = os.cpu_count() or 1
+        jobs = self.jobs or max(processors // 2, 1)
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(processors // jobs, 1)))}
         tasks = [
-            running.Task(t, self.out / t.name, self.timeout, self.retries, threads)
-            for t in wanted
-            if t.name not in known
+            running.Task(target, self.out / target.name, self.timeout, self.retries, threads)
+            for target in wanted
+            if target.name not in outcomes
         ]
-        found = dict(known)
-
-        def write() -> list[Row]:
-            rows = index.rows_of(wanted, found, self.out, self.baseline)
-            folder.write(self.out, {INDEX: index.render(rows, self.baseline)})
-            return rows
-
-        def done(task: Task, ended: Outcome) -> None:
-            found[task.target.name] = ended
-            running.keep(self.out, found)
-            how = "audited" if ended.audited else f"failed: {ended.said}"
-            tell(f"  {len(found)} of {len(wanted)}, {task.target.name}, {ended.seconds:.0f} s, {how}")
 
         def tell(line: str) -> None:
             if not self.quiet:
                 print(line, file=sys.stderr, flush=True)
 
-        tell(f"fleet: {count(len(wanted), 'model')}, {len(known)} audited before")
+        def write() -> list[Row]:
+            rows = index.rows_of(wanted, outcomes, self.out, self.baseline)
+            folder.write(self.out, {INDEX: index.render(rows, self.baseline)})
+            return rows
+
+        def note(task: Task, outcome: Outcome) -> None:
+            outcomes[task.target.name] = outcome
+            running.keep(self.out, outcomes)
+            how = "audited" if outcome.audited else f"failed: {outcome.said}"
+            tell(f"  {len(outcomes)} of {len(wanted)}, {task.target.name}, {outcome.seconds:.0f} s, {how}")
+
+        tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
         write()
         with unwound():
             try:
                 if self.address is not None:
-                    from ..fleet.cluster import run_all as on_a_cluster
-
-                    on_a_cluster(tasks, self.address, done)
+                    cluster.run_all(tasks, self.address, note)
                 else:
-                    running.run_all(tasks, jobs, done)
+                    running.run_all(tasks, jobs, note)
             finally:
                 rows = write()
-        say(f"{index.headline(rows)}\n" + "".join(_told(row) for row in rows))
-        say(f"Fleet    {self.out / INDEX}\n")
+        looks = [(row, row.said or "; ".join(row.worse)) for row in rows]
+        lines = [f"{row.name}: {row.state}, {printable(why)}\n" for row, why in looks if why]
+        say(f"{index.headline(rows)}\n{''.join(lines)}Fleet    {self.out / INDEX}\n")
         return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
-
-
-def _told(row: Row) -> str:
-    """A line about a target that needs a look; nothing about others."""
-    why = row.said or "; ".join(row.worse)
-    return f"{row.name}: {row.state}, {printable(why)}\n" if why else ""
-
-
-def _stands(ended: Outcome, target: Target, out: Path) -> bool:
-    """Whether a target need not be audited again."""
-    from ..fleet.running import asked_of
-
-    return ended.audited and ended.asked == asked_of(target) and (out / target.name / PLAN).is_file()

@@ -68,7 +68,6 @@ class Rules(Verb):
     """what stdout gets"""
 
     def run(self) -> int:
-        """Print the table of rules, or everything about them."""
         from ..rulebook.explain import as_data, reference
 
         rules = rules_of(self.rules)
@@ -91,8 +90,6 @@ class Apply(Verb):
     """which of its plans; the recommended one unless given"""
 
     def run(self) -> int:
-        """Write the patched model of a plan made earlier. Raises: PlanError where the plan does not fit the model, and
-        LoadError where a fresh process cannot build it."""
         return watched(self, self._written, Shown())
 
     def _written(self, progress: Told | Shown) -> int:
@@ -135,7 +132,6 @@ class Snippet(Verb):
     """which plan; the recommended one, or its like for this tool, unless given"""
 
     def run(self) -> int:
-        """Print a plan as code for other tools. Raises: PlanError."""
         from ..snippets import snippet, snippets
 
         one = [snippet(self.plan_file, self.tool, self.plan)] if self.tool else None

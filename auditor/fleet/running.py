@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from .. import __version__, folder
+from ..document.codec import PLAN
 from ..processes import GRACE, HERE, Process, how_ended
 from .targets import Target
 
@@ -76,11 +77,20 @@ def asked_of(target: Target) -> str:
     return digest.hexdigest()[:16]
 
 
-def kept_in(directory: Path) -> dict[str, Outcome]:
-    """How targets ended that were audited into a directory before; none where that cannot be read."""
-    with suppress(OSError, ValueError):
-        return _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))
-    return {}
+def standing(directory: Path, targets: Sequence[Target]) -> dict[str, Outcome]:
+    """How targets ended that were audited into a directory before as they are asked for now; none where that cannot be read."""
+    try:
+        before = _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {
+        target.name: outcome
+        for target in targets
+        if (outcome := before.get(target.name)) is not None
+        and outcome.audited
+        and outcome.asked == asked_of(target)
+        and (directory / target.name / PLAN).is_file()
+    }
 
 
 def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from auditor.document.codec import to_document
 from auditor.document.read import audit_of
 from auditor.fleet.index import headline, render, rows_of, worse
-from auditor.fleet.running import KEPT, Outcome, asked_of, keep, kept_in
+from auditor.fleet.running import KEPT, Outcome, asked_of, keep, standing
 from auditor.fleet.targets import Target
 from tests.unit.report.factory import make_audit
 
@@ -60,12 +60,16 @@ def test_what_got_worse_is_told_and_what_did_not_is_not(document):
     assert f"{name} was recommended, and no plan is" in worse(before, audit_of(after, "after"))
 
 
-def test_outcomes_are_kept_and_a_damaged_file_counts_as_none(tmp_path):
-    ends = {"a": Outcome(asked="x", code=0, seconds=1.5), "b": Outcome(asked="y", code=-9, said="killed", tries=2)}
-    keep(tmp_path, ends)
-    assert kept_in(tmp_path) == ends
+def test_outcomes_that_stand_are_kept_and_a_damaged_file_counts_as_none(tmp_path):
+    targets = [target(name, tmp_path) for name in "abc"]
+    good = Outcome(asked=asked_of(targets[0]), code=0, seconds=1.5)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "plan.json").touch()
+    other = Outcome(asked=asked_of(targets[2]), code=0)  # whose files are gone
+    keep(tmp_path, {"a": good, "b": Outcome(asked=asked_of(targets[1]), code=-9, said="killed", tries=2), "c": other})
+    assert standing(tmp_path, targets) == {"a": good}
     (tmp_path / KEPT).write_text('{"a": 1}', encoding="utf-8")
-    assert kept_in(tmp_path) == {}
+    assert standing(tmp_path, targets) == {}
 
 
 def test_a_changed_file_or_option_is_asked_for_anew(tmp_path):
