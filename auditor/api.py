@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
-from .asked import checked, resolved
+from .asked import validate, with_rules
 from .errors import CallbackError, let_through
 from .flow import run
 from .loading import from_object
@@ -27,12 +27,12 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
 
     example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such tuples or dicts (batches).
     """
-    settings = resolved(checked(Settings, asked))
+    settings = with_rules(validate(Settings, asked))
     settings.where  # noqa: B018 - a device that is not there is refused before anything runs
     if settings.evaluate is not None:
         scoring = in_hand(settings.evaluate, better=settings.better, max_drop=settings.max_drop)
         settings = settings.having(scoring=scoring)
-    with _heard(settings.progress) as listener, limited(settings.memory):
+    with _listener_of(settings.progress) as listener, limited(settings.memory):
         kwargs = settings.kwargs or {}
         if settings.training:
             subject = training_subject(model, example_inputs, kwargs, settings.loss_fn)
@@ -53,14 +53,14 @@ audit.__doc__ = f"{audit.__doc__}\n" + "".join(
 )
 
 
-def _heard(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
+def _listener_of(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
     """What hears of the stages: the caller's own function, or a line that is shown for as long as the audit takes."""
     if progress is True or (progress is None and in_notebook()):
         return ticking(reporter())
-    return nullcontext(_guarded(progress) if callable(progress) else None)
+    return nullcontext(_guard(progress) if callable(progress) else None)
 
 
-def _guarded(progress: Progress) -> Progress:
+def _guard(progress: Progress) -> Progress:
     """The caller's own function, whose errors end the audit under its name."""
 
     def guarded(stage: str, detail: str, done: int, total: int) -> None:

@@ -28,7 +28,7 @@ from pydantic import (
 from .artefact.strategies import GRAPHS, SHIPPED, known
 from .config import CODE, Ignore
 from .criteria import Criterion
-from .devices import chosen, followed, has_clock, is_native, kind_and_number, name_of, row_of
+from .devices import choose, follow, has_clock, is_native, kind_and_number, name_of, row_of
 from .errors import AuditorError
 from .numerics.formats import DEFAULT, auditable, runs
 from .records.run import DIRECTIONS
@@ -81,7 +81,7 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     return found
 
 
-def named(given: Any) -> Any:
+def split_names(given: Any) -> Any:
     """Names as they may be given: several, one, or `a,b` as on the command line; each once."""
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         return given
@@ -91,7 +91,7 @@ def named(given: Any) -> Any:
 
 
 def _ignores(value: Any) -> Any:
-    found = named(value)
+    found = split_names(value)
     return tuple({"code": one} if isinstance(one, str) else one for one in found) if isinstance(found, tuple) else found
 
 
@@ -105,7 +105,7 @@ def _device(value: Any) -> Any:
     return value if kind_and_number(value) else None
 
 
-def _explained(value: Ignore) -> Ignore:
+def _require_reason(value: Ignore) -> Ignore:
     if not (value.module.strip() and value.reason.strip()):
         raise ValueError("one without a module or a reason")
     return value
@@ -113,8 +113,8 @@ def _explained(value: Ignore) -> Ignore:
 
 SEVERAL = Option(shown="LIST", typed="str | Iterable[str]")
 CODES = Option("codes such as NRM001, or the letters of a family")
-Names = Annotated[tuple[str, ...], BeforeValidator(named), SEVERAL]
-Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidator(named), SEVERAL, CODES]
+Names = Annotated[tuple[str, ...], BeforeValidator(split_names), SEVERAL]
+Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidator(split_names), SEVERAL, CODES]
 Ignores = Annotated[tuple[Ignore, ...], BeforeValidator(_ignores), SEVERAL, CODES]
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
 Flag = Annotated[StrictBool, Option("True or False")]
@@ -187,7 +187,7 @@ class Settings(BaseModel):
     ignore: Ignores = ()
     """rules to leave out, likewise"""
     per_module_ignores: Annotated[
-        tuple[Annotated[Ignore, AfterValidator(_explained)], ...],
+        tuple[Annotated[Ignore, AfterValidator(_require_reason)], ...],
         Option("a list of tables: module, code and reason, each a string", flag="", typed="Iterable[dict[str, str]]"),
     ] = ()
     """rules to leave out in modules: tables of `module` (a glob), `code` and `reason`"""
@@ -225,7 +225,7 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="after")
     @classmethod
-    def _known(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_choices(cls, value: Any, info: ValidationInfo) -> Any:
         parts = [part for part in cls.model_fields[str(info.field_name)].metadata if isinstance(part, Option)]
         choices = next((part.choices() for part in parts if part.choices is not None), None)
         if choices is not None and value is not None:
@@ -253,11 +253,11 @@ class Settings(BaseModel):
 
         Raises: AuditorError(slug="no-cuda").
         """
-        return self.found or chosen(self.device)
+        return self.found or choose(self.device)
 
     def following(self: S, devices: Collection[str]) -> S:
         """The same for a model whose tensors are on these: an audit goes where its model is, unless told where to go."""
-        return self.having(found=followed(self.device, devices))
+        return self.having(found=follow(self.device, devices))
 
     def having(self: S, **found: Any) -> S:
         """The same with what was found out."""

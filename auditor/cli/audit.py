@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import folder
-from ..asked import OPTIONS, Command, resolved
+from ..asked import OPTIONS, Command, with_rules
 from ..errors import LoadError
-from ..progress.shown import Shown, reporter
+from ..progress.shown import Display, reporter
 from ..records.audit import FILES
 from ..report.words import count, printable
-from .program import Verb, say, watched
+from .program import Verb, say, watch
 from .verbs import Target, default_directory, severe
 
 if TYPE_CHECKING:
-    from ..processes import Told
+    from ..processes import ToWatcher
     from ..records import Batch, Subject
     from ..records.audit import Audit
 
@@ -39,10 +39,10 @@ class AuditTarget(Verb):
     target: Target
 
     def run(self) -> int:
-        return watched(self, partial(_audited, self), reporter(self.quiet or self.dry_run))
+        return watch(self, partial(_audit, self), reporter(self.quiet or self.dry_run))
 
 
-def _audited(settings: AuditTarget, progress: Told | Shown) -> int:
+def _audit(settings: AuditTarget, progress: ToWatcher | Display) -> int:
     """The audit: read what was asked for, import what it takes, and start the process that verifies, which imports that too
     while the user's code is loaded. From then on this process holds what it may.
 
@@ -63,7 +63,7 @@ def _audited(settings: AuditTarget, progress: Told | Shown) -> int:
         known = load(settings.baseline) if settings.baseline else None  # before anything that takes its time
         if settings.out:
             _check(settings.out, settings)
-        settings = resolved(settings).having(listener=progress)
+        settings = with_rules(settings).having(listener=progress)
         if settings.onnx:
             from ..graphs.onnxfile import require
 
@@ -92,7 +92,9 @@ def _automatic(settings: AuditTarget) -> int | None:
     return None
 
 
-def _ran(settings: AuditTarget, progress: Told | Shown, known: Audit | None, began: float, held: ExitStack) -> int:
+def _ran(
+    settings: AuditTarget, progress: ToWatcher | Display, known: Audit | None, began: float, held: ExitStack
+) -> int:
     """Load the model, audit it, write the files, and once nothing else is held say what was asked for."""
     from ..flow import run
     from ..loading import cautions, load
@@ -113,7 +115,7 @@ def _ran(settings: AuditTarget, progress: Told | Shown, known: Audit | None, beg
         settings = settings.having(scoring=scoring)
     if settings.dry_run:
         held.close()
-        say(described(subject, directory, settings))
+        say(describe(subject, directory, settings))
         return 0
     loaded = round(time.perf_counter() - began, 2)
     audit = run(subject, settings)
@@ -129,10 +131,10 @@ def _ran(settings: AuditTarget, progress: Told | Shown, known: Audit | None, beg
         files += folder.write(directory / "model_explorer", explorer_files(audit))
     progress.close()
     held.close()
-    return _told(settings, audit, directory, files, known)
+    return _answer(settings, audit, directory, files, known)
 
 
-def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
+def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
     """Say what was asked for; the exit code: 1 for findings at or above the level, and where the user's own score leaves
     no plan to recommend."""
     from ..document.compare import fresh
@@ -167,7 +169,7 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
     return severe(new, settings.fail_on)
 
 
-def described(subject: Subject, directory: Path, options: Command) -> str:
+def describe(subject: Subject, directory: Path, options: Command) -> str:
     """One line per choice that discovery and the options made; the model has run in FP32, nothing was measured."""
     numbers = sum(parameter.numel() for parameter in subject.model.parameters())
     made = f", from {subject.origin.symbol}" if subject.origin else ""

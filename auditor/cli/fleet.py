@@ -72,7 +72,7 @@ class Fleet(Verb):
         def note(task: Task, outcome: Outcome) -> None:
             outcomes[task.target.name] = outcome
             running.keep(self.out, outcomes)
-            how = "audited" if outcome.audited else f"failed: {outcome.said}"
+            how = "audited" if outcome.has_audit else f"failed: {outcome.said}"
             tell(f"  {len(outcomes)} of {len(wanted)}, {task.target.name}, {outcome.seconds:.0f} s, {how}")
 
         tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")

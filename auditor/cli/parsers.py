@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..asked import asked
+from ..asked import command_of
 from ..errors import AuditorError
 from ..settings import bad, options_of
 from .audit import AuditTarget
@@ -46,9 +46,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         text = " ".join(message.encode("utf-8", "backslashreplace").decode("utf-8").split())
-        raise bad(text + self._meant(message))
+        raise bad(text + self._suggestion(message))
 
-    def _meant(self, message: str) -> str:
+    def _suggestion(self, message: str) -> str:
         """What options that there are not were meant to be."""
         words = message.removeprefix("unrecognized arguments: ").split() if message.startswith("unrec") else []
         known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
@@ -83,7 +83,7 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
     return whole, parts
 
 
-def parsed(words: Sequence[str]) -> Verb:
+def parse(words: Sequence[str]) -> Verb:
     """What the words ask. The verb, `audit` where none is named, may stand behind flags. Raises: AuditorError."""
     whole, parts = parsers()
     actions = [action for part in parts.values() for action in part._actions]
@@ -96,7 +96,7 @@ def parsed(words: Sequence[str]) -> Verb:
     name, rest = (words[at], [*words[:at], *words[at + 1 :]]) if words[at] in parts else ("audit", words)
     if words[at] not in parts:
         _refuse_misspelt(words[at])
-    return asked(vars(parts[name].parse_args(rest)), VERBS[name])
+    return command_of(vars(parts[name].parse_args(rest)), VERBS[name])
 
 
 def _refuse_misspelt(word: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TextIO
 
 from ..asked import Command
 from ..errors import AuditorError, first_line, out_of_memory, time_is_up
-from ..processes import Told, supervised
-from ..progress.shown import Shown, ticking
+from ..processes import ToWatcher, supervise
+from ..progress.shown import Display, ticking
 from ..report.words import printable
 
 PROGRAM = "python -m auditor"
@@ -49,14 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _set_aside()
 
     def command() -> int:
-        from .parsers import parsed
+        from .parsers import parse
 
-        return parsed(words).having(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None).run()
+        return parse(words).having(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None).run()
 
-    return answered(command, "--debug" in words)
+    return exit_code_of(command, "--debug" in words)
 
 
-def answered(command: Callable[[], int], debug: bool) -> int:
+def exit_code_of(command: Callable[[], int], debug: bool) -> int:
     """The exit code of a command; what it raises is put in one line on stderr."""
     try:
         return command()
@@ -67,7 +67,7 @@ def answered(command: Callable[[], int], debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), (_answer or sys.stdout).fileno())
         return 0
     except Exception as error:
-        message, hint = _explained(error)
+        message, hint = _explain(error)
         if debug:
             traceback.print_exc()
         text = printable(" ".join(message.split()))  # it may quote names out of a file or a model, however long
@@ -76,7 +76,7 @@ def answered(command: Callable[[], int], debug: bool) -> int:
         return 2
 
 
-def _explained(error: Exception) -> tuple[str, str]:
+def _explain(error: Exception) -> tuple[str, str]:
     """What to say of it, and what to do."""
     said = f"{type(error).__name__}: {first_line(error)}"
     if out_of_memory(error):
@@ -93,10 +93,10 @@ def _explained(error: Exception) -> tuple[str, str]:
     return f"internal error{where}, {said}", "please report it with --debug"
 
 
-def watched(verb: Verb, run: Callable[[Told | Shown], int], shown: Shown) -> int:
+def watch(verb: Verb, run: Callable[[ToWatcher | Display], int], shown: Display) -> int:
     """`run(progress)`, which runs the user's code; its exit code."""
 
-    def own(progress: Told | Shown) -> int:
+    def own(progress: ToWatcher | Display) -> int:
         try:
             return run(progress)
         except SystemExit as left:
@@ -107,12 +107,12 @@ def watched(verb: Verb, run: Callable[[Told | Shown], int], shown: Shown) -> int
             ) from left
 
     if verb.alone and hasattr(os, "fork"):
-        return supervised(lambda told: answered(lambda: own(told), verb.debug), shown, verb.timeout)
+        return supervise(lambda told: exit_code_of(lambda: own(told), verb.debug), shown, verb.timeout)
     with ticking(shown):
         return own(shown)
 
 
-class _Diverted:
+class _Diversion:
     """What `sys.stdout` is to everybody but `say`: its words go to stderr, its looks are those of standard output."""
 
     def __init__(self, answer: TextIO) -> None:
@@ -131,7 +131,7 @@ def _set_aside() -> None:
     sys.stdout.flush()
     _answer = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="backslashreplace")
     os.dup2(2, 1)
-    sys.stdout = _Diverted(_answer)  # type: ignore[assignment]
+    sys.stdout = _Diversion(_answer)  # type: ignore[assignment]
 
 
 def say(text: str) -> None:

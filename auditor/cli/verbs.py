@@ -15,16 +15,16 @@ from pydantic import Field
 
 from .. import folder
 from ..asked import LEVELS, rules_of
-from ..document.places import shown
+from ..document.places import portable_path
 from ..errors import AuditorError
-from ..progress.shown import Shown
+from ..progress.shown import Display
 from ..settings import Location, Option
 from ..snippets import TOOLS
-from .program import PROGRAM, Verb, say, watched
+from .program import PROGRAM, Verb, say, watch
 
 if TYPE_CHECKING:
     from ..document.compare import Comparison
-    from ..processes import Told
+    from ..processes import ToWatcher
     from ..records import Finding, Subject
 
 PATCHED = "patched_model.py"
@@ -90,9 +90,9 @@ class Apply(Verb):
     """which of its plans; the recommended one unless given"""
 
     def run(self) -> int:
-        return watched(self, self._written, Shown())
+        return watch(self, self._write, Display())
 
-    def _written(self, progress: Told | Shown) -> int:
+    def _write(self, progress: ToWatcher | Display) -> int:
         from ..document.live import check_artefact, patched_source, read_plans
         from ..loading import load
         from ..report.words import count
@@ -221,7 +221,7 @@ def default_directory(subject: Subject) -> Path:
     while True:
         safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
         directory = Path("audits") / (safe or "model")
-        if not file or not folders or _audited_file(directory / "plan.json") in (None, shown(file)):
+        if not file or not folders or _audited_file(directory / "plan.json") in (None, portable_path(file)):
             return directory
         name = f"{folders.pop(0)}-{name}"
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from ..records.audit import FORMAT_VERSION, Audit, NodeReport
 from ..records.written import Written
 from .compare import contributions_of
-from .places import portable, shown
+from .places import portable, portable_path
 
 PLAN, MEASUREMENTS = "plan.json", "measurements.json"
 WIDTH = 240
@@ -36,13 +36,13 @@ def texts(audit: Audit) -> dict[str, str]:
 
 def to_plan(audit: Audit) -> dict[str, Any]:
     """The contents of plan.json: numbers of seven significant digits, texts for those that are not finite."""
-    found = adapter().dump_python(_portable(audit), mode="json", exclude=measured(Audit))
+    found = adapter().dump_python(_portable(audit), mode="json", exclude=measured_fields(Audit))
     return {"format_version": FORMAT_VERSION, **found}
 
 
 def to_measurements(audit: Audit) -> dict[str, Any]:
     """The contents of measurements.json, in the same way."""
-    found = adapter().dump_python(_portable(audit), mode="json", include=measured(Audit))
+    found = adapter().dump_python(_portable(audit), mode="json", include=measured_fields(Audit))
     return {"format_version": FORMAT_VERSION, "plan": digest(to_plan(audit)), **found}
 
 
@@ -51,27 +51,27 @@ def to_document(audit: Audit) -> dict[str, Any]:
     return {"format_version": FORMAT_VERSION, **adapter().dump_python(_portable(audit), mode="json")}
 
 
-def merged(plan: Any, measurements: Any) -> Any:
+def merge(plan: Any, measurements: Any) -> Any:
     """Both in one document; what plan.json says stands."""
     if isinstance(plan, Mapping) and isinstance(measurements, Mapping):
-        return {**measurements, **{key: merged(item, measurements.get(key)) for key, item in plan.items()}}
+        return {**measurements, **{key: merge(item, measurements.get(key)) for key, item in plan.items()}}
     if isinstance(plan, list) and isinstance(measurements, list) and len(plan) == len(measurements):
-        return [merged(*both) for both in zip(plan, measurements, strict=True)]
+        return [merge(*both) for both in zip(plan, measurements, strict=True)]
     return plan
 
 
 @functools.cache
-def measured(type_: Any) -> Mapping[str, Any]:
+def measured_fields(type_: Any) -> Mapping[str, Any]:
     """What of a record is in measurements.json, as pydantic takes it to include or exclude that."""
     if not is_dataclass(type_):
-        found = next(filter(None, map(measured, get_args(type_))), {})
+        found = next(filter(None, map(measured_fields, get_args(type_))), {})
         return {"__all__": found} if found and get_origin(type_) in (tuple, Mapping) else found
     fields: dict[str, Any] = {}
     for name, hint in get_type_hints(type_, include_extras=True).items():
         marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
         if any(isinstance(mark, Written) and mark.measured for mark in marks):
             fields[name] = True
-        elif any(isinstance(mark, Written) for mark in marks) and (below := measured(get_args(hint)[0])):
+        elif any(isinstance(mark, Written) for mark in marks) and (below := measured_fields(get_args(hint)[0])):
             fields[name] = below
     return fields
 
@@ -96,16 +96,16 @@ def _portable(audit: Audit) -> Audit:
     subject = replace(
         about,
         target=portable(about.target),
-        file=shown(about.file) if about.file else None,
+        file=portable_path(about.file) if about.file else None,
         inputs_source=portable(about.inputs_source),
         weights_source=portable(about.weights_source),
     )
-    nodes = tuple(map(_placed, audit.nodes))
+    nodes = tuple(map(_with_places, audit.nodes))
     return replace(audit, subject=subject, nodes=nodes, contributions=contributions_of(audit))
 
 
-def _placed(report: NodeReport) -> NodeReport:
-    source, caller = (path and shown(path) for path in (report.node.source_path, report.node.caller_path))
+def _with_places(report: NodeReport) -> NodeReport:
+    source, caller = (path and portable_path(path) for path in (report.node.source_path, report.node.caller_path))
     return replace(report, node=replace(report.node, source_path=source, caller_path=caller))
 
 

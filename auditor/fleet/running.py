@@ -42,7 +42,7 @@ class Outcome(BaseModel):
     tries: int = 1
 
     @property
-    def audited(self) -> bool:
+    def has_audit(self) -> bool:
         """Whether there is an audit: with findings or without."""
         return self.code in (0, 1)
 
@@ -87,7 +87,7 @@ def standing(directory: Path, targets: Sequence[Target]) -> dict[str, Outcome]:
         target.name: outcome
         for target in targets
         if (outcome := before.get(target.name)) is not None
-        and outcome.audited
+        and outcome.has_audit
         and outcome.asked == asked_of(target)
         and (directory / target.name / PLAN).is_file()
     }
@@ -121,7 +121,7 @@ def run(task: Task, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
     start, tries, crashed = time.monotonic(), 0, True
     while crashed and tries <= task.retries and not (tries and unwanted()):
         tries += 1
-        code, said, crashed = _tried(task, unwanted)
+        code, said, crashed = _try(task, unwanted)
     taken = round(time.monotonic() - start, 2)
     return Outcome(asked=asked_of(task.target), code=code, said=said, seconds=taken, tries=tries)
 
@@ -131,7 +131,7 @@ def command_of(task: Task) -> list[str]:
     return [sys.executable, "-m", "auditor", *task.target.words, "--out", str(task.directory.absolute()), "--quiet"]
 
 
-def _tried(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
+def _try(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
     """Exit code, the line that says why there is no audit, and whether a signal is why, which may not come again."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
     environment = {**os.environ, **task.environment, "PYTHONPATH": path}

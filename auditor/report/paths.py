@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..document.places import from_repository, installed
+from ..document.places import from_repository, is_installed
 from ..records import Finding, Node
 from ..records.audit import Audit
 
@@ -31,7 +31,7 @@ def places(audit: Audit) -> Mapping[str, Place]:
 
 def callers(audit: Audit) -> Mapping[str, Place]:
     """The place of the call that led to a node, where that is in the user's code and not its place already."""
-    own = {r.node.name: r.node for r in audit.nodes if r.node.caller_path and not installed(r.node.source_path)}
+    own = {r.node.name: r.node for r in audit.nodes if r.node.caller_path and not is_installed(r.node.source_path)}
     found = {name: _caller(node) for name, node in own.items()}
     return {name: place for name, place in found.items() if place is not None}
 
@@ -39,7 +39,7 @@ def callers(audit: Audit) -> Mapping[str, Place]:
 def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
     name, line = written_at(finding.source or (node.source if node else None))
     path = node.source_path if node else None
-    if line and path and not installed(path):
+    if line and path and not is_installed(path):
         return Place(from_repository(Path(path)), line)
     caller = _caller(node) if node else None
     if caller is not None:
@@ -53,7 +53,7 @@ def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
 
 def _caller(node: Node) -> Place | None:
     _, line = written_at((node.called_from or "").partition(" in ")[0])
-    if not line or node.caller_path is None or installed(node.caller_path):
+    if not line or node.caller_path is None or is_installed(node.caller_path):
         return None
     return Place(from_repository(Path(node.caller_path)), line)
 

@@ -173,14 +173,12 @@ def _batch_of(finding: Finding, capture: Capture, verdicts: Mapping[str, Mapping
 def silenced(
     findings: Sequence[Finding], select: Sequence[str], ignores: Sequence[Ignore], rules: Sequence[Rule]
 ) -> tuple[Finding, ...]:
-    """The findings that are wanted, and behind them one for each of the ignores that matches none.
-
-    select: prefixes of codes, none of them meaning all.
-    """
-    chosen = [finding for finding in findings if _selected(finding.rule, select)]
+    """The findings whose codes begin as wanted, if that is said, and behind them one for each of the ignores that matches none."""
+    wanted = tuple(select) or ""
+    chosen = [finding for finding in findings if finding.rule.startswith(wanted)]
     unused = [ignore for ignore in ignores if not any(_ignores(ignore, finding) for finding in chosen)]
     rule = next((rule for rule in rules if rule.code == UNUSED_IGNORE), None)
-    stale = [_unused(rule, ignore) for ignore in unused] if rule and _selected(UNUSED_IGNORE, select) else []
+    stale = [_unused(rule, ignore) for ignore in unused] if rule and UNUSED_IGNORE.startswith(wanted) else []
     return tuple(finding for finding in [*chosen, *stale] if not any(_ignores(one, finding) for one in ignores))
 
 
@@ -199,10 +197,6 @@ def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:
     if agrees or finding.severity == "info":
         return replace(finding, agrees=agrees)
     return replace(finding, agrees=False, severity="info")
-
-
-def _selected(code: str, select: Sequence[str]) -> bool:
-    return not select or code.startswith(tuple(select))
 
 
 def _ignores(ignore: Ignore, finding: Finding) -> bool:

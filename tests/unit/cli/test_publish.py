@@ -10,7 +10,7 @@ import pytest
 
 from auditor import cli
 from auditor.cli.verbs import default_directory
-from auditor.document.places import shown
+from auditor.document.places import portable_path
 from tests.unit.report.factory import make_audit
 
 AUDIT = make_audit(4)
@@ -44,5 +44,7 @@ def test_a_model_of_another_file_gets_a_directory_of_its_own(tmp_path, monkeypat
     first, other = (
         SimpleNamespace(name="net", origin=SimpleNamespace(path=str(tmp_path / at))) for at in ("b/n", "a/n")
     )
-    replace(AUDIT, subject=replace(AUDIT.subject, file=shown(first.origin.path))).save(tmp_path / "audits" / "net")
+    replace(AUDIT, subject=replace(AUDIT.subject, file=portable_path(first.origin.path))).save(
+        tmp_path / "audits" / "net"
+    )
     assert [default_directory(one) for one in (first, other)] == [Path("audits/net"), Path("audits/a-net")]

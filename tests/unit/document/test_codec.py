@@ -18,7 +18,7 @@ import auditor
 from auditor.document.codec import (
     adapter,
     digest,
-    merged,
+    merge,
     steady,
     texts,
     to_document,
@@ -148,7 +148,7 @@ def test_made_up_audits_come_back_and_each_file_has_its_share(kind: str, tmp_pat
     assert not plan.keys() & {"nodes", "weights", "regions"}
     assert all("note" not in one for one in plan["plans"].values())
     assert beside.pop("plan") == digest(json.loads(texts(audit)["plan.json"]))
-    assert merged(plan, beside) == whole
+    assert merge(plan, beside) == whole
 
 
 def test_numbers_have_seven_digits_and_what_is_not_finite_a_text() -> None:

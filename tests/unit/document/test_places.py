@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.document.places import from_repository, installed, portable, shown
+from auditor.document.places import from_repository, is_installed, portable, portable_path
 
 
 def test_a_file_is_seen_from_its_repository_or_the_working_directory(
@@ -23,9 +23,9 @@ def test_a_file_is_seen_from_its_repository_or_the_working_directory(
         monkeypatch.chdir(tmp_path / folder)
         assert from_repository(tmp_path / file) == said
     path = "/home/me/env/lib/python3.12/site-packages/timm/layers/mlp.py"
-    assert shown(path) == "site-packages/timm/layers/mlp.py" == shown(shown(path))
-    assert installed(path) and installed(shown(path))
-    assert not installed("model.py") and not installed(None)
+    assert portable_path(path) == "site-packages/timm/layers/mlp.py" == portable_path(portable_path(path))
+    assert is_installed(path) and is_installed(portable_path(path))
+    assert not is_installed("model.py") and not is_installed(None)
 
 
 @pytest.mark.parametrize(

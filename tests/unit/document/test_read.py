@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from auditor.document.codec import merged, to_measurements, to_plan
+from auditor.document.codec import merge, to_measurements, to_plan
 from auditor.document.read import AGAIN, applicable, audit_of, json_path, load, load_plan
 from auditor.errors import PlanError
 from tests.support.documents import Place, places, replaced, without
@@ -57,7 +57,7 @@ def refusal(read: Callable[[Any, str], Any], document: Any) -> str | None:
 def test_what_lacks_one_thing_is_read_or_refused_with_its_place(
     document: dict[str, Any], measured: dict[str, Any]
 ) -> None:
-    found = merged(document, measured)
+    found = merge(document, measured)
     known = [("format_version",), ("plans", document["recommended"])]
     for place in places(found):
         said = None if isinstance(place[-1], int) else refusal(audit_of, without(found, place))
@@ -65,7 +65,7 @@ def test_what_lacks_one_thing_is_read_or_refused_with_its_place(
 
 
 def test_what_is_wrong_in_one_place_is_said_with_that_place(document: dict[str, Any], measured: dict[str, Any]) -> None:
-    found = merged(document, measured)
+    found = merge(document, measured)
     for place in places(found):
         if place[0] in ("findings", "plan") and (len(place) == 1 or "evidence" in place):
             continue  # facts of a rule are of any kind

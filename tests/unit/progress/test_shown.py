@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.progress.shown import Bar, Lines, Shown, reporter, ticking
+from auditor.progress.shown import Bar, Display, Lines, reporter, ticking
 
 
 class Terminal(io.StringIO):
@@ -61,7 +61,7 @@ def test_terminals_without_cursor_get_lines(monkeypatch, name, value):
 
 
 def test_the_place_of_a_stage_among_all_and_those_that_not_every_audit_has():
-    shown, told = Shown(), []
+    shown, told = Display(), []
     run = ("load", "FP32 score", "capture", "measure", "training", "plan", "scores", "graph", "follow", "write")
     for stage in run:
         for done in (0, 1) if stage == "measure" else (0,):
