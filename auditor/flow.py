@@ -12,7 +12,7 @@ import torch
 from . import offload
 from .assembly import assemble
 from .capture.several import record_paths
-from .devices import CPU, let_go, name_of
+from .devices import CPU, follow, let_go, name_of
 from .errors import AuditorError, device_failed, device_is_full, first_line, gave_up, origin_of
 from .execution.beside import under_plan
 from .graphs import Planned, graphs_of, scored
@@ -85,7 +85,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         raised(subject),
         listening(stages.beat),
     ):
-        options = options.following(devices_of(subject.model))
+        options = options.having(found=follow(options.device, devices_of(subject.model)))
         subject = placed(subject, options.where, options.seed)
         with stages("FP32 score", _scored_by(options), wanted=options.scoring is not None):
             score = in_fp32(subject, options)

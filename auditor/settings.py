@@ -28,7 +28,7 @@ from pydantic import (
 from .artefact.strategies import GRAPHS, SHIPPED, known
 from .config import CODE, Ignore
 from .criteria import Criterion
-from .devices import choose, follow, has_clock, is_native, kind_and_number, name_of, row_of
+from .devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .errors import AuditorError
 from .numerics.formats import DEFAULT, auditable, runs
 from .records.run import DIRECTIONS
@@ -226,9 +226,9 @@ class Settings(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _check_choices(cls, value: Any, info: ValidationInfo) -> Any:
-        parts = [part for part in cls.model_fields[str(info.field_name)].metadata if isinstance(part, Option)]
-        choices = next((part.choices() for part in parts if part.choices is not None), None)
-        if choices is not None and value is not None:
+        option = options_of(cls).get(str(info.field_name))
+        if option is not None and option.choices is not None and value is not None:
+            choices = option.choices()
             wrong = [one for one in (value if isinstance(value, tuple) else (value,)) if one not in choices]
             if wrong or value == ():
                 raise ValueError(", ".join(wrong) or "none")
@@ -249,15 +249,11 @@ class Settings(BaseModel):
 
     @property
     def where(self) -> str:
-        """The device that the audit runs on: cpu, cuda:0, ...; several where `following` found a model on them.
+        """The device that the audit runs on: cpu, cuda:0, ...; several where its model is on them.
 
         Raises: AuditorError(slug="no-cuda").
         """
         return self.found or choose(self.device)
-
-    def following(self: S, devices: Collection[str]) -> S:
-        """The same for a model whose tensors are on these: an audit goes where its model is, unless told where to go."""
-        return self.having(found=follow(self.device, devices))
 
     def having(self: S, **found: Any) -> S:
         """The same with what was found out."""
