@@ -45,7 +45,7 @@ class Recording:
     marks: {node: what is known of it}. reads: whether Python read values that depend on the inputs, so that the path
     holds for these inputs only. asked: whether Python looked at a dtype.
     elsewhere: whether modules ran in another thread, which left nothing here. operations: how many ran, those that no
-    output depends on too.
+    output depends on too. returned: {node: keys of the calls of modules that returned it}.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -58,6 +58,7 @@ class Recording:
     asked: bool = False
     elsewhere: bool = False
     operations: int = 0
+    returned: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Builder:

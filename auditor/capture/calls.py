@@ -40,11 +40,13 @@ _READING: frozenset[Any] = frozenset(
 class Calls:
     """The open calls of a model's modules, the root's first. A module that the model does not list counts as its caller.
 
-    elsewhere: whether modules were called in another thread, where no operation is seen.
+    elsewhere: whether modules were called in another thread, where no operation is seen. returned(call, result) hears of every
+    call that ends.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, returned: Callable[[Call, Any], None] = lambda call, result: None) -> None:
         self.open: tuple[Call, ...] = (Call("", 0, ""),)
+        self._returned = returned
         self._paths = first_paths(model)
         self._stack: list[tuple[Call, ...]] = []
         self._count = 0
@@ -68,9 +70,11 @@ class Calls:
             handed = any(isinstance(x, torch.dtype) and x.is_floating_point for x in given)
             self.open = (*self.open, Call(path, len(self.open), f"{path}#{self._count}", handed))
 
-    def _leave(self, module: nn.Module, *_: Any) -> None:
+    def _leave(self, module: nn.Module, _: Any, result: Any) -> None:
         if self._stack and threading.get_ident() == self._thread:
-            self.open = self._stack.pop()
+            call, self.open = self.open[-1], self._stack.pop()
+            if call not in self.open:
+                self._returned(call, result)
 
     @contextmanager
     def watched(self) -> Iterator[None]:

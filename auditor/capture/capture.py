@@ -20,7 +20,7 @@ from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Subject
 from .binding import Binder, RecordedModule, placeholders_of
-from .builder import Mark, Recording
+from .builder import Recording
 from .calls import aliases_of, first_paths
 from .literals import compared
 from .paths import on_the_path, usable_batches
@@ -194,7 +194,7 @@ def assembled(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
     operations = [node for node in recording.graph.nodes if node.op == "call_function"]
     return Capture(
         graph_module=RecordedModule(nn.Module(), recording.graph),
-        nodes={node.name: _described(node, recording.marks[node.name], types) for node in operations},
+        nodes={node.name: _described(node, recording, types) for node in operations},
         placeholders=placeholders,
         outputs=recording.outputs,
         bind=Binder(order, recording.names, recording.constants, tuple(batch[1])),
@@ -205,8 +205,9 @@ def assembled(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
     )
 
 
-def _described(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
+def _described(node: fx.Node, recording: Recording, types: dict[str, str]) -> Node:
     """The operation in names that a user recognises: owner module, source line and ATen name."""
+    mark = recording.marks[node.name]
     owner, written = mark.calls[-1].path, mark.written
     caller = written.caller if written else None
     value = node.meta.get("val")
@@ -226,6 +227,7 @@ def _described(node: fx.Node, mark: Mark, types: dict[str, str]) -> Node:
         dtype=str(tensor.dtype).removeprefix("torch.") if tensor is not None else "",
         floating=tensor is not None and (tensor.is_floating_point() or tensor.is_complex()),
         calls=mark.calls,
+        returned=tuple(recording.returned.get(node.name, ())),
         region=AutocastRegion(mark.region.enabled, mark.region.dtype, mark.depth) if mark.region is not None else None,
         # What the author wrote in place, and not one that tells others of what was written.
         in_place=mark.in_place is not None and row_of(node).name in (mark.in_place, mark.in_place.removesuffix("_")),

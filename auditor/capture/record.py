@@ -15,7 +15,7 @@ from ..isolation.draws import Draw, draw_of, drew, may_draw
 from ..isolation.members import named_modules
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.nodes import mutates, operation_of, tensors_of, to_device
-from ..records import Batch
+from ..records import Batch, Call
 from ..trees import over_tensors
 from .binding import named_inputs
 from .builder import Builder, Mark, Observe, Recording, ends
@@ -57,7 +57,8 @@ def record(
     protects. observe(node, result) sees every operation's own result. The batch's tensors are copied, and the model's may
     be written to: the caller puts them back.
     """
-    recording, calls = Recording(), Calls(model)
+    recording = Recording()
+    calls = Calls(model, lambda call, result: recorder.returns(call, result))
     recorder = _Recorder(recording, calls, handler or Handler(), around, observe)
     args, kwargs = recorder.begin(model, batch)
     with ExitStack() as stack:
@@ -111,6 +112,14 @@ class _Recorder(Handler):
         result: Batch = pytree.tree_map_only(torch.Tensor, copied, batch)
         self.kept = list(copies.values())
         return result
+
+    def returns(self, call: Call, result: Any) -> None:
+        """A call of a module ends: what it hands to its caller, and not by an attribute, is converted where a plan wraps it."""
+        for x in tensors_of(result):
+            while torch._C._functorch.is_functorch_wrapped_tensor(x):
+                x = torch._C._functorch.get_unwrapped(x)
+            if self.values.knows(x):
+                self.recording.returned.setdefault(self.values.node_of(x).name, []).append(call.key)
 
     def noticed(self, *given: torch.Tensor) -> None:
         """Python reads the values of tensors, or a shape depends on them."""

@@ -115,7 +115,7 @@ def _without(batches: Sequence[Batch], others: Sequence[Batch]) -> list[Batch]:
 def _operations_in(capture: Capture) -> list[object]:
     """All that the stages read of a recording but numbers that depend on the shapes: equal for the same operations."""
     nodes = [
-        (n.name, n.op, n.owner, n.source, n.inputs, n.dtype, n.region, n.in_place, n.function, n.calls)
+        (n.name, n.op, n.owner, n.source, n.inputs, n.dtype, n.region, n.in_place, n.function, n.calls, n.returned)
         for n in capture.nodes.values()
     ]
     literals = [repr((n.literals, n.autocast_literals)) for n in capture.nodes.values()]
@@ -133,8 +133,11 @@ def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Captu
     def named(name: str) -> str:
         return name if name in shared or name not in taken else f"{name}_batch{number}"
 
+    def keyed(key: str) -> str:
+        return f"{key} in batch {number}"
+
     def apart(call: Call) -> Call:
-        return replace(call, key=f"{call.key} in batch {number}")
+        return replace(call, key=keyed(call.key))
 
     def describe(node: Node) -> Node:
         return replace(
@@ -142,6 +145,7 @@ def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Captu
             name=named(node.name),
             inputs=tuple(map(named, node.inputs)),
             calls=tuple(map(apart, node.calls)),
+            returned=tuple(map(keyed, node.returned)),
             function=node.function and apart(node.function),
             batch=number,
         )

@@ -302,8 +302,8 @@ class Policy(Semantics):
     def crossing(self, source: str, reader: str) -> tuple[str, ...]:
         """What a value is converted to on its way to a node that reads it; the graph's output lies outside of the root.
 
-        It leaves every wrapped call that encloses its producer and not its reader, innermost first, and enters those that
-        enclose its reader alone. Inputs of the model come from outside of the root; weights pass no boundary. A function
+        It leaves every wrapped call that encloses its producer and not its reader, innermost first, of which those convert it
+        that return it: an attribute of a module is read as it is. It enters those that enclose its reader alone. Inputs of the model come from outside of the root; weights pass no boundary. A function
         that a scope keeps raises what it is given, weights too, and hands on what it computed.
         """
         if self.how.raises_weights and source in self.stored:
@@ -314,7 +314,12 @@ class Policy(Semantics):
         shared = 0
         while shared < min(len(left), len(entered)) and left[shared] == entered[shared]:
             shared += 1
-        exits = [self._exit(left, index) for index in reversed(range(shared, len(left)))]
+        handed = self.capture.nodes[source].returned if left else ()
+        exits = [
+            self._exit(left, index)
+            for index in reversed(range(shared, len(left)))
+            if left[index].path in ("", KEPT) or left[index].key in handed
+        ]
         entries = ["fp32" if call.path == KEPT else self.wrapped[call.path].entry for call in entered[shared:]]
         return tuple(step for step in (*exits, *entries) if step is not None)
 

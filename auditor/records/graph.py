@@ -129,7 +129,7 @@ class Node:
     """One operation of the graph in the user's own terms.
 
     owner: module path ("" is the root). source: the line that wrote it; called_from: the call beside it, where another function's. inputs: names of the graph nodes it reads. calls: the
-    module calls that enclose it, the root's first. region: the author's own, if it lies in one.
+    module calls that enclose it, the root's first. returned: keys of those that hand it to their callers, and not by an attribute. region: the author's own, if it lies in one.
     in_place: the author wrote it as an operation in place: autocast leaves it alone, and its result has the dtype of
     what it writes to. function: the call of a function of torch that it is part of, which a scope may keep in FP32. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
     """
@@ -146,6 +146,7 @@ class Node:
     dtype: Annotated[str, Written("of the same, in FP32")]
     floating: Annotated[bool, Written("whether that is floating")]
     calls: Unwritten[tuple[Call, ...]] = ()
+    returned: Unwritten[tuple[str, ...]] = ()
     region: Unwritten[AutocastRegion | None] = None
     in_place: Unwritten[bool] = False
     function: Unwritten[Call | None] = None

@@ -66,7 +66,25 @@ class Differentiates(Transforms):
         return super().forward(x) + torch.func.jacrev(lambda y: torch.tanh(self.first(y)))(x[0])[:4]
 
 
-_KINDS = (FollowsAnother, FollowsAProduct, Transforms, Differentiates)
+class Statistics(nn.Module):
+    """Returns one value, and leaves others in attributes: no plan that wraps it converts those."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean, self.size = x.mean(-1, keepdim=True), 3 * x.abs()
+        return x - self.mean
+
+
+class ReadsAttributes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.statistics, self.after = nn.Linear(8, 8), Statistics(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.after(self.statistics(self.before(x)))
+        return y / 7 + self.statistics.mean, self.statistics.size
+
+
+_KINDS = (ReadsAttributes, FollowsAnother, FollowsAProduct, Transforms, Differentiates)
 OWN: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in _KINDS}
 NAMES = [*OWN, *SMALL, *RESISTING, *CORPUS]
 
