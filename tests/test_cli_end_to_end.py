@@ -134,7 +134,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case == "wrong input shape" else pytest.mark.slow) for case in BAD]
+)
 def test_bad_input_is_one_clear_line(case, root, tmp_path):
     source, options, words = BAD[case]
     (tmp_path / "bad.py").write_text(source)

@@ -55,7 +55,10 @@ def test_its_four_causes_come_first(bad: Audit) -> None:
     assert sum(len(cause.members) for cause in found.all) == len(bad.findings)
 
 
-@pytest.mark.parametrize("planted", MISTAKES)
+@pytest.mark.parametrize(
+    "planted",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in ("masked", "sharp") else []) for name in MISTAKES],
+)
 def test_each_is_gone_once_it_is_repaired(planted: str) -> None:
     left = causes(audited(layers=2, **{planted: REPAIRED[planted]})).wanting
     assert line(planted) not in {cause.worst.source for cause in left}

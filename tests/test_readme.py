@@ -46,7 +46,7 @@ def commands(text: str) -> list[str]:
     return [line for line in lines if line.strip() and not BUILDS.match(line)]
 
 
-def run(language: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(program: list[str], source: str, folder: Path) -> subprocess.CompletedProcess[str]:
     paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
     environment = {
         **os.environ,
@@ -54,8 +54,6 @@ def run(language: str, text: str, folder: Path) -> subprocess.CompletedProcess[s
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "NO_COLOR": "1",
     }
-    program = [sys.executable, "-"] if language == "python" else ["bash", "-euo", "pipefail"]
-    source = text if language == "python" else "\n".join(commands(text))
     return subprocess.run(program, input=source, capture_output=True, text=True, cwd=folder, env=environment)
 
 
@@ -63,10 +61,15 @@ def run(language: str, text: str, folder: Path) -> subprocess.CompletedProcess[s
     "document", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in WITH_CODE]
 )
 def test_blocks_run(document, checkout):
-    for language, text in blocks(document):
-        if language in ("sh", "python"):
-            done = run(language, text, checkout)
-            assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+    """Those in Python of one document follow each other in one process, with names of their own."""
+    python = [text for language, text in blocks(document) if language == "python"]
+    shell = ["\n".join(commands(text)) for language, text in blocks(document) if language == "sh"]
+    for program, source in (
+        (["bash", "-euo", "pipefail"], "\n".join(f"(\n{text}\n)" for text in shell if text)),
+        ([sys.executable, "-"], f"for text in {python!r}:\n    exec(text, {{'__name__': '__main__'}})"),
+    ):
+        done = run(program, source, checkout)
+        assert done.returncode == 0, f"{source}\n{done.stdout}\n{done.stderr}"
 
 
 def test_yaml_recipes_call_the_command_line_as_it_is():

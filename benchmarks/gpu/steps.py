@@ -52,7 +52,7 @@ def tests(asked: Asked) -> Items:
     """Tests of the rooms that compute, with the GPU at hand, and those that need one."""
     groups = {room: [f"tests/unit/{room}"] for room in UNIT} | {"gpu": ["tests/gpu", "-m", "gpu"]}
     if asked.small:
-        groups = {"flops": ["tests/unit/numerics/test_flops.py"]}
+        groups = {"nodes": ["tests/unit/numerics/test_nodes.py"]}
     for name, arguments in groups.items():
         yield name, lambda arguments=arguments: _pytest(arguments)  # type: ignore[misc]
 

@@ -32,7 +32,7 @@ TABLES = {
 PARTS = {name: make for table in TABLES.values() for name, make in table.items()}
 BLOCKS = ("residual", "twice", "sequential", "scope", "unrolled", "remembered", "detached", "mixed", "early", "vmapped")
 VARIANTS = 8
-EXAMPLES = 10
+EXAMPLES = 6
 """Draws of a quick test."""
 
 DESERVED = {"nan-output", "nothing-to-audit", "capture-failed"}

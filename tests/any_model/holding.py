@@ -97,6 +97,11 @@ def _errs_by(
     assert distance(expected, found) == within, (plan, gradients)
 
 
+def a_format(name: str) -> str:
+    """FP16 or BF16, as the name goes: half of a table in each."""
+    return ("fp16", "bf16")[len(name) % 2]
+
+
 def raised(build: Build) -> Build:
     """The same model and call with every FP16 and BF16 tensor in FP32."""
 
@@ -117,3 +122,36 @@ def tensors_of(model: nn.Module) -> list[Tensor]:
 
 def tensors_in(tree: object) -> list[Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+# Small models that others are made of, or stand around.
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.last = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(torch.relu(self.first(x))))
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.inner(x)))
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(self.first(x))

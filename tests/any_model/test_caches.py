@@ -1,7 +1,13 @@
-"""Models that keep what they made: tables, key-value caches, buffers and parameters of the first forward."""
+"""Models that keep what they made or make it late: tables, caches, weights of the first call, generators, threads."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
+from auditor import cli
+from auditor.capture.emulation import as_on
+from auditor.errors import AuditorError
+from auditor.isolation.answer import answer
+from auditor.numerics.metrics import output_error
 from tests.any_model.holding import held
+from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
 
 X = normal(2, 6, 8)
@@ -186,3 +198,135 @@ class ModuleInForward(nn.Module):
 @pytest.mark.parametrize("kind", [Lazy, ModuleInForward])
 def test_what_the_first_forward_makes(kind: type[nn.Module]) -> None:
     held(lambda: (seeded(kind).eval(), ((normal(4, 8),), {})), formats=("fp16",))
+
+
+# Models that compute later or elsewhere: generators as results, memories that hold weakly, threads.
+
+
+LATE_X = normal(4, 8)
+
+
+def steps(m: Any, x: Tensor) -> Iterator[Tensor]:
+    for _ in range(3):
+        x = m.layer(x).tanh()
+        yield x
+
+
+def mapped(m: Any, x: Tensor) -> Iterator[Tensor]:
+    return map(m.layer, [x, -x])
+
+
+@pytest.mark.parametrize("function", [steps, mapped])
+def test_what_is_computed_while_it_is_read_is_computed_under_autocast(function: Any) -> None:
+    audit = held(lambda: (Model(function, layer=linear(8, 8)), ((LATE_X,), {})))
+    plan = audit.plans["autocast_bf16"]
+    assert plan.verified
+    assert plan.low_precision_flops == 1
+    assert plan.measured_error is not None
+    assert plan.measured_error > 1e-4  # BF16 keeps 8 bits: nothing low would be 0
+
+
+class Key:
+    """Can be referred to weakly."""
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.key = linear(8, 8), Key()
+        self.norms: weakref.WeakKeyDictionary[Key, Tensor] = weakref.WeakKeyDictionary()
+
+    def forward(self, x: Tensor) -> Any:
+        if self.key not in self.norms:
+            self.norms[self.key] = self.layer.weight.detach().norm()
+        return self.layer(x) / self.norms[self.key]
+
+
+def test_a_memory_that_holds_weakly() -> None:
+    held(lambda: (Remembers(), ((LATE_X,), {})))
+
+
+class WritesAView(nn.Module):
+    """A module of which others hold weak references writes into a view of one of its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, whole = linear(8, 8), torch.ones(2, 8)
+        self.register_buffer("part", whole[0])
+        self.register_buffer("whole", whole)
+        self.seen: Any = weakref.ref(self.part)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.layer(x)
+        self.part.mul_(y.mean(0))
+        return y * self.whole[0] + self.whole[1]
+
+
+def test_a_view_written_with_gradients_is_a_buffer_again() -> None:
+    model = WritesAView()
+    auditor.audit(model, LATE_X)
+    assert model.part.is_leaf
+    assert not model.part.requires_grad
+    assert model.seen() is model.part
+
+
+def test_modules_that_run_in_other_threads_are_said_to_be_left_out() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            beside = pool.submit(m.second, x)
+            return m.first(x) + beside.result()
+
+    audit = held(lambda: (Model(forward, first=linear(8, 8), second=linear(8, 8, seed=1)), ((LATE_X,), {})))
+    assert any("threads of its own" in warning for warning in audit.warnings)
+    assert {report.node.owner for report in audit.nodes} == {"", "first"}
+
+
+# Lazy layers of a file: their first weights come from a first call, the same ones in the process that verifies.
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.last = nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.LazyLinear(4)
+
+    def forward(self, x):
+        x.mul_(0.5)  # the caller's own, at every call
+        return self.last(self.norm(self.conv(x)).flatten(1).relu())
+
+def get_inputs(): return torch.randn(2, 3, 5, 5)
+"""
+
+
+def test_plans_of_lazy_layers_are_verified_and_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(MODEL)
+    words = ("model.py", "--formats", "bf16", "--strategies", "cast", "--out", "out", "-q", "--fail-on", "never")
+    assert cli.main(words) == 0
+    (plan,) = json.loads(Path("out/plan.json").read_text())["plans"].values()
+    assert plan["verified"], plan["failure"]
+    spec = importlib.util.spec_from_file_location("patched_model", "out/patched_model.py")
+    assert spec is not None and spec.loader is not None
+    patched = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(patched)
+    with pytest.raises(ValueError, match=r"conv\.weight has no shape yet: call the model once"):
+        patched.build(plan="cast_bf16")
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 5, 5)
+    model = patched.original().eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model(x.clone())
+    expected = answer(model, ((x,), {}))
+    found = answer(patched.apply(model, "cast_bf16"), ((x,), {}), around=lambda: as_on("cpu"))
+    assert output_error(expected, found) == pytest.approx(plan["measured_error"], rel=1e-6)
+
+
+def test_a_plan_for_a_model_without_weights_is_refused_in_one_line() -> None:
+    audit = auditor.audit(nn.Linear(2, 2), torch.ones(1, 2), formats=("bf16",), strategies=("cast",), device="cpu")
+    with pytest.raises(AuditorError, match="call the model once") as refused:
+        auditor.apply(nn.LazyLinear(2), audit, "cast_bf16")
+    assert refused.value.slug == "lazy-weights"

@@ -1,8 +1,9 @@
-"""What forwards are called with: objects of the author's own, containers, numbers, and tensors of odd make."""
+"""What forwards are called with, what they return, and loops that wait for two numbers to agree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 import auditor
-from auditor.errors import LoadError
-from tests.any_model.holding import held
+from auditor.capture.emulation import emulate
+from auditor.errors import CaptureError, LoadError
+from tests.any_model.holding import a_format, held
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal
 
@@ -110,7 +113,7 @@ def model_of(function: Callable[..., Any], **state: Any) -> nn.Module:
 @pytest.mark.parametrize("name", CALLS)
 def test_inputs(name: str) -> None:
     function, call = CALLS[name]
-    held(lambda: (model_of(function), (call(), {})))
+    held(lambda: (model_of(function), (call(), {})), formats=a_format(name))
 
 
 def doubled(m: Any, x: Any, by: Any = 2.0) -> Tensor:
@@ -148,10 +151,213 @@ STATE: dict[str, tuple[Callable[..., Any], Callable[[], Tensor]]] = {
 @pytest.mark.parametrize("name", STATE)
 def test_state(name: str) -> None:
     function, make = STATE[name]
-    held(lambda: (model_of(function, held=make()), ((normal(4, 8),), {})))
+    held(lambda: (model_of(function, held=make()), ((normal(4, 8),), {})), formats=a_format(name))
 
 
 @pytest.mark.parametrize("function", [lambda m, x: m.first(x), lambda m, x: m.first(x) * m.held.shape[0]])
 def test_a_buffer_without_values(function: Callable[..., Any]) -> None:
     audit = auditor.audit(model_of(function, held=torch.empty(8, device="meta")), (normal(4, 8),), device="cpu")
+    assert audit.plans["autocast_fp16"].verified
+
+
+# What forwards return: containers torch cannot flatten, parts that are no tensors, views, integers, and zeros.
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+@dataclass(frozen=True)
+class OutputFields:
+    a: Tensor
+    b: Any = None
+    name: str = "x"
+
+
+@dataclass(slots=True)
+class Slots:
+    a: Tensor
+
+
+class Named(OrderedDict[str, Tensor]):
+    pass
+
+
+class Circular:
+    def __init__(self, a: Tensor) -> None:
+        self.a, self.itself = a, self
+
+
+def stages(m: Any, x: Tensor) -> Iterator[Tensor]:
+    for layer in (m.first, m.second):
+        x = layer(x)
+        yield x
+
+
+def mixture(m: Any, x: Tensor) -> Any:
+    return MixtureSameFamily(Categorical(logits=m.first(x)), Normal(m.second(x), m.first(x).exp()))
+
+
+MODELS: dict[str, Callable[..., Any]] = {
+    "dataclass": lambda m, x: OutputFields(m.first(x), [m.second(x)]),
+    "slots": lambda m, x: Slots(m.first(x)),
+    "namedtuple": lambda m, x: Pair(m.first(x), None),
+    "namespace": lambda m, x: SimpleNamespace(a=m.first(x), b="text"),
+    "OrderedDict of its own": lambda m, x: Named(a=m.first(x)),
+    "generator": stages,
+    "list of dicts": lambda m, x: [{"a": layer(x), "b": 0.5, "c": "text"} for layer in (m.first, m.second)],
+    "mixed keys": lambda m, x: {"a": m.first(x), 1: m.second(x), ("b", "c"): m.first(x)},
+    "distribution": mixture,
+    "points at itself": lambda m, x: Circular(m.first(x)),
+    "number beside": lambda m, x: (m.first(x), m.second(x).mean().item()),
+    "array beside": lambda m, x: (m.first(x), m.second(x).detach().numpy()),
+    "scalar": lambda m, x: m.first(x).sum(),
+    "empty beside": lambda m, x: (m.first(x), x[:0]),
+    "nothing left": lambda m, x: m.first(x)[m.second(x).sum(1) > 1e6],
+    "integers": lambda m, x: m.first(x).argmax(-1),
+    "truths": lambda m, x: m.first(x) > 0,
+    "bytes": lambda m, x: (m.first(x).sigmoid() * 255).to(torch.uint8),
+    "views of the input": lambda m, x: (m.first(x), x.view(2, 16), x),
+    "weight": lambda m, x: (m.first(x), m.first.weight),
+    "twice": lambda m, x: (lambda y: (y, y, y.view(-1)))(m.first(x)),
+    "strided": lambda m, x: (m.first(x)[:, ::2], m.first(x)[:1].expand(4, 8), m.first(x).t()),
+    "infinite": lambda m, x: m.first(x).masked_fill(x > 0, float("-inf")),
+    "in half": lambda m, x: m.first(x).half(),
+    "in double": lambda m, x: m.first(x).double(),
+    "module beside": lambda m, x: (m.first(x), m.second, lambda: m.second(x)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_ends_in_an_audit_and_verified_plans_hold(name: str) -> None:
+    held(lambda: (model_of(MODELS[name]), ((normal(4, 8),), {})), formats=a_format(name))
+
+
+def head() -> nn.Linear:
+    layer = linear(8, 8)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_answer_of_zeros_says_that_its_error_says_nothing(alone: bool) -> None:
+    def run(m: Any, x: Tensor) -> Any:
+        zeros = m.head(m.first(x))
+        return zeros if alone else (zeros, m.second(x))
+
+    audit = held(lambda: (model_of(run, head=head()), ((normal(4, 8),), {})))
+    assert any("all zeros" in warning for warning in audit.live.warnings) is alone
+
+
+@pytest.mark.parametrize(
+    "read", [lambda y: y.sum().item(), Tensor.tolist, lambda y: y.detach().numpy(), lambda y: None]
+)
+def test_no_tensor_returned_is_one_line(read: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(CaptureError, match="returns no tensor") as raised:
+        auditor.audit(model_of(lambda m, x: read(m.first(x))), (normal(4, 8),), device="cpu")
+    assert raised.value.slug == "nothing-to-audit"
+
+
+# A loop that waits for two numbers to agree may never end in half: that costs the plan, not the audit.
+
+
+class FixedPoint(nn.Module):
+    """x -> z with z = tanh(Wz + x), iterated until FP32 cannot tell it from its successor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+        nn.init.orthogonal_(self.lin.weight, gain=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.zeros_like(x)
+        while True:
+            after = torch.tanh(self.lin(z) + x)
+            if (after - z).norm() < 1e-6 and after.dtype is torch.float32:  # in BF16 it may go to and fro for ever
+                return after
+            z = after
+
+
+def test_the_audit_ends() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, x = FixedPoint(), torch.randn(2, 8)
+        found = auditor.audit(model, x, formats=("bf16",), strategies=("cast",), device="cpu")
+    assert "a loop goes on for longer in this format, or for ever" in str(found.baselines["cast_bf16"].failure)
+    plan = found.plans["cast_bf16"]
+    assert plan.scopes[""].precision != "bf16" or not plan.verified
+
+
+def counted(steps: int) -> list[float]:
+    x = torch.ones(2)
+    with emulate("cuda", most=3):
+        for _ in range(steps):
+            x = x + 1
+    return x.tolist()
+
+
+def test_an_emulated_run_ends_after_as_many_operations_as_it_may_take() -> None:
+    assert counted(3) == [4.0, 4.0]
+    with pytest.raises(RuntimeError, match="ended after 3 operations"):
+        counted(4)
+
+
+class Adaptive(nn.Module):
+    """Shrinks its step until it is below what the dtype can tell apart; only FP32 ever gets there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = x * torch.finfo(x.dtype).eps * 2**10
+        while bool(step.abs().amax() > torch.finfo(torch.float32).eps):
+            step = step / 4 if step.dtype is torch.float32 else step * 0.999
+            x = x + torch.tanh(self.lin(x)) * step
+        return x
+
+
+def test_a_recording_in_half_ends_too() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = auditor.audit(Adaptive(), torch.randn(2, 8), formats=("bf16",), strategies=("cast",), device="cpu")
+    assert "a loop goes on for longer in this format, or for ever" in str(found.baselines["cast_bf16"].failure)
+    assert found.plans["cast_bf16"].verified
+
+
+class Suppressed(nn.Module):
+    """Boxes by greedy suppression in Python: the loop takes most of the operations, and no output is made of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.box = nn.Linear(8, 1), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, boxes = self.score(x)[:, 0], self.box(x).cumsum(0)
+        kept, order = [], scores.argsort(descending=True)
+        while order.numel():
+            first, others = order[0], order[1:]
+            kept.append(first.item())
+            near = (boxes[others] - boxes[first]).square().sum(-1).sqrt() < 1e-6
+            order = others[near.logical_not()]
+        return scores[torch.tensor(kept)].sum() + boxes.mean(0)
+
+
+def build(rows: int) -> tuple[nn.Module, tuple[tuple[Tensor], dict[str, Any]]]:
+    torch.manual_seed(0)
+    return Suppressed(), ((torch.randn(rows, 8),), {})
+
+
+def test_a_loop_that_leaves_nothing_in_the_recording_ends_when_it_ends() -> None:
+    audit = held(lambda: build(180), formats=("fp16",), strategies=("autocast",))
+    assert audit.plans["autocast_fp16"].verified
+    assert audit.plans["autocast_fp16"].low_precision_flops == 1.0
+    assert len(audit.nodes) < 100
+
+
+def test_as_many_operations_as_the_inputs_take_that_a_plan_is_verified_on() -> None:
+    model, (few, _) = build(4)
+    many = build(180)[1][0]
+    audit = auditor.audit(model, [few, many], formats=("fp16",), strategies=("autocast",), device="cpu")
+    assert audit.baselines["autocast_fp16"].failure is None
     assert audit.plans["autocast_fp16"].verified

@@ -1,4 +1,4 @@
-"""Half precision that forward asks for itself, and half inputs of FP32 models: the reference has them as the author wrote them."""
+"""Half precision, FP8 and FP64 that the author asks for, masks and dtypes that follow it: all part of the reference."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.any_model.holding import held
+import auditor
+from auditor.errors import CaptureError
+from auditor.execution.policy import Policy, scoped
+from auditor.records import ScopeChoice
+from tests.any_model.holding import Call, held, raised
 from tests.any_model.test_stored_low import Runs, mlp, normal, one, seeded
+from tests.support.replaying import replayed
+from tests.support.subjects import only
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -105,3 +111,248 @@ def test_a_layer_whose_result_is_raised_counts_as_low() -> None:
     for plan in low:
         assert plan.low_precision_flops == 1.0, plan.name
         assert not convolutions & {name for reason in plan.reasons for name in reason.operations}
+
+
+# FP64 parts: kept as they are in the reference and under every plan, and `untested`; the rest is audited.
+
+
+FP64 = torch.float64
+
+
+def middle(m: Any, x: Tensor) -> Tensor:
+    return m.last(m.wide(m.first(x).double()).float())
+
+
+def followed(m: Any, x: Tensor) -> Tensor:
+    return m.last(m.wide(m.first(x).to(m.wide.weight.dtype)).to(m.last.weight.dtype))
+
+
+def layers() -> dict[str, nn.Module]:
+    return {"first": nn.Linear(16, 32), "wide": nn.Linear(32, 32).double(), "last": nn.Linear(32, 8)}
+
+
+def solved(m: Any, x: Tensor) -> Tensor:
+    y = m.first(x).double()
+    return m.last(torch.linalg.solve(y.mT @ y + torch.eye(32, dtype=FP64), torch.eye(32, dtype=FP64)).float())
+
+
+WIDE_CASES = {
+    "a layer": lambda: (Runs(middle, **layers()), one(normal(4, 16))),
+    "a layer that is followed": lambda: (Runs(followed, **layers()), one(normal(4, 16))),
+    "a solver": lambda: (Runs(solved, **layers()), one(normal(4, 16))),
+    "a buffer": lambda: (
+        Runs(lambda m, x: m.body((x.double() * m.scale).float()), body=mlp(), scale=torch.rand(16, dtype=FP64)),
+        one(normal(4, 16)),
+    ),
+    "a sum": lambda: (Runs(lambda m, x: m.body(x.double().cumsum(0).to(x.dtype)), body=mlp()), one(normal(4, 16))),
+    "an input": lambda: (Runs(lambda m, x: m.body(x.float()), body=mlp()), one(normal(4, 16, dtype=FP64))),
+    "an output": lambda: (Runs(lambda m, x: m.body(x).double().logsumexp(-1), body=mlp()), one(normal(4, 16))),
+    "a number that is a parameter": lambda: (
+        Runs(lambda m, x: m.body(x) * m.gain, body=mlp(), gain=nn.Parameter(torch.tensor(1.5, dtype=FP64))),
+        one(normal(4, 16)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WIDE_CASES)
+def test_fp64_is_kept_and_the_rest_is_audited(kind: str) -> None:
+    build = seeded(WIDE_CASES[kind])
+    audit = held(build)
+    wide = [report for report in audit.nodes if report.node.dtype == "float64"]
+    assert all(report.verdicts[fmt].verdict == "untested" for report in wide for fmt in audit.formats)
+    assert all("float64" in report.verdicts["fp16"].reason for report in wide)
+    assert any(r.verdicts["fp16"].verdict != "untested" for r in audit.nodes)
+    expected = {name for name, tensor in build()[0].state_dict().items() if tensor.dtype is FP64}
+    for name in audit.plans:
+        state = auditor.apply(build()[0], audit, name).state_dict()
+        assert {key for key, tensor in state.items() if tensor.dtype is FP64} == expected
+
+
+def test_fp64_beside_bf16() -> None:
+    """What is stored in BF16 is raised to FP32, and what is FP64 stays."""
+
+    def build() -> tuple[nn.Module, Call]:
+        scale = torch.rand(16, dtype=FP64)
+        model = Runs(
+            lambda m, x: m.body((x.double() * m.scale).to(m.body[0].weight.dtype)), body=mlp().bfloat16(), scale=scale
+        )
+        return model, one(normal(4, 16, dtype=torch.bfloat16))  # fmt: skip
+
+    audit = held(seeded(build), reference=raised(seeded(build)))
+    assert all(plan.raised == "weights" for plan in audit.plans.values())
+
+
+def test_a_model_in_fp64_alone_has_nothing_to_audit() -> None:
+    with pytest.raises(CaptureError, match=r"FP64 alone.*model\.float\(\)") as caught:
+        auditor.audit(mlp().double(), normal(4, 16, dtype=FP64), device="cpu")
+    assert caught.value.slug == "nothing-to-audit"
+    assert "\n" not in str(caught.value)
+
+
+# FP8 in the model itself: weights and buffers that forward turns into numbers, and values cast to FP8 on the way.
+
+
+E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
+
+
+def coded(*blocks: int) -> dict[str, Tensor]:
+    """A weight of 16 by 16 in FP8, with a scale for each block of rows."""
+    weight = torch.randn(*blocks, 16 // max(1, *blocks), 16) if blocks else torch.randn(1, 16, 16)
+    scale = weight.abs().amax((1, 2), keepdim=True) / 448
+    return {"code": (weight / scale).to(E4M3), "scale": scale}
+
+
+def decoded(m: Any, dtype: torch.dtype) -> Tensor:
+    weight: Tensor = m.code.to(dtype) * m.scale.to(dtype)
+    return weight.reshape(16, 16)
+
+
+def linear(m: Any, x: Tensor) -> Any:
+    return m.body(F.linear(x, decoded(m, x.dtype)))
+
+
+def as_parameter(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**parts, "code": nn.Parameter(parts["code"], requires_grad=False)}
+
+
+def activations(dtype: torch.dtype) -> Any:
+    """Scaled to what FP8 holds, cast, and scaled back: quantisation as it is simulated."""
+
+    def forward(m: Any, x: Tensor) -> Any:
+        y = m.first(x)
+        scale = y.abs().amax() / torch.finfo(dtype).max
+        return m.body((y / scale).to(dtype).to(y.dtype) * scale)
+
+    return forward
+
+
+FP8_CASES = {
+    "a buffer": lambda: (Runs(linear, body=mlp(), **coded()), one(normal(4, 16))),
+    "a parameter": lambda: (Runs(linear, body=mlp(), **as_parameter(coded())), one(normal(4, 16))),
+    "a scale for each block": lambda: (Runs(linear, body=mlp(), **coded(4)), one(normal(4, 16))),
+    "turned into BF16": lambda: (
+        Runs(lambda m, x: m.body(F.linear(x.bfloat16(), decoded(m, BF16)).float()), body=mlp(), **coded()),
+        one(normal(4, 16)),
+    ),
+    "activations in E4M3": lambda: (Runs(activations(E4M3), first=nn.Linear(16, 16), body=mlp()), one(normal(4, 16))),
+    "activations in E5M2": lambda: (Runs(activations(E5M2), first=nn.Linear(16, 16), body=mlp()), one(normal(4, 16))),
+}
+
+
+@pytest.mark.parametrize("kind", FP8_CASES)
+def test_fp8_values_stay_what_the_author_made_them(kind: str) -> None:
+    build = seeded(FP8_CASES[kind])
+    audit = held(build)
+    assert audit.plans["autocast_fp16"].verified
+    assert audit.plans["autocast_fp16"].low_precision_flops >= 0.5
+    for name in audit.plans:
+        model: Any = auditor.apply(build()[0], audit, name)
+        if hasattr(model, "code"):
+            assert model.code.dtype is E4M3
+            assert torch.equal(model.code.float(), build()[0].code.float())  # type: ignore[operator,union-attr]
+
+
+def test_fp8_in_a_model_stored_in_bf16() -> None:
+    """The scales and the layers are raised, the codes are not."""
+    build = seeded(lambda: (Runs(linear, body=mlp().bfloat16(), **coded()), one(normal(4, 16, dtype=BF16))))
+    audit = held(build, reference=raised(build))
+    assert all(plan.verified and plan.raised == "weights" for plan in audit.plans.values())
+
+
+# Masks whose value follows a dtype, where the model that is stored low computes in FP32 what autocast computes low.
+
+
+class Rotated(nn.Module):
+    """Attention with rotary tables in FP32, which raise what they turn; masked by the least number of its own dtype.
+
+    back: the weights of attention return to the dtype of the values.
+    """
+
+    def __init__(self, back: bool) -> None:
+        super().__init__()
+        self.qkv, self.out, self.back = nn.Linear(16, 48), nn.Linear(16, 16), back
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        angle = torch.arange(x.shape[1], dtype=torch.float32)[:, None] * torch.linspace(0.1, 1, 16)
+        q, k = (y * angle.cos() + y.flip(-1) * angle.sin() for y in (q, k))
+        similar = torch.einsum("bid,bjd->bij", q, k)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        weights = similar.masked_fill(later, -torch.finfo(similar.dtype).max).softmax(-1)
+        return self.out((weights.to(v.dtype) if self.back else weights) @ v)
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["cast back", "left in FP32"])
+def test_the_mask_is_that_of_the_run_in_which_it_is_low(back: bool) -> None:
+    def build() -> tuple[nn.Module, Call]:
+        torch.manual_seed(0)
+        return Rotated(back), ((torch.randn(2, 8, 16),), {})
+
+    audit = held(build, objective="flops")  # in time, a model as small as this saves next to nothing
+    assert not any(v.verdict == "unsafe" for report in audit.nodes for v in report.verdicts.values())
+    for name, plan in audit.plans.items():
+        assert plan.verified
+        kept = (
+            0.0 if plan.strategy == "autocast" else 0.1 if back else 0.2
+        )  # what the tables raise, each product a tenth
+        assert plan.low_precision_flops == pytest.approx(1 - kept, abs=0.01), name
+
+
+# A dtype handed to a module as an argument is its caller's to say: plans know what is then computed in.
+
+
+class Embedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, t: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.last(nn.functional.silu(self.first(t.to(dtype))))
+
+
+class Handing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = Embedding()
+
+    def forward(self, t: Tensor, hidden_dtype: torch.dtype | None = None) -> Tensor:
+        return self.embedding(t, hidden_dtype)
+
+
+class Conditioned(nn.Module):
+    """As diffusion models do it: the embedding of the time is computed in what the model is in. Its root is sensitive."""
+
+    def __init__(self, keyword: bool) -> None:
+        super().__init__()
+        self.before, self.time, self.after = nn.Linear(64, 64), Handing(), nn.Linear(64, 64)
+        self.keyword = keyword
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        h = self.before(x)
+        wave = torch.cos(x[:, :1] * 300.0)
+        t = torch.cos(t[:, None] * torch.arange(64) / 64)
+        e = self.time(t, hidden_dtype=h.dtype) if self.keyword else self.time(t, h.dtype)
+        return self.after(h) * wave + e
+
+
+@pytest.mark.parametrize("keyword", [True, False])
+def test_low_layers_beside_a_root_in_fp32(keyword: bool) -> None:
+    def build() -> tuple[nn.Module, Call]:
+        torch.manual_seed(0)
+        return Conditioned(keyword).eval(), ((torch.randn(16, 64), torch.rand(16) * 10), {})
+
+    audit = held(build, formats=("bf16",), strategies=("cast",))
+    plan = audit.plans["cast_bf16"]
+    assert plan.scopes[""].precision == "fp32"
+    assert plan.verified
+    assert plan.low_precision_flops == 0.5  # two layers of four: those of the embedding are handed the root's FP32
+
+
+def test_the_callers_scope_says_what_is_cast_to() -> None:
+    capture = replayed(Conditioned(keyword=True), normal(2, 64), normal(2))
+    cast = only(capture, "to")
+    assert [call.handed for call in cast.calls] == [False, True, True]
+    for root, inner, written in (("fp32", "bf16", {}), ("bf16", "fp32", {1: torch.bfloat16})):
+        scopes = {"": ScopeChoice(root), "time": ScopeChoice(inner)}
+        how = Policy(capture, "cast", scoped(scopes), "bf16")
+        assert how.casts(cast).literals.arguments == written

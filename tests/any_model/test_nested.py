@@ -44,7 +44,7 @@ def model_of(function: Callable[..., Any], **state: Any) -> nn.Module:
 
 @pytest.mark.parametrize(("name", "layout"), zip(ON_NESTED, LAYOUTS * 2, strict=True))
 def test_nested_inputs(name: str, layout: torch.layout) -> None:
-    held(lambda: (model_of(ON_NESTED[name]), ((ragged(layout),), {})))
+    held(lambda: (model_of(ON_NESTED[name]), ((ragged(layout),), {})), formats="fp16")
 
 
 @pytest.mark.parametrize(("layout", "returned"), [(torch.jagged, True), (torch.strided, False)])
@@ -53,12 +53,12 @@ def test_nested_on_the_way(returned: bool, layout: torch.layout) -> None:
         found: Tensor = m.second(joined(m, a, b))
         return found if returned else torch.nested.to_padded_tensor(found, 0.0)
 
-    held(lambda: (model_of(run, layout=layout), ((normal(3, 8), normal(5, 8)), {})))
+    held(lambda: (model_of(run, layout=layout), ((normal(3, 8), normal(5, 8)), {})), formats="fp16")
 
 
 @pytest.mark.parametrize("function", [lambda m, x: m.first(x).mean(dim=1)])
 def test_ragged_dimensions_reduced(function: Callable[..., Any]) -> None:
-    held(lambda: (model_of(function), ((ragged(torch.jagged),), {})))
+    held(lambda: (model_of(function), ((ragged(torch.jagged),), {})), formats="fp16")
 
 
 def test_jagged_from_values_and_offsets() -> None:
@@ -66,7 +66,7 @@ def test_jagged_from_values_and_offsets() -> None:
         found: Tensor = torch.nested.nested_tensor_from_jagged(m.first(x.values()), x.offsets())
         return found
 
-    held(lambda: (model_of(run), ((ragged(torch.jagged),), {})))
+    held(lambda: (model_of(run), ((ragged(torch.jagged),), {})), formats="fp16")
 
 
 def test_nested_buffers() -> None:
@@ -74,7 +74,7 @@ def test_nested_buffers() -> None:
         result: Tensor = m.first(x) + torch.nested.to_padded_tensor(m.held, 0.0).sum((0, 1))
         return result
 
-    held(lambda: (model_of(run, held=ragged(torch.strided)), ((normal(4, 8),), {})))
+    held(lambda: (model_of(run, held=ragged(torch.strided)), ((normal(4, 8),), {})), formats="fp16")
 
 
 class Encoder(nn.Module):
@@ -103,7 +103,7 @@ class WithGradients(Encoder):
 @pytest.mark.parametrize("kind", [Encoder, WithoutGradients, WithGradients])
 def test_encoders_with_a_padding_mask(kind: type[nn.Module]) -> None:
     hidden = torch.arange(6) >= torch.tensor([[6], [4]])
-    held(lambda: (seeded(kind), ((normal(2, 6, 8), hidden.clone()), {})))
+    held(lambda: (seeded(kind), ((normal(2, 6, 8), hidden.clone()), {})), formats="fp16")
 
 
 RECURRENT = {
@@ -135,11 +135,11 @@ def test_packed_sequences(kind: str, inside: bool) -> None:
             return model, ((x, LENGTHS.clone()), {})
         return model, ((pack_padded_sequence(x, LENGTHS, batch_first=True, enforce_sorted=False),), {})
 
-    held(build)
+    held(build, formats="fp16")
 
 
 def test_a_layer_on_packed_data() -> None:
     def run(m: Any, p: PackedSequence) -> PackedSequence:
         return PackedSequence(m.first(p.data), p.batch_sizes, p.sorted_indices, p.unsorted_indices)
 
-    held(lambda: (model_of(run), ((pack_sequence([normal(5, 8), normal(3, 8)]),), {})))
+    held(lambda: (model_of(run), ((pack_sequence([normal(5, 8), normal(3, 8)]),), {})), formats="fp16")

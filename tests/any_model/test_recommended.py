@@ -1,15 +1,16 @@
-"""What is handed out: a plan wherever one holds, and not one that saves next to nothing beside another."""
+"""What is handed out and the errors that are stated: a plan wherever one holds, as it errs by hand."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import auditor
-from tests.any_model.holding import Call, held
+from tests.any_model.holding import Build, Call, held
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal
 
@@ -112,3 +113,67 @@ def test_two_views_of_one_value_are_rounded_together() -> None:
     audit = held(lambda: (Model(differences, first=linear(16, 16)).eval(), ((1e3 * X[:8],), {})), max_error=0.02)
     assert audit.plans["cast_bf16"].low_precision_flops == 1
     assert "unsafe" not in {report.verdicts["bf16"].verdict for report in audit.nodes}
+
+
+# Errors are stated as they are by hand: per gradient mode, since kernels differ, and no finer than FP32 repeats itself.
+
+
+class Ends(nn.Module):
+    """A projection, and what a function makes of it."""
+
+    def __init__(self, ends: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.projection, self.ends = nn.Linear(16, 16), ends
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ends(self.projection(x))
+
+
+class Dropping(nn.Module):
+    """An LSTM that drops between its layers whatever the model's mode is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(16, 16, 2, dropout=0.3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.lstm.train()
+        return self.lstm(x)[0]
+
+
+def built(make: Callable[[], nn.Module], *shape: int) -> Build:
+    def build() -> tuple[nn.Module, Call]:
+        torch.manual_seed(0)
+        model = make()
+        return model, ((torch.randn(*shape),), {})
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        torch.linalg.svdvals,
+        lambda h: torch.linalg.eigvalsh(h.T @ h + torch.eye(16)),
+        lambda h: torch.linalg.matrix_norm(h, "nuc"),
+        torch.linalg.cond,
+    ],
+    ids=["svdvals", "eigvalsh", "nuclear", "cond"],
+)
+def test_kernels_that_differ_with_gradients_have_an_error_each(ends: Callable[[Tensor], Tensor]) -> None:
+    audit = held(built(lambda: Ends(ends), 8, 16))
+    for plan in audit.plans.values():
+        assert plan.verification is not None
+        assert plan.verification.with_gradients != plan.measured_error
+        assert plan.verification.with_gradients == pytest.approx(plan.measured_error, rel=0.05)
+
+
+def test_a_recurrent_layer_that_drops_whatever_the_mode() -> None:
+    held(built(Dropping, 2, 6, 16))
+
+
+def test_what_rounds_as_its_memory_lies_states_how_far_fp32_is_from_itself() -> None:
+    def solved(h: Tensor) -> Tensor:
+        return torch.linalg.lstsq(h.T, h.T[:, :3] + 1).solution
+
+    held(built(lambda: Ends(solved), 8, 16), in_fp32=1e-6)

@@ -1,4 +1,4 @@
-"""TorchScript, traced, scripted, frozen and loaded, whole or as a part: audited operation by operation."""
+"""TorchScript, exported programs and fx graphs, whole or as a part: audited operation by operation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import auditor
-from tests.any_model.holding import Call, held
-from tests.any_model.models import Around, Net
+from tests.any_model.holding import Around, Call, Net, held
 
 Make = Callable[[], Any]
 
@@ -112,7 +112,7 @@ def test_operations_of_a_script_are_audited(how: Any) -> None:
 
 @pytest.mark.parametrize("how", [frozen, in_training_mode], ids=lambda how: how.__name__)
 def test_buffers_of_a_script_come_back(how: Any) -> None:
-    held(lambda: build(lambda x: how(Images(), x), picture))
+    held(lambda: build(lambda x: how(Images(), x), picture), formats="fp16")
 
 
 @pytest.mark.parametrize("make", [Loops, Draws], ids=lambda make: make.__name__)
@@ -130,7 +130,7 @@ def test_loaded_from_a_file(tmp_path: Path) -> None:
     file = str(tmp_path / "script.pt")
     torch.manual_seed(0)
     torch.jit.save(torch.jit.script(Net().eval()), file)
-    held(lambda: build(lambda x: torch.jit.load(file)))
+    held(lambda: build(lambda x: torch.jit.load(file)), formats="bf16")
 
 
 @pytest.mark.parametrize("gradients", [True])
@@ -157,5 +157,67 @@ def test_a_script_keeps_no_casts_of_the_region_that_it_ran_in_first() -> None:
 
 def test_inside_no_grad() -> None:
     with torch.no_grad():
-        held(lambda: build(lambda x: Net()))
+        held(lambda: build(lambda x: Net()), formats="bf16")
         assert not torch.is_grad_enabled()
+
+
+# Exported programs and fx graphs, whole or as a part.
+
+
+def exported(model: nn.Module, x: torch.Tensor) -> Any:
+    return torch.export.export(model.eval(), (x,)).module()
+
+
+def symbolic(model: nn.Module, x: torch.Tensor) -> Any:
+    return torch.fx.symbolic_trace(model.eval())
+
+
+def unflattened(model: nn.Module, x: torch.Tensor) -> Any:
+    return torch.export.unflatten(torch.export.export(model.eval(), (x,)))
+
+
+def concrete(model: nn.Module, x: torch.Tensor) -> Any:
+    model.eval()
+    return make_fx(lambda x: model(x))(x)
+
+
+def build_exported(how: Any, around: Any, make: Any = Net, example: Any = row) -> tuple[nn.Module, Call]:
+    torch.manual_seed(0)
+    x = example()
+    return around(how(make(), x)), ((x.clone(),), {})
+
+
+def whole(model: nn.Module) -> nn.Module:
+    return model
+
+
+@pytest.mark.parametrize("how", [exported, symbolic, unflattened, concrete], ids=lambda how: how.__name__)
+def test_graphs_are_audited(how: Callable[..., Any]) -> None:
+    audit = held(lambda: build_exported(how, Around))
+    assert audit.plans["cast_bf16"].low_precision_flops == 1
+
+
+def test_graphs_with_buffers() -> None:
+    held(lambda: build_exported(exported, whole, Images, picture), formats="bf16")
+
+
+def test_beside_what_has_modes_of_its_own() -> None:
+    """An exported module refuses `eval()`; the dropout after it is switched off all the same."""
+
+    def make() -> tuple[nn.Module, Call]:
+        model, call = build_exported(exported, whole)
+        return _joined(model), call
+
+    audit = held(make)
+    assert not any("dropout" in report.node.op for report in audit.nodes)
+
+
+def _joined(model: nn.Module) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(model, nn.Dropout(0.5), nn.Linear(8, 4))
+
+
+def test_an_exported_program_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "program.pt2"
+    torch.export.save(torch.export.export(Net().eval(), (row(),)), file)
+    held(lambda: build_exported(lambda model, x: torch.export.load(file).module(), whole), formats="fp16")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.any_model.holding import held
+from tests.any_model.holding import a_format, held
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal
 
@@ -85,7 +85,7 @@ def test_sparse_on_the_way(name: str) -> None:
         state = {"edges": nn.Parameter(normal(5)), "square": nn.Parameter(normal(8, 8, seed=4))}
         return model_of(ONLY_DENSE[name], **state), ((normal(4, 8),), {})
 
-    held(build)
+    held(build, formats=a_format(name))
 
 
 @pytest.mark.parametrize("name", WITH_A_GRAPH)
@@ -107,7 +107,7 @@ def test_layouts(layout: str, place: str) -> None:
             return model_of(lambda m, x, a: (m.first(x), a * 2)), ((normal(4, 8), a), {})
         return model_of(convolution, adjacency=nn.Parameter(a) if place == "parameter" else a), ((normal(4, 8),), {})
 
-    held(build)
+    held(build, formats=a_format(layout + place))
 
 
 @pytest.mark.parametrize("name", ["embedding", "graph"])

@@ -143,6 +143,10 @@ STORED: dict[str, Callable[[], tuple[nn.Module, Call]]] = {
 
 
     "buffers that it writes to": lambda: (counting().bfloat16(), one(normal(4, 16, dtype=BF16))),
+    "a buffer alone": lambda: (
+        Runs(lambda m, x: m.last(m.first(x).relu() * m.table), first=nn.Linear(16, 32), last=nn.Linear(32, 8), table=normal(32, dtype=BF16)),
+        one(normal(4, 16)),
+    ),
     "BF16 and FP16": lambda: (
         Runs(lambda m, x: m.last(m.first(x).to(m.last.weight.dtype)), first=nn.Linear(16, 32).bfloat16(), last=nn.Linear(32, 8).half()),
         one(normal(4, 16, dtype=BF16)),

@@ -15,11 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import auditor
 from auditor.capture.emulation import as_on
-from auditor.cli.program import main
 from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error
-from tests.any_model.holding import Call, held
-from tests.any_model.models import Around, Net
+from tests.any_model.holding import Around, Call, Net, held
 
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -136,18 +134,3 @@ def test_training_through_a_wrapper() -> None:
     loss = nn.MSELoss()
     audit = auditor.audit(model, (*args, torch.zeros(4, 8)), device="cpu", mode="training", loss_fn=loss)
     assert audit.training is not None
-
-
-def test_a_compiled_target_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = (
-        "import torch\nfrom torch import nn\n"
-        "def get_model():\n"
-        "    return torch.compile(nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), backend='eager')\n"
-        "def get_inputs():\n    return torch.randn(4, 16)\n"
-    )
-    file = tmp_path / "compiled.py"
-    file.write_text(source, encoding="utf-8")
-    assert main([str(file), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
-    shown = capsys.readouterr()
-    assert "wrapped in torch.compile" in shown.out + shown.err
-    assert (tmp_path / "out" / "patched_model.py").is_file()

@@ -57,7 +57,10 @@ def axe() -> str:
     return Path(SPEC.origin).with_name("axe.min.js").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", PAGES)
+QUICK = ("hostile", "hostile comparison")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in PAGES])
 def test_no_violation(page, axe, name, tmp_path):
     file = tmp_path / "page.html"
     file.write_text(PAGES[name](), encoding="utf-8")

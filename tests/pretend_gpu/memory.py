@@ -1,9 +1,12 @@
-"""Tensors of the pretend GPU: their memory is the CPU's, under another name for its device."""
+"""Tensors of the pretend GPU: their memory is the CPU's, under another name for its device; want of it."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -73,3 +76,37 @@ def _named(x: torch.Tensor, kind: int, index: int) -> torch.Tensor:
     result: Any = torch._C._from_dlpack(capsule)
     assert result.dtype is torch.bool or not boolean
     return result
+
+
+# Want of memory on the pretend GPU: a limit, or one allocation that finds none.
+
+
+@contextmanager
+def limited(size: float) -> Iterator[None]:
+    """The first GPU has so many bytes beside those in use."""
+    gc.collect()
+    ALLOCATOR.limit = ALLOCATOR.used[0] + int(size)
+    try:
+        yield
+    finally:
+        ALLOCATOR.limit = None
+
+
+@contextmanager
+def failing(at: int) -> Iterator[None]:
+    """The allocation of that number, counted from here, finds no memory; those before and after it do."""
+    ALLOCATOR.failing = ALLOCATOR.taken + at
+    try:
+        yield
+    finally:
+        ALLOCATOR.failing = None
+
+
+@contextmanager
+def counted(found: list[int]) -> Iterator[None]:
+    """Adds how many allocations the body makes, and the most bytes that it holds at a time."""
+    gc.collect()
+    before, taken = ALLOCATOR.used[0], ALLOCATOR.taken
+    ALLOCATOR.peak = list(ALLOCATOR.used)
+    yield
+    found += [ALLOCATOR.taken - taken, ALLOCATOR.peak[0] - before]

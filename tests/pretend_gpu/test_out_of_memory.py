@@ -1,4 +1,4 @@
-"""A GPU whose memory ends: `auto` audits on the CPU, says so, and finds what it finds where there is enough."""
+"""A GPU whose memory ends, or that gives up in the middle of an audit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from auditor import Audit
 from auditor.errors import AuditorError
 from auditor.flow import TOO_SMALL
 from auditor.report.reporters import text as render
-from tests.pretend_gpu.limits import counted, failing, limited
-from tests.pretend_gpu.memory import ALLOCATOR
+from tests.pretend_gpu.memory import ALLOCATOR, counted, failing, limited
 from tests.pretend_gpu.models import made
 from tests.pretend_gpu.natively import natively
 from tests.pretend_gpu.same import differences
@@ -91,3 +90,33 @@ def test_no_allocation_that_fails_in_training_becomes_a_verdict(part: float) -> 
         again = trained()
     assert again.warnings[-1] == TOO_SMALL
     assert differences(whole, again) == []
+
+
+# A GPU that gives up in the middle of an audit: one line, wherever that is, and never a verdict of an operation.
+
+
+SAID = "CUDA error: device-side assert triggered"
+
+
+@pytest.mark.parametrize("share", [0.002, 0.4, 0.95])
+@natively
+def test_it_ends_in_one_line(share: float) -> None:
+    model, inputs = seeded(lambda: nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))).eval(), (normal(3, 4),)
+    found: list[int] = []
+    with counted(found):
+        auditor.audit(model, inputs, device="pretend", formats="fp16", strategies="autocast")
+    last, take = ALLOCATOR.taken + int(share * found[0]), ALLOCATOR.take
+
+    def failing(size: int, index: int) -> object:
+        if ALLOCATOR.taken >= last:  # and from here on: nothing runs on it any more
+            raise torch.AcceleratorError(SAID)
+        return take(size, index)
+
+    ALLOCATOR.take = failing  # type: ignore[assignment,method-assign]
+    try:
+        with pytest.raises(AuditorError, match=SAID) as caught:
+            auditor.audit(model, inputs, device="pretend", formats="fp16", strategies="autocast")
+    finally:
+        del ALLOCATOR.take
+    assert caught.value.slug in ("device-failed", "no-copy") and "\n" not in str(caught.value)
+    assert all(x.device.type == "cpu" for x in model.parameters())

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import auditor
 from auditor.errors import AuditorError
@@ -76,7 +75,7 @@ def _example(name: str, **how: Any) -> None:
     assert differences(emulated, native) == []
 
 
-@pytest.mark.parametrize("name", [EXAMPLES[0], *(pytest.param(name, marks=SLOW) for name in EXAMPLES[1:])])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) for name in EXAMPLES])
 @natively
 def test_examples_are_natively_what_they_are_emulated(name: str) -> None:
     _example(name, **({"formats": ("fp16",)} if name == LARGE else {}))
@@ -86,6 +85,11 @@ def test_examples_are_natively_what_they_are_emulated(name: str) -> None:
 @natively
 def test_the_largest_example_in_every_format() -> None:
     _example(LARGE)
+
+
+@natively
+def test_an_example_in_one_format() -> None:
+    _example("07_vae_decoder.py", formats=("fp16",), strategies=("autocast",))
 
 
 @natively
@@ -104,8 +108,9 @@ def test_without_the_device_in_the_other_process_the_audit_fails_there() -> None
     assert raised.value.slug == "not-rebuilt"
 
 
-QUICK = ("bert", "mobilenet")
+QUICK = ("mobilenet",)
 MORE = (
+    "bert",
     "vit",
     "gpt2",
     "llama",
@@ -134,11 +139,3 @@ def _architecture(name: str) -> None:
         for device in ("cpu", "pretend")
     )
     assert differences(emulated, native) == []
-
-
-@natively
-def test_an_audit_is_where_its_model_is() -> None:
-    model, inputs = nn.Linear(4, 2).to("pretend:1"), (torch.ones(3, 4, device="pretend:1"),)
-    audit = auditor.audit(model, inputs, device="cpu", formats="fp16")
-    assert audit.environment.execution == "emulated"
-    assert {x.device for x in model.parameters()} == {torch.device("pretend:1")}

@@ -103,7 +103,7 @@ def get_inputs():
 """
 
 
-@pytest.mark.parametrize("second", ["pretend:0", "pretend:1"])
+@pytest.mark.parametrize("second", [pytest.param("pretend:0", marks=pytest.mark.slow), "pretend:1"])
 @natively
 def test_a_file_may_put_its_model_on_gpus_and_its_inputs_on_the_cpu(second: str) -> None:
     with TemporaryDirectory() as folder:

@@ -1,21 +1,33 @@
-"""The example in each rule file fires its rule, and the repaired one does not."""
+"""The example in each rule file fires its rule, the repaired one does not; collectives, and the failures of the corpus."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-from torch import nn
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from auditor.asked import Command, command_of
 from auditor.loading import from_object
+from auditor.measure.measure import measure
+from auditor.numerics.operations import operation
+from auditor.records import Finding
 from auditor.rulebook.facts import EACH
 from auditor.rulebook.findings import classify, silenced
+from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
+from tests.corpus.case import Case
+from tests.corpus.catalogue import CASES
 from tests.rules.examples import Side, example
 from tests.slow.agreement import Specimen, found_in
-from tests.support.capturing import captured
+from tests.support.capturing import Function, captured
 from tests.support.findings import finding
 
 RULES = load_rules()
@@ -74,7 +86,74 @@ def test_the_example_of_an_unused_ignore(tmp_path: Path, monkeypatch: pytest.Mon
     norm = finding("NRM001", "pow_1", owner="blocks.0.ln")
     file = tmp_path / "pyproject.toml"
     file.write_text(rule.example.code)
-    found = command_of({}, Command)
-    assert [item.rule for item in silenced((norm,), found.select, found.ignores, RULES)] == ["NRM001", "CFG001"]
+    assert [
+        item.rule for item in silenced((norm,), (found := command_of({}, Command)).select, found.ignores, RULES)
+    ] == ["NRM001", "CFG001"]
     file.write_text(rule.example.fixed)
     assert silenced((norm,), (found := command_of({}, Command)).select, found.ignores, RULES) == ()
+
+
+# Collectives are measured as they run: waited for before their result is read.
+
+
+class Recorded(TorchDispatchMode):
+    """The operations that run, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def reduced(x: Tensor) -> Tensor:
+    return functional.all_reduce(x + 1.0, "sum", dist.group.WORLD)
+
+
+def test_a_collective_is_waited_for_before_its_result_is_read() -> None:
+    model, inputs = Function(reduced).eval(), (torch.full((2, 4), 3.0),)
+    traced = captured(model, *inputs).capture
+    with Recorded() as recorded:
+        found = measure(traced, model, (inputs, {}), ("fp16", "bf16"))
+    (name,) = (name for name, node in traced.nodes.items() if node.op.startswith("_c10d_functional.all_reduce"))
+    assert found.ranges[name].max_abs == 4.0  # of one rank, 3 + 1
+    after = {second for first, second in pairwise(recorded.names) if first == "_c10d_functional.all_reduce.default"}
+    assert after == {"_c10d_functional.wait_tensor.default"}
+
+
+# The failures of the corpus are foreseen: those that an operation, a literal or a dtype gives away, before any tensor is run.
+
+
+CORPUS_RULES = tuple(rule for rule in load_rules() if rule.severity != "info" and rule.family != "measured")
+STATIC = [case for case in CASES if case.evidence == "static"]
+
+
+def foreseen(case: Case, *, ranges: bool) -> list[Finding]:
+    """Warnings and errors on a culprit, about a format in which the case fails; without ranges no tensor is run."""
+    model, inputs = case.build()
+    toy = captured(model, *inputs)
+    held = {place.name for place in toy.capture.placeholders if place.kind != "input"}
+    weights = {name: span for name, span in toy.ranges.items() if name in held}
+    facts = toy.facts if ranges else gather(toy.capture, weights)
+    return [
+        finding
+        for finding in classify(toy.capture, facts, CORPUS_RULES)
+        if set(finding.formats) & set(case.formats) and is_culprit(finding, case)
+    ]
+
+
+def is_culprit(finding: Finding, case: Case) -> bool:
+    names = {operation(finding.op).name, "to" if finding.op.startswith("aten._to_copy.") else ""}
+    return any(op in names and finding.owner.startswith(owner) for op, owner in case.culprits)
+
+
+@pytest.mark.parametrize("case", STATIC, ids=lambda case: case.name)
+def test_static_failures_are_foreseen_without_running_anything(case: Case) -> None:
+    assert foreseen(case, ranges=False)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in STATIC], ids=lambda case: case.name)
+def test_the_others_are_foreseen_from_the_magnitudes_of_one_run_in_fp32(case: Case) -> None:
+    assert foreseen(case, ranges=True)

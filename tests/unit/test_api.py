@@ -1,10 +1,12 @@
-"""The public entry: an audit answers, and leaves the model and the process bit for bit as they were."""
+"""The public entry: its names; an audit answers, and leaves the model and the process bit for bit as they were."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import random
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
+from auditor.api import audit
 from auditor.artefact.applying import is_wrapped
 from auditor.document.codec import steady
 from auditor.errors import AuditorError
@@ -146,30 +149,6 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
     assert text_of(seed=3) == first
 
 
-class Counting(nn.Module):
-    """Its forward writes to a buffer, as caches and running statistics do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(6, 2)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.lin(x)
-
-
-def test_a_forward_that_writes_to_a_buffer() -> None:
-    with torch.random.fork_rng(devices=[]):
-        model = Counting()
-    buffer = model.calls
-    found = auditor.audit(model, normal(4, 6), formats=("bf16",))
-    assert model.calls is buffer
-    assert float(buffer) == 0.0
-    assert found.plans["autocast_bf16"].verified
-    assert found.plans["autocast_bf16"].low_precision_flops > 0
-
-
 def test_an_audit_that_fails_leaves_everything_too() -> None:
     runs = itertools.count()
 
@@ -199,3 +178,62 @@ def test_a_metric_of_the_users_own_decides() -> None:
     assert found.metric == "strict"
     assert found.plans["autocast_bf16"].low_precision_flops == 0.0
     assert found.recommended is None
+
+
+# The names that `import auditor` offers, in whatever order they are first used.
+
+
+ORDERS = """
+import sys
+for line in (
+    "from auditor import Audit, audit",
+    "from auditor import audit, Audit",
+    "import auditor; auditor.Audit, auditor.apply, auditor.load_plan; audit = auditor.audit",
+):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "auditor"]:
+        del sys.modules[name]
+    exec(line)
+    print(callable(audit))
+"""
+
+
+def test_audit_is_the_function_in_whatever_order_names_are_used(root) -> None:
+    done = subprocess.run([sys.executable, "-c", ORDERS], cwd=root, capture_output=True, text=True)
+    assert done.stdout.split() == ["True"] * 3, done.stderr
+
+
+def test_every_public_name_is_there_and_importing_them_imports_no_torch(root) -> None:
+    code = """
+import sys, auditor
+print("torch" in sys.modules, [name for name in auditor.__all__ if getattr(auditor, name) is None])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout.strip() == "False []", done.stderr
+
+
+def test_the_documents_count_the_public_names(root) -> None:
+    import auditor
+
+    text = (root / "docs" / "api.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text.splitlines()[2] for name in auditor.__all__ if not name.startswith("__"))
+
+
+# What the records of the stages become in the audit.
+
+
+class Block(nn.Module):
+    """Adds, and so stands with its operation; what it adds comes from modules that run nothing themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"a": nn.Linear(4, 4)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner["a"](x)
+
+
+def test_classes_are_those_of_modules_around_others_that_run_nothing_themselves() -> None:
+    model = nn.Sequential(Block(), Block())
+    found = audit(model, torch.ones(2, 4), formats=("bf16",), strategies=("autocast",), device="cpu")
+    assert found.classes == {"": "Sequential", "0.inner": "ModuleDict", "1.inner": "ModuleDict"}
+    assert {report.node.owner for report in found.nodes} == {"0", "0.inner.a", "1", "1.inner.a"}

@@ -162,13 +162,6 @@ def test_a_gpu_that_is_too_small_is_left_for_the_cpu(begun: Begun, ran: list[str
     assert ran == ["cuda:0", "cpu"]
 
 
-def test_a_gpu_that_was_named_is_not_left(begun: Begun, ran: list[str]) -> None:
-    with pytest.raises(AuditorError, match=r"out of memory on cuda:0 \(A GPU: CUDA out of memory") as raised:
-        begun(FULL, "cuda")
-    assert raised.value.slug == "out-of-memory" and "\n" not in str(raised.value)
-    assert ran == ["cuda:0"]
-
-
 @pytest.mark.parametrize(
     "error", [MemoryError("host"), RuntimeError("DefaultCPUAllocator: can't allocate memory"), ValueError()]
 )

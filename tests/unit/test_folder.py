@@ -1,4 +1,4 @@
-"""Files appear together or not at all, wherever they are to go; what cannot be written is said beforehand."""
+"""Files appear together or not at all; processes that this one answers for."""
 
 from __future__ import annotations
 
@@ -134,3 +134,6 @@ def test_what_a_process_left_is_taken_away_and_nothing_else(tmp_path: Path) -> N
     assert {path.name for path in tmp_path.iterdir()} == {f"{own(77)}xyz", "mine"}
     assert re.fullmatch(r"\.auditor-\d+-", own())
     assert folder.own(7) != folder.own(77)
+
+
+# Where the data that ships with the package lies, and what is said if it is not there.

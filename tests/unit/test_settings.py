@@ -1,4 +1,4 @@
-"""What an audit can be asked, checked once, in one place, before anything is loaded or run."""
+"""What an audit can be asked, where it may be said, and on which device it then runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from auditor.asked import Command, validate
+from auditor.asked import Command, command_of, configuration, validate
+from auditor.config import Ignore
+from auditor.criteria import criteria_of
+from auditor.devices import choose, follow, is_native, is_spread, libraries, name_of, row_of, type_of
 from auditor.errors import AuditorError
-from auditor.settings import Settings, options_of, split_names
+from auditor.settings import Settings, named, options_of
 
 
 def options(**asked: Any) -> Settings:
@@ -51,7 +55,7 @@ def test_what_cannot_be_asked_is_said_in_one_line(asked: dict[str, Any], words: 
     ],
 )
 def test_names_are_given_one_by_one_or_together(given: Any, names: tuple[str, ...]) -> None:
-    assert split_names(given) == names
+    assert named(given) == names
 
 
 def test_quick_takes_the_first_of_what_was_asked_for() -> None:
@@ -88,3 +92,188 @@ def test_every_option_says_what_it_takes() -> None:
         free = Command.model_fields[name].annotation in (str | None, Any)
         assert option.help
         assert option.takes or option.choices or free, name
+
+
+# `[tool.auditor]`: where it is looked for and what it may say.
+
+
+def read(folder):
+    return configuration(folder)[1]
+
+
+@pytest.fixture
+def selection(monkeypatch):
+    def selected(folder):
+        monkeypatch.chdir(folder)
+        return command_of({}, Command)
+
+    return selected
+
+
+def test_nearest_table_counts(tmp_path):
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text('[tool.auditor]\nmax-error = 0.5\nformats = ["fp16", "bf16"]\n')
+    (tmp_path / "a" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert read(inner) == {"max_error": 0.5, "formats": ["fp16", "bf16"]}
+    (tmp_path / "a" / "pyproject.toml").write_text("[tool.auditor]\nout = 'reports'\n")
+    assert read(inner) == {"out": str(tmp_path / "a" / "reports")}
+
+
+def test_criteria_in_a_list_are_read_one_by_one(tmp_path):
+    written = 'criterion = ["logits: topk(5, dim=1) >= 0.9", "boxes: max_abs <= 0.5"]'
+    (tmp_path / "pyproject.toml").write_text(f"[tool.auditor]\n{written}\n")
+    given = read(tmp_path)["criteria"]
+    assert [str(one) for one in criteria_of(given)] == ["logits: topk(5, dim=1) >= 0.9", "boxes: max_abs <= 0.5"]
+
+
+ENTRY = '[[tool.auditor.per-module-ignores]]\nmodule = "a"\ncode = "NRM001"\nreason = "b"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[tool.auditor]\nmax-eror = 1\n", "did you mean max-error?"),
+        ("[tool.auditor]\nzzz = 1\n", "known: formats"),
+        ("[tool.auditor]\nquick = 'yes'\n", "[tool.auditor] quick takes True or False, not 'yes'"),
+        ("[tool.auditor]\nno-quick = true\n", "did you mean quick?"),
+        ("[tool.auditor]\nmax-error = -1\n", "max-error takes a positive number, not -1"),
+        ("[tool.auditor]\nper-module-ignore = []\n", "did you mean per-module-ignores?"),
+        ("[tool.auditor]\nformats = {a = 1}\n", "formats takes fp16, bf16"),
+        ("[tool.auditor\n", "pyproject.toml"),
+        ("[tool.auditor]\nselect = 3\n", "select takes codes"),
+        (
+            '[tool.auditor]\nignore = ["norms"]\n',
+            "ignore takes codes such as NRM001, or the letters of a family, not 'norms'",
+        ),
+        ("[tool.auditor]\nper-module-ignores = 3\n", "takes a list of tables: module, code and reason"),
+        (ENTRY.replace('reason = "b"\n', ""), "reason"),
+        (ENTRY.replace('"b"', '" "'), "reason"),
+        (ENTRY.replace('"a"', "1"), "module"),
+        (ENTRY.replace('"NRM001"', '"N1"'), "not 'N1'"),
+        (ENTRY + "since = 3\n", "not 3"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, words, selection):
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(AuditorError, match=r"pyproject\.toml") as caught:
+        selection(tmp_path)
+    assert words in str(caught.value)
+    assert caught.value.slug == "bad-config"
+
+
+CHOICES = """[tool.auditor]
+max-error = 0.5
+select = ["NRM", "SFT001"]
+ignore = ["NRM004"]
+
+[[tool.auditor.per-module-ignores]]
+module = "blocks.*.norm"
+code = "NRM001"
+reason = "its input is normalised before"
+"""
+
+
+def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path, selection):
+    (tmp_path / "pyproject.toml").write_text(CHOICES)
+    (tmp_path / "deep").mkdir()
+    found = selection(tmp_path / "deep")
+    assert found.select == ("NRM", "SFT001")
+    assert found.ignores == (
+        Ignore("NRM004", source="pyproject.toml:4"),
+        Ignore("NRM001", "blocks.*.norm", "its input is normalised before", "pyproject.toml:7"),
+    )
+    assert command_of({}, Command).max_error == 0.5
+    assert command_of({"ignore": "SFT"}, Command).ignores[0] == Ignore("SFT")
+
+
+def test_flags_are_true_or_false_and_the_command_line_wins(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text("[tool.auditor]\nquick = true\nmeasure-time = false\n")
+    monkeypatch.chdir(tmp_path)
+    assert (command_of({}, Command).quick, command_of({}, Command).measure_time) == (True, False)
+    assert command_of({"quick": False}, Command).quick is False
+
+
+# Which device an audit runs on, for what was asked for; refused in one line where there is none.
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize(
+    ("asked", "device"),
+    [
+        ("auto", "cuda:1"),
+        ("cuda", "cuda:1"),
+        ("cuda:0", "cuda:0"),
+        (torch.device("cuda:0"), "cuda:0"),
+        ("cpu", "cpu"),
+    ],
+)
+def test_devices_have_a_number(asked: object, device: str) -> None:
+    assert choose(asked) == device
+    assert is_native(device) == (type_of(device) == "cuda")
+
+
+@pytest.mark.usefixtures("two")
+def test_a_gpu_that_is_not_there_is_told_from_those_that_are() -> None:
+    with pytest.raises(AuditorError, match="sees cuda:0, cuda:1 alone") as caught:
+        choose("cuda:2")
+    assert caught.value.slug == "no-cuda"
+
+
+@pytest.mark.parametrize("asked", ["mps", "xpu:0", "gpu", "cuda:", "cuda:x", "cpu:1", 0])
+def test_what_is_no_device_of_an_audit(asked: object) -> None:
+    with pytest.raises(AuditorError, match="device takes auto, cpu, cuda or cuda:N"):
+        validate(Settings, {"device": asked})
+
+
+def test_without_a_gpu_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose("auto") == "cpu" == name_of("cpu")
+    with pytest.raises(AuditorError, match="sees no CUDA device"):
+        choose("cuda:1")
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize(
+    ("asked", "found", "device"),
+    [
+        ("auto", {"cpu"}, "cuda:1"),
+        ("auto", {"cuda:0", "cpu"}, "cuda:0"),
+        ("auto", {"cuda:1", "cuda:0"}, "cuda:0,cuda:1"),
+        ("cuda", {"cuda:1", "cuda:0"}, "cuda:0,cuda:1"),
+        ("cuda:0", {"cuda:1", "cuda:0"}, "cuda:0"),
+        ("cpu", {"cuda:1", "cuda:0"}, "cpu"),
+    ],
+)
+def test_an_audit_follows_its_model_unless_told_where_to_go(asked: str, found: set[str], device: str) -> None:
+    chosen_one = follow(asked, found)
+    assert chosen_one == device
+    assert is_spread(chosen_one) == ("," in device) and is_native(chosen_one) == (device != "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", None),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("cpu", None),
+    ],
+)
+def test_the_figures_of_a_gpu_go_by_its_name(name: str, row: str | None) -> None:
+    assert row_of(name) == row
+
+
+def test_libraries_are_those_of_the_device() -> None:
+    assert libraries("cpu")["onednn"].count(".") >= 1
+    assert "onednn" not in libraries("cuda:0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 import pickle
 
 import pytest
@@ -114,28 +113,12 @@ def test_deepcopy_and_pickle_run_their_own_weights(name: str) -> None:
 
 
 @both
-def test_torch_save_and_load(name: str) -> None:
-    model, x = patched(name), normal(2, 4)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    assert torch.equal(torch.load(file, weights_only=False)(x), model(x))
-
-
-@both
 def test_applying_twice_is_applying_once(name: str) -> None:
     once, twice = patched(name), apply_plan(patched(name), PLANS[name])
     x = normal(2, 4)
     assert torch.equal(once(x), twice(x))
     assert [is_wrapped(m) for m in once.modules()] == [is_wrapped(m) for m in twice.modules()]
     assert twice.norm.forward.args[1] is None  # the wrapper does not wrap the wrapper
-
-
-def test_another_plan_replaces_the_first() -> None:
-    model = apply_plan(patched("autocast"), plan("autocast", {"": scope("fp32")}))
-    assert [path for path, module in model.named_modules() if is_wrapped(module)] == [""]
-    with torch.no_grad():
-        assert torch.equal(model(normal(2, 4)), seeded(Net)(normal(2, 4)))
 
 
 @both

@@ -1,7 +1,11 @@
-"""Activations that are computed again in the backward pass are computed in the same precision as the first time."""
+"""A patched model in the hands of torch: recomputed activations, fused transformer layers, and a plan applied for a while."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,8 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from auditor.artefact.applying import apply_plan
-from tests.support.patching import PLANS, Net, plan, scope
+import auditor
+from auditor.artefact import applying as runtime
+from auditor.artefact.applying import apply_plan, is_wrapped
+from auditor.isolation import isolated
+from tests.support.patching import PLANS, Net, identity, plan, scope, shared, versions
+from tests.support.patching import Net as Plain
 from tests.support.subjects import normal, seeded
 
 both = pytest.mark.parametrize("name", PLANS)
@@ -90,3 +98,216 @@ def test_gradient_checkpointing_of_transformers(name: str, use_reentrant: bool) 
     whole = torch.cat([value.flatten() for value in expected.values()]).norm()
     for key, value in expected.items():
         assert float((found[key] - value).norm()) <= ROOM * float(whole), key
+
+
+# PyTorch's transformer layers fuse their modules in eval mode without gradients; where a scope lies inside they must not.
+
+
+ISLAND = {"": scope("bf16"), "layers.1.linear2": scope("fp32")}
+
+
+def encoder() -> nn.TransformerEncoder:
+    """Two layers that take the fused path, and with a padding mask nested tensors."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        return nn.TransformerEncoder(layer, 2).eval()
+
+
+def padded() -> dict[str, Tensor]:
+    mask = torch.zeros(2, 6, dtype=torch.bool)
+    mask[1, 4:] = True
+    return {"src_key_padding_mask": mask}
+
+
+def real(output: Tensor) -> Tensor:
+    """The entries that no mask hides."""
+    return torch.cat([output[0], output[1, :4]]).float()
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return float((a - b).norm() / b.norm()) < 0.02
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("inputs", [dict, padded], ids=["whole", "padded"])
+@pytest.mark.parametrize("strategy", ["cast", "autocast"])
+@pytest.mark.parametrize(
+    "scopes",
+    [
+        ISLAND,
+        {"": scope("bf16"), "layers.0": scope("fp32")},
+        {"": scope("fp32", "keep"), "layers.1": scope("bf16")},
+        {"": scope("bf16"), "layers.1.self_attn": scope("fp32")},
+    ],
+    ids=["island", "layer", "low layer", "attention"],
+)
+def test_a_patched_encoder_runs_with_and_without_gradients(
+    scopes: dict[str, Any], strategy: str, inputs: Any, gradients: bool
+) -> None:
+    model, x = encoder(), normal(2, 6, 16)
+    with torch.no_grad():
+        expected = real(model(x, **inputs()))
+        patched = apply_plan(model, plan(strategy, scopes))
+    with torch.set_grad_enabled(gradients):
+        assert close(real(patched(x, **inputs())).detach(), expected)
+
+
+def test_every_module_inside_is_called() -> None:
+    patched, seen = apply_plan(encoder(), plan("cast", ISLAND)), []
+    island = patched.get_submodule("layers.1.linear2")
+    inner = island.forward
+    island.forward = lambda x: seen.append(x.dtype) or inner(x)  # type: ignore[func-returns-value]
+    with torch.no_grad():
+        patched(normal(2, 6, 16))
+    assert seen == [torch.bfloat16]  # as the layer before hands it over; the scope raises it
+
+
+def test_layers_without_a_scope_inside_stay_fused() -> None:
+    patched = apply_plan(encoder(), plan("cast", ISLAND))
+    assert patched.get_submodule("layers.0").activation_relu_or_gelu == 1
+    assert patched.get_submodule("layers.1").activation_relu_or_gelu == 0
+
+
+def test_another_plan_takes_the_mark_off() -> None:
+    model = apply_plan(encoder(), plan("autocast", ISLAND))
+    apply_plan(model, plan("autocast", {"": scope("bf16")}))
+    before = encoder()
+    for path, module in model.named_modules():
+        ours = {key for key in vars(module) if key != "forward"}
+        assert ours == set(vars(before.get_submodule(path)))
+    assert model.get_submodule("layers.1").activation_relu_or_gelu == 1
+    assert model.use_nested_tensor is True
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
+def test_copies_are_not_fused_either(copied: Any) -> None:
+    patched, x = apply_plan(encoder(), plan("cast", ISLAND)), normal(2, 6, 16)
+    with torch.no_grad():
+        assert torch.equal(copied(patched)(x), patched(x))
+
+
+@pytest.mark.slow
+def test_compiled_and_exported_whole() -> None:
+    patched, x = apply_plan(encoder(), plan("cast", ISLAND)), normal(2, 6, 16)
+    with torch.no_grad():
+        expected = patched(x)
+        assert close(torch.compile(patched, fullgraph=True, backend="aot_eager")(x).float(), expected.float())
+        assert close(torch.export.export(patched, (x,)).module()(x).float(), expected.float())
+
+
+# A plan that is applied for a while leaves nothing behind: the same objects, the same storage, the same bits.
+
+
+@contextmanager
+def patched(model: nn.Module, plan: dict[str, Any]) -> Iterator[nn.Module]:
+    with isolated(model):
+        yield apply_plan(model, plan)
+
+
+@both
+def test_the_body_sees_what_apply_makes_and_nothing_stays(name: str) -> None:
+    model, x = shared(), normal(2, 4, seed=3)
+    expected = apply_plan(copy.deepcopy(model), PLANS[name])(x)
+    before, written = identity(model), versions(model)
+    with patched(model, PLANS[name]) as inside:
+        assert inside is model
+        assert is_wrapped(model)
+        assert torch.equal(model(x), expected)
+        assert model.first.weight is model.twin.weight
+        assert (model.first.weight.dtype is torch.bfloat16) is (name == "cast")
+    assert identity(model) == before
+    assert versions(model) == written
+
+
+@both
+def test_bodies_that_raise(name: str) -> None:
+    model = shared()
+    before = identity(model)
+    with pytest.raises(RuntimeError, match="inside"), patched(model, PLANS[name]):
+        raise RuntimeError("inside")
+    assert identity(model) == before
+
+
+def test_plans_that_do_not_fit() -> None:
+    model = shared()
+    before = identity(model)
+    with pytest.raises(ValueError, match="nowhere"), patched(model, plan("cast", {"nowhere": scope("bf16")})):
+        raise AssertionError("there is no body without a patched model")
+    assert identity(model) == before
+
+
+@pytest.mark.parametrize("calls", [1, 4, 12])
+def test_plans_that_break_half_way(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, left = shared(), iter(range(calls))
+    before, convert = identity(model), runtime.convert
+
+    def breaking(tree: Any, dtype: torch.dtype) -> Any:
+        if next(left, None) is None:
+            raise RuntimeError("out of memory")
+        return convert(tree, dtype)
+
+    monkeypatch.setattr(runtime, "convert", breaking)
+    with pytest.raises(RuntimeError, match="out of memory"), patched(model, PLANS["cast"]):
+        pass
+    assert identity(model) == before
+
+
+@both
+def test_a_plan_that_was_applied_before_is_back(name: str) -> None:
+    model, x = apply_plan(shared(), PLANS["autocast"]), normal(2, 4, seed=3)
+    expected, before = model(x), identity(model)
+    with patched(model, PLANS[name]):
+        model(normal(2, 4))
+    assert identity(model) == before
+    assert torch.equal(model(x), expected)
+
+
+@both
+def test_gradients_that_are_on_their_way_arrive(name: str) -> None:
+    model, twin, x = seeded(Plain), seeded(Plain), normal(2, 4)
+    fired: list[Tensor] = []
+    model.first.weight.register_post_accumulate_grad_hook(fired.append)
+    loss = model(x).square().sum()
+    with patched(model, PLANS[name]):
+        model(x)
+    loss.backward()
+    twin(x).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    model(x).sum().backward()
+    assert len(fired) == 2
+
+
+class Alone(nn.Module):
+    """A model of which there is one: copies of it are the model itself, as of some that hold sockets or locks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 8)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Alone:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.norm(self.first(x)).clamp(min=torch.finfo(x.dtype).tiny)
+        return self.last(scores)
+
+
+class Locked(Alone):
+    """One that refuses to be copied, as a lock inside a model does."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Alone:
+        raise TypeError("cannot pickle '_thread.lock' object")
+
+
+@pytest.mark.parametrize("model_class", [Alone, Locked])
+def test_models_that_cannot_be_copied_are_audited_and_come_back(model_class: type[nn.Module]) -> None:
+    model, x = seeded(model_class), normal(6, 16)
+    before = identity(model)
+    audit = auditor.audit(model, x, device="cpu", max_error=0.05)
+    assert identity(model) == before
+    low = {name: plan for name, plan in audit.plans.items() if plan.low_precision_flops}
+    assert all(plan.verified for plan in low.values())
+    assert {"autocast_bf16", "cast_bf16"} <= low.keys()
+    assert all(1e-5 < (plan.measured_error or 0) < 0.05 for plan in low.values())

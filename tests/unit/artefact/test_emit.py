@@ -137,19 +137,6 @@ def test_it_builds_and_trains_where_the_auditor_cannot_be_imported(source: Path,
     }
 
 
-def test_folders_may_move_together(source: Path, tmp_path: Path) -> None:
-    out = source.parent / "audits"
-    written(out, emit(origin(source), PARAMETERS, PLANS, "autocast_bf16", out))
-    moved = tmp_path / "moved"
-    source.parent.rename(moved)
-    done = run_alone(
-        "sys.path.insert(0, sys.argv[1]); import patched_model; print(type(patched_model.build()).__name__)",
-        moved / "audits",
-        cwd=tmp_path / "elsewhere",
-    )
-    assert done.stdout.strip() == "Net", done.stderr
-
-
 def build_in(directory: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     script = "sys.path.insert(0, sys.argv[1]); import patched_model; print(type(patched_model.build()).__name__)"
     return run_alone(script, directory, cwd=cwd)
@@ -177,20 +164,20 @@ def test_it_holds_no_absolute_path_and_finds_its_source_when_it_moves(source: Pa
     assert last.endswith("audit the model again, or edit SOURCE there")
 
 
-@pytest.mark.parametrize(
-    ("symbol", "kind"),
-    [("get_model", "factory"), ("Net", "class"), ("Holder.ready", "instance"), ("audit_spec", "spec")],
-)
-def test_every_kind_of_origin(symbol: str, kind: str, source: Path, tmp_path: Path) -> None:
-    file = written(
-        tmp_path / "out", emit(origin(source, symbol, kind), PARAMETERS, PLANS, "cast_bf16", tmp_path / "out")
-    )
-    done = run_alone(
-        "sys.path.insert(0, sys.argv[1]); import patched_model; print(patched_model.build().first.weight.dtype)",
-        file.parent,
-        cwd=tmp_path / "elsewhere",
-    )
-    assert done.stdout.strip() == "torch.bfloat16", done.stderr
+KINDS = (("get_model", "factory"), ("Net", "class"), ("Holder.ready", "instance"), ("audit_spec", "spec"))
+BUILD_EACH = """
+import runpy
+for folder in sys.argv[1:]:
+    print(runpy.run_path(f"{folder}/patched_model.py")["build"]().first.weight.dtype)
+"""
+
+
+def test_every_kind_of_origin(source: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / f"out {kind}" for _, kind in KINDS]
+    for folder, (symbol, kind) in zip(folders, KINDS, strict=True):
+        written(folder, emit(origin(source, symbol, kind), PARAMETERS, PLANS, "cast_bf16", folder))
+    done = run_alone(BUILD_EACH, *folders, cwd=tmp_path / "elsewhere")
+    assert done.stdout.split() == ["torch.bfloat16"] * len(KINDS), done.stderr
 
 
 def test_the_fresh_process_computes_what_this_one_does_and_says_why_a_plan_fails(source: Path, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def text_naming(name: str, directory: Path) -> str:
     return emit(source, 3, {name: hostile}, name, directory)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(name=NAMES)
 def test_whatever_a_name_holds_only_the_tables_differ(name: str) -> None:
     """No node of the syntax tree comes from a name, and every name comes back as it went in."""

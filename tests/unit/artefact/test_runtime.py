@@ -1,4 +1,4 @@
-"""The runtime's own small functions: conversion of trees, precisions by path, and how modules are wrapped."""
+"""The runtime: conversion of trees, precisions by path, what is wrapped, what is computed in, and what is shared."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from auditor.api import audit
+from auditor.artefact.applying import apply_plan, is_wrapped
 from auditor.artefact.runtime import (
-    Runtime,
-    by_scope,
+    DTYPES,
     call,
     convert,
     device_type,
     floating_dtype,
-    holds_fp32,
     in_region,
-    precision_of,
 )
+from auditor.document.live import apply
+from tests.support.patching import AUTOCAST, CAST, Net, patched, plan, scope
+from tests.support.subjects import normal, seeded
 
 Pair = namedtuple("Pair", "a b")
 HALF, WIDE = torch.float16, torch.float32
@@ -41,55 +43,6 @@ def test_what_has_the_dtype_is_handed_on() -> None:
     assert convert(x, WIDE) is x
 
 
-SCOPES = {"": {"precision": "fp16"}, "a": {"precision": "fp32"}, "a.b.c": {"precision": "fp16"}}
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [("", "fp16"), ("z", "fp16"), ("a", "fp32"), ("a.b", "fp32"), ("a.b.c.d", "fp16"), ("ab", "fp16")],
-)
-def test_the_nearest_scope_above_decides(path: str, expected: str) -> None:
-    assert precision_of(path, SCOPES) == expected
-
-
-def test_outside_of_all_scopes_it_is_fp32() -> None:
-    assert precision_of("x.y", {"a": {"precision": "fp16"}}) == "fp32"
-
-
-def test_a_tensor_of_several_owners_is_fp32_as_soon_as_one_is() -> None:
-    shared, own = torch.ones(1), torch.ones(1)
-    named = [("b.w", shared), ("a.w", shared), ("z.w", shared), ("a.b.c.v", own)]
-    assert by_scope(named, SCOPES) == {id(shared): "fp32", id(own): "fp16"}
-
-
-def test_a_layer_that_holds_a_wide_weight() -> None:
-    layer, parent = nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1))
-    assert holds_fp32(layer, {id(layer.bias): "fp32"})
-    assert not holds_fp32(layer, {id(layer.bias): "fp16"})
-    assert not holds_fp32(parent, {id(parent[0].weight): "fp32"})  # not its own
-
-
-def wrapping(*paths: str, scopes: dict[str, Any] | None = None, wide: bool = False) -> dict[str, Any] | None:
-    layer = nn.Linear(1, 1)
-    stored = {id(layer.weight): "fp32"} if wide else {}
-    return Runtime.wrapping(layer, list(paths), scopes or SCOPES, stored)
-
-
-def test_who_is_wrapped_and_how() -> None:
-    assert wrapping("z") is None  # as what calls it
-    assert wrapping("") == {"precision": "fp16", "output": None}  # the root hands out what it has
-    assert wrapping("a") == {"precision": "fp32", "output": "fp16"}
-    keeping = {**SCOPES, "a": {"precision": "fp32", "output": "keep"}}
-    assert wrapping("a", scopes=keeping) == {"precision": "fp32", "output": None}
-    assert wrapping("a.b.c") == {"precision": "fp16", "output": "fp32"}
-
-
-def test_under_several_names() -> None:
-    assert wrapping("z", "a.b") == {"precision": "fp32", "output": "input"}  # callers that differ
-    assert wrapping("z", "y") is None
-    assert wrapping("z", wide=True) == {"precision": "fp32", "output": "fp16"}  # tied to a wide one
-
-
 def test_a_forward_set_on_the_instance_is_what_is_called() -> None:
     layer = nn.Identity()
     assert call(layer, None, (3,), {}) == 3
@@ -108,3 +61,239 @@ def test_what_is_computed_while_it_is_read_is_computed_in_the_region() -> None:
     lazy = in_region(lambda: torch.autocast("cpu"), lambda: (torch.is_autocast_enabled("cpu") for _ in range(2)))
     assert list(lazy) == [True, True]
     assert in_region(lambda: torch.autocast("cpu"), lambda: [1]) == [1]
+
+
+# What a patched model computes in: weights, what enters and leaves a scope, and what training moves.
+
+
+def dtypes_of(model: nn.Module, x: Tensor) -> dict[str, tuple[torch.dtype, torch.dtype]]:
+    """{module: (dtype of its input, dtype of its result)}, seen inside its wrapper by the class's own forward."""
+    seen: dict[str, tuple[torch.dtype, torch.dtype]] = {}
+    handles = []
+    for path, module in model.named_modules():
+        if not list(module.children()):
+            handles.append(module.register_forward_hook(note(seen, path)))
+    with torch.no_grad():
+        model(x)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def note(seen: dict[str, tuple[torch.dtype, torch.dtype]], path: str) -> Any:
+    def hook(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> None:
+        seen[path] = (args[0].dtype, result.dtype)
+
+    return hook
+
+
+def test_autocast_runs_low_but_for_the_islands() -> None:
+    seen = dtypes_of(patched("autocast"), normal(2, 4))
+    low, full = torch.bfloat16, torch.float32
+    assert seen["first"] == (full, low)
+    assert seen["norm"] == (low, full)  # the hook sits outside the wrapper: it hears what the caller handed over
+    assert seen["head.0"] == (full, low)
+    assert seen["head.1"] == (low, low)
+    assert seen["head.2"] == (low, full)
+
+
+def test_an_island_computes_in_fp32_on_raised_inputs() -> None:
+    model = patched("autocast")
+    x = normal(2, 8).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = model.head[2](x)
+    with torch.no_grad():
+        assert torch.equal(result, nn.functional.linear(x.float(), model.head[2].weight, model.head[2].bias))
+
+
+def test_cast_stores_weights_by_scope() -> None:
+    state = patched("cast").state_dict()
+    dtypes = {key: value.dtype for key, value in state.items()}
+    assert dtypes == {
+        "shift": torch.bfloat16,
+        "steps": torch.int64,
+        "first.weight": torch.bfloat16,
+        "first.bias": torch.bfloat16,
+        "norm.weight": torch.float32,
+        "norm.bias": torch.float32,
+        "head.0.weight": torch.bfloat16,
+        "head.0.bias": torch.bfloat16,
+        "head.2.weight": torch.float32,
+        "head.2.bias": torch.float32,
+    }
+
+
+def test_cast_raises_what_enters_an_island_and_lowers_or_keeps_what_leaves_it() -> None:
+    seen = dtypes_of(patched("cast"), normal(2, 4))
+    low, full = torch.bfloat16, torch.float32
+    assert seen["first"] == (low, low)
+    assert seen["norm"] == (low, low)  # FP32 inside, lowered on the way out
+    assert seen["head.2"] == (low, full)  # kept
+    inside: list[torch.dtype] = []
+    model = seeded(Net)
+    forward = model.norm.forward
+
+    def spy(x: Tensor) -> Tensor:
+        inside.append(x.dtype)
+        return forward(x)
+
+    model.norm.forward = spy
+    with torch.no_grad():
+        apply_plan(model, CAST)(normal(2, 4))
+    assert inside == [torch.float32]
+
+
+def test_a_low_scope_in_an_fp32_root_hands_back_fp32() -> None:
+    for strategy in ("autocast", "cast"):
+        model = apply_plan(seeded(Net), plan(strategy, {"": scope("fp32"), "first": scope("bf16")}))
+        assert dtypes_of(model, normal(2, 4))["first"][1] is torch.float32
+        with torch.no_grad():
+            assert model(normal(2, 4)).dtype is torch.float32
+
+
+@pytest.mark.parametrize("later", [AUTOCAST, plan("cast", {"": scope("fp32")})])
+def test_weights_that_were_stored_low_are_not_passed_off_as_fp32(later: dict[str, Any]) -> None:
+    model = patched("cast")  # what rounding took from the weights is gone: no later plan can bring it back
+    with pytest.raises(ValueError, match=r"bf16|bfloat16"):
+        apply_plan(model, later)
+
+
+# Weights under two names and modules called in two places: one of either, and FP32 wins.
+
+
+both = pytest.mark.parametrize("strategy", ["autocast", "cast"])
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embed(tokens))
+
+
+@pytest.mark.parametrize("island", ["embed", "head"])
+def test_tied_weights_stay_tied_and_fp32_wins(island: str) -> None:
+    model = apply_plan(seeded(Tied), plan("cast", {"": scope("bf16"), island: scope("fp32", "keep")}))
+    assert model.head.weight is model.embed.weight
+    assert model.embed.weight.dtype is torch.float32
+    low = apply_plan(seeded(Tied), plan("cast", {"": scope("bf16")}))
+    assert low.head.weight is low.embed.weight
+    assert low.head.weight.dtype is torch.bfloat16
+    low(torch.tensor([1, 2]))
+
+
+class TiedDeep(Tied):
+    """A low norm reads what the embedding looks up in a table that the FP32 head shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(tokens)))
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+def test_a_low_layer_whose_weight_is_tied_to_an_island_hands_on_low_values(fmt: str) -> None:
+    scopes = {"": scope(fmt), "head": scope("fp32", "keep")}
+    model = apply_plan(seeded(TiedDeep), plan("cast", scopes, fmt))
+    assert model.norm.weight.dtype is DTYPES[fmt]
+    assert inside(model, "norm", torch.tensor([1, 2])) == [DTYPES[fmt]]
+    assert inside(model, "head", torch.tensor([1, 2])) == [torch.float32]
+
+
+def test_tied_weights_under_autocast_stay_tied_through_a_training_step() -> None:
+    model = apply_plan(seeded(Tied), plan("autocast", {"": scope("bf16"), "head": scope("fp32")})).train()
+    before = model.embed.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.tensor([1, 2])).square().sum().backward()
+    optimizer.step()
+    assert len(list(model.parameters())) == 1
+    assert model.head.weight is model.embed.weight
+    assert model.embed.weight.dtype is torch.float32
+    assert not torch.equal(model.embed.weight, before)
+
+
+class Twice(nn.Module):
+    """One layer under two names of one parent, one norm in two parents, and a layer after it in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(4, 4)
+        self.two = self.one
+        self.left = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
+        self.right = nn.Sequential(self.left[0], nn.Linear(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.right(self.left(self.two(self.one(x))))
+
+
+def inside(model: nn.Module, path: str, x: Tensor) -> list[torch.dtype]:
+    """Dtypes that the class's own forward of a module receives, call by call."""
+    module, seen = model.get_submodule(path), []
+    kind = type(module)
+
+    class Spy(kind):  # type: ignore[valid-type, misc]
+        def forward(self, given: Tensor) -> Tensor:
+            seen.append(given.dtype)
+            return kind.forward(self, given)
+
+    module.__class__ = Spy
+    with torch.no_grad():
+        model(x)
+    module.__class__ = kind
+    return seen
+
+
+@both
+def test_a_module_under_two_names_is_one_scope(strategy: str) -> None:
+    model = apply_plan(seeded(Twice), plan(strategy, {"": scope("bf16"), "one": scope("fp32")}))
+    assert inside(model, "one", normal(2, 4)) == [torch.float32, torch.float32]
+    assert model.one.forward.args[1] is None  # wrapped once
+
+
+def test_another_plan_takes_the_wrapper_of_a_shared_module_off() -> None:
+    model = apply_plan(seeded(Twice), plan("autocast", {"": scope("bf16"), "one": scope("fp32"), "two": scope("fp32")}))
+    assert is_wrapped(model.two)
+    apply_plan(model, plan("autocast", {"": scope("fp32")}))
+    assert not is_wrapped(model.two)
+
+
+@both
+def test_two_names_with_a_scope_each_wrap_it_once_and_fp32_wins(strategy: str) -> None:
+    names = {"": scope("bf16"), "one": scope("bf16"), "two": scope("fp32")}
+    model = apply_plan(seeded(Twice), plan(strategy, names))
+    assert inside(model, "one", normal(2, 4)) == [torch.float32, torch.float32]
+    assert model.one.forward.args[1] is None
+    assert model.one.weight.dtype is torch.float32
+
+
+@both
+@pytest.mark.parametrize("island", ["left", "right"])
+def test_a_module_of_two_parents_at_odds_is_fp32_and_hands_on_what_it_was_given(strategy: str, island: str) -> None:
+    model = apply_plan(seeded(Twice), plan(strategy, {"": scope("bf16"), island: scope("fp32")}))
+    x = normal(2, 4)
+    assert inside(model, "left.0", x) == [torch.float32, torch.float32]
+    with torch.no_grad():
+        assert model(x).shape == (2, 3)
+        linear = model.get_submodule(f"{island}.1")
+        assert linear.weight.dtype is torch.float32
+    if strategy == "cast":
+        other = {"left": "right", "right": "left"}[island]
+        assert model.get_submodule(f"{other}.1").weight.dtype is torch.bfloat16
+
+
+@both
+def test_an_audited_model_that_shares_modules_follows_its_plan(strategy: str) -> None:
+    found = audit(seeded(Twice), normal(16, 4), max_error=2e-3, strategies=(strategy,), formats=("bf16",), device="cpu")
+    (chosen,) = found.plans.values()
+    assert chosen.verified
+    model = apply(seeded(Twice), found, chosen.name)
+    assert model.two is model.one
+    assert model.right[0] is model.left[0]
+    with torch.no_grad():
+        error = (model(normal(16, 4)) - seeded(Twice)(normal(16, 4))).norm() / seeded(Twice)(normal(16, 4)).norm()
+    assert error <= 2e-3

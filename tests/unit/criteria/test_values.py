@@ -1,16 +1,22 @@
-"""What each kind makes of two tensors, by hand."""
+"""What each kind makes of two tensors, by hand: values, shares, quadratic forms, and all criteria at once."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from auditor.criteria import Criterion, criteria_of
-from auditor.criteria.values import unfit, value
+from auditor.criteria.criterion import FUNCTION, KINDS, Kind, floor_of
+from auditor.criteria.forms import FORMS, form_of
+from auditor.criteria.measure import bound
+from auditor.criteria.values import VALUES, unfit, value
 from auditor.errors import AuditorError
+from auditor.isolation.outputs import NamedTensors
+from tests.support.subjects import normal
 
 INF = math.inf
 
@@ -117,3 +123,150 @@ def test_a_function_is_called_with_the_two_tensors() -> None:
 def test_what_does_not_fit_says_why(text: str, reference: Tensor, why: str) -> None:
     (one,) = criteria_of(f"it: {text}")
     assert why in (unfit(one, "it", reference) or "")
+
+
+# Directions, limits and shares of the kinds.
+
+
+def test_every_kind_has_its_arithmetic_and_its_words() -> None:
+    assert KINDS.keys() == VALUES.keys()
+    assert all(kind.name == name and kind.says and kind.unit for name, kind in KINDS.items())
+
+
+def brackets(kind: Kind) -> str:
+    return f"({', '.join(kind.takes)})" if kind.takes else ""
+
+
+def test_the_page_on_criteria_has_every_kind_as_it_is() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "criteria.md").read_text(encoding="utf-8")
+    rows = [f"| `{kind.name}{brackets(kind)}` | {kind.unit} | `{kind.sign}` | {kind.says} |" for kind in KINDS.values()]
+    found = page.partition("<!-- kinds -->\n")[2].partition("<!-- end of kinds -->")[0].splitlines()
+    assert found == rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "limit", "share"),
+    [
+        ("max_abs", 0.25, 0.5, 0.5),
+        ("kl", 0.01, 0.04, 0.5),  # grows with the square of an error: the root of a quarter
+        ("cosine", 0.99, 0.96, 0.5),  # the same: sqrt(0.01 / 0.04)
+        ("top1", 0.99, 0.98, 0.5),
+        ("iou", 0.8, 0.9, 2.0),
+        ("psnr", 60.0, 40.0, 0.1),  # 20 dB are a factor of 10 in size
+        ("psnr", math.inf, 40.0, 0.0),
+        ("flips", 0.0, 0.0, 0.0),
+        ("flips", 0.25, 0.0, 2.25),
+        ("top1", 0.75, 1.0, 2.25),
+        ("max_abs", math.nan, 1.0, math.inf),
+    ],
+)
+def test_the_share_by_hand(kind: str, value: float, limit: float, share: float) -> None:
+    assert KINDS[kind].share(value, limit) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), FUNCTION])
+def test_a_share_is_above_one_exactly_where_the_limit_does_not_hold(kind: object) -> None:
+    for limit in (0.0, 0.1, 0.9, 1.0):
+        for given in (0.0, 0.1, math.nextafter(0.1, 1), math.nextafter(0.9, 0), 0.9, 1.0, math.nan):
+            assert (kind.share(given, limit) <= 1) == kind.holds(given, limit)
+
+
+def test_the_floor_is_three_times_the_noise_as_long_as_outputs_are_alike() -> None:
+    assert floor_of(0.0, 0.0) == 0.0
+    assert floor_of(0.02, 0.01) == 0.06
+    assert floor_of(5.0, 0.3) == 15.0  # in the user's own measure
+    assert floor_of(0.02, 0.34) == 0.0
+    assert floor_of(math.inf, 0.0) == 0.0
+
+
+# Quadratic forms of the kinds, against the kinds themselves on small errors.
+
+
+CASES = {
+    "rel_l2 <= 0.1": normal(6, 5),
+    "kl <= 0.1": 3 * normal(6, 5),
+    "kl(dim=0) <= 0.2": 2 * normal(6, 5),
+    "kl <= 0.3": torch.log_softmax(normal(6, 5), -1),
+    "cosine >= 0.9": normal(6, 5),
+    "cosine(dim=0) >= 0.8": normal(6, 5),
+    "psnr >= 30": normal(6, 5),
+    "psnr(2) >= 20": normal(6, 5),
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_the_mean_square_over_all_signs_is_the_square_of_the_share(text: str) -> None:
+    # E <A e, d>^2 over random signs e is |A' d|^2: row by row of the identity in place of random signs, exactly
+    (one,) = criteria_of(f"output: {text}")
+    reference = CASES[text].double()
+    error = 1e-4 * normal(6, 5, seed=1).double()
+    form = form_of(one, reference)
+    assert form is not None
+    basis = torch.eye(reference.numel(), dtype=torch.float64).reshape(-1, *reference.shape)
+    square = sum(float((form(unit) * error).sum()) ** 2 for unit in basis)
+    assert math.sqrt(square) == pytest.approx(one.share(value(one, reference, reference + error)), rel=1e-3)
+
+
+def test_kinds_without_a_form_and_limits_that_allow_nothing_have_none() -> None:
+    assert set(FORMS) == {text.partition(" ")[0].partition("(")[0] for text in CASES}
+    for text in ("max_abs <= 1", "top1 >= 0.5", "kl <= 0", "cosine >= 1"):
+        (one,) = criteria_of(f"output: {text}")
+        assert form_of(one, normal(3, 4)) is None
+
+
+# Outputs held against a reference by all criteria at once.
+
+
+REFERENCE = NamedTensors(
+    [torch.tensor([10.0, 20.0]), torch.tensor([3.0, 4.0]), torch.tensor([1, 2])], ("boxes", "z", "ids")
+)
+
+
+def test_the_largest_share_counts_and_the_others_are_judged_together() -> None:
+    found = bound(criteria_of({"boxes": "max_abs <= 0.5"}), 0.2, REFERENCE)
+    low = [torch.tensor([10.25, 20.0]), torch.tensor([3.0, 4.5]), torch.tensor([1, 2])]
+    held = found.held(REFERENCE, low)
+    assert [str(one.criterion) for one in held] == ["boxes: max_abs <= 0.5", "the other outputs: rel_l2 <= 0.2"]
+    assert [one.value for one in held] == pytest.approx([0.25, 0.1])
+    assert [one.share for one in held] == pytest.approx([0.5, 0.5])
+    low[2] = torch.tensor([1, 3])  # half of a discrete output: 0.5 of 0.2
+    assert found(REFERENCE, low) == pytest.approx(2.5)
+
+
+def test_outputs_go_by_the_names_of_their_own_reference() -> None:
+    found = bound(criteria_of({"boxes": "max_abs <= 0.5"}), 0.2, REFERENCE)
+    turned = NamedTensors([torch.tensor([3.0]), torch.tensor([10.0])], ("z", "boxes"))
+    assert found.held(turned, [torch.tensor([3.0]), torch.tensor([11.0])])[0].value == 1.0
+    without = NamedTensors([torch.tensor([3.0])], ("z",))
+    assert found.held(without, [torch.tensor([3.0])])[0].value is None
+    assert found(without, [torch.tensor([3.0])]) == 0.0
+
+
+def test_values_over_runs_are_the_worst_and_what_no_run_has_does_not_hold() -> None:
+    found = bound(criteria_of(["boxes: max_abs <= 0.5", "z: cosine >= 0.9"]), 0.2, REFERENCE)
+    near, far = ([torch.tensor([10.0 + by, 20.0]), REFERENCE[1], REFERENCE[2]] for by in (0.25, 0.75))
+    boxes, angle, others = found.values([(REFERENCE, near), (REFERENCE, far)])
+    assert (boxes.value, boxes.holds, boxes.share) == (0.75, False, 1.5)
+    assert (angle.value, angle.holds, angle.sign) == (1.0, True, ">=")
+    assert (others.output, others.kind, others.value, others.holds) == ("the other outputs", "rel_l2", 0.0, True)
+    boxes, *_ = found.values([(REFERENCE, near)], [(REFERENCE, far)])
+    assert (boxes.value, boxes.holds) == (0.25, False)
+    without = NamedTensors([torch.tensor([3.0])], ("w",))
+    assert [(one.value, one.holds) for one in found.values([(without, list(without))])][:2] == [(None, False)] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "box: max_abs <= 1",
+            "the model returns no 'box', which 'box: max_abs <= 1' speaks of: did you mean boxes? It returns boxes, z, ids",
+        ),
+        ("nothing.like.it: max_abs <= 1", "speaks of. It returns boxes, z, ids"),
+        ("ids: max_abs <= 1", "'ids: max_abs <= 1': max_abs is for outputs of floating-point numbers"),
+    ],
+)
+def test_names_that_the_model_does_not_return(text: str, said: str) -> None:
+    with pytest.raises(AuditorError, match=said.replace("?", r"\?")) as caught:
+        bound(criteria_of(text), 0.01, REFERENCE)
+    assert caught.value.slug == "bad-criterion"

@@ -202,28 +202,6 @@ def test_what_autocast_lists_nowhere_computes_in_what_it_is_handed() -> None:
     ]
 
 
-class InPlace(nn.Module):
-    """What is written in place keeps its dtype, whatever is added to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        y.add_(x).relu_()
-        return y * 2
-
-
-def test_what_is_written_in_place_keeps_its_dtype() -> None:
-    model, x = seeded(InPlace), torch.linspace(-1, 1, 16).reshape(2, 8)
-    capture = capture_of(model, x)
-    plan = plan_of(capture, "autocast", "bf16", everything(capture, "bf16"))
-    assert reported(capture, model, ((x,), {}), plan) == run_under(Calls(), model, ((x,), {}), plan, on_a_gpu)
-    (added,) = [d for n, d in under_plan(capture, model, ((x,), {}), plan).dtypes.items() if n.startswith("add")]
-    assert added == Dtypes(("bfloat16", "float32"), "float32", "bfloat16")
-
-
 def dtypes_of(function: Callable[..., Any], strategy: str, *inputs: Tensor) -> dict[str, Dtypes]:
     """With everything in FP16."""
     model = Function(function)

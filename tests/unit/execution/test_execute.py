@@ -1,7 +1,8 @@
-"""One node at a time under a policy: what autocast hands to it, what a scope's boundary hands to it, and refusals."""
+"""One node at a time under a policy; some operations low and all else in FP32; what was written in place."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +10,16 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from auditor.execution.execute import Executor, low_literals, with_literals
+from auditor.execution.execute import Executor, SomeLow, apart, low_literals, with_literals
 from auditor.execution.policy import Policy, plain
+from auditor.execution.resolve import resolve
+from auditor.numerics.casting import lowered
+from auditor.numerics.formats import FORMATS
 from auditor.numerics.kernels import UnsupportedInFormat
+from auditor.numerics.nodes import tensors_of
 from auditor.records import Capture, Literals
 from tests.support.capturing import Function
-from tests.support.subjects import capture_of, normal, only, seeded
+from tests.support.subjects import capture_of, normal, only
 
 HALF, FLOAT = torch.ones(2).half(), torch.ones(2)
 
@@ -52,53 +57,6 @@ def run(capture: Capture, how: Policy, model: nn.Module, *inputs: Tensor) -> dic
     return seen
 
 
-class TwoScopes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.LayerNorm(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x)).relu()
-
-
-@pytest.mark.parametrize(
-    ("strategy", "labels", "expected"),
-    [
-        ("cast", {"": "fp16", "first": "fp16", "second": "fp16"}, ["float16", "float16", "float16"]),
-        ("cast", {"": "fp16", "first": "fp16", "second": "fp32"}, ["float16", "float32", "float16"]),
-        ("cast", {"": "fp16", "first": "fp32", "second": "fp16"}, ["float32", "float16", "float16"]),
-        ("autocast", {"": "fp16", "first": "fp16", "second": "fp16"}, ["float16", "float32", "float32"]),
-        ("autocast", {"": "fp16", "first": "fp32", "second": "fp16"}, ["float32", "float32", "float32"]),
-        ("autocast", {"": "fp32", "first": "fp32", "second": "fp32"}, ["float32", "float32", "float32"]),
-    ],
-)
-def test_scopes_by_hand(strategy: str, labels: dict[str, str], expected: list[str]) -> None:
-    model, x = seeded(TwoScopes), normal(2, 4)
-    capture = capture_of(model, x)
-    how = Policy(capture, strategy, labels.__getitem__, "fp16")
-    seen = run(capture, how, model, x)
-    assert [str(seen[op].dtype) for op in ("linear", "layer_norm", "relu")] == [f"torch.{name}" for name in expected]
-
-
-def test_the_numbers_are_those_of_the_format() -> None:
-    model, x = seeded(TwoScopes), normal(2, 4)
-    capture = capture_of(model, x)
-    seen = run(capture, Policy(capture, "autocast", plain("bf16"), "bf16"), model, x)
-    linear = model.first
-    expected = (x.bfloat16().float() @ linear.weight.bfloat16().float().t() + linear.bias.bfloat16().float()).bfloat16()
-    assert torch.equal(seen["linear"], expected)
-
-
-def test_the_authors_region_wins() -> None:
-    def protected(x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            return x.float() @ x.float()
-
-    capture = capture_of(Function(protected), normal(4, 4))
-    seen = run(capture, Policy(capture, "autocast", plain("fp16"), "fp16"), nn.Module(), normal(4, 4))
-    assert seen["matmul"].dtype is torch.float32
-
-
 def test_a_refusal_names_the_place() -> None:
     model = nn.Sequential(Function(lambda x: torch.linalg.cholesky(x * 1.0)))
     capture = capture_of(model, torch.eye(3))
@@ -108,3 +66,178 @@ def test_a_refusal_names_the_place() -> None:
     node = only(capture, "linalg_cholesky")
     assert caught.value.owner == "0"
     assert str(caught.value).splitlines()[0] == f"linalg_cholesky has no float16 kernel on CUDA in 0 ({node.source})"
+
+
+# Some operations low, or one value another, and all else in FP32: sums worked out by hand.
+
+
+U = 2.0**-9
+X = torch.tensor([1 + U])
+"""In BF16, whose spacing at 1 is 2^-7, it is 1."""
+
+
+def tripled(x: Tensor) -> Tensor:
+    return x * 3 + x
+
+
+def rounded(value: Any) -> Any:
+    return lowered(value, FORMATS["bf16"])
+
+
+@pytest.mark.parametrize(
+    ("inside", "product", "result"),
+    [((), 3 + 3 * U, 4 + 4 * U), (("mul",), 3.0, 4 + U), (("add",), 3 + 3 * U, 4.0), (("mul", "add"), 3.0, 4.0)],
+)
+def test_what_enters_is_rounded_and_what_leaves_is_raised(inside: Any, product: float, result: float) -> None:
+    captured = capture_of(Function(tripled), X)
+    seen: dict[str, Any] = {}
+    policy = SomeLow(captured, inside, "bf16", rounded)
+    run = Executor(captured.graph_module, policy, lambda n, value: seen.update({n.name: value}))
+    (found,) = run.run(X)
+    assert (found.item(), found.dtype) == (result, torch.float32)
+    assert seen["mul"].item() == product
+    assert {name for name in ("mul", "add") if seen[name].dtype is torch.bfloat16} == set(inside)
+
+
+def test_a_value_is_raised_once_so_that_gradients_add_up_in_fp32() -> None:
+    """y = 3 x is low and read twice: the sum of its gradients reaches BF16 as one number."""
+
+    def shared(x: Tensor) -> Tensor:
+        y = x * 3
+        return y * (1 + 2.0**-8) + y * 2.0**-8
+
+    captured = capture_of(Function(shared), X)
+    x = torch.ones(1, requires_grad=True)
+    (found,) = Executor(captured.graph_module, SomeLow(captured, ("mul",), "bf16", rounded)).run(x)
+    (gradient,) = torch.autograd.grad(found.sum(), [x])
+    # 1 + 2^-8 and 2^-8 make 1 + 2^-7, which BF16 holds; rounded apart, 1 + 2^-8 would be 1
+    assert gradient.item() == lowered(torch.tensor(3 * (1 + 2.0**-7)), FORMATS["bf16"]).item()
+
+
+def test_a_run_forgets_what_no_other_node_reads() -> None:
+    captured = capture_of(Function(tripled), X)
+    run, known = Executor(captured.graph_module), dict[str, set[str]]()
+    for n, _ in run.steps(X):
+        known[n.name] = {other.name for other in run.env}
+    (x,) = (place.name for place in captured.placeholders)
+    assert known == {x: {x}, "mul": {x, "mul"}, "add": {x, "mul", "add"}, "output": {"add", "output"}}
+
+
+def test_a_result_that_is_its_own_input_is_told_apart() -> None:
+    x, y = torch.ones(2), torch.zeros(2)
+    first, second = apart((x, y), [x])
+    assert first is not x
+    assert torch.equal(first, x)
+    assert second is y
+
+
+def test_what_is_read_inside_and_outside_leaves_raised() -> None:
+    def shared(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 3
+        return y.neg(), y + U
+
+    captured = capture_of(Function(shared), X)
+    negated, added = Executor(captured.graph_module, SomeLow(captured, ("mul", "neg"), "bf16", rounded)).run(X)
+    # x is rounded to 1 and 3 x is 3; BF16 is spaced by 2^-6 from 2 on, so that 3 + 2^-9 needs FP32
+    assert (negated.item(), added.item()) == (-3.0, 3 + U)
+    assert {negated.dtype, added.dtype} == {torch.float32}
+
+
+# What the author wrote in place is left alone by autocast, and keeps the dtype of what it writes to.
+
+
+Binary = Callable[[Tensor, Tensor], Tensor]
+INDEX = torch.tensor([0, 1, 1, 2])
+
+
+class Low(nn.Module):
+    """A function of a product, which autocast makes low, and of the FP32 input."""
+
+    def __init__(self, function: Binary) -> None:
+        super().__init__()
+        self.product, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.product(x), x)
+
+
+def captured(function: Binary) -> Capture:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return capture_of(Low(function), normal(4, 4))
+
+
+def dtypes(capture: Capture) -> dict[str, torch.dtype]:
+    """Dtype of every floating value when the graph is run under plain autocast in FP16."""
+    found: dict[str, torch.dtype] = {}
+
+    def observe(node: fx.Node, value: object) -> None:
+        if node.op != "output" and (tensor := tensors_of(value)[0]).is_floating_point():
+            found[node.name] = tensor.dtype
+
+    how = Policy(capture, "autocast", plain("fp16"), "fp16")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Low(lambda y, _: y).eval()
+    interpreter = Executor(capture.graph_module, how, observe)
+    with torch.no_grad():
+        interpreter.run(*capture.bind(model, ((normal(4, 4),), {})))
+    return found
+
+
+def last(capture: Capture) -> str:
+    return capture.outputs[0]
+
+
+def scattered(y: Tensor, x: Tensor) -> Tensor:
+    return torch.zeros(4, 4).scatter_add(0, INDEX[:, None].expand(-1, 4), y)
+
+
+def scattered_in_place(y: Tensor, x: Tensor) -> Tensor:
+    sums = torch.zeros(4, 4)
+    return sums.scatter_add_(0, INDEX[:, None].expand(-1, 4), y)
+
+
+def assigned(y: Tensor, x: Tensor) -> Tensor:
+    sums = torch.zeros(4, 4)
+    sums[INDEX.flip(0)] = y
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda y, x: y.exp(), torch.float32),  # on the list of what autocast raises
+        (lambda y, x: y.exp_(), torch.float16),
+        (lambda y, x: y.pow(2), torch.float32),
+        (lambda y, x: y.pow_(2), torch.float16),
+        (lambda y, x: y + x, torch.float32),  # promotes
+        (lambda y, x: y.add_(x), torch.float16),
+        (lambda y, x: x.clone().add_(y), torch.float32),
+        (lambda y, x: y.relu_().mul_(x), torch.float16),
+        (scattered, torch.float32),  # on the list of what autocast promotes
+    ],
+)
+def test_the_dtype_of_a_result(function: Binary, expected: torch.dtype) -> None:
+    capture = captured(function)
+    assert capture.method == "run"
+    found = dtypes(capture)
+    assert found[last(capture)] is expected
+    how = Policy(capture, "autocast", plain("fp16"), "fp16")
+    resolved = resolve(how).dtypes
+    names = {"fp16": torch.float16, "fp32": torch.float32}
+    assert {name: names[resolved[name]] for name in found if resolved[name]} == found
+
+
+@pytest.mark.parametrize("function", [scattered_in_place, assigned])
+def test_two_dtypes_are_refused_in_place(function: Binary) -> None:
+    capture = captured(function)
+    assert capture.nodes[last(capture)].in_place
+    with pytest.raises(UnsupportedInFormat, match="dtype"):
+        dtypes(capture)
+
+
+def test_only_what_was_written_in_place_is_marked() -> None:
+    capture = captured(lambda y, x: y.exp_() + x.exp() + y[:, :2].mul_(2).sum())
+    marked = [node.op for node in capture.nodes.values() if node.in_place]
+    assert sorted(marked) == ["aten.exp.default", "aten.mul.Tensor"]

@@ -189,22 +189,6 @@ def test_a_product_of_two_dtypes_is_a_conflict_without_autocast() -> None:
     assert resolve(Policy(capture, "autocast", plain("fp16"), "fp16")).conflicts == frozenset()
 
 
-def masked(x: Tensor, w: Tensor) -> Tensor:
-    scores = x @ w
-    return scores.masked_fill(scores > 0, torch.finfo(scores.dtype).min).softmax(-1)
-
-
-@pytest.mark.parametrize("strategy", ["autocast", "cast"])
-def test_a_limit_of_the_dtype_is_the_one_of_the_dtype_that_the_run_has(strategy: str) -> None:
-    # Under autocast the product is FP16, so the author's Python reads -65504 there: nothing fails.
-    inputs = normal(4, 4), normal(4, 4)
-    capture = capture_of(Function(masked), *inputs)
-    how = Policy(capture, strategy, plain("fp16"), "fp16")
-    observed = Observed(capture, nn.Module(), inputs, how)
-    assert observed.refusal is None
-    assert observed.dtypes[only(capture, "masked_fill").name] == "fp16"
-
-
 def test_a_limit_of_the_dtype_stays_fp32_where_the_value_does() -> None:
     # The norm is FP32 under autocast, so its Python reads FP32's limit; the value never fits FP16, nor has to.
     def normed(x: Tensor) -> Tensor:

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import copy
+import random
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.execute import Executor
-from auditor.execution.policy import Policy, labelled
+from auditor.execution.policy import Policy, labelled, scoped
+from auditor.execution.resolve import resolve
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
+from auditor.numerics.operations import operation
+from auditor.paths import function_in
 from auditor.plan.costs import costs_of
 from auditor.plan.modules import scopes_of
 from auditor.plan.problem import Problem
-from auditor.plan.solve import Candidate, evaluate
-from auditor.records import Capture, Plan, Verdict
+from auditor.plan.solve import evaluate
+from auditor.records import Capture, Plan, ScopeChoice, Verdict
 from auditor.verify import run_patched
+from tests.support.fake_cuda import NAMES
+from tests.support.flat_models import LARGE, FlatBlock, Stack
 from tests.support.problems import NOTHING, Held, owners_of, tied_owners
 from tests.support.small_models import MODELS
 from tests.support.subjects import FORMATS, capture_of, normal, seeded
@@ -35,34 +42,45 @@ def small(name: str) -> tuple[nn.Module, Capture]:
     return model, capture_of(model, *KINDS[name][1])
 
 
-def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict[str, str]) -> None:
-    """One choice of precisions: the graph under it, and the model that is patched to follow it, give the same bits."""
+class Observed:
+    """Notes the dtypes of a run."""
+
+    def __init__(self) -> None:
+        self.dtypes: dict[str, str] = {}
+
+    def __call__(self, node: fx.Node, result: Any) -> None:
+        if node.op == "call_function" and isinstance(result, Tensor) and result.dtype in NAMES:
+            self.dtypes[node.name] = NAMES[result.dtype]
+
+
+def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict[str, str]) -> bool:
+    """One choice of precisions: the graph under it, and the model that is patched to follow it, give the same bits.
+
+    The dtypes are those that are foretold; what the one refuses, so does the other: then the answer is False.
+    """
     model, capture = small(name)
     inputs = KINDS[name][1]
     every = [*capture.nodes, *(placeholder.name for placeholder in capture.placeholders)]
     verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
     problem = Problem(capture, costs_of(capture), dict.fromkeys(every, NOTHING), verdicts, strategy, fmt, "A100")
-    chosen = evaluate(problem, labels)
-    plan = Plan("drawn", strategy, fmt, scopes_of(problem, chosen), 0.0, 0.0, 1.0)
-    patched = apply_plan(copy.deepcopy(model), plan_table(plan))
+    scopes = scopes_of(problem, evaluate(problem, labels))
+    assert scoped(scopes).keep == labelled(labels).keep
+    patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))
+    how, observed = Policy(capture, strategy, labelled(labels), fmt), Observed()
     try:
-        simulated = simulation_of(problem, chosen, model, inputs)
+        with torch.no_grad():
+            flat = capture.bind(model, (inputs, {}))
+            simulated = tensor_outputs(Executor(capture.graph_module, how, observed).run(*flat))
     except UnsupportedInFormat:
         with pytest.raises(Exception, match=r"dtype|together"):
             run_patched(patched, [(inputs, {})], "cpu")
-        return
+        return False
     (actual,) = run_patched(patched, [(inputs, {})], "cpu")
     for a, b in zip(actual, simulated, strict=True):  # a low scope in an FP32 one hands its result back in FP32
-        assert torch.equal(a.double(), b.double()), {path: choice.precision for path, choice in plan.scopes.items()}
-
-
-def simulation_of(
-    problem: Problem, chosen: Candidate, model: nn.Module, inputs: tuple[torch.Tensor, ...]
-) -> list[torch.Tensor]:
-    how = Policy(problem.capture, problem.strategy, labelled(chosen.precision), problem.format)
-    interpreter = Executor(problem.capture.graph_module, how)
-    with torch.no_grad():
-        return tensor_outputs(interpreter.run(*problem.capture.bind(model, (inputs, {}))))
+        torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=0, equal_nan=True, msg=str(scopes))
+    foretold = resolve(how).dtypes
+    assert {node: foretold[node] for node in observed.dtypes} == observed.dtypes
+    return True
 
 
 def labels_of(name: str, low: str, fp32: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> dict[str, str]:
@@ -133,6 +151,7 @@ class Regions(nn.Module):
 
 
 KINDS = {**MODELS, "regions": (Regions, (normal(4, 6),)), "held": (Held, (normal(4, 4),))}
+KINDS |= {"flat": (FlatBlock, LARGE), "stack": (Stack, LARGE)}
 
 
 def test_the_holder_of_a_tied_weight_has_a_say_though_it_is_never_called() -> None:
@@ -144,12 +163,31 @@ def test_the_holder_of_a_tied_weight_has_a_say_though_it_is_never_called() -> No
     assert_simulated_as_patched("held", "cast", "bf16", low)
 
 
-def drawn_choice(name: str, strategy: str, data: st.DataObject) -> None:
-    capture, fmt = small(name)[1], data.draw(st.sampled_from(FORMATS), label="format")
-    labels = {owner: data.draw(st.sampled_from([fmt, "fp32"]), label=owner) for owner in owners_of(capture)}
+def drawn_functions(name: str, strategy: str, fmt: str, rnd: random.Random) -> dict[str, str]:
+    """Most modules low, some of their functions kept."""
+    capture = small(name)[1]
+    labels = {owner: rnd.choice([fmt, fmt, fmt, "fp32"]) for owner in owners_of(capture)}
     for group in tied_owners(capture) if strategy == "cast" else ():
         labels |= dict.fromkeys(group, labels[group[0]])
-    assert_simulated_as_patched(name, strategy, fmt, labels)
+    nodes = [node for node in capture.nodes.values() if node.function is not None and not operation(node.op).cast]
+    functions = {(node.owner, node.function.path) for node in nodes}
+    return labels | {function_in(*found): rnd.choice([fmt, "fp32"]) for found in sorted(functions)}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("transformer", "regions", "held")])
+def test_functions_that_are_kept_are_simulated_as_patched(name: str, strategy: str) -> None:
+    """The transformer asks what dtype a kept result has, which the graph does not know."""
+    rnd = random.Random(name + strategy)
+    drawn = [(fmt, drawn_functions(name, strategy, fmt, rnd)) for fmt in ("fp16", "bf16")]
+    assert sum(assert_simulated_as_patched(name, strategy, fmt, labels) for fmt, labels in drawn)
+
+
+def test_a_function_is_fp32_where_its_module_is_or_keeps_it() -> None:
+    choice = scoped({"": ScopeChoice("fp16"), "a": ScopeChoice("fp16", keep=("pow",)), "b": ScopeChoice("fp32")})
+    assert choice(function_in("a", "pow")) == "fp32"
+    assert choice(function_in("a", "mean")) == choice("a") == "fp16"
+    assert choice(function_in("b", "mean")) == "fp32"
 
 
 @pytest.mark.slow
@@ -158,4 +196,8 @@ def drawn_choice(name: str, strategy: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
 def test_any_choice_of_scopes_is_simulated_as_patched(name: str, strategy: str, data: st.DataObject) -> None:
-    drawn_choice(name, strategy, data)
+    capture, fmt = small(name)[1], data.draw(st.sampled_from(FORMATS), label="format")
+    labels = {owner: data.draw(st.sampled_from([fmt, "fp32"]), label=owner) for owner in owners_of(capture)}
+    for group in tied_owners(capture) if strategy == "cast" else ():
+        labels |= dict.fromkeys(group, labels[group[0]])
+    assert_simulated_as_patched(name, strategy, fmt, labels)

@@ -1,19 +1,31 @@
-"""Several batches, one verdict: the worst error, the widest range, the mean square of what adds up."""
+"""Several batches, one verdict; what operations refuse, norms by statistics, and weights that were stored low."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import auditor
 from auditor.capture.capture import capture
+from auditor.measure.attribute import first_order
 from auditor.measure.calibrate import Calibration, calibrate
 from auditor.measure.measure import measure
-from auditor.records import Subject
+from auditor.measure.reference import batch_norm
+from auditor.measure.rerun import Yardstick, regions_of
+from auditor.numerics.metrics import output_error
+from auditor.plan.costs import costs_of
+from auditor.plan.modules import Modules, Trial
+from auditor.plan.problem import Problem
+from auditor.plan.solve import evaluate
+from auditor.records import Subject, Verdict
 from tests.support.capturing import Function
-from tests.support.subjects import FORMATS, effects_of, only, subject_of
+from tests.support.problems import NOTHING, owners_of
+from tests.support.subjects import FORMATS, effects_of, normal, only, subject_of
 
 
 def subject_on(model: nn.Module, *inputs: Tensor) -> Subject:
@@ -61,3 +73,244 @@ def test_contributions_worst_for_the_verdict_and_mean_square_for_the_sum() -> No
     for kind in ("own", "cast"):
         squares = [getattr(one, kind) ** 2 for one in alone]
         assert getattr(together, kind) == pytest.approx((sum(squares) / 3) ** 0.5)
+
+
+# Whatever an operation raises in a format is a finding about that operation; only want of memory ends the audit.
+
+
+RAISED: list[type[Exception]] = [AssertionError, KeyError, RuntimeError]
+_raised: list[BaseException] = []
+
+
+@torch.library.custom_op("auditor_refusals::picky", mutates_args=())
+def picky(x: Tensor) -> Tensor:
+    """Twice its argument, which must be FP32."""
+    if x.dtype is not torch.float32 and _raised:
+        raise _raised[0]
+    return x * 2
+
+
+@picky.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+picky.register_autograd(lambda ctx, gradient: gradient * 2)
+
+
+class Picky(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(picky(self.before(x)))
+
+
+@pytest.fixture
+def model() -> Any:
+    torch.manual_seed(0)
+    yield Picky()
+    _raised.clear()
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_a_node_that_raises_is_unsupported_with_the_reason(kind: type[Exception], model: nn.Module) -> None:
+    _raised.append(kind("in a word"))
+    subject = subject_of(model, normal(2, 4))
+    captured = capture(subject)
+    (node,) = (node for node in captured.nodes.values() if "picky" in node.op)
+    found = measure(captured, subject.model, subject.batches[0], FORMATS)
+    for fmt in FORMATS:
+        error = found.errors[node.name][fmt]
+        assert error.cause == "unsupported"
+        assert "in a word" in str(error.unsupported)
+
+
+def problem_of(captured: Any) -> Problem:
+    every = [*captured.nodes, *(placeholder.name for placeholder in captured.placeholders)]
+    verdicts = dict.fromkeys(captured.nodes, Verdict("safe", ""))
+    return Problem(captured, costs_of(captured), dict.fromkeys(every, NOTHING), verdicts, "cast", "fp16", "A100")
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_a_plan_that_raises_is_infinitely_far_off(kind: type[Exception], model: nn.Module) -> None:
+    _raised.append(kind("in a word"))
+    subject = subject_of(model, normal(2, 4))
+    problem = problem_of(capture(subject))
+    trial = Trial(problem.capture, subject.model, subject.batches, [[model(normal(2, 4))]], output_error)
+    assert (
+        Modules(problem, trial, 0.01).error(evaluate(problem, dict.fromkeys(owners_of(problem.capture), "fp16")))
+        == math.inf
+    )
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_a_region_that_raises_says_why(kind: type[Exception], model: nn.Module) -> None:
+    subject = subject_of(model, normal(2, 4))
+    captured = capture(subject)
+    measured = measure(captured, subject.model, subject.batches[0], FORMATS)
+    found = first_order(measured).contributions
+    _raised.append(kind("in a word"))
+    regions = [*regions_of(measured, found, Yardstick(1e-9))]
+    assert regions
+    assert all("in a word" in str(region.failure) for region in regions)
+
+
+def test_want_of_memory_is_no_finding(model: nn.Module) -> None:
+    subject = subject_of(model, normal(2, 4))
+    captured = capture(subject)
+    measured = measure(captured, subject.model, subject.batches[0], FORMATS)
+    found = first_order(measured).contributions
+    problem = problem_of(captured)
+    trial = Trial(captured, subject.model, subject.batches, [[model(normal(2, 4))]], output_error)
+    low = evaluate(problem, dict.fromkeys(owners_of(captured), "fp16"))
+    _raised.append(torch.OutOfMemoryError("full"))
+    with pytest.raises(torch.OutOfMemoryError):
+        measure(captured, subject.model, subject.batches[0], FORMATS)
+    with pytest.raises(torch.OutOfMemoryError):
+        Modules(problem, trial, 0.01).error(low)
+    with pytest.raises(torch.OutOfMemoryError):
+        [*regions_of(measured, found, Yardstick(1e-9))]
+
+
+# The derivative by running statistics, against autograd through the formula.
+
+
+EPS = 1e-3
+REST = {
+    "_native_batch_norm_legit_no_training": (0.1, EPS),
+    "_native_batch_norm_legit_functional": (False, 0.1, EPS),
+    "batch_norm": (False, 0.1, EPS, False),
+    "instance_norm": (False, 0.1, EPS, False),
+}
+"""{operation: what follows the statistics, where they are the given ones}."""
+
+
+def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor) -> Tensor:
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    scaled = (x - mean.view(shape)) / torch.sqrt(variance.view(shape) + EPS)
+    scaled = scaled if weight is None else scaled * weight.view(shape)
+    return scaled if bias is None else scaled + bias.view(shape)
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5)])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("packet", REST)
+def test_gradients(shape: tuple[int, ...], affine: bool, packet: str) -> None:
+    def leaves() -> list[Tensor | None]:
+        tensors = [normal(*shape), normal(3, seed=1), normal(3, seed=2), normal(3, seed=3), normal(3, seed=4).exp()]
+        kept = [x if affine or index not in (1, 2) else None for index, x in enumerate(tensors)]
+        return [None if x is None else x.double().requires_grad_() for x in kept]
+
+    target = getattr(torch.ops.aten, packet).default
+    rest = REST[packet]
+    ours, theirs = leaves(), leaves()
+    result = batch_norm(target, *ours, *rest)
+    result = result[0] if isinstance(result, tuple) else result
+    expected = formula(*theirs)  # type: ignore[arg-type]
+    torch.testing.assert_close(result, expected)
+    weights = normal(*shape, seed=5).double()
+    result.backward(weights)
+    expected.backward(weights)
+    for mine, other in zip(ours, theirs, strict=True):
+        if mine is not None and other is not None:
+            torch.testing.assert_close(mine.grad, other.grad)
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2, 3, 4])
+def test_each_gradient_alone(wanted: int) -> None:
+    given = [normal(2, 3, 4, 5), normal(3, seed=1), normal(3, seed=2), normal(3, seed=3), normal(3, seed=4).exp()]
+    found = []
+    for how in (lambda *read: batch_norm(torch.ops.aten.batch_norm.default, *read, *REST["batch_norm"]), formula):
+        read = [x.double().requires_grad_(index == wanted) for index, x in enumerate(given)]
+        (how(*read) * normal(2, 3, 4, 5, seed=6)).sum().backward()
+        assert [x.grad is not None for x in read] == [index == wanted for index in range(5)]
+        found.append(read[wanted].grad)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("packet", ["_native_batch_norm_legit_functional", "batch_norm"])
+def test_a_norm_by_its_batch_leaves_running_statistics_alone(packet: str) -> None:
+    x, mean, variance = (tensor.requires_grad_() for tensor in (normal(6, 3) + 5, torch.zeros(3), torch.ones(3)))
+    target, rest = getattr(torch.ops.aten, packet).default, REST[packet]
+    result = batch_norm(target, x, None, None, mean, variance, True, *rest[1:])
+    result = result[0] if isinstance(result, tuple) else result
+    assert float(result.detach().mean()) == pytest.approx(0, abs=1e-6)
+    result.square().sum().backward()
+    assert x.grad is not None
+    assert (mean.tolist(), variance.tolist(), mean.grad) == ([0.0] * 3, [1.0] * 3, None)
+
+
+# What is said of weights that were stored low: every number in it is counted here by another way.
+
+
+X = torch.ones(2, 8)
+
+
+def said(model: nn.Module, x: torch.Tensor = X) -> list[str]:
+    found = auditor.audit(model, x, formats=("fp16", "bf16"))
+    return [words for words in found.warnings if words.startswith("The weights came in")]
+
+
+def linear(*values: float) -> nn.Linear:
+    """64 weights and 8 biases, the first weights as given."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.sign() * parameter.abs().clamp(min=0.01))
+        model.weight.view(-1)[: len(values)] = torch.tensor(values)
+    return model
+
+
+def test_nothing_is_said_of_a_model_in_fp32() -> None:
+    assert said(linear()) == []
+
+
+def test_bf16_within_the_range_of_fp16() -> None:
+    model = linear().bfloat16()
+    assert said(model) == [
+        "The weights came in BF16, and all lie in FP16's range, which has as many bits: it takes them as they are too.",
+        "The weights came in BF16, all of them: it takes these as they are, so no error under BF16 comes from rounding them.",
+    ]
+    for parameter in model.parameters():
+        assert torch.equal(parameter.half().float(), parameter.float())
+
+
+def test_bf16_beyond_the_range_of_fp16() -> None:
+    model = linear(1e5, -2e5, 1e-6, 1e-9, 0.0, 2.0**-14).bfloat16()
+    (first, _) = said(model, X * 1e-6)
+    values = torch.cat([p.detach().float().reshape(-1) for p in model.parameters()]).abs()
+    large, small = int((values >= 65536).sum()), int(((values < 2.0**-14) & (values > 0)).sum())
+    assert (large, small) == (2, 2)
+    assert first == (
+        "The weights came in BF16, whose range FP16 does not have: of 72, 2 are 65,536 or more and become infinite, and 2 lie "
+        "below 6.1e-05, where FP16 may lose bits, or all of them."
+    )
+
+
+def test_fp16_has_bits_that_bf16_has_not() -> None:
+    first, second = said(linear().half())
+    assert first.startswith("The weights came in FP16, all of them: it takes these as they are")
+    assert second == "The weights came in FP16; all lie in BF16's range, and rounding them to it is part of its errors."
+
+
+def test_a_part() -> None:
+    model = nn.Sequential(linear().bfloat16(), nn.LayerNorm(8))
+    model.forward = lambda x: model[1](model[0](x.to(model[0].weight.dtype)).float())  # type: ignore[method-assign]
+    first, second = said(model)
+    assert first == "The weights came in BF16; all lie in FP16's range, and rounding them to it is part of its errors."
+    assert "BF16, 72 of 88 of them" in second
+
+
+@pytest.mark.parametrize(("dtype", "fmt"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
+def test_a_table_stored_in_the_format_adds_no_error_in_it(dtype: torch.dtype, fmt: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 4)).to(dtype)
+    found = auditor.audit(model, torch.arange(6)[None], formats=("fp16", "bf16"))
+    table = next(node for node in found.nodes if "embedding" in node.node.op)
+    other = next(name for name in ("fp16", "bf16") if name != fmt)
+    exact = table.contributions[fmt]
+    assert (exact.isolated, exact.own, exact.cast) == (0, 0, 0)
+    assert (table.contributions[other].isolated > 0) == (other == "bf16")  # whose bits are fewer than FP16's

@@ -1,4 +1,4 @@
-"""One operation at a time, in the arithmetic of a GPU, worked out by hand."""
+"""One operation at a time, in the arithmetic of a GPU, worked out by hand; products, and formats without arithmetic."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from auditor.numerics.casting import lowered, raised, scalars_lowered
-from auditor.numerics.formats import format_of
-from auditor.numerics.kernels import UnsupportedInFormat, run_op
+from auditor.numerics.casting import format_in, in_format, lowered, raised, scalars_lowered
+from auditor.numerics.formats import FORMATS, dtype_of, format_of
+from auditor.numerics.kernels import UnsupportedInFormat, rounding, run_op
 from auditor.numerics.nodes import operation_of
+from auditor.numerics.operations import operation
+from tests.support.opinfo import HALVES, has_half, infos
 
 aten = torch.ops.aten
-HALVES = [torch.float16, torch.bfloat16]
+LOW_DTYPES = [torch.float16, torch.bfloat16]
 RAMP = torch.linspace(0.1, 0.9, 16)
 
 
@@ -32,7 +35,7 @@ def test_elementwise_operations_show_their_half_intermediates() -> None:
     assert float(run_op(aten.mul.Tensor, (torch.tensor(1e-5).half(), torch.tensor(1e-5).half()), {})) == 0.0
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
 @pytest.mark.parametrize("target", [aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor])
 def test_a_scalar_tensor_is_loaded_in_the_dtype_of_the_result(target: Any, dtype: torch.dtype) -> None:
     values, scalar = torch.tensor([3.0, 1e-3], dtype=dtype), torch.tensor(1.001e5)
@@ -63,7 +66,7 @@ def test_float32_runs_as_it_is() -> None:
     assert run_op(aten.add.Tensor, (x, x), {}).dtype is torch.float32
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
 @pytest.mark.parametrize(
     ("target", "args"),
     [
@@ -125,7 +128,7 @@ def test_elementwise_operations_promote_mixed_dtypes() -> None:
     assert run_op(aten.add.Tensor, (torch.ones(2).half(), torch.ones(2).bfloat16()), {}).dtype is torch.float32
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
 @pytest.mark.parametrize(
     ("target", "args"),
     [
@@ -158,3 +161,110 @@ def test_the_matrix_exponential_is_not_refused_in_half_and_answers_wrongly() -> 
         low = run_op(torch.ops.aten.linalg_matrix_exp.default, (square.to(dtype),), {})
         error = (low.float() - torch.linalg.matrix_exp(square)).norm() / torch.linalg.matrix_exp(square).norm()
         assert not float(error) < 0.1
+
+
+# The table of half kernels against PyTorch's OpInfo, for every operation that both know; and what run_op makes of it.
+
+
+BY_ARGUMENTS = {"linalg_matrix_power", "matrix_power"}
+"""OpInfo speaks of all calls at once: a negative power is that of an inverse, which has no half kernel; others are products."""
+
+OF_A_CPU = ["_upsample_bilinear2d_aa"]
+"""Of which a rule, LIN005, says that it raises on a CPU."""
+
+NO_TENSORS = {"broadcast_shapes"}
+
+
+@pytest.mark.parametrize("fmt", HALVES)
+def test_the_table_says_of_cuda_what_opinfo_says(fmt: str) -> None:
+    known = set(infos()) - BY_ARGUMENTS - NO_TENSORS
+    assert len(known) > 500
+    refused = {name for name in known if fmt in operation(f"aten.{name}").refused_on_cuda}
+    expected = {name for name in known if not has_half(name, fmt)}
+    assert sorted(expected - refused) == [], "OpInfo has no half kernel, and half_kernels.toml does not list them"
+    assert sorted(refused - expected) == [], "half_kernels.toml lists them, and OpInfo has half kernels"
+
+
+@pytest.mark.parametrize("fmt", HALVES)
+def test_what_this_cpu_lacks_is_computed_in_float32(fmt: str) -> None:
+    """Else an operation that CUDA runs would be called unsupported."""
+    lacking = [name for name in infos() if has_half(name, fmt) and not has_half(name, fmt, "cpu")]
+    rows = [operation(f"aten.{name}") for name in lacking]
+    assert "rrelu" in lacking or fmt == "bf16"
+    assert [row.name for row in rows if row.half_on_cpu and not row.powers_of_two] in ([], OF_A_CPU)
+
+
+def test_a_power_of_a_matrix_is_refused_where_it_is_negative() -> None:
+    x = torch.tensor([[2.0, 0.0], [0.0, 4.0]]).half()
+    power = torch.ops.aten.linalg_matrix_power.default
+    assert run_op(power, (x, 3), {}).tolist() == [[8.0, 0.0], [0.0, 64.0]]
+    with pytest.raises(UnsupportedInFormat):
+        run_op(power, (x, -1), {})
+
+
+@pytest.mark.parametrize("fmt", HALVES)
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("angle", (torch.ones(2),)),
+        ("igamma", (torch.ones(2), torch.ones(2))),
+        ("igammac", (torch.ones(2), torch.ones(2))),
+        ("histc", (torch.ones(2), 4, 0, 2)),
+    ],
+)
+def test_operations_of_the_cpu_alone_are_refused(name: str, args: tuple[Any, ...], fmt: str) -> None:
+    op = getattr(torch.ops.aten, name).default
+    low = tuple(x.to(dtype_of(fmt)) if isinstance(x, torch.Tensor) else x for x in args)
+    op(*low)  # the CPU has it
+    with pytest.raises(UnsupportedInFormat, match=f"{name} has no .*float16 kernel on CUDA"):
+        run_op(op, low, {})
+
+
+def test_complex_numbers_are_of_two_float16_and_never_of_bfloat16() -> None:
+    op = torch.ops.aten.complex.default
+    assert run_op(op, (torch.ones(2).half(), torch.ones(2).half()), {}).dtype is torch.complex32
+    with pytest.raises(UnsupportedInFormat, match="complex has no bfloat16 kernel on CUDA"):
+        run_op(op, (torch.ones(2).bfloat16(), torch.ones(2).bfloat16()), {})
+
+
+# Operations in a format without arithmetic: float32 in between, results rounded, promotion as torch has it.
+
+
+E5M2, E4M3 = FORMATS["fp8_e5m2"], FORMATS["fp8_e4m3"]
+
+
+def low(*values: float, row: Any = E5M2) -> Tensor:
+    return in_format(torch.tensor(values), row)
+
+
+def test_a_result_is_rounded_once() -> None:
+    # 1.25 * 1.5 = 1.875, between 1.75 and 2, a tie that goes to the even 2; 1.25 + 1.25 = 2.5 is a value
+    found = rounding(aten.mul.Tensor, (low(1.25), low(1.5)), {})
+    assert (found.tolist(), format_in(found)) == ([2.0], E5M2)
+    assert rounding(aten.add.Tensor, (low(1.25), low(1.25)), {}).tolist() == [2.5]
+
+
+def test_a_sum_is_formed_in_float32() -> None:
+    # 8 + 8 times 0.25: adding up in two fraction bits would stay at 8
+    found = rounding(aten.sum.default, (low(8.0, *[0.25] * 8),), {})
+    assert found.item() == 10.0
+
+
+def test_beside_float32_and_beside_another_format_it_is_float32() -> None:
+    for other in (torch.tensor([1.3]), low(1.25, row=E4M3)):
+        found = rounding(aten.mul.Tensor, (low(1.25), other), {})
+        assert format_in(found) is FORMATS["fp32"]
+
+
+def test_a_format_in_the_place_of_a_dtype_is_what_comes_out() -> None:
+    found = rounding(aten.to.dtype, (torch.tensor([1.3]), E5M2), {})
+    assert (found.tolist(), format_in(found)) == ([1.25], E5M2)
+    raised = rounding(aten.to.dtype, (low(1.25), torch.float32), {})
+    assert format_in(raised) is FORMATS["fp32"]
+    summed = rounding(aten.sum.default, (low(1.25, 1.5),), {"dtype": torch.float32})
+    assert (summed.item(), format_in(summed)) == (2.75, FORMATS["fp32"])
+
+
+def test_discrete_results_stay() -> None:
+    found = rounding(aten.argmax.default, (low(1.0, 2.0),), {})
+    assert (found.item(), found.dtype) == (1, torch.int64)

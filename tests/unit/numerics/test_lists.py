@@ -65,27 +65,6 @@ def test_every_registered_operation_is_tried() -> None:
     assert sorted(set(listed("cuda")) - tried - UNTRIED) == []
 
 
-@pytest.mark.parametrize(
-    ("op", "expected"),
-    [
-        ("aten.linear.default", "lower"),
-        ("aten.softmax.int", "fp32_unless_dtype"),
-        ("aten._softmax.default", "none"),
-        ("aten.pow.Tensor_Scalar", "fp32"),
-        ("aten.norm.ScalarOpt_dim", "fp32"),
-        ("aten.binary_cross_entropy.default", "banned"),
-        ("aten.addcdiv.default", "promote"),
-        ("aten.relu.default", "none"),
-        ("aten.exp_.default", "none"),  # in-place variants are not registered
-        ("aten.conv2d.padding", "lower"),
-        ("aten.upsample_nearest2d.vec", "fp32"),
-        ("getitem", "none"),
-    ],
-)
-def test_treatments(op: str, expected: str) -> None:
-    assert treatment(op) == expected
-
-
 def test_the_cpu_is_another_policy() -> None:
     assert (treatment("aten.softmax.int", "cpu"), treatment("aten.cat.default", "cpu")) == ("none", "promote")
     assert treatment("aten.binary_cross_entropy.default", "cpu") == "fp32"

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.cli.program import main
 from auditor.errors import AuditorError, PlanError
 from auditor.numerics.formats import FORMATS, Format, registered
 from auditor.records import NodeReport
@@ -211,12 +210,6 @@ def test_who_does_not_know_it_can_read_the_other_plans(mixed: Audit, tmp_path: P
     assert auditor.apply(Small(), tmp_path / "plan.json", name="cast_fp16")
     with pytest.raises(PlanError, match="torch has no arithmetic in E7M8, so the plan cannot be run"):
         auditor.apply(Small(), tmp_path / "plan.json", name="cast_e7m8")
-
-
-def test_two_audits_in_it_compare(mixed: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mixed.save(tmp_path)
-    assert main(["diff", str(tmp_path), str(tmp_path)]) == 0
-    assert "cast_e6m9" in capsys.readouterr().out
 
 
 def test_a_training_step_cannot_run_in_it() -> None:

@@ -1,13 +1,22 @@
-"""What is read from a torch.fx node."""
+"""What is read from a torch.fx node: its names, its FLOPs, and what autocast makes of its arguments."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import fx
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 
+from auditor.numerics.autocast import autocast_arguments
+from auditor.numerics.casting import carried_in, in_format
+from auditor.numerics.flops import FORMULAS, flops_of
+from auditor.numerics.formats import FORMATS
+from auditor.numerics.functions import function_name, functions_by_name
+from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.nodes import (
     argument_at,
     arguments,
@@ -25,6 +34,7 @@ from auditor.numerics.nodes import (
     source,
     viewed,
 )
+from auditor.numerics.operations import operation
 from tests.support.capturing import Function
 from tests.support.subjects import capture_of, normal
 
@@ -123,14 +133,163 @@ def test_a_later_result_of_several_views_nothing() -> None:
     assert viewed(second) is None  # it holds other entries than the first, which errors are measured on
 
 
-def test_another_shape_has_the_same_entries() -> None:
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    assert viewed(graph.call_function(aten.view.default, (x, [-1]))) is x
-    assert viewed(graph.call_function(aten.reshape.default, (x, [-1]))) is x
-
-
 def test_what_keeps_a_draw_has_the_name_of_what_it_stands_for() -> None:
     capture = capture_of(Function(lambda x: x * torch.rand(2)), normal(2))
     (drawn,) = [node for node in capture.graph_module.graph.nodes if hasattr(node.target, "stands_for")]
     assert op_name(drawn.target) == op_of(drawn) == "aten.rand.default"
+
+
+# One name for all spellings of a function, none for those in place.
+
+
+def test_names_of_functions() -> None:
+    assert function_name(torch.Tensor.exp_) == ""
+    assert function_name(torch.Tensor.__rpow__) == "rpow"
+    assert function_name(torch.exp) == function_name(torch.Tensor.exp) == "exp"
+
+
+def test_all_spellings_are_found_by_name() -> None:
+    found = functions_by_name()
+    assert {torch.pow, torch.Tensor.pow} <= set(found["pow"])
+    assert {torch.softmax, torch.Tensor.softmax, F.softmax} <= set(found["softmax"])
+    assert "" not in found
+    assert all(function_name(function) == name for name, functions in found.items() for function in functions)
+
+
+# FLOPs by hand: a multiply-add is two.
+
+
+A, B = normal(3, 5), normal(5, 7)
+BATCH, OTHER = normal(2, 3, 5), normal(2, 5, 7)
+MAP = normal(2, 4, 6, 6)
+
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int]] = {
+    "mm": (torch.mm, (A, B), 2 * 3 * 7 * 5),
+    "bmm": (torch.bmm, (BATCH, OTHER), 2 * 2 * 3 * 7 * 5),
+    "vdot": (torch.vdot, (normal(9), normal(9)), 2 * 9),
+    "addmm": (torch.addmm, (normal(7), A, B), 2 * 3 * 7 * 5),
+    "addbmm": (torch.addbmm, (normal(3, 7), BATCH, OTHER), 2 * 2 * 3 * 7 * 5),
+    "_grouped_mm": (  # 16 rows, each with the matrix of one of two groups
+        torch._grouped_mm,
+        (normal(16, 8), normal(2, 8, 16), torch.tensor([4, 16], dtype=torch.int32)),
+        2 * 16 * 8 * 16,
+    ),
+    "conv2d": (  # 2 samples, 8 channels out, 4x4 positions; each sums over 4 channels of 3x3
+        torch.conv2d,
+        (MAP, normal(8, 4, 3, 3)),
+        2 * (2 * 8 * 4 * 4) * (4 * 3 * 3),
+    ),
+    "conv_transpose2d": (  # each of 2 * 4 * 6 * 6 entries goes into 8 channels of 3x3
+        torch.conv_transpose2d,
+        (MAP, normal(4, 8, 3, 3)),
+        2 * (2 * 4 * 6 * 6) * (8 * 3 * 3),
+    ),
+    "scaled_dot_product_attention": (  # 3 queries, 5 keys, width 4: scores, then values of width 6
+        nn.functional.scaled_dot_product_attention,
+        (normal(2, 3, 4), normal(2, 5, 4), normal(2, 5, 6)),
+        2 * 2 * 3 * 5 * 4 + 2 * 2 * 3 * 5 * 6,
+    ),
+    "einsum": (lambda x, y: torch.einsum("ij,jk->ik", x, y), (A, B), 2 * 3 * 7 * 5),
+}
+
+
+@pytest.mark.parametrize("packet", CASES)
+def test_by_hand(packet: str) -> None:
+    function, args, expected = CASES[packet]
+    graph = capture_of(Function(function), *args).graph_module.graph
+    assert [flops_of(node) for node in graph.nodes if flops_of(node)] == [expected]
+
+
+@pytest.mark.parametrize(("cell", "gates"), [(nn.RNNCell, 1), (nn.GRUCell, 3), (nn.LSTMCell, 4)])
+def test_recurrent_cells(cell: Any, gates: int) -> None:
+    """2 rows; each gate is 6 numbers made of 5 inputs and of 6 of the state."""
+    graph = capture_of(cell(5, 6), normal(2, 5)).graph_module.graph
+    assert [flops_of(node) for node in graph.nodes if flops_of(node)] == [2 * 2 * gates * 6 * (5 + 6)]
+
+
+def test_rows_of_jagged_tensors() -> None:
+    """3 rows and 4 rows, each of 7 numbers made of 5."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        ragged = torch.nested.nested_tensor([x, y], layout=torch.jagged)
+        return nn.functional.linear(ragged, torch.ones(7, 5)).values()
+
+    graph = capture_of(Function(function), normal(3, 5), normal(4, 5)).graph_module.graph
+    assert [flops_of(node) for node in graph.nodes if flops_of(node)] == [2 * (3 + 4) * 7 * 5]
+
+
+def test_groups_of_what_is_summed_over() -> None:
+    """[8, 4 + 12] @ [4 + 12, 16] -> [2, 8, 16]: 8 * 16 entries, each of which sums 4 products, then 12."""
+    ends = torch.tensor([4, 16], dtype=torch.int32)
+    graph = capture_of(Function(torch._grouped_mm), normal(8, 16), normal(16, 16), ends).graph_module.graph
+    assert [flops_of(node) for node in graph.nodes if flops_of(node)] == [2 * 8 * 16 * (4 + 12)]
+
+
+def test_a_recurrent_layer_by_hand() -> None:
+    # 6 steps of 2 samples, by the weights [4 * 5, 3] and [4 * 5, 5]
+    graph = capture_of(nn.LSTM(3, 5), normal(6, 2, 3)).graph_module.graph
+    assert sum(flops_of(node) for node in graph.nodes) == 2 * 12 * (20 * 3 + 20 * 5)
+
+
+def test_what_is_no_product_counts_nothing() -> None:
+    graph = capture_of(Function(lambda x: x.exp().sum()), A).graph_module.graph
+    assert {flops_of(node) for node in graph.nodes} == {0}
+
+
+def test_every_formula_is_worked_out_here() -> None:
+    assert {operation(packet).flops for packet in [*CASES, "lstm", "lstm_cell"]} == FORMULAS.keys()
+
+
+# What autocast makes of an operation's arguments, by dtype.
+
+
+HALF, FLOAT = torch.ones(2).half(), torch.ones(2)
+
+
+def dtypes(tree: Any) -> list[torch.dtype]:
+    return [x.dtype for x in tree if isinstance(x, Tensor)]
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "expected"),
+    [
+        ("aten.linear.default", (FLOAT, HALF), [torch.float16, torch.float16]),
+        ("aten.exp.default", (HALF,), [torch.float32]),
+        ("aten.softmax.int", (HALF, 0), [torch.float32]),
+        ("aten.softmax.int", (HALF, 0, torch.float16), [torch.float16]),  # the author asked for a dtype
+        ("aten.addcmul.default", (HALF, FLOAT, HALF), [torch.float32] * 3),
+        ("aten.addcmul.default", (HALF, HALF, HALF), [torch.float16] * 3),
+        ("aten.relu.default", (HALF,), [torch.float16]),
+        ("aten.linear.default", (torch.ones(2).double(), torch.ones(2).double()), [torch.float64] * 2),
+    ],
+)
+def test_what_autocast_hands_over(op: str, args: tuple[Any, ...], expected: list[torch.dtype]) -> None:
+    found, _ = autocast_arguments(op, args, {}, FORMATS["fp16"])
+    assert dtypes(found) == expected
+
+
+def test_keywords_are_cast_too() -> None:
+    _, kwargs = autocast_arguments("aten.linear.default", (), {"input": FLOAT, "bias": None}, FORMATS["bf16"])
+    assert kwargs["input"].dtype is torch.bfloat16
+    _, kept = autocast_arguments("aten.sum.default", (), {"self": HALF, "dtype": torch.float16}, FORMATS["fp16"])
+    assert kept["self"].dtype is torch.float16
+
+
+def test_what_autocast_refuses() -> None:
+    with pytest.raises(UnsupportedInFormat, match="binary_cross_entropy"):
+        autocast_arguments("aten.binary_cross_entropy.default", (HALF, HALF), {}, FORMATS["fp16"])
+
+
+def test_a_recurrent_layer_is_lowered_to_fp16_where_autocast_takes_the_format() -> None:
+    args, _ = autocast_arguments("aten.lstm.input", (FLOAT,), {}, FORMATS["bf16"])
+    assert dtypes(args) == [torch.float16]
+    args, _ = autocast_arguments("aten.lstm.input", (FLOAT,), {}, FORMATS["fp8_e4m3"])  # none of autocast's: as asked
+    assert carried_in(args[0]) is FORMATS["fp8_e4m3"]
+
+
+def test_a_format_that_torch_lacks_is_asked_for_as_a_dtype_is() -> None:
+    carried, row = in_format(FLOAT, FORMATS["fp8_e4m3"]), FORMATS["fp8_e4m3"]
+    args, _ = autocast_arguments("aten.softmax.int", (carried, 0, row), {}, row)
+    assert carried_in(args[0]) is row
+    args, _ = autocast_arguments("aten.softmax.int", (carried, 0), {}, row)
+    assert carried_in(args[0]) is None  # raised to FP32 where no dtype is given

@@ -140,14 +140,6 @@ def test_a_copy_of_a_view_is_no_view() -> None:
     assert operation("aten.index_copy.default").entries == ""  # `index` is no view, so this is something else
 
 
-def test_autocast_tells_overloads_and_in_place_variants_apart() -> None:
-    assert operation("aten.pow.Tensor_Scalar").autocast == "fp32"
-    assert operation("aten.softmax.int").autocast == "fp32_unless_dtype"
-    assert operation("aten.linear.default").autocast == "lower"
-    assert operation("aten.exp_.default").autocast == "none"
-    assert operation("aten.lstm.input").only_fp16
-
-
 def test_kernels() -> None:
     assert operation("aten.linalg_svd.default").refused_on_cuda == {"fp16", "bf16"}
     assert operation("aten.complex.default").refused_on_cuda == {"bf16"}
@@ -164,13 +156,6 @@ def test_what_the_table_does_not_know_is_nothing_in_particular() -> None:
     assert row == Operation(op="elsewhere.linear.default", packet="elsewhere.linear")
 
 
-def test_layers() -> None:
-    makes = ("linear", "addmv", "lstm", "gru_cell", "embedding", "index", "bilinear")
-    assert all(operation(name).makes_layer for name in makes)
-    none = ("scaled_dot_product_attention", "layer_norm", "mul", "embedding_renorm", "relu")
-    assert not any(operation(name).makes_layer for name in none)
-
-
 def test_columns_say_words_that_they_know() -> None:
     hints = get_type_hints(Operation)
     for row in map(operation, packets()):
@@ -179,14 +164,3 @@ def test_columns_say_words_that_they_know() -> None:
             for name in hints
             if get_origin(hints[name]) is Literal and getattr(row, name) not in get_args(hints[name])
         ] == []
-
-
-def test_a_copy_of_what_is_no_view_is_not_known() -> None:
-    assert operation("aten.expand_copy.default").entries == "moved"  # of a view it is what the view is, in new memory
-    assert not operation("aten.gelu_copy.default").known  # there is none; a library's would be something else
-
-
-def test_what_a_pattern_looks_through() -> None:
-    seen = ("view", "index_select", "_to_copy", "dropout")
-    assert all(operation(name).transparent for name in seen)
-    assert not any(operation(name).transparent for name in ("relu", "mul", "cat", "embedding"))

@@ -122,6 +122,7 @@ def test_under_a_limit_the_audit_is_the_same_to_the_byte(name: str, written: lis
 def test_a_training_step_is_the_same_too(written: list[int]) -> None:
     model, x = made_of("experts")
     asked: dict[str, Any] = {"mode": "training", "loss_fn": lambda y: y.square().mean(), "device": "cpu"}
+    asked |= {"formats": "fp16", "strategies": "autocast"}
     without = texts(auditor.audit(model, x, **asked))
     assert texts(auditor.audit(model, x, memory=resident() + (300 << 20), **asked)) == without
     assert written
@@ -145,7 +146,7 @@ def test_a_command_under_a_limit_makes_the_model_in_files_and_says_what_it_came_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(SOURCE, encoding="utf-8")
-    asked = ["model.py", "-q", "--device", "cpu", "--fail-on", "never", "--formats", "fp16"]
+    asked = ["model.py", "-q", "--device", "cpu", "--fail-on", "never", "--formats", "fp16", "--strategies", "cast"]
     assert main([*asked, "--out", "without"]) == 0 and not written
     capsys.readouterr()
     size = resident() + (400 << 20)

@@ -205,23 +205,23 @@ def gated(x: Tensor, weight: Tensor) -> Tensor:
     return torch.sigmoid(h) * h
 
 
-@pytest.mark.filterwarnings("ignore:audited_here..gated")
+@pytest.mark.filterwarnings("ignore:offloaded_here..gated")
 @pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"])
 def test_autograd_looks_into_an_operation_of_whose_derivative_nothing_is_registered(key: str) -> None:
-    with torch.library._scoped_library("audited_here", "DEF") as library:
+    with torch.library._scoped_library("offloaded_here", "DEF") as library:
         library.define("gated(Tensor x, Tensor weight) -> Tensor")
         library.impl("gated", gated, key)
         x, weight = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64)
 
         def gradient() -> Tensor:
-            (found,) = torch.autograd.grad(torch.ops.audited_here.gated(x, weight).sum(), x)
+            (found,) = torch.autograd.grad(torch.ops.offloaded_here.gated(x, weight).sum(), x)
             return found
 
         without = gradient()
         with Offloading():
             within = gradient()
             with torch.no_grad():
-                assert not torch.ops.audited_here.gated(x, weight).requires_grad
+                assert not torch.ops.offloaded_here.gated(x, weight).requires_grad
         assert torch.equal(within, without) and without.abs().sum() > 0
 
 

@@ -1,18 +1,23 @@
-"""Rules against measurements, and against what the user silences; every case is worked out by hand."""
+"""Conditions over facts, findings in their order and words, and what measurements and users make of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from auditor.config import Ignore
 from auditor.records import Finding, Verdict
+from auditor.rulebook.conditions import Condition, describe, evaluate, facts_used
+from auditor.rulebook.facts import NodeFacts
 from auditor.rulebook.findings import classify, confronted, silenced
 from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
-from tests.support.capturing import captured
+from tests.support.capturing import captured, facts_of
 from tests.support.findings import finding as made
 
 RULES = load_rules()
@@ -123,3 +128,161 @@ def test_a_used_ignore_is_none_and_the_finding_itself_can_be_ignored() -> None:
     assert silenced(found, (), (Ignore("NRM001"),), RULES) == ()
     assert silenced((), (), (Ignore("NRM001"), Ignore("CFG001")), RULES) == ()
     assert silenced((), ("SFT",), (Ignore("NRM001"),), RULES) == ()
+
+
+# Findings: their order, their words, and that nothing is run to make them.
+
+
+class ClassifyToy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.head(x).masked_fill(x > 0, -1e9)
+        return torch.log(torch.softmax(x, dim=-1))
+
+
+TOY = captured(ClassifyToy(), torch.ones(2, 4))
+
+
+def test_findings_come_in_graph_order_then_by_code() -> None:
+    findings = classify(TOY.capture, TOY.facts, RULES)
+    assert [(finding.node, finding.rule) for finding in findings] == [
+        ("linear", "BND001"),
+        ("linear", "BND002"),
+        ("masked_fill", "CON001"),
+        ("softmax", "SFT001"),
+        ("log", "SFT005"),
+    ]
+    assert findings == classify(TOY.capture, TOY.facts, tuple(reversed(RULES)))
+
+
+def test_a_finding_speaks_in_the_users_terms() -> None:
+    (finding,) = (item for item in classify(TOY.capture, TOY.facts, RULES) if item.rule == "CON001")
+    assert finding.message == "the literal -1e+09 does not fit FP16, whose largest number is 65504"
+    assert (finding.severity, finding.formats, finding.owner) == ("error", ("fp16",), "")
+    assert finding.source is not None
+    assert finding.source.startswith("test_findings.py:")
+    assert finding.evidence == {
+        "constants_beyond": ("fp16", "fp8_e4m3", "fp8_e5m2"),
+        "upcast": False,
+        "constant_largest": -1e9,
+    }
+    assert finding.agrees is None
+    assert "masked_fill" in finding.advice
+
+
+class Scores(nn.Module):
+    def forward(self, q: Tensor) -> Tensor:
+        return torch.softmax(q @ q.transpose(-1, -2) / 8.0, -1)
+
+
+def test_the_most_specific_rule_speaks_with_the_severity_of_those_it_supersedes() -> None:
+    toy = captured(Scores(), torch.full((1, 2, 4), 300.0))  # 4 * 300 * 300 = 360000 > 65504
+    (found,) = (item for item in classify(toy.capture, toy.facts, RULES) if item.node == "matmul")
+    assert (found.rule, found.severity, found.confidence, found.declared) == ("ATT001", "error", "high", "warning")
+    alone = [rule for rule in RULES if rule.code != "ATT001"]
+    assert [item.rule for item in classify(toy.capture, toy.facts, alone) if item.node == "matmul"] == ["ATT002"]
+    small = captured(Scores(), torch.ones(1, 2, 4))
+    (found,) = (item for item in classify(small.capture, small.facts, RULES) if item.node == "matmul")
+    assert (found.rule, found.severity, found.confidence) == ("ATT001", "warning", "low")
+
+
+def test_a_finding_carries_what_reporters_need_of_its_rule() -> None:
+    (finding,) = (item for item in classify(TOY.capture, TOY.facts, RULES) if item.rule == "CON001")
+    (rule,) = (rule for rule in RULES if rule.code == "CON001")
+    assert (finding.declared, finding.references, finding.measurable) == (rule.severity, rule.references, True)
+
+
+def test_findings_speak_of_no_format_that_the_audit_is_not_about() -> None:
+    def function(x: Tensor, position: Tensor) -> Tensor:
+        angle = position.to(x.dtype)[:, None] * x
+        return angle.sin().cumsum(0).clamp(max=1 - 1e-6) - torch.fft.fft(x).abs()
+
+    toy = facts_of(function, torch.ones(300, 2), torch.arange(300))
+    both = classify(toy.capture, toy.facts, RULES)
+    assert {"POS001", "POS004", "RED003", "CON003", "LIN002"} & {item.rule for item in both}
+    for formats, other in ((("bf16",), "FP16"), (("fp16",), "BF16"), (("fp8_e4m3",), "FP16")):
+        found = classify(toy.capture, toy.facts, RULES, formats)
+        assert all(set(item.formats) <= set(formats) for item in found)
+        assert [item.rule for item in found if other in item.message] == []
+    for item in classify(toy.capture, toy.facts, RULES, ("bf16",)):
+        assert "FP16" not in item.why + item.advice, item.rule
+        assert not item.message.rstrip().endswith((";", ":", ",")), item.rule
+
+
+# Conditions over facts: how they evaluate where facts are known and where not, and how they read.
+
+
+FACTS = replace(
+    NodeFacts(**dict.fromkeys(NodeFacts.__dataclass_fields__)),  # type: ignore[arg-type]
+    op="aten.sum.default",
+    upcast=False,
+    reduction_length=100,
+    consumers=("aten.mul.Tensor",),
+    constants=(),
+    headroom_bits={"fp16": 3.0, "bf16": 120.0},
+    verdict={},
+)
+
+
+def leaf(fact: str, **comparisons: object) -> Condition:
+    return Condition("fact", fact, comparisons)
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        (leaf("reduction_length", above=100), False),
+        (leaf("reduction_length", at_least=100), True),
+        (leaf("reduction_length", below=100), False),
+        (leaf("reduction_length", at_most=100), True),
+        (leaf("reduction_length", above=10, below=50), False),
+        (leaf("reduction_length", is_in=(1, 100)), True),
+        (leaf("op", matches="aten.sum.*"), True),
+        (leaf("op", equals="aten.sum"), False),
+        (leaf("upcast", equals=False), True),
+        (leaf("consumers", contains="aten.mul*"), True),
+        (leaf("consumers", contains="mul"), False),
+        (leaf("constants", present=True), False),
+        (leaf("eps", present=False), True),
+        (leaf("reduction_length", present=True, above=100), False),
+        (leaf("eps", above=0), None),
+        (leaf("headroom_bits.fp16", below=4), True),
+        (leaf("headroom_bits.bf16", below=4), False),
+        (leaf("headroom_bits.fp8_e4m3", below=4), None),
+        (leaf("headroom_bits.fp8_e4m3", present=False), True),
+        (leaf("verdict.fp16", equals="unsafe"), None),
+        (Condition("not", parts=(leaf("eps", above=0),)), None),
+        (Condition("any", parts=(leaf("eps", above=0), leaf("upcast", equals=False))), True),
+        (Condition("any", parts=(leaf("eps", above=0), leaf("upcast", equals=True))), None),
+        (Condition("all", parts=(leaf("eps", above=0), leaf("upcast", equals=True))), False),
+        (Condition("all", parts=()), True),
+    ],
+)
+def test_conditions(condition: Condition, expected: bool | None) -> None:
+    assert evaluate(condition, FACTS) is expected
+
+
+@given(st.floats(allow_nan=True), st.sampled_from(["above", "at_least", "below", "at_most"]))
+def test_a_comparison_with_nan_never_holds(bound: float, comparison: str) -> None:
+    nan = replace(FACTS, output_max_abs=float("nan"))
+    assert evaluate(leaf("output_max_abs", **{comparison: bound}), nan) is False
+
+
+def test_a_condition_in_words() -> None:
+    condition = Condition(
+        "all",
+        parts=(
+            leaf("reduction_length", above=8),
+            Condition("any", parts=(leaf("upcast", equals=False), leaf("op", matches="a*"))),
+        ),
+    )
+    assert describe(condition) == "reduction_length above 8 elements, and (not upcast or op matches a*)"
+    assert list(facts_used(condition)) == ["reduction_length", "upcast", "op"]
+
+
+def test_what_is_known_reads_apart_from_what_holds() -> None:
+    leaves = [leaf("eps", present=False), leaf("output_max_abs", present=True), leaf("constants", present=False)]
+    assert [describe(item) for item in leaves] == ["unknown eps", "known output_max_abs", "no constants"]

@@ -1,16 +1,23 @@
-"""Rule files of several directories together: codes, families, and rules that supersede others."""
+"""Rule files: what becomes a rule, what is refused, chains found in a graph, and rules in words."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from auditor.errors import AuditorError
-from auditor.rulebook.explain import reference
-from auditor.rulebook.load import load_rules
-from tests.support.rule_files import RULE, write
+from auditor.rulebook.conditions import Condition
+from auditor.rulebook.explain import as_data, explain, reference
+from auditor.rulebook.load import load_rules, spread
+from auditor.rulebook.patterns import Matcher
+from auditor.rulebook.rule import ByFormat, Chain, ChainNode, Example, Match, about, clauses, facts_shown, filled
+from tests.support.capturing import Function, captured
+from tests.support.rule_files import CHAIN, EXAMPLE, RULE, write
 
 
 def test_codes_are_unique_and_families_share_a_prefix(tmp_path: Path) -> None:
@@ -63,3 +70,245 @@ def test_two_families_in_one_document(tmp_path: Path) -> None:
         assert f"\n### {code}: bad-thing\n" in text
     assert text.index("### ABC001") < text.index("## Tests") < text.index("### TST001")
     assert "\n#### What it looks for\n" in text
+
+
+# The form of a rule file: what becomes a rule, and what is refused, by file, line and key.
+
+
+def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    (rule,) = load_rules([tmp_path])
+    assert (rule.code, rule.name, rule.family, rule.path) == ("TST001", "bad-thing", "tests", path)
+    assert (rule.severity, rule.confidence, rule.formats) == ("warning", "low", ("fp16",))
+    assert rule.match.ops == ("aten.sum",)
+    long = Condition("fact", "reduction_length", {"above": 8})
+    assert rule.when == Condition("all", parts=(Condition("fact", "upcast", {"equals": False}), long))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words", "slug"),
+    [
+        (
+            'severity = "warning"',
+            'severity = "fatal"',
+            1,
+            "severity: input should be 'info', 'warning' or 'error', not 'fatal'",
+            "rule-bad-value",
+        ),
+        ('why = "because"\n', "", 1, "why: is missing", "rule-missing-key"),
+        ('why = "because"', "why = 3", 6, "why: input should be a valid string, not 3", "rule-bad-type"),
+        ('why = "because"', 'why = " "', 6, "why: must not be empty", "rule-bad-value"),
+        ('why = "because"', 'why = "because"\ncolour = "red"', 7, "colour: unknown key", "rule-unknown-key"),
+        ('why = "because"', 'why = "because"\ncode = "TST001"', 7, "code: unknown key", "rule-unknown-key"),
+        ("above = 8", "over = 8", 4, "when[0].over: unknown key", "rule-unknown-key"),
+        ("above = 8", 'above = "8"', 4, "reduction_length is a number; '8' is none", "rule-bad-type"),
+        ("above = 8", "matches = 8", 4, "when[0].matches: unknown key", "rule-unknown-key"),
+        (", above = 8", "", 4, "compares reduction_length with nothing", "rule-missing-key"),
+        ('"reduction_length", above', '"reduction", above', 4, "'reduction' is not one of", "rule-bad-value"),
+        ('"reduction_length", above', '"headroom_bits", above', 4, "kept by format: name one, as in", "rule-bad-value"),
+        (
+            '"reduction_length", above',
+            '"headroom_bits.fp17", above',
+            4,
+            "'fp17' is not one of tf32, bf16",
+            "rule-bad-value",
+        ),
+        ('"reduction_length", above', '"numel.fp16", above', 4, "'numel' is not kept by format", "rule-bad-value"),
+        ("{reduction_length}", "[fp17: x]", 5, "has a clause on 'fp17', which is no format", "rule-bad-value"),
+        ("{reduction_length}", "{reason.bf16:.3g}", 5, "is no valid template", "rule-bad-value"),
+        ("{reduction_length}", "{length}", 5, "'length' is not a fact", "rule-bad-value"),
+        ("{reduction_length}", "{reduction_length", 5, "is no valid template", "rule-bad-value"),
+        ("{reduction_length}", "{op:.3g}", 5, "is no valid template", "rule-bad-value"),
+        ('formats = ["fp16"]', 'formats = ["half"]', 3, "formats[0]: 'half' is not one of", "rule-bad-value"),
+        ("formats = [", "formats = [[], ", 3, "formats[0]: input should be a valid string, not []", "rule-bad-type"),
+        ('ops = ["aten.sum"]', 'op = "aten.sum"', 11, "match.op: unknown key", "rule-unknown-key"),
+        ('ops = ["aten.sum"]', "", 10, "says nothing", "rule-missing-key"),
+        (
+            'ops = ["aten.sum"]',
+            'position = "middle"',
+            11,
+            "match.position: input should be 'first' or 'last', not 'middle'",
+            "rule-bad-value",
+        ),
+        ('why = "because"', "why = ", 6, "file:", "rule-not-toml"),
+        (
+            'formats = ["fp16"]',
+            'formats = ["fp16"]\nmeasurable = 1',
+            4,
+            "measurable: input should be a valid boolean, not 1",
+            "rule-bad-type",
+        ),
+        ('formats = ["fp16"]', 'formats = ["fp16"]\nsupersedes = ["XYZ001"]', 4, "no rule is called", "rule-bad-value"),
+        (
+            "[match]",
+            "[example]\ncode = 3\n\n[match]",
+            11,
+            "example.code: input should be a valid string",
+            "rule-bad-type",
+        ),
+        ("[match]", '[example]\ncod = "x"\n\n[match]', 11, "example.cod: unknown key", "rule-unknown-key"),
+        ("[match]", '[example]\nfixed = "x"\n\n[match]', 10, "example.code: is missing", "rule-missing-key"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_file_line_and_key(
+    tmp_path: Path, old: str, new: str, line: int, words: str, slug: str
+) -> None:
+    assert old in RULE
+    path = write(tmp_path, RULE.replace(old, new))
+    with pytest.raises(AuditorError) as caught:
+        load_rules([tmp_path])
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert words in str(caught.value)
+    assert caught.value.slug == slug
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('report = "a"', 'report = "z"', "report: 'z' is on no path"),
+        ('report = "a"', 'report = "b"', "is on no path, or may be missing"),
+        ("a > b? > c", "a > d", "'d' is not described under nodes"),
+        ("a > b? > c", "a > c", "match.nodes.b: stands on no path"),
+    ],
+)
+def test_a_malformed_chain_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    write(tmp_path, RULE + CHAIN.replace(old, new))
+    with pytest.raises(AuditorError, match=words.replace("?", r"\?")):
+        load_rules([tmp_path])
+
+
+def test_a_rule_of_ones_own_needs_no_example(tmp_path: Path) -> None:
+    write(tmp_path)
+    (rule,) = load_rules([tmp_path])
+    assert rule.example is None
+    assert "## Example" not in explain(rule)
+
+
+# Where a rule's match applies: patterns of operations, and chains found in a graph.
+
+
+def found(tmp_path: Path, function: object) -> set[str]:
+    write(tmp_path, RULE.split("[match]")[0] + CHAIN)
+    (rule,) = load_rules([tmp_path])
+    toy = captured(Function(function), torch.ones(4, 4))  # type: ignore[arg-type]
+    return Matcher(toy.capture, toy.facts).find(rule.match)
+
+
+def test_a_chain_is_found_with_and_without_its_optional_node(tmp_path: Path) -> None:
+    assert found(tmp_path, lambda x: (x.exp().sum(), (-x.cos().exp()).sum())) == {"exp", "exp_1"}
+
+
+def test_a_chain_looks_through_reshapes_and_casts(tmp_path: Path) -> None:
+    assert found(tmp_path, lambda x: x.exp().view(2, 8).transpose(0, 1).double().sum()) == {"exp"}
+
+
+def test_everything_a_match_says_must_hold() -> None:
+    toy = captured(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), torch.ones(2, 4))
+    matcher = Matcher(toy.capture, toy.facts)
+    assert matcher.find(Match(ops=("aten.linear",))) == {"linear", "linear_1"}
+    assert matcher.find(Match(ops=("aten.linear",), position="first")) == {"linear"}
+    assert matcher.find(Match(position="last")) == {"linear_1"}
+    assert matcher.find(Match(owner_type="T*")) == {"tanh"}
+    assert matcher.find(Match(ops=("aten.linear",), owner_type="T*")) == set()
+
+
+def test_a_role_that_any_operation_plays_is_played_by_inputs_too() -> None:
+    # x stands at the head of both paths and is no operation; in the second chain the two roles must be two values.
+    toy = captured(Function(lambda x: x.exp() * x), torch.ones(2))
+    nodes = {"x": ChainNode(("*",)), "exp": ChainNode(("aten.exp",)), "product": ChainNode(("aten.mul",))}
+    both = Match(nodes=nodes, chains=(Chain(("x > exp > product", "x > product"), "product"),))
+    assert Matcher(toy.capture, toy.facts).find(both) == {"mul"}
+    squared = captured(Function(lambda x: x.exp() * x.exp()), torch.ones(2))
+    assert Matcher(squared.capture, squared.facts).find(both) == set()
+
+
+def test_a_condition_on_a_role_is_asked_of_the_node_that_plays_it() -> None:
+    toy = captured(Function(lambda x: (x.exp() + 1.0, x.sin() + 2.0)), torch.ones(2))
+    two = ChainNode(("aten.add",), Condition("fact", "constant_max_abs", {"equals": 2}))
+    match = Match(nodes={"wave": ChainNode(("aten.*",)), "shift": two}, chains=(Chain(("wave > shift",), "wave"),))
+    assert Matcher(toy.capture, toy.facts).find(match) == {"sin"}
+
+
+# Messages of rules: which facts they show, and how they read.
+
+
+VALUES = {"op": "aten.sum", "headroom_bits.fp16": 1.25, "eps": None}
+
+
+def test_the_facts_of_a_message_in_the_order_written() -> None:
+    assert facts_shown("{op} has {headroom_bits.fp16:.1f} bits, {{op}}") == ["op", "headroom_bits.fp16"]
+
+
+def test_a_message_speaks_of_the_formats_it_is_asked_for_alone() -> None:
+    message = "it raises in {formats}: [fp16: at 65504 in FP16]; [bf16: always in BF16]"
+    assert clauses(message) == ["fp16", "bf16"]
+    assert filled(message, VALUES.__getitem__, ("fp16", "bf16")) == (
+        "it raises in FP16 and BF16: at 65504 in FP16; always in BF16"
+    )
+    assert filled(message, VALUES.__getitem__, ("fp16",)) == "it raises in FP16: at 65504 in FP16"
+    assert filled(message, VALUES.__getitem__, ("bf16",)) == "it raises in BF16: always in BF16"
+
+
+def test_a_fact_that_is_kept_by_format_is_shown_with_its_format() -> None:
+    assert f"{ByFormat(fp16=0.5, bf16=4.0):.2g}" == "0.5 in FP16 and 4 in BF16"
+    assert f"{ByFormat(bf16=None):.2g}" == "unknown in BF16"
+
+
+def test_sentences_about_other_formats_are_left_out() -> None:
+    text = "Numbers are apart. At 512 BF16 has\nmultiples of 4, FP16 of 0.5. They tie."
+    assert about(text, ("fp16", "bf16"), ("fp16", "bf16")) == text
+    assert about(text, ("bf16",), ("fp16", "bf16")) == "Numbers are apart. They tie."
+
+
+# Rules about each format, made into one for every audited one that has none of its own.
+
+
+RULES = load_rules()
+
+
+def of_measurements(formats: tuple[str, ...]) -> dict[tuple[str, ...], str]:
+    return {rule.formats: rule.code for rule in spread(RULES, formats) if rule.family == "measured"}
+
+
+def test_every_audited_format_has_one_of_the_measurement() -> None:
+    assert of_measurements(("fp16", "bf16")) == {("fp16",): "MSR001", ("bf16",): "MSR002"}
+    found = of_measurements(("bf16", "fp8_e4m3", "fp8_e5m2"))
+    assert {fmt: found[fmt,] for fmt in ("bf16", "fp8_e4m3", "fp8_e5m2")} == {
+        "bf16": "MSR002",
+        "fp8_e4m3": "MSR003",
+        "fp8_e5m2": "MSR003",
+    }
+
+
+# A rule in words and as data: sections, the example, a chain drawn once.
+
+
+def test_an_example_is_read_and_explained(tmp_path: Path) -> None:
+    write(tmp_path, RULE.replace("[match]", EXAMPLE + "[match]"))
+    (rule,) = load_rules([tmp_path])
+    assert rule.example == Example(
+        "def forward(x): return x.sum()", "def forward(x): return x.mean()", ("torch.ones(4)",)
+    )
+    sections = re.findall(r"(?m)^## (.+)$", explain(rule))
+    assert sections == ["Why", "Example", "What to do", "What it looks for", "References"]
+    for line in (rule.example.code, rule.example.fixed):
+        assert f"\n    {line}\n" in explain(rule)
+    assert "called with `torch.ones(4)`" in explain(rule)
+    assert "Confidence: low, and high where the operation is measured to be unsafe." in explain(rule)
+
+
+def test_all_of_a_rule_is_in_its_data(tmp_path: Path) -> None:
+    write(tmp_path, RULE.replace("[match]", EXAMPLE + "[match]"))
+    (rule,) = load_rules([tmp_path])
+    data = json.loads(json.dumps(as_data(rule)))
+    assert data["looks_for"] == ["operations: `aten.sum`"]
+    assert data["fires_where"] == "not upcast, and reduction_length above 8 elements"
+    assert data["example"]["inputs"] == ["torch.ones(4)"]
+    assert {"code", "name", "family", "why", "advice", "message", "references", "supersedes"} <= data.keys()
+
+
+def test_explain_draws_a_chain_once(tmp_path: Path) -> None:
+    write(tmp_path, RULE.split("[match]")[0] + CHAIN)
+    (rule,) = load_rules([tmp_path])
+    assert explain(rule).count("a > b? > c") == 1
+    assert "b is `aten.neg`" in explain(rule)

@@ -1,18 +1,32 @@
-"""Each piece of advice appears where its measurement asks for it, and not where it does not."""
+"""Advice on training where its measurement asks for it, its section in the report, and its loop, run as it is written."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
+from importlib import util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from auditor.numerics.histogram import magnitudes_of
+from auditor.records.audit import Audit
 from auditor.records.training import Training
+from auditor.report.reporters import html, markdown, text
+from auditor.report.training import loop_code, training_section
+from auditor.snippets.offer import Chosen
+from auditor.snippets.trainers import GRADSCALER
 from auditor.training.advice import advice_of, reduce_dtype
 from auditor.training.objective import training_subject
 from auditor.training.stage import Prepared, conclude, prepare
+from auditor.training.window import loss_scale
+from tests.unit.report.factory import HOSTILE, make_audit
+from tests.unit.training.conftest import Trained, loss_fn, made
+from tests.unit.training.own_steps import audited
 
 
 class Lookup(nn.Module):
@@ -76,3 +90,178 @@ def test_ranks_until_the_sum_overflows(lookup: tuple[Prepared, Training]) -> Non
     window = replace(training.fp16, init=1024.0)
     (advice,) = reduce_dtype(replace(training, parameters=(one,), fp16=window), prepared.capture)
     assert advice.evidence["ranks"] == 65504 / (2 * 1024)
+
+
+# The training section: rendered from a real audit, from an empty window, and with names that try to break out.
+
+
+def with_training(trained: Trained, **changes: object) -> Audit:
+    assert trained.audit.training is not None
+    return replace(trained.audit, training=replace(trained.audit.training, **changes))
+
+
+def empty_window() -> object:
+    far = torch.cat((torch.full((100,), 2.0**3), torch.full((100,), 2.0**-40)))
+    return loss_scale({"up": magnitudes_of(far)})
+
+
+def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
+    training = trained.audit.training
+    assert training is not None and training.fp16 is not None and training.fp16.init is not None
+    page = html(trained.audit)
+    section = page.partition('<section id="training">')[2].partition("</section>")[0]
+    assert "Gradients against FP16" in section
+    assert f"{training.fp16.maximum:,.10g}" in section
+    assert all(advice.title.replace("'", "&#39;") in section for advice in training.advice)
+    assert "loss_fn(model(inputs).float(), targets)" in section
+    assert '<a href="#training">' in page
+    assert training.recommendation.split(":")[0] in " ".join(text(trained.audit, width=200).split())
+    assert "**Training**: " in markdown(trained.audit)
+
+
+def test_inference_has_no_section() -> None:
+    page = html(make_audit())
+    assert 'id="training"' not in page
+    assert training_section(make_audit()) == []
+
+
+def test_an_empty_window_is_said(trained: Trained) -> None:
+    audit = with_training(trained, fp16=empty_window(), format="bf16")
+    section = html(audit).partition('<section id="training">')[2].partition("</section>")[0]
+    assert "It is empty" in section
+
+
+def test_nothing_low_is_said(trained: Trained) -> None:
+    training = trained.audit.training
+    assert training is not None
+    audit = with_training(
+        trained,
+        fp16=None,
+        bf16=None,
+        format=None,
+        trials=(),
+        batch_sizes=(),
+        nodes=(),
+        advice=(),
+        modules=tuple(replace(m, low=None) for m in training.modules),
+        parameters=tuple(replace(p, low=False) for p in training.parameters),
+    )
+    section = html(audit).partition('<section id="training">')[2].partition("</section>")[0]
+    assert "No gradient is in a low format" in section
+    assert "Nothing stands out" in section
+    assert loop_code(audit) is None
+
+
+def test_hostile_names_add_no_markup(trained: Trained) -> None:
+    training = trained.audit.training
+    assert training is not None
+    modules = tuple(replace(m, module=HOSTILE) for m in training.modules)
+    nodes = tuple(replace(n, owner=HOSTILE, source=HOSTILE) for n in training.nodes)
+    page = html(with_training(trained, modules=modules, nodes=nodes, loss_source=HOSTILE))
+    assert "<script>alert(1)" not in page
+    assert "<img src=x" not in page
+
+
+# The loop that the report offers to copy, run as it is written.
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+def test_the_loop_and_the_snippet_take_the_same_steps(
+    trained: Trained, fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trained.audit.training is not None
+    audit = replace(trained.audit, training=replace(trained.audit.training, format=fmt))
+    audit.save(tmp_path)
+    spec = util.spec_from_file_location("patched_model", tmp_path / "patched_model.py")
+    assert spec is not None and spec.loader is not None
+    patched_model = util.module_from_spec(spec)
+    spec.loader.exec_module(patched_model)
+    monkeypatch.setitem(sys.modules, "patched_model", patched_model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, snippet = loop_code(audit), GRADSCALER.render(Chosen(audit.plans[f"autocast_{fmt}"], audit))
+    assert code is not None
+    for advice in (code, snippet):
+        assert "put no torch.autocast" in " ".join(advice.replace("#", " ").split())
+        assert "with torch.autocast" not in advice
+    ends = []
+    for printed in (code, snippet):
+        model, tokens, targets = made()
+        model.dropout.p = 0.0
+        names: dict[str, Any] = {"model": model, "loader": [(tokens, targets)] * 3, "loss_fn": loss_fn}
+        exec(compile(printed, "printed.py", "exec"), names)
+        if printed is snippet:
+            model, scaler = names["prepare"](model)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+            for _ in range(3):
+                names["train_step"](
+                    model, scaler, optimizer, lambda m, b: loss_fn(m(b[0]).float(), b[1]), (tokens, targets), 1.0
+                )
+        ends.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    fresh = dict(made()[0].named_parameters())
+    assert all(torch.equal(a, b) for a, b in zip(*(e.values() for e in ends), strict=True))
+    assert not torch.equal(ends[0]["up.weight"], fresh["up.weight"])
+
+
+@dataclass(frozen=True)
+class Both:
+    y: Tensor
+    more: tuple[Tensor, ...]
+    name: str = "both"
+
+
+class Pair(nn.Module):
+    """Answers in every way that a loss can be handed on, or be the answer."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layer, self.way = nn.Linear(8, 8), way
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        y = self.layer(x)
+        if self.way == "tensors":
+            return {"y": y, "more": (y.tanh(),)}
+        if self.way == "dataclass":
+            return Both(y, (y.tanh(),))
+        assert labels is not None
+        loss = nn.functional.mse_loss(y.float(), labels)
+        return {"loss": loss} if self.way == "mapping" else SimpleNamespace(loss=loss)
+
+
+@pytest.mark.parametrize("way", ["tensors", "dataclass", "mapping", "attribute"])
+def test_the_loop_runs_whatever_the_model_returns(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def squares(outputs: Any, targets: Tensor) -> Tensor:
+        y, more = (outputs.y, outputs.more) if way == "dataclass" else (outputs["y"], outputs["more"])
+        assert y.dtype is more[0].dtype is torch.float32
+        return (y - targets + more[0]).square().mean()
+
+    torch.manual_seed(0)
+    model, (x, y) = Pair(way), (torch.randn(4, 8), torch.randn(4, 8))
+    own = way not in ("tensors", "dataclass")
+    found, training = audited(
+        model, {"x": x, "labels": y} if own else (x, y), None if own else squares, strategies="autocast", formats="bf16"
+    )
+    assert training.format is not None
+    assert found.to_dict()  # what the file has of it
+    assert training.returned == ("tensors" if way == "dataclass" else way)
+    found.save(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "patched_model", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = model.layer.weight.detach().clone()
+    loader = [{"x": x, "labels": y}] * 2 if own else [(x, y)] * 2
+    names: dict[str, Any] = {"model": model, "loader": loader, "loss_fn": squares}
+    exec(compile(loop_code(found) or "", "loop.py", "exec"), names)
+    sys.modules.pop("patched_model", None)
+    assert not torch.equal(before, model.layer.weight)
+
+
+def test_without_a_plan_the_loop_has_the_region_that_was_measured() -> None:
+    torch.manual_seed(0)
+    found, training = audited(
+        nn.Linear(8, 8), (torch.randn(4, 8), torch.randn(4, 8)), nn.functional.mse_loss, strategies=("cast",)
+    )
+    assert training.format is not None
+    code = loop_code(found)
+    assert code is not None
+    assert "    with torch.autocast(device, dtype=torch." in code
+    assert "patched_model" not in code

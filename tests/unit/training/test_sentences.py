@@ -63,7 +63,9 @@ def test_a_recommendation_for_inference_names_no_plan_to_train_under() -> None:
 
 
 def test_a_step_that_trains_is_under_autocast_where_no_plan_for_it_was_asked_for() -> None:
-    found, training = audited(nn.Linear(4, 2), (torch.randn(3, 4),), lambda y: y.square().mean(), strategies="graph")
+    found, training = audited(
+        nn.Linear(4, 2), (torch.randn(3, 4),), lambda y: y.square().mean(), strategies="graph", formats="fp16"
+    )
     assert found.plans["graph_fp16"].verified
     assert found.recommended is None
     assert training.format is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 
 import pytest
 import torch
@@ -82,13 +81,6 @@ def test_trials_bear_the_prediction_out(trained: Trained) -> None:
         assert trial.overflow is trial.predicted_overflow
         assert trial.flushed == pytest.approx(trial.predicted, abs=0.005)
     assert [t.overflow for t in training.trials] == [False, False, True]
-
-
-def test_batch_sizes_are_of_one_batch(trained: Trained) -> None:
-    assert trained.audit.training is not None
-    rows = trained.audit.training.batch_sizes
-    assert [row.samples for row in rows] == [2, 4, 8]
-    assert all(math.isfinite(error) for row in rows for error in row.error.values() if error is not None)
 
 
 def test_the_document_holds_the_window_as_promised(trained: Trained, root) -> None:

@@ -1,17 +1,24 @@
-"""The window of loss scales, on gradients whose magnitudes are written down."""
+"""The window of loss scales, low gradients by module, parts of a batch, and which format to train in: all worked out by hand."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from auditor.execution.step import Step
+from auditor.execution.policy import plain
+from auditor.execution.step import Step, bind_step, run_step
 from auditor.numerics.histogram import magnitudes_of
+from auditor.records import Capture
 from auditor.records.training import LossScale, ParameterGradients
+from auditor.training.objective import training_subject
 from auditor.training.own import Lowering, settle
+from auditor.training.recommend import format_to_train_in
+from auditor.training.stage import batch_sizes, low_by_module, low_names, module_gradients, parameter_gradients
+from auditor.training.step import capture_step, step_batches
 from auditor.training.window import (
     loss_scale,
     lost_by_adam,
@@ -21,7 +28,8 @@ from auditor.training.window import (
     trial,
     trials_of,
 )
-from tests.support.stepping import stepped
+from tests.support.stepping import Scaled, stepped
+from tests.support.subjects import capture_of
 
 
 def powers(*exponents: int, each: int = 100) -> torch.Tensor:
@@ -136,3 +144,147 @@ def test_what_becomes_of_gradients_at_a_scale(step: Step, scale: float, flushed:
 def test_three_scales_are_tried(step: Step) -> None:
     found = trials_of(step, Lowering("fp16"), WINDOW)
     assert [one.scale for one in found] == [1.0, 2.0**10, 2.0**24]
+
+
+# Parts of a batch, with gradients that are means worked out by hand.
+
+
+def mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs * targets).mean()
+
+
+def rows(
+    model: nn.Module, x: Tensor, targets: Tensor, **lowerings: Lowering
+) -> list[tuple[int, float, dict[str, float | None]]]:
+    subject = training_subject(model.train(), (x, targets), {}, mean)
+    captured = capture_step(subject, ("fp16", "bf16"))
+    whole = run_step(bind_step(captured, subject, step_batches(subject)[0], 0))
+    found = batch_sizes(subject, whole, dict.fromkeys(lowerings, 0.25), lowerings)
+    return [(row.samples, row.gradient_norm, dict(row.error)) for row in found]
+
+
+def test_quarters_halves_and_the_whole() -> None:
+    # The gradient by w is the mean of x t = 1 .. 8: 4.5. Halves: 2.5 and 6.5; the first two quarters: 1.5 and 3.5.
+    found = rows(Scaled(), torch.arange(1.0, 9.0)[:, None], torch.ones(8, 1))
+    assert [samples for samples, _, _ in found] == [2, 4, 8]
+    norms = [norm for _, norm, _ in found]
+    assert norms == pytest.approx([math.sqrt((1.5**2 + 3.5**2) / 2), math.sqrt((2.5**2 + 6.5**2) / 2), 4.5])
+
+
+def test_a_batch_of_one_cannot_be_cut() -> None:
+    assert [samples for samples, _, _ in rows(Scaled(), torch.ones(1, 1), torch.ones(1, 1))] == [1]
+
+
+def test_errors_are_those_of_low_steps_and_the_wholes_own_is_taken_as_given() -> None:
+    found = rows(Scaled(), torch.ones(4, 1), torch.ones(4, 1), bf16=Lowering("bf16"))
+    assert [row[2] for row in found] == [{"bf16": 0.0}, {"bf16": 0.0}, {"bf16": 0.25}]  # ones are exact
+
+
+# Which gradients are low under autocast, on a model of three operations.
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(2, 2, bias=False), nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).softmax(-1) * self.scale
+
+
+@pytest.fixture(scope="module")
+def captured() -> Capture:
+    return capture_of(Net(), torch.ones(3, 2))
+
+
+@pytest.fixture(scope="module")
+def low(captured: Capture) -> frozenset[str]:
+    return low_names(captured, "fp16", plain("fp16"))
+
+
+def name_of(captured: Capture, fqn: str) -> str:
+    (name,) = (place.name for place in captured.placeholders if place.fqn == fqn)
+    return name
+
+
+def test_results_and_what_is_lowered_for_a_reader(captured: Capture, low: frozenset[str]) -> None:
+    # The layer's weight and its input are lowered for it; the softmax and the product with FP32 run wide.
+    (x,) = (place.name for place in captured.placeholders if place.kind == "input")
+    assert low == {"linear", name_of(captured, "layer.weight"), x}
+
+
+def test_gradients_by_module(captured: Capture, low: frozenset[str]) -> None:
+    weight, scale = name_of(captured, "layer.weight"), name_of(captured, "scale")
+    spreads = {
+        "linear": magnitudes_of(torch.tensor([4.0, 1.0])),
+        "softmax": magnitudes_of(torch.tensor([16.0])),
+        weight: magnitudes_of(torch.tensor([2.0, 2.0**-30])),
+        scale: magnitudes_of(torch.tensor([32.0])),
+    }
+    found = low_by_module(captured, spreads, low)
+    assert list(found) == ["layer"]
+    # 2^-30 beside 2 is beyond the 24 bits of FP32's significand
+    assert found["layer"].exponents == {0: 1, 1: 1, 2: 1}
+    rows = {row.module: row for row in module_gradients(captured, spreads, low)}
+    assert list(rows) == ["layer", ""]
+    assert rows["layer"].low is not None
+    assert (rows["layer"].activations.max_abs, rows["layer"].low.max_abs) == (4.0, 4.0)
+    assert (rows[""].activations.max_abs, rows[""].low) == (16.0, None)
+
+
+def test_gradients_of_parameters(captured: Capture, low: frozenset[str]) -> None:
+    spread = magnitudes_of(torch.ones(1))
+    spreads = {name_of(captured, "layer.weight"): spread, name_of(captured, "scale"): spread}
+    weights = {"layer.weight": (spread, {0: 1}), "scale": (spread, {})}
+    found = {row.name: row for row in parameter_gradients(captured, spreads, weights, low)}
+    assert {name: (row.module, row.low) for name, row in found.items()} == {
+        "layer.weight": ("layer", True),
+        "scale": ("", False),
+    }
+    assert found["layer.weight"].ratios == {0: 1}
+    assert parameter_gradients(captured, {}, weights, low) == ()  # frozen: no gradient, no row
+
+
+# Which format to train in, on errors and windows that are written down.
+
+
+BOTH = ("fp16", "bf16")
+
+
+def window(*exponents: int) -> LossScale:
+    found = loss_scale({"a": magnitudes_of(torch.tensor([1.5 * 2.0**e for e in exponents]))})
+    assert found is not None
+    return found
+
+
+OPEN, CLOSED = window(0, -10), window(3, -40)
+
+
+@pytest.mark.parametrize(
+    ("errors", "scale", "recommended", "format", "reason"),
+    [
+        ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_fp16", "fp16", "FP16 with GradScaler"),
+        ({"fp16": 4e-4, "bf16": 3e-3}, OPEN, "autocast_bf16", "bf16", "the recommended plan runs in it"),
+        # gradients that are finite and wrong
+        ({"fp16": 0.64, "bf16": 3e-3}, OPEN, None, "bf16", "the gradients of FP16 are 64% off"),
+        ({"fp16": 0.64, "bf16": 0.3}, OPEN, None, None, "FP32: the gradients of BF16 are 30% off"),
+        ({"fp16": 0.64}, OPEN, None, None, "FP32: the gradients of FP16 are 64% off"),
+        ({"fp16": 0.64}, OPEN, "autocast_fp16", None, "64% off"),
+        ({"fp16": 2e-3, "bf16": 0.3}, OPEN, "autocast_bf16", "fp16", "the gradients of BF16 are 30% off"),
+        # FP16 is usually the closer one; where it is not, something is lost
+        ({"fp16": 0.05, "bf16": 0.01}, OPEN, "autocast_fp16", "bf16", "differ from FP32's by 0.01, FP16's by 0.05"),
+        # not finite, or not run
+        ({"fp16": math.inf, "bf16": 3e-3}, OPEN, None, "bf16", "no finite gradients"),
+        ({"fp16": None, "bf16": math.nan}, OPEN, None, None, "in no format"),
+        ({"fp16": math.inf, "bf16": None}, OPEN, None, None, "in no format"),
+        ({"fp16": 4e-4, "bf16": 3e-3}, CLOSED, "autocast_fp16", "bf16", "no loss scale suits FP16"),
+        ({"fp16": 4e-4}, CLOSED, "autocast_fp16", None, "no loss scale suits FP16"),
+        ({"fp16": 0.0, "bf16": 0.0}, None, None, None, "autocast lowers nothing"),
+    ],
+)
+def test_the_format_and_why(
+    errors: dict[str, float | None], scale: LossScale | None, recommended: str | None, format: str | None, reason: str
+) -> None:
+    found, why = format_to_train_in(tuple(errors) or BOTH, scale, errors, recommended)
+    assert found == format
+    assert reason in why

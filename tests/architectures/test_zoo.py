@@ -1,0 +1,261 @@
+"""Public architectures, unchanged: captured whole, judged in the user's names, planned, verified, patched, left as they were."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from auditor import apply
+from auditor.api import audit as audit_model
+from auditor.capture.capture import recorded
+from auditor.execution.execute import Executor
+from auditor.execution.policy import Policy, plain
+from auditor.execution.resolve import resolve
+from auditor.isolation.answer import answer
+from auditor.numerics.metrics import output_error
+from auditor.records import Capture, ModelPath
+from auditor.records.audit import Audit
+from tests.architectures.zoo import ZOO, Specimen, specimen
+from tests.support.replaying import assert_same, replay
+
+LONG = ("mobilenet_v3",)
+"""Of a hundred layers, each of a kind that others here have."""
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A specimen, its audit, the graph that was audited, and a copy of the model made before it."""
+
+    name: str
+    specimen: Specimen
+    audit: Audit
+    capture: Capture
+    before: nn.Module
+
+    @property
+    def model(self) -> nn.Module:
+        return self.specimen.model
+
+    def fresh(self) -> nn.Module:
+        """A copy that no plan has touched."""
+        return copy.deepcopy(self.before)
+
+    def outputs(self, model: nn.Module) -> list[Tensor]:
+        """What a model of this architecture answers to the audited inputs, on this machine's own kernels."""
+        return self.specimen.outputs(model)
+
+
+@pytest.fixture(scope="module", params=[pytest.param(n, marks=pytest.mark.slow if n in LONG else []) for n in ZOO])
+def audited(request: pytest.FixtureRequest) -> Audited:
+    subject = specimen(request.param)
+    before = copy.deepcopy(subject.model)
+    captures: list[Capture] = []
+
+    def noted(*args: Any) -> ModelPath:
+        recording = recorded(*args)
+        captures.append(recording.capture)
+        return recording
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.import_module("auditor.capture.several"), "recorded", noted)
+        audit = audit_model(subject.model, subject.args, kwargs=subject.kwargs, device="cpu")
+    return Audited(request.param, subject, audit, captures[0], before)
+
+
+# Public architectures, unchanged: captured whole, judged in the user's names, planned, verified, left as they were.
+
+
+PLANS = ("autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16")
+
+
+READ_VALUES = {"bert"}
+"""Those whose library looks at an attention mask that it is given, to leave one out that hides nothing."""
+
+
+def test_the_path_depends_on_values_only_where_python_reads_them(audited: Audited) -> None:
+    assert audited.audit.capture_method == ("path" if audited.name in READ_VALUES else "run")
+    assert any("depends on values" in warning for warning in audited.audit.warnings) == (audited.name in READ_VALUES)
+
+
+def test_every_floating_operation_has_an_owner_and_a_source_line(audited: Audited) -> None:
+    modules = dict(audited.model.named_modules())
+    nodes = [report.node for report in audited.audit.nodes if report.node.floating]
+    assert len(nodes) > 20
+    assert [node.name for node in nodes if node.owner not in modules] == []
+    assert [node.name for node in nodes if not node.source] == []
+    assert all(type(modules[node.owner]).__name__ == node.owner_type for node in nodes)
+    own = [node for node in nodes if node.owner]
+    assert len(own) > len(nodes) / 2  # most operations belong to a layer, not to the model as a whole
+
+
+def test_every_floating_operation_is_tested(audited: Audited) -> None:
+    untested = {
+        report.node.name: verdict.reason
+        for report in audited.audit.nodes
+        for verdict in report.verdicts.values()
+        if report.node.floating and verdict.verdict == "untested"
+    }
+    assert untested == {}
+
+
+def test_four_plans_say_whether_they_hold(audited: Audited) -> None:
+    audit = audited.audit
+    assert set(audit.plans) == set(PLANS)
+    for plan in audit.plans.values():
+        assert plan.verification is not None, plan.name
+        assert plan.verification.failure is None, plan.name
+        assert plan.measured_error is not None, plan.name
+        assert plan.verified == (plan.measured_error <= audit.max_error), plan.name
+
+
+def test_recommended_plan_holds_the_budget_and_lowers_something(audited: Audited) -> None:
+    audit = audited.audit
+    assert audit.recommended in PLANS
+    chosen = audit.plans[audit.recommended]
+    assert chosen.verified
+    assert chosen.measured_error <= audit.max_error
+    assert chosen.low_precision_flops > 0.5
+
+
+def test_nothing_stays_fp32_where_plain_low_precision_holds(audited: Audited) -> None:
+    """Random weights of ordinary size: where the whole model run low is well inside the budget, so is its plan.
+
+    Products that autocast itself leaves alone, as Mixtral's grouped ones, are FP32 in a scope that is low.
+    """
+    for name, baseline in audited.audit.baselines.items():
+        if baseline.measured_error is not None and baseline.measured_error < audited.audit.max_error / 2:
+            plan = audited.audit.plans[name]
+            low = {choice.precision for choice in plan.scopes.values()} == {plan.format}
+            assert low or plan.low_precision_flops == pytest.approx(1.0), name
+
+
+def test_a_near_miss_is_repaired_by_islands_not_by_giving_up(audited: Audited) -> None:
+    """Where the whole model run low is at most three budgets off, some scopes stay FP32, not all of them."""
+    for name, baseline in audited.audit.baselines.items():
+        if baseline.measured_error is not None and baseline.measured_error < 3 * audited.audit.max_error:
+            assert audited.audit.plans[name].low_precision_flops > 0.2, name
+
+
+def test_prediction_is_near_the_measurement(audited: Audited) -> None:
+    for plan in audited.audit.plans.values():
+        if plan.low_precision_flops > 0.5:
+            assert plan.predicted_error / 8 < plan.measured_error < 8 * plan.predicted_error, plan.name
+
+
+def test_no_plan_is_further_off_than_the_model_without_one(audited: Audited) -> None:
+    for name, plan in audited.audit.plans.items():
+        baseline = audited.audit.baselines[name]
+        if baseline.measured_error is not None:
+            assert plan.measured_error <= baseline.measured_error, name
+
+
+# What a plan does to a public architecture: everything but precision stays, and the model runs on plain torch.
+
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+STRATEGIES = ("autocast", "cast")
+
+
+def state_of(model: nn.Module) -> dict[str, object]:
+    """Everything an audit could have left behind on the modules themselves."""
+    return {
+        path: (
+            module.training,
+            sorted(module.__dict__),
+            len(module._forward_hooks),
+            len(module._forward_pre_hooks),
+            [parameter.requires_grad for parameter in module._parameters.values() if parameter is not None],
+        )
+        for path, module in model.named_modules()
+    }
+
+
+def test_audited_model_is_bit_for_bit_as_it_was(audited: Audited) -> None:
+    before, after = audited.before.state_dict(), audited.model.state_dict()
+    assert list(before) == list(after)
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert [name for name in before if before[name].dtype != after[name].dtype] == []
+    buffers = dict(audited.before.named_buffers())  # the non-persistent ones too
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in audited.model.named_buffers())
+    assert all(parameter.grad is None for parameter in audited.model.parameters())
+    assert state_of(audited.model) == state_of(audited.before)
+
+
+def test_patched_copy_keeps_class_signature_and_state(audited: Audited) -> None:
+    for name in audited.audit.plans:
+        model = audited.fresh()
+        patched = apply(model, audited.audit, name)
+        assert patched is model
+        assert type(patched) is type(audited.before)
+        assert list(patched.state_dict()) == list(audited.before.state_dict())
+        assert inspect.signature(patched.forward) == inspect.signature(audited.before.forward)
+
+
+def test_patched_copy_runs_natively_with_the_error_that_was_measured(audited: Audited) -> None:
+    """CPU kernels and CPU autocast lists differ a little from CUDA's, hence the room."""
+    reference = audited.outputs(audited.before)
+    for name, plan in audited.audit.plans.items():
+        error = output_error(reference, audited.outputs(apply(audited.fresh(), audited.audit, name)))
+        assert error <= 2 * plan.measured_error + 1e-6, name
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_baseline_is_what_torch_does_without_a_plan(audited: Audited, strategy: str) -> None:
+    reference = audited.outputs(audited.before)
+    for name, dtype in DTYPES.items():
+        baseline = audited.audit.baselines[f"{strategy}_{name}"]
+        error = output_error(reference, plainly_low(audited, strategy, dtype))
+        assert math.isfinite(error)
+        assert baseline.failure is None
+        assert error / 2 < baseline.measured_error < 2 * error
+
+
+def plainly_low(audited: Audited, strategy: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    if strategy == "autocast":
+        with torch.autocast("cpu", dtype=dtype):
+            return audited.outputs(audited.fresh())
+    return audited.specimen.lowered(dtype).outputs(audited.fresh().to(dtype))
+
+
+# The dtype that `resolve` computes for every operation of a public architecture is the one a run really has.
+
+
+NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+def test_resolved_dtypes_are_those_of_a_run(audited: Audited, strategy: str, fmt: str) -> None:
+    graph = audited.capture
+    how = Policy(graph, strategy, plain(fmt), fmt)
+    expected = resolve(how)
+    seen: dict[str, str] = {}
+
+    def observe(node: fx.Node, value: object) -> None:
+        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        if node.name in graph.nodes and tensors:
+            seen[node.name] = NAMES.get(tensors[0].dtype, "")
+
+    interpreter = Executor(graph.graph_module, how, observe)
+    with torch.no_grad():
+        interpreter.run(*graph.bind(audited.model, (audited.specimen.args, audited.specimen.kwargs)))
+    assert {name: expected.dtypes[name] for name in seen} == seen
+    assert any(dtype == fmt for dtype in seen.values())
+
+
+# The graph that an architecture is audited on answers what its model answers, bit for bit.
+
+
+def test_the_graph_is_the_model(audited: Audited) -> None:
+    batch = (audited.specimen.args, audited.specimen.kwargs)
+    model = audited.fresh()
+    assert_same(replay(audited.capture, model, batch), answer(model, batch))

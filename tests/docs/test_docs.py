@@ -1,0 +1,288 @@
+"""The documents say what the code says: errors, rules, options, agreement, the architecture, and the files that are written."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import auditor
+from auditor.cli.parsers import VERBS, parsers
+from auditor.report import model_explorer
+from auditor.rulebook.explain import reference
+from auditor.rulebook.facts import EACH
+from auditor.rulebook.findings import classify
+from auditor.rulebook.load import load_rules
+from tests.docs.draw_architecture import page, summary
+from tests.docs.options import DOCS, HEADS, STUB, stub, written
+from tests.rules.examples import example
+from tests.support.capturing import captured
+from tests.support.structure import ORDER, PACKAGE
+from tests.unit.report.factory import make_audit
+
+POSITION = {"call": 2}  # sandbox.call(function, what, slug)
+
+
+def slug_of(call: ast.Call) -> ast.expr | None:
+    """The argument that is a slug; None for a call that takes none."""
+    for keyword in call.keywords:
+        if keyword.arg == "slug":
+            return keyword.value
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    position = 1 if name.endswith("Error") else POSITION.get(name)
+    return call.args[position] if position is not None and len(call.args) > position else None
+
+
+def calls(root) -> Iterator[tuple[str, ast.Call]]:
+    for path in sorted(root.glob("auditor/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                yield f"{path.relative_to(root)}:{node.lineno}", node
+
+
+def slugs_in_code(root) -> set[str]:
+    found = (slug_of(call) for _, call in calls(root))
+    return {node.value for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def slugs_in_docs(root) -> list[str]:
+    return re.findall(r"(?m)^### (\S+)$", (root / "docs" / "errors.md").read_text(encoding="utf-8"))
+
+
+def test_every_slug_is_explained_and_none_is_stale(root):
+    assert sorted(slugs_in_docs(root)) == sorted(slugs_in_code(root))
+
+
+def test_every_error_that_is_raised_has_a_slug(root):
+    ours = {
+        node.name
+        for node in ast.walk(ast.parse((root / "auditor" / "errors.py").read_text()))
+        if hasattr(node, "bases")
+    }
+    assert "PlanError" in ours
+    without = [place for place, call in calls(root) if getattr(call.func, "id", "") in ours and slug_of(call) is None]
+    assert without == []
+
+
+def test_every_entry_says_what_it_means_and_what_to_do(root):
+    text = (root / "docs" / "errors.md").read_text(encoding="utf-8")
+    entries = re.split(r"(?m)^### \S+$", text)[1:]
+    assert entries
+    for entry in entries:
+        body = entry.partition("\n## ")[0].strip()
+        assert len(body.split(". ")) >= 2 or len(body.splitlines()) >= 2, body
+
+
+# docs/rules.md against the rules and the facts it is generated from.
+
+
+def text(root) -> str:
+    return (root / "docs" / "rules.md").read_text(encoding="utf-8")
+
+
+def test_committed_file_is_up_to_date(root):
+    assert text(root) == reference(load_rules()), "run `make docs`"
+
+
+def test_links_of_the_overview_lead_to_headings(root):
+    headings = re.findall(r"(?m)^#+ (.+)$", text(root))
+    # How code hosts make an anchor of a heading: lower case, punctuation but hyphens gone, spaces to hyphens.
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    links = re.findall(r"\]\(#([^)]+)\)", text(root))
+    assert len(links) == len(load_rules())
+    assert set(links) <= anchors
+
+
+def test_the_rule_shown_to_those_who_write_their_own_is_one(root, tmp_path):
+    page = (root / "docs" / "own-rules.md").read_text(encoding="utf-8")
+    shown = re.search(r"(?s)## Rules of your own\n.*?```toml\n(.*?)```", page)[1]
+    path = tmp_path / "own" / "OWN001-tangent-near-a-pole.toml"
+    path.parent.mkdir()
+    path.write_text(shown)
+    (rule,) = load_rules([tmp_path])
+    model, inputs = example(rule)
+    toy = captured(model, *inputs)
+    assert [finding.node for finding in classify(toy.capture, toy.facts, [rule])] == ["tan"]
+
+
+# docs/command-line.md and docs/api.md against the parsers and the code: nothing missing, nothing stale.
+
+
+@pytest.fixture(scope="module")
+def command_line(root):
+    return (root / "docs" / "command-line.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def api(root):
+    return (root / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("document", HEADS)
+def test_the_tables_of_options_are_those_of_the_settings(document):
+    assert written(document) == (DOCS / document).read_text(encoding="utf-8"), "run `make docs`"
+
+
+def test_editors_see_the_arguments_of_the_settings():
+    assert stub() == STUB.read_text(encoding="utf-8"), "run `make docs`"
+
+
+def test_every_option_of_every_verb_is_described(command_line):
+    options = {name for part in parsers()[1].values() for action in part._actions for name in action.option_strings}
+    options -= {name for name in options if name.startswith("--no-")}
+    named = set(re.findall(r"`(--?[a-z][a-z-]*)", command_line)) - {"--no-quick", "--no-measure-time"}
+    assert options - {"-h", "--help"} == named
+
+
+def test_every_verb_is_described(command_line):
+    for verb in set(VERBS) - {"audit"}:
+        assert re.search(rf"^\| `{verb}\b", command_line, re.MULTILINE), verb
+
+
+def test_every_public_name_argument_and_field_is_described(api):
+    for name in set(auditor.__all__) - {"__version__"}:
+        assert f"`{name}`" in api
+        assert f"auditor.{name}(" in api or f"## `{name}`" in api
+    parameters = [p for p in inspect.signature(auditor.audit).parameters if p != "self"]
+    fields = [field.name for field in dataclasses.fields(auditor.Audit)]
+    for name in (*parameters, *fields):
+        assert f"`{name}`" in api, name
+
+
+# docs/architecture.md says what the code is: its table is the one that the imports give today.
+
+
+AGAIN = "run `make docs`"
+
+
+def test_the_table_has_every_room_with_its_own_words() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    assert text == page(text), AGAIN
+    assert [room for room in ORDER if not summary(room).endswith(".")] == []
+
+
+def test_every_file_that_the_page_names_is_there() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:auditor|rules|tests|docs|reports)/[\w./*<>-]+)`", text))
+    assert named
+    root = PACKAGE.parent
+    assert [name for name in sorted(named) if "<" not in name and not list(root.glob(name.rstrip("/")))] == []
+
+
+def test_a_stranger_reads_45_files_at_most() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    listed = text.partition("## In what order to read")[2].partition("##")[0]
+    named = re.findall(r"`auditor/[\w/]+\.py`", listed)
+    assert 20 <= len(named) == len(set(named)) <= 45
+
+
+# benchmarks/results/agreement.md against the rules: what a rule claims of itself follows from how it fared.
+
+
+RULES = {rule.code: rule for rule in load_rules() if EACH not in rule.formats}
+"""Those of no certain format speak of FP8 and what is registered, which the table leaves out."""
+ENOUGH = 5
+BOUNDS = {"high": (0.6, 1.0), "medium": (0.2, 1.0), "low": (0.0, 0.6)}
+"""What share of a rule's predictions the measurement bears out, by the confidence in its file."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; fired, agreed: operations, over failing and sound models."""
+
+    claims: tuple[str, str, str]
+    fired: int
+    agreed: int
+    own: str
+
+
+@pytest.fixture(scope="module")
+def rows(root: Path) -> dict[str, Row]:
+    text = (root / "benchmarks" / "results" / "agreement.md").read_text(encoding="utf-8")
+    found = {}
+    for line in re.findall(r"(?m)^\| [A-Z]{3}\d{3} \|.*$", text):
+        code, name, severity, confidence, *shares, own = (cell.strip() for cell in line.strip("|").split("|"))
+        counts = [tuple(map(int, share.split(" of "))) for share in shares if share]
+        found[code] = Row((name, severity, confidence), sum(c[1] for c in counts), sum(c[0] for c in counts), own)
+    return found
+
+
+def test_it_speaks_of_the_rules_as_they_are(rows: dict[str, Row]) -> None:
+    held = {code: (RULES[code].name, RULES[code].severity, RULES[code].confidence) for code in rows}
+    assert {code: row.claims for code, row in rows.items()} == held
+
+
+def test_severity_follows_from_what_happens_in_the_rules_own_example(rows: dict[str, Row]) -> None:
+    asked = {"error": {"unsafe"}, "warning": {"unsafe", "sensitive"}}
+    off = {
+        code: (row.claims, row.own)
+        for code, row in rows.items()
+        if row.claims[1] != "info" and row.claims[2] != "low" and row.own not in asked[row.claims[1]]
+    }
+    assert off == {}
+
+
+def test_confidence_follows_from_how_often_the_measurement_agrees(rows: dict[str, Row]) -> None:
+    off = {
+        code: f"{row.claims[2]}, and {row.agreed} of {row.fired} predictions hold"
+        for code, row in rows.items()
+        if row.fired >= ENOUGH and not BOUNDS[row.claims[2]][0] <= row.agreed / row.fired <= BOUNDS[row.claims[2]][1]
+    }
+    assert off == {}
+
+
+# docs/model-explorer.schema.json against what is written, and overlays against the graph they are laid over.
+
+
+jsonschema = pytest.importorskip("jsonschema")
+
+AUDITS = {
+    "usual": {},
+    "hostile": {"nodes": 60, "hostile": True},
+    "empty": {"empty": True},
+    "one format": {"nodes": 30, "formats": ("bf16",), "recommended": None},
+}
+
+
+@pytest.fixture(scope="module")
+def schema(root):
+    return json.loads((root / "docs" / "model-explorer.schema.json").read_text(encoding="utf-8"))
+
+
+def part(schema, name):
+    return jsonschema.Draft202012Validator({**schema, "$ref": f"#/$defs/{name}"})
+
+
+@pytest.mark.parametrize("name", AUDITS)
+def test_files_follow_the_schema(schema, name):
+    texts = model_explorer.files(make_audit(**AUDITS[name]))
+    documents = {file: json.loads(text) for file, text in texts.items()}
+    part(schema, "graphCollection").validate(documents.pop("graph.json"))
+    for document in documents.values():
+        part(schema, "overlay").validate(document)
+
+
+def test_overlays_and_edges_name_nodes_of_the_graph():
+    documents = {file: json.loads(text) for file, text in model_explorer.files(make_audit()).items()}
+    (graph,) = documents.pop("graph.json")["graphs"]
+    names = [node["id"] for node in graph["nodes"]]
+    assert len(set(names)) == len(names)
+    assert {edge["sourceNodeId"] for node in graph["nodes"] for edge in node["incomingEdges"]} <= set(names)
+    for document in documents.values():
+        assert set(document) == {graph["id"]}
+        assert set(document[graph["id"]]["results"]) <= set(names)
+        assert document[graph["id"]]["results"]
+
+
+def test_what_is_not_finite_stands_above_all_else():
+    overlay = json.loads(model_explorer.files(make_audit())["fp16_effect.json"])["graph"]["results"]
+    audit = make_audit()
+    broken = next(r.node.name for r in audit.nodes if r.node.op.startswith("aten") and "RNG001" in r.findings)
+    assert overlay[broken]["value"] == max(item["value"] for item in overlay.values())

@@ -1,0 +1,233 @@
+"""What each strategy does: boundaries, what is stored low, a scope's call; how strategies become known; plans as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.artefact.applying import apply_plan
+from auditor.artefact.base import Strategy, plan_table
+from auditor.artefact.runtime import Runtime
+from auditor.artefact.shipped import STRATEGIES, AutocastRuntime, CastRuntime
+from auditor.artefact.source import make_original
+from auditor.artefact.strategies import GRAPHS, SHIPPED, known, names, register, registered, strategy_of
+from auditor.errors import AuditorError
+from auditor.records import Plan, ScopeChoice
+from tests.support.structure import PACKAGE
+
+
+class Mine(Strategy):
+    name = "mine"
+    title = "as I like it"
+    purpose = "a test"
+    runtime = Runtime
+
+
+def test_by_default_nothing_is_converted_stored_or_wrapped() -> None:
+    mine = Mine()
+    assert (mine.computes_in("fp16"), mine.boundary("fp16", "fp32", False)) == ("fp16", (None, None))
+    assert (mine.stores, mine.regional, mine.seconds_per_byte) == (frozenset(), False, 0.0)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, False), (0.1, True)])
+def test_a_plan_gains_where_some_of_it_is_low(share: float, expected: bool) -> None:
+    plan = Plan("mine_fp16", "mine", "fp16", {}, 0.0, 1.0, 0.0)
+    assert Mine().gains(replace(plan, low_precision_flops=share)) is expected
+
+
+def test_it_is_known_for_the_body_alone() -> None:
+    mine = Mine()
+    with registered(mine):
+        assert strategy_of("mine") is mine
+        assert names() == (*SHIPPED, "mine")
+        with pytest.raises(AuditorError, match="there is one of that name already"):
+            register(Mine())
+    assert names() == SHIPPED
+    with pytest.raises(KeyError):
+        strategy_of("mine")
+
+
+@pytest.mark.parametrize("name", ["Mine", "my strategy", "", "cast"])
+def test_names_that_are_refused(name: str) -> None:
+    other = type("Other", (Mine,), {"name": name})()
+    with pytest.raises(AuditorError) as caught:
+        register(other)
+    assert caught.value.slug == "bad-strategy"
+
+
+@pytest.mark.parametrize("lacking", ["name", "title", "runtime"])
+def test_what_a_strategy_lacks_is_said_before_an_audit_needs_it(lacking: str) -> None:
+    other = type("Other", (Mine,), {"name": "other", lacking: None})()
+    with pytest.raises(AuditorError, match=f"it has no {lacking}") as caught:
+        register(other)
+    assert caught.value.slug == "bad-strategy"
+    assert "other" not in names()
+
+
+def test_a_runtime_without_a_source_is_refused() -> None:
+    found: dict[str, Any] = {}
+    exec("from auditor.artefact.runtime import Runtime\nclass Typed(Runtime): pass", found)
+    other = type("Other", (Mine,), {"name": "other", "runtime": found["Typed"]})()
+    with pytest.raises(AuditorError, match="define that class in a file"):
+        register(other)
+    assert "other" not in names()
+
+
+def test_the_command_line_page_says_what_each_is_for() -> None:
+    page = (PACKAGE.parent / "docs" / "command-line.md").read_text(encoding="utf-8")
+    for name in SHIPPED:
+        assert f"`{name}` ({strategy_of(name).purpose})" in page
+
+
+# The strategy autocast: boundaries, a scope's call, and how a user runs it without a plan.
+
+
+@pytest.mark.parametrize(
+    ("precision", "above", "expected"),
+    [
+        ("fp16", None, (None, None)),
+        ("fp32", None, ("fp32", None)),
+        ("fp32", "fp16", ("fp32", None)),  # autocast itself lowers what leaves it
+        ("fp16", "fp32", (None, "fp32")),
+        ("fp16", "input", (None, None)),
+    ],
+)
+def test_boundaries(precision: str, above: str | None, expected: tuple[str | None, str | None]) -> None:
+    assert (
+        STRATEGIES["autocast"].boundary(precision, above, False)
+        == STRATEGIES["autocast"].boundary(precision, above, True)
+        == expected
+    )
+
+
+class Seen(nn.Linear):
+    """Notes the dtype that it was given and the one that its product has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.dtypes = (x.dtype, y.dtype)
+        return y
+
+
+def run(precision: str, output: str | None, x: Tensor) -> tuple[torch.dtype, ...]:
+    layer = Seen(2, 2)
+    result = AutocastRuntime.run(layer, None, precision, output, (x,), {})
+    assert layer.weight.dtype is torch.float32
+    return (*layer.dtypes, result.dtype)
+
+
+def test_a_low_scope_lowers_its_products() -> None:
+    low, wide = torch.bfloat16, torch.float32
+    assert run("bf16", None, torch.ones(1, 2)) == (wide, low, low)
+    assert run("bf16", "fp32", torch.ones(1, 2)) == (wide, low, wide)
+
+
+def test_an_fp32_scope_raises_what_enters_and_lies_outside_of_autocast() -> None:
+    wide = torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert run("fp32", None, torch.ones(1, 2).bfloat16()) == (wide, wide, wide)
+
+
+def test_nothing_is_stored_low() -> None:
+    assert STRATEGIES["autocast"].stores == frozenset()
+    assert AutocastRuntime.stored(nn.Linear(1, 1), {"": {"precision": "fp16"}}) == {}
+
+
+# The strategy cast: boundaries, what is stored in which precision, a scope's call, and one `.half()` without a plan.
+
+
+LOW, WIDE = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("precision", "above", "keeps", "expected"),
+    [
+        ("fp16", None, False, ("fp16", None)),
+        ("fp32", "fp16", False, ("fp32", "fp16")),
+        ("fp32", "fp16", True, ("fp32", None)),
+        ("fp16", "fp32", False, ("fp16", "fp32")),
+        ("fp32", "input", False, ("fp32", "input")),
+    ],
+)
+def test_boundaries_cast(
+    precision: str, above: str | None, keeps: bool, expected: tuple[str | None, str | None]
+) -> None:
+    assert STRATEGIES["cast"].boundary(precision, above, keeps) == expected
+
+
+def test_weights_and_buffers_are_stored_by_scope() -> None:
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, affine=False))
+    found = CastRuntime.stored(model, {"": {"precision": "fp16"}, "1": {"precision": "fp32"}})
+    assert found[id(model[0].weight)] == "fp16"
+    assert {found[id(buffer)] for buffer in model[1].buffers()} == {"fp32"}
+
+
+def test_tied_weights_are_fp32_as_soon_as_one_of_their_modules_is() -> None:
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    model[1].weight = model[0].weight
+    scopes = {"": {"precision": "fp16"}, "1": {"precision": "fp32"}}
+    assert CastRuntime.stored(model, scopes) == {id(model[0].weight): "fp32"}
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "expected"),
+    [(WIDE, None, LOW), (WIDE, "fp32", WIDE), (WIDE, "input", WIDE), (LOW, "input", LOW), (LOW, "fp32", WIDE)],
+)
+def test_a_low_scope(given: torch.dtype, output: str | None, expected: torch.dtype) -> None:
+    layer = nn.Linear(2, 2).to(LOW)
+    result = CastRuntime.run(layer, None, "bf16", output, (torch.ones(1, 2, dtype=given),), {})
+    assert result.dtype is expected
+
+
+# A plan as the plain data that the runtime reads.
+
+
+def test_scopes_by_path() -> None:
+    scopes = {"": ScopeChoice("fp16"), "head": ScopeChoice("fp32", ("NRM001",), "keep")}
+    assert plan_table(Plan("cast_fp16", "cast", "fp16", scopes, 0.1, 1.0, 0.5)) == {
+        "strategy": "cast",
+        "format": "fp16",
+        "raised": "none",
+        "stored_low": {},
+        "scopes": {
+            "": {"precision": "fp16", "because": [], "output": "cast"},
+            "head": {"precision": "fp32", "because": ["NRM001"], "output": "keep"},
+        },
+    }
+
+
+# The original model as a patched_model.py makes it: with the weights that the audit read, and one line otherwise.
+
+
+def test_a_symbol_that_is_gone_is_named(tmp_path: Path) -> None:
+    (tmp_path / "renamed_net.py").write_text("class Other: pass\n")
+    source = {"path": "renamed_net.py", "digest": None, "module": "renamed_net", "working_directory": None}
+    source |= {"symbol": "Net", "kind": "class", "weights": None}
+    with pytest.raises(ValueError, match=r"renamed_net\.py has no 'Net' any more: audit it again"):
+        make_original(source, str(tmp_path / "patched_model.py"), (), {})
+
+
+# The strategy whose plans are programs: known where it is asked for, and no change to a live module.
+
+
+def test_it_is_known_and_not_planned_by_default() -> None:
+    assert GRAPHS == ("graph",)
+    assert "graph" in known()
+    assert "graph" not in (*SHIPPED, *names())
+    found = strategy_of("graph")
+    assert found.per_operation
+    assert not found.trains
+    assert not any(strategy_of(name).per_operation for name in SHIPPED)
+
+
+def test_a_live_module_is_told_where_the_program_is() -> None:
+    model = nn.Linear(2, 2)
+    plan = {"strategy": "graph", "format": "fp16", "scopes": {"": {"precision": "fp16"}}}
+    with pytest.raises(ValueError, match=r"torch\.export\.load"):
+        apply_plan(model, plan)
+    assert "forward" not in vars(model)

@@ -1,0 +1,168 @@
+"""What a strategy means for weights, scopes and values on their way, and what the author runs low whatever the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from auditor.artefact.strategies import names, strategy_of
+from auditor.execution.policy import Boundary, Layout, Policy
+from auditor.execution.resolve import kept_low
+from auditor.records import Capture
+from tests.support.capturing import Function
+from tests.support.problems import captured
+from tests.support.subjects import capture_of, normal, only
+
+
+class Inner(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.sin()).cos()
+
+
+class Net(nn.Module):
+    """x -> sin -> exp -> cos -> tanh: root, outer and inner in one line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = Outer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(x).tanh()
+
+
+@pytest.fixture(scope="module")
+def net() -> Capture:
+    return capture_of(Net(), torch.ones(2))
+
+
+def choice(**precisions: str) -> Callable[[str], str]:
+    """Precision by path, with dots as underscores; the root is `root`."""
+    return lambda path: precisions[path.replace(".", "_") or "root"]
+
+
+def test_only_what_differs_from_above_is_wrapped(net: Capture) -> None:
+    low = Policy(net, "cast", choice(root="fp16", outer="fp16", outer_inner="fp16"), "fp16").wrapped
+    assert low == {"": Boundary("fp16", False, "fp16", None)}
+    island = Policy(net, "cast", choice(root="fp16", outer="fp16", outer_inner="fp32"), "fp16").wrapped
+    assert set(island) == {"", "outer.inner"}
+    # what comes out of the island is lowered again: `cos` reads it low
+    assert island["outer.inner"] == Boundary("fp32", False, "fp32", "fp16")
+    around = Policy(net, "cast", choice(root="fp32", outer="fp16", outer_inner="fp32"), "fp16").wrapped
+    assert {path: found.precision for path, found in around.items()} == {
+        "": "fp32",
+        "outer": "fp16",
+        "outer.inner": "fp32",
+    }
+
+
+def test_an_island_that_nothing_low_reads_keeps_its_result(net: Capture) -> None:
+    wide = Policy(net, "cast", choice(root="fp32", outer="fp32", outer_inner="fp16"), "fp16").wrapped
+    assert wide[""].keeps
+    assert not Policy(net, "cast", choice(root="fp16", outer="fp32", outer_inner="fp32"), "fp16").wrapped["outer"].keeps
+
+
+def test_values_leave_the_innermost_first_and_enter_the_outermost_first(net: Capture) -> None:
+    passage = Policy(net, "cast", choice(root="fp32", outer="fp16", outer_inner="fp32"), "fp16")
+    (x,) = (place.name for place in net.placeholders)
+    assert passage.crossing(x, "sin") == ("fp32", "fp16")  # into the root, into outer
+    assert passage.crossing("sin", "exp") == ("fp32",)
+    assert passage.crossing("exp", "cos") == ("fp16",)
+    assert passage.crossing("cos", "tanh") == ("fp32",)
+    assert [call.path for call in passage.enclosing("exp")] == ["", "outer", "outer.inner"]
+
+
+def test_under_autocast_values_are_raised_alone(net: Capture) -> None:
+    passage = Policy(net, "autocast", choice(root="fp16", outer="fp16", outer_inner="fp32"), "fp16")
+    assert passage.crossing("sin", "exp") == ("fp32",)
+    assert passage.crossing("exp", "cos") == ()
+    inside = Policy(net, "autocast", choice(root="fp32", outer="fp16", outer_inner="fp16"), "fp16")
+    assert inside.crossing("sin", "exp") == ()
+    assert inside.crossing("cos", "tanh") == ("fp32",)
+
+
+def test_weights_pass_no_boundary() -> None:
+    captured = capture_of(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.ones(1, 2))
+    passage = Policy(captured, "cast", lambda path: "fp16", "fp16")
+    weight = next(place.name for place in captured.placeholders if place.kind == "parameter")
+    assert passage.crossing(weight, only(captured, "linear").name) == ()
+
+
+# What a strategy means for weights, inputs and scopes.
+
+
+def stored(strategy: str, labels: dict[str, str]) -> dict[str | None, str]:
+    capture = captured("tied")
+    how = Policy(capture, strategy, lambda owner: labels.get(owner, "fp32"), "fp16")
+    names = {placeholder.name: placeholder.fqn or "input" for placeholder in capture.placeholders}
+    return {names[name]: precision for name, precision in how.stored.items()}
+
+
+def test_cast_stores_each_weight_in_the_precision_of_its_readers() -> None:
+    assert stored("autocast", {"": "fp16", "first": "fp16"}) == {}
+    found = stored("cast", {"": "fp16", "first": "fp16", "middle": "fp32", "last": "fp16"})
+    assert found["input"] == "fp16"
+    assert (found["middle.weight"], found["middle.bias"]) == ("fp32", "fp32")
+    assert (found["first.bias"], found["last.bias"]) == ("fp16", "fp16")
+
+
+def test_a_tied_weight_is_stored_low_where_all_that_hold_it_are() -> None:
+    capture = captured("held")
+    (weight,) = (place.name for place in capture.placeholders if place.tied)
+    assert Layout(capture, strategy_of("cast")).owners == ("", "body.0", "body.1", "last", "shared")
+    assert Layout(capture, strategy_of("autocast")).owners == ("", "body.0", "body.1", "last")
+    for labels, stored in (({}, "fp16"), ({"shared": "fp32"}, "fp32"), ({"body.0": "fp32"}, "fp32")):
+        how = Policy(capture, "cast", lambda owner, labels=labels: labels.get(owner, "fp16"), "fp16")
+        assert how.stored[weight] == stored
+
+
+# What the author runs low whatever the plan: regions of his own, and casts that he wrote.
+
+
+def region(x: Tensor, w: Tensor) -> Tensor:
+    """A product in BF16, and one outside."""
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y = x @ w
+    return y.float() @ w
+
+
+def written(x: Tensor, w: Tensor) -> Tensor:
+    return x.bfloat16().relu().float() @ w
+
+
+def found(function, format: str, *strategies: str) -> dict[str, str]:
+    captured = capture_of(Function(function), normal(4, 4), normal(4, 4, seed=1))
+    ops = {name: node.op.split(".")[1] for name, node in captured.nodes.items()}
+    return {ops[name]: fmt for name, fmt in kept_low(captured, strategies or names(), format).items()}
+
+
+def test_a_region_keeps_its_format_under_a_plan_in_another() -> None:
+    assert found(region, "fp16") == {"matmul": "bf16", "to": "bf16"}
+    assert found(region, "bf16") == {"matmul": "bf16", "to": "bf16"}
+
+
+def test_so_does_a_cast_that_is_written() -> None:
+    assert found(written, "fp16") == {"to": "bf16", "relu": "bf16"}
+
+
+def test_where_nothing_is_low_nothing_is_kept() -> None:
+    assert found(lambda x, w: x @ w, "fp16") == {}
+
+
+def test_a_region_that_is_switched_off_keeps_nothing_low() -> None:
+    def off(x: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cuda", enabled=False):
+            return x @ w
+
+    assert found(off, "fp16") == {}
