@@ -62,7 +62,7 @@ def test_every_step_runs_small(tmp_path: Path) -> None:
         assert found["status"] == "done" and found["rows"], step.name
         assert not [row for row in found["rows"].values() if "error" in row], step.name
     assert result_of(tmp_path, "one_thread")["rows"]["07_vae_decoder.py"]["threads"] == 1
-    assert result_of(tmp_path, "tests")["rows"]["nodes"]["passed"] == 49
+    assert result_of(tmp_path, "tests")["rows"]["nodes"]["passed"] == 51
     example = result_of(tmp_path, "examples")["rows"]["07_vae_decoder.py"]
     assert example["execution"] == "native" and example["differences"] == [] and example["verdicts"] == []
     assert all(row["agree"] for row in result_of(tmp_path, "operations")["rows"].values())
