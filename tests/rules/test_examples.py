@@ -86,11 +86,11 @@ def test_the_example_of_an_unused_ignore(tmp_path: Path, monkeypatch: pytest.Mon
     norm = finding("NRM001", "pow_1", owner="blocks.0.ln")
     file = tmp_path / "pyproject.toml"
     file.write_text(rule.example.code)
-    assert [
-        item.rule for item in silenced((norm,), (found := command_of({}, Command)).select, found.ignores, RULES)
-    ] == ["NRM001", "CFG001"]
+    found = command_of({}, Command)
+    assert [item.rule for item in silenced((norm,), found.select, found.ignores, RULES)] == ["NRM001", "CFG001"]
     file.write_text(rule.example.fixed)
-    assert silenced((norm,), (found := command_of({}, Command)).select, found.ignores, RULES) == ()
+    found = command_of({}, Command)
+    assert silenced((norm,), found.select, found.ignores, RULES) == ()
 
 
 # Collectives are measured as they run: waited for before their result is read.

@@ -14,7 +14,7 @@ from auditor.config import Ignore
 from auditor.criteria import criteria_of
 from auditor.devices import choose, follow, is_native, is_spread, libraries, name_of, row_of, type_of
 from auditor.errors import AuditorError
-from auditor.settings import Settings, named, options_of
+from auditor.settings import Settings, options_of, split_names
 
 
 def options(**asked: Any) -> Settings:
@@ -55,7 +55,7 @@ def test_what_cannot_be_asked_is_said_in_one_line(asked: dict[str, Any], words: 
     ],
 )
 def test_names_are_given_one_by_one_or_together(given: Any, names: tuple[str, ...]) -> None:
-    assert named(given) == names
+    assert split_names(given) == names
 
 
 def test_quick_takes_the_first_of_what_was_asked_for() -> None:
