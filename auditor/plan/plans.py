@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..numerics.formats import runs
 from ..records import Baseline, Plan
 from .modules import Modules, as_candidate, as_plan
-from .reasons import Weighed, with_reasons
+from .reasons import improved, with_reasons
 from .recommend import gains, has_low
 from .search import MARGIN, WORTH, choose, verified
 from .solve import Candidate
@@ -27,7 +27,7 @@ class Planner:
         trial = bench.trial(bench.usable(bench.subject.batches))
         problems = [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]
         self.spaces = {problem.name: Modules(problem, trial, bench.max_error) for problem in problems}
-        self._ran: dict[tuple[str, frozenset[tuple[str, str]]], Plan] = {}
+        self._ran: dict[tuple[str, Hashable], Plan] = {}
 
     def baselines(self) -> dict[str, Baseline]:
         """The model with everything low, which is what it gives under plain autocast or a plain cast; known to the search."""
@@ -40,7 +40,7 @@ class Planner:
             return Baseline(*finite(space.error(space.low)))
         fails = plan.measured_error is None or not all(one.holds for one in ran.criteria)
         error = math.inf if fails else max(plan.measured_error or 0.0, ran.with_gradients or 0.0)
-        space.log[space.key(space.low.precision)] = error
+        space.log[space.key(space.low)] = error
         return Baseline(plan.measured_error, ran.finite, ran.failure, criteria=() if ran.failure else ran.criteria)
 
     def plans(self, baselines: Mapping[str, Baseline]) -> dict[str, Plan]:
@@ -74,11 +74,11 @@ class Planner:
             return choose(space, limit, 0)
         found = choose(space, limit)
         with space.incremental():
-            return Weighed(space, found).improved(limit)
+            return improved(space, found, limit)
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """The plans of these choices, verified."""
-        keys = {name: (name, self.spaces[name].key(point.precision)) for name, point in chosen.items()}
+        keys = {name: (name, self.spaces[name].key(point)) for name, point in chosen.items()}
         new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new, self.tick).items()}
         return {name: self._ran[key] for name, key in keys.items()}

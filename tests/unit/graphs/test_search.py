@@ -57,7 +57,7 @@ def test_all_low_where_that_holds_takes_one_run() -> None:
 
 def test_what_its_artefact_did_not_bear_out_is_not_chosen_again() -> None:
     space, found = search(chain(1e-6, 1e-6), Runs(1.0), 0.01)
-    space.reject(found)
+    space.rejected.add(found.low)
     assert space.error(found) == math.inf
     again = choose(space, 0.01)
     assert again.low < found.low
