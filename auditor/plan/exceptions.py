@@ -14,18 +14,13 @@ from ..paths import function_in, of_function
 if TYPE_CHECKING:
     from .problem import Problem
 
-ROUNDS = 200
-VISITS = 60_000
-"""Times that owners are raised, one lot after the other, and operations looked at meanwhile, before the rest of the
-conflicts is left standing."""
-
 
 @dataclass(frozen=True)
 class Lowest:
-    """The lowest choice without conflicts. raised: {module, or function in one: nodes that would raise an error were it low}."""
+    """The lowest choice without conflicts. raised: modules, and functions in some, at which one would be were they low."""
 
     resolution: Resolution
-    raised: Mapping[str, frozenset[str]]
+    raised: frozenset[str]
 
 
 _Blame = Callable[["Problem", Resolution, str, Collection[str]], set[str]]
@@ -48,19 +43,14 @@ def _price(problem: Problem, found: Lowest) -> float:
 
 
 def _without_conflicts(problem: Problem, blamed: _Blame) -> Lowest:
-    raised: dict[str, set[str]] = {}
-    for _ in range(min(ROUNDS, max(VISITS // max(len(problem.capture.nodes), 1), 8))):
+    raised = set[str]()
+    while True:
         resolution = problem.resolve(_choice(problem, raised))
-        wanted = {
-            path: first
-            for first in _first_conflicts(problem, resolution)
-            for path in blamed(problem, resolution, first, raised)
-        }
+        firsts = _first_conflicts(problem, resolution)
+        wanted = {path for first in firsts for path in blamed(problem, resolution, first, raised)}
         if not wanted:
-            break
-        for path, node in wanted.items():
-            raised.setdefault(path, set()).add(node)
-    return Lowest(resolution, {path: frozenset(nodes) for path, nodes in raised.items()})
+            return Lowest(resolution, frozenset(raised))
+        raised |= wanted
 
 
 def _choice(problem: Problem, raised: Collection[str]) -> Chosen:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from ..execution.execute import Executor, Run
+from ..execution.execute import Executor
 from ..execution.policy import Policy, labelled, plain, scoped
 from ..isolation.outputs import tensor_outputs
 from ..numerics.formats import FORMATS
@@ -30,8 +28,7 @@ from .solve import Candidate, cheapest, evaluate
 class Trial:
     """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
 
-    beside: the run that others on the first batch begin from, once there is one. paths: of each batch the recorded path
-    that it takes, where there are several.
+    paths: of each batch the recorded path that it takes, where there are several.
     """
 
     capture: Capture
@@ -39,13 +36,7 @@ class Trial:
     batches: Sequence[Batch]
     references: Sequence[Sequence[torch.Tensor]]
     distance: Distance
-    beside: list[Run] | None = None
     paths: Sequence[Capture] = ()
-
-    def near(self) -> Trial:
-        """The same, for runs that differ from one another in little: what the first one computed, the others do not compute
-        again."""
-        return replace(self, beside=[])
 
     def error(self, how: Policy) -> float:
         """Distance of low runs of the graph from the references, the worst batch's; NaN counts.
@@ -58,17 +49,8 @@ class Trial:
 
     def _run(self, capture: Capture, how: Policy, batch: Batch) -> list[torch.Tensor]:
         beat()
-        inputs = capture.bind(self.model, batch)
-        beside = self.beside if batch is self.batches[0] else None
-        values = dict[str, Any]()
-        before, result = beside[0] if beside else None, None
         with torch.no_grad():
-            for n, result in Executor(capture.graph_module, how, before=before).steps(*inputs):
-                if beside is not None and before is None:
-                    values[n.name] = result
-        if beside is not None and before is None:
-            beside.append(Run(values, how))
-        return tensor_outputs(result)
+            return tensor_outputs(Executor(capture.graph_module, how).run(*capture.bind(self.model, batch)))
 
 
 def worst_of(values: Sequence[float]) -> float:
@@ -108,23 +90,6 @@ class Modules(Space[Candidate]):
         """Error of the recorded graph under a choice."""
         return self._trial.error(self.problem.running(labelled(point.precision)))
 
-    def least_harm(self) -> float | None:
-        """The error with one scope low, of those that gain by it the one whose operations move the outputs least."""
-        problem, energy = self.problem, self.problem.energy
-
-        def moves(owner: str) -> float:
-            names = (node.name for node in problem.operations_of.get(owner, ()))
-            return math.fsum(
-                problem.contributions[name].isolated ** 2 for name in names if name in problem.contributions
-            )
-
-        for owner in sorted(energy.scopes, key=moves):
-            labels = dict.fromkeys(energy.together(owner), problem.format)
-            point = evaluate(problem, energy.settled({**self.nothing.precision, **labels}))
-            if point.cost < self.nothing.cost:
-                return self.error(point)
-        return None
-
     def holds(self, point: Candidate, limit: float) -> bool:
         """Whether a replay, where one can be afforded, stays within a limit."""
         if self.key(point) not in self.log:
@@ -146,15 +111,6 @@ class Modules(Space[Candidate]):
         """Whether the error may stay within the limit, should predictions be off by as much as they are at most."""
         known = self.before(before)
         return point.feasible and known + (self.after(before, point) - known) / MOST_OFF <= limit
-
-    @contextmanager
-    def incremental(self) -> Iterator[None]:
-        """In the body replays that differ in little begin from what the first of them computed; that is given up after it."""
-        whole, self._trial = self._trial, self._trial.near()
-        try:
-            yield
-        finally:
-            self._trial = whole
 
     def holding(self) -> list[Candidate]:
         """Everything low, where it is known to hold the budget and lowers nothing unsafe."""

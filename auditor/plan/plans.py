@@ -58,12 +58,10 @@ class Planner:
                 found[name] = plan
         for name, space in self.spaces.items():
             self.tick(f"why {name.replace('_', ' ')}")
-            with space.incremental():
-                plan = with_reasons(space, found[name], self.bench.findings)
+            plan = with_reasons(space, found[name], self.bench.findings)
             if runs(plan.format) and not has_low(plan):
-                errors = baselines[name].measured_error, None if self.bench.options.quick else space.least_harm()
-                reach = min((error for error in errors if error is not None and math.isfinite(error)), default=None)
-                plan = replace(plan, reach=reach)
+                errors = (error for key, error in space.log.items() if key != space.key(space.nothing))
+                plan = replace(plan, reach=min(filter(math.isfinite, errors), default=None))
             found[name] = plan
         return {name: found[name] for name in self.spaces}
 
@@ -73,8 +71,7 @@ class Planner:
         if self.bench.options.quick:
             return choose(space, limit, 0)
         found = choose(space, limit)
-        with space.incremental():
-            return improved(space, found, limit)
+        return improved(space, found, limit)
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """The plans of these choices, verified."""

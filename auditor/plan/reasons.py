@@ -148,7 +148,7 @@ def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
     """What is low if a module is lowered: itself, what shares a weight with it, and the functions in it that could stay FP32."""
     group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
-    return tuple(sorted(group | (functions - problem.lowest.raised.keys())))
+    return tuple(sorted(group | (functions - problem.lowest.raised)))
 
 
 def _changes(problem: Problem, owners: Iterable[str]) -> dict[str, str]:

@@ -6,19 +6,17 @@ import random
 from dataclasses import replace
 
 import pytest
-from torch import nn
 
 from auditor.plan.costs import Cost
-from auditor.plan.modules import Modules, as_candidate, as_plan, everything
+from auditor.plan.modules import as_candidate, as_plan, everything
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import improved, with_reasons
 from auditor.plan.search import MARGIN
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Plan, Verdict
 from tests.support.findings import finding
-from tests.support.planning import Foretold, bench_of
+from tests.support.planning import Foretold
 from tests.support.problems import drawn
-from tests.support.subjects import normal, seeded
 
 
 @pytest.fixture
@@ -96,17 +94,8 @@ def test_what_runs_say_is_what_the_reasons_say() -> None:
     space = Foretold(problem, 1.0, off=2.0)
     one = evaluate(problem, {**half.precision, "1": "fp16"})
     space.error(half), space.error(one)
-    by_module = {path: each for each in with_reasons(space, as_plan(problem, half), ()).reasons for path in each.modules}
+    by_module = {
+        path: each for each in with_reasons(space, as_plan(problem, half), ()).reasons for path in each.modules
+    }
     assert (by_module["1"].ran, by_module["3"].ran) == (True, False)
     assert by_module["1"].adds == pytest.approx(2 * (one.predicted_error - half.predicted_error))
-
-
-def test_runs_that_begin_from_one_another_say_the_same() -> None:
-    model, x = seeded(lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(5)))), normal(4, 16)
-    bench = bench_of(model, x)
-    problem = bench.problem("cast", "bf16")
-    plan = as_plan(problem, evaluate(problem, {"": "bf16", **dict.fromkeys("024", "bf16"), "1": "fp32", "3": "fp32"}))
-    whole = with_reasons(Modules(problem, bench.trial(bench.checks), 1.0), plan, ())
-    space = Modules(problem, bench.trial(bench.checks), 1.0)
-    with space.incremental():
-        assert with_reasons(space, plan, ()) == whole

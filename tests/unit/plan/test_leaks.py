@@ -42,7 +42,7 @@ def problem_of(model: nn.Module | None, *inputs: Tensor, strategy: str = "cast")
 
 def test_where_nothing_conflicts_everything_is_low() -> None:
     found = lowest(problem_of(None))
-    assert found.raised == {}
+    assert not found.raised
     assert all(found.resolution.low(name) for name in captured("chain").nodes)
 
 
@@ -132,7 +132,7 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
 
 def test_under_autocast_nothing_conflicts() -> None:
     problem = problem_of(UNet(), normal(1, 3, 8, 8), torch.tensor([3]), strategy="autocast")
-    assert problem.lowest.raised == {}
+    assert problem.lowest.raised == set()
 
 
 @pytest.mark.parametrize("objective", ["time", "memory", "flops"])

@@ -116,7 +116,9 @@ def test_what_its_artefact_does_not_bear_out_is_made_for_less_error() -> None:
     assert len(limits) == ROUNDS
     assert set(never) == {"a"}
     limits.clear()
-    verified({"a": line()}, 0.5, make, lambda made: {"a": PLAN}, lambda name, plan: False)  # it fails: there is no error
+    verified(
+        {"a": line()}, 0.5, make, lambda made: {"a": PLAN}, lambda name, plan: False
+    )  # it fails: there is no error
     assert limits[:2] == [MARGIN * 0.5, MARGIN * 0.5 / 4]
 
 
