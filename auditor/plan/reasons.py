@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..execution.policy import labelled
-from ..execution.resolve import Resolution
 from ..paths import function_in, module_of, of_function
 from ..records import Finding, Plan, Reason
 from .clauses import added, no_gain, operation_reasons, together
@@ -132,11 +131,10 @@ def _without_operations(problem: Problem, owner: str) -> Reason | None:
     nodes = [node for node in problem.operations_of.get(module_of(owner), ()) if _in(problem, node.name, owner)]
     if not nodes:
         return Reason("not-floating", "it has no operations of its own, only modules in it")
-    if not any(node.floating or problem.lowest.resolution.touches_low(node.name) for node in nodes):
-        if any(node.floating for node in nodes):
-            return None
-        return Reason("not-floating", "it has no floating-point operations")
-    return None
+    low = problem.lowest.resolution
+    if any(node.floating or low.touches_low(node.name) for node in nodes):
+        return None
+    return Reason("not-floating", "it has no floating-point operations")
 
 
 def _in(problem: Problem, name: str, owner: str) -> bool:
@@ -151,16 +149,12 @@ def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
     return tuple(sorted(group | (functions - problem.lowest.raised)))
 
 
-def _changes(problem: Problem, owners: Iterable[str]) -> dict[str, str]:
-    """What lowering these asks for; a function whose keeping lets others be low stays kept, unless it is the question."""
+def _lowered(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
+    """The choice with these low, and what goes along; a function whose keeping lets others be low stays, unless it is asked for."""
     kept = (path for path in problem.lowest.raised if path != module_of(path))
     group = (each for owner in owners for each in lowered_with(problem, owner))
-    return {**dict.fromkeys(kept, "fp32"), **dict.fromkeys(group, problem.format)}
-
-
-def _lowered(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
-    """The choice with these low, and what goes along."""
-    return evaluate(problem, problem.energy.settled({**chosen.precision, **_changes(problem, owners)}))
+    changes = {**dict.fromkeys(kept, "fp32"), **dict.fromkeys(group, problem.format)}
+    return evaluate(problem, problem.energy.settled({**chosen.precision, **changes}))
 
 
 def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
@@ -174,34 +168,25 @@ def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str
     broken = [name for name in nodes if problem.forbidden(then, name) and not problem.forbidden(now, name)]
     if not broken:
         return None
-    worst = max(
-        broken, key=lambda name: (_in(problem, name, owner), nodes[name].owner in group, _weight(problem, name))
-    )
-    return _because(problem, then, owner, group, worst)
 
+    def weight(name: str) -> tuple[bool, bool, float]:
+        known = problem.contributions.get(name)
+        return _in(problem, name, owner), nodes[name].owner in group, known.isolated if known else 0.0
 
-def _because(problem: Problem, then: Resolution, owner: str, group: tuple[str, ...], worst: str) -> Reason:
-    where, verdict = problem.capture.nodes[worst].owner, problem.verdicts[worst]
-    name = problem.capture.twins.get(worst, worst)
-    if owner != module_of(owner) and owner in problem.lowest.raised and worst in then.conflicts:
-        reader = name if where == module_of(owner) else f"{name} in {where or 'the whole model'}"
-        words = f"{reader} would be handed tensors of two dtypes, which raises an error"
-        return Reason("conflict", f"it gives FP32 anyhow; with no function kept {words}", by=name)
-    if worst in then.conflicts and verdict.verdict not in ("unsafe", "untested"):
+    worst = max(broken, key=weight)
+    name, where, verdict = problem.capture.twins.get(worst, worst), nodes[worst].owner, problem.verdicts[worst]
+    kind, why = verdict.verdict, f"{name} is {verdict.verdict}: {verdict.reason}"
+    if worst in then.conflicts and kind not in ("unsafe", "untested"):
         kind, why = "conflict", f"{name} would be handed tensors of two dtypes, which raises an error"
-    else:
-        kind, why = verdict.verdict, f"{name} is {verdict.verdict}: {verdict.reason}"
+    place = where or "the whole model"
     if _in(problem, worst, owner):
         return Reason(kind, why, by=name)
+    if kind == "conflict" and owner in problem.lowest.raised and owner != module_of(owner):
+        reader = name if where == module_of(owner) else f"{name} in {place}"
+        why = why.replace(name, reader, 1)
+        return Reason(kind, f"it gives FP32 anyhow; with no function kept {why}", by=name)
     if where in group:
-        return Reason("tied", f"it shares a weight with {where or 'the whole model'}, where {why}", by=where)
-    if where == module_of(owner):
-        return Reason("inherited", f"low, it would hand on low values: {why}", by=name)
-    return Reason(
-        "inherited", f"low, it would hand on low values to {where or 'the whole model'}, where {why}", by=where
-    )
-
-
-def _weight(problem: Problem, name: str) -> float:
-    contribution = problem.contributions.get(name)
-    return contribution.isolated if contribution is not None else 0.0
+        return Reason("tied", f"it shares a weight with {place}, where {why}", by=where)
+    inside = where == module_of(owner)
+    words = f"low, it would hand on low values{'' if inside else f' to {place}, where'}{':' if inside else ''} {why}"
+    return Reason("inherited", words, by=name if inside else where)
