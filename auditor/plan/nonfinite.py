@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..artefact.strategies import strategy_of
@@ -26,7 +26,7 @@ def located(bench: Workbench, baselines: Mapping[str, Baseline]) -> dict[str, Ba
         if not base.finite and not base.failure:
             strategy, _, fmt = name.partition("_")
             strategy = ALL_LOW if strategy_of(strategy).per_operation else strategy
-            found[name] = replace(base, nonfinite=_first(bench, strategy, plain(fmt), fmt))
+            found[name] = replace(base, nonfinite=_first(bench, Policy(bench.capture, strategy, plain(fmt), fmt)))
     return found
 
 
@@ -36,21 +36,19 @@ def located_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan
     for name, plan in plans.items():
         ran = plan.verification
         if ran is not None and not ran.finite and not ran.failure and plan.program is None:
-            first = _first(bench, plan.strategy, scoped(plan.scopes), plan.format)
-            found[name] = replace(plan, verification=replace(ran, nonfinite=first))
+            policy = Policy(bench.capture, plan.strategy, scoped(plan.scopes), plan.format)
+            found[name] = replace(plan, verification=replace(ran, nonfinite=_first(bench, policy)))
     return found
 
 
-def _first(bench: Workbench, strategy: str, precision_of: Callable[[str], str], fmt: str) -> NonFinite | None:
-    policy = Policy(bench.capture, strategy, precision_of, fmt)
-    batches = bench.checks if bench.usable(bench.checks) else bench.subject.batches
+def _first(bench: Workbench, policy: Policy) -> NonFinite | None:
+    batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)
         first = first_non_finite(path, bench.subject.model, batch, policy) if path is not None else None
         if first is not None:
-            twins = bench.capture.twins
             first = replace(first, node=twins.get(first.node, first.node), begins=twins.get(first.begins, first.begins))
-            return replace(first, batch=number, rules=_rules(bench, first, fmt))
+            return replace(first, batch=number, rules=_rules(bench, first, policy.format))
     return None
 
 
