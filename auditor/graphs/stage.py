@@ -88,7 +88,7 @@ class _Stage:
         baselines, spaces = dict[str, Baseline](), dict[str, Operations]()
         for format in filter(runs, formats):
             name = f"{strategy}_{format}"
-            table, baselines[name] = self._all_low(self._table(format, self.bench))
+            table, baselines[name] = self._all_low(table_of(self.exported.graph_module.graph, format, self.bench))
             spaces[name] = Operations(table, self.trial)
         files = dict[str, bytes]()
 
@@ -108,9 +108,6 @@ class _Stage:
 
         plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)[1]
         return Planned(plans, baselines, files)
-
-    def _table(self, format: str, bench: Workbench) -> Table:
-        return table_of(self.exported.graph_module.graph, format, bench)
 
     def _all_low(self, table: Table) -> tuple[Table, Baseline]:
         """The table without what raises where everything is low that can be, and what that comes to."""
@@ -150,9 +147,8 @@ class _Stage:
 
     def _speedup(self, space: Operations, choice: Choice) -> float:
         """How many times faster than FP32 it is predicted to be, whatever the objective."""
-        table = space.table
-        if self.bench.options.objective != "time":
-            table = self._table(table.format, replace(self.bench, options=self.bench.options.having(objective="time")))
+        bench = replace(self.bench, options=self.bench.options.having(objective="time"))
+        table = table_of(self.exported.graph_module.graph, space.table.format, bench)
         (elapsed, _), (slowest, _) = table.price(choice.low), table.price(frozenset())
         return slowest / elapsed if elapsed else 1.0
 
