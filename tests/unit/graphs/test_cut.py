@@ -49,13 +49,6 @@ def test_a_cast_that_two_read_is_paid_once() -> None:
     assert low_at(two_readers(cast=0.9), 0.0) == frozenset()
 
 
-def test_a_weight_is_converted_for_good_where_all_read_it_low() -> None:
-    table = two_readers(cast=0.6)
-    stored = Table("fp16", table.operations, {"input": Value("input", None, 0.6, 0.01, stored=True)})
-    assert stored.price(frozenset({"left", "right"})) == pytest.approx((1.2, 0.01))
-    assert stored.price(frozenset({"left"})) == pytest.approx((1.6 + 0.6, 0.01))
-
-
 def test_what_changes_with_one_operation_is_what_the_whole_price_changes_by() -> None:
     rnd = random.Random(5)
     table = drawn(rnd, 7)

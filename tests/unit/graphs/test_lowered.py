@@ -16,13 +16,6 @@ def casts(module: fx.GraphModule) -> list[tuple[str, torch.dtype]]:
     return [(str(n.args[0]), n.args[1]) for n in module.graph.nodes if n.target is to]  # type: ignore[misc]
 
 
-def test_nothing_low_is_the_exported_graph(graph: Exported, table: Table, model: nn.Module) -> None:
-    module, x = lowered(graph, table, frozenset()), torch.randn(3, 16)
-    assert casts(module) == []
-    found, expected = module(x), model(x)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
 def test_casts_stand_where_precisions_meet_each_value_once(graph: Exported, table: Table, model: nn.Module) -> None:
     low, half, full = frozenset({"linear", "relu", "linear_1"}), torch.float16, torch.float32
     module, x = lowered(graph, table, low), torch.randn(3, 16)

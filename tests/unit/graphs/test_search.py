@@ -49,12 +49,6 @@ def test_what_is_chosen_holds_as_it_runs_and_leaves_little(factor: float) -> Non
         assert runs.error(table, found.low | {name}) > 0.01
 
 
-def test_all_low_where_that_holds_takes_one_run() -> None:
-    table, runs = chain(1e-6, 1e-6), Runs(1.0)
-    assert search(table, runs, 0.01)[1].low == table.may_be_low()
-    assert runs.count == 1
-
-
 def test_what_its_artefact_did_not_bear_out_is_not_chosen_again() -> None:
     space, found = search(chain(1e-6, 1e-6), Runs(1.0), 0.01)
     space.rejected.add(found.low)
@@ -68,12 +62,3 @@ def test_what_raises_is_no_choice() -> None:
     space, found = search(chain(1e-6, 1e-6, 1e-6), Runs(1.0, "op_1"), 0.01)
     assert "op_1" not in found.low
     assert space.log[frozenset(space.table.operations)] == math.inf
-
-
-def test_nothing_is_low_where_nothing_holds() -> None:
-    assert search(chain(1.0, 1.0), Runs(1e9), 0.01)[1].low == frozenset()
-
-
-def test_without_runs_the_prediction_decides() -> None:
-    space = Operations(chain(1e-6, 1e-2), None)  # type: ignore[arg-type]
-    assert choose(space, 0.01, 0).low == {"op_0"}

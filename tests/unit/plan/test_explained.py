@@ -39,12 +39,6 @@ def test_every_fp32_scope_says_why(found: tuple[Plan, str]) -> None:
     assert plan.kept == ("2", "3")
 
 
-def test_what_must_stay_is_what_is_unsafe(found: tuple[Plan, str]) -> None:
-    plan, _ = found
-    other = next(reason for reason in plan.reasons if "3" in reason.modules)
-    assert plan.least == (("2",) if other.kind == "no-gain" else ("2", "3"))
-
-
 def costing(problem: Problem, cost: Cost) -> Problem:
     return replace(problem, costs=dict.fromkeys(problem.costs, cost))
 

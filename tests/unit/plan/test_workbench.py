@@ -50,17 +50,3 @@ def test_a_plan_may_err_by_the_budget_or_by_what_is_no_error_here() -> None:
     assert bench().max_error == 0.01
     assert bench(noise=Heard(Noise(error=0.001, floor=0.003))).max_error == 0.01
     assert bench(noise=Heard(Noise(error=0.01, floor=0.03))).max_error == 0.03
-
-
-def test_a_problem_is_of_its_own_format() -> None:
-    found = bench()
-    problem = found.problem("cast", "bf16")
-    assert (problem.name, problem.device) == ("cast_bf16", "A100")
-    assert problem.contributions is found.contributions["bf16"]
-
-
-def test_a_trial_takes_batches_with_their_answers() -> None:
-    found = bench()
-    trial = found.trial(found.subject.batches)
-    assert trial.batches == found.subject.batches
-    assert [x.tolist() for x in trial.references[0]] == [[1.0, 1.0]]
