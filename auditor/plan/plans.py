@@ -60,8 +60,8 @@ class Planner:
             self.tick(f"why {name.replace('_', ' ')}")
             plan = with_reasons(space, found[name], self.bench.findings)
             if runs(plan.format) and not has_low(plan):
-                errors = (error for key, error in space.log.items() if key != space.key(space.nothing))
-                plan = replace(plan, reach=min(filter(math.isfinite, errors), default=None))
+                showing = (error for error in space.log.values() if 0 < error < math.inf)  # something ran low
+                plan = replace(plan, reach=min(showing, default=None))
             found[name] = plan
         return {name: found[name] for name in self.spaces}
 
