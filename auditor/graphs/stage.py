@@ -106,7 +106,7 @@ class _Stage:
             ask = partial(run_as_files, self.bench, files)
             return answered(self.bench, plans, ask, partial(self.tick, "running the programs"))
 
-        plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)[1]
+        plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)
         return Planned(plans, baselines, files)
 
     def _all_low(self, table: Table) -> tuple[Table, Baseline]:

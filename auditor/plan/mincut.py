@@ -6,9 +6,7 @@ import itertools
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
-
-Node = TypeVar("Node", bound=Hashable)
+from typing import NamedTuple, Protocol, TypeVar
 
 
 class Point(Protocol):
@@ -121,14 +119,14 @@ class Cuts:
         return made(min(map(downhill, sorted(cuts, key=rank)), key=rank))
 
 
-class Network(Generic[Node]):
+class Network:
     """Arcs that are cut once, or again with other capacities. Several between two nodes add up.
 
     They are held in pairs: arc `i` and the one back along it, arc `i ^ 1`. Node 0 is the source, node 1 the sink.
     """
 
-    def __init__(self, arcs: Iterable[tuple[Node, Node]], source: Node, sink: Node) -> None:
-        self._numbers: dict[Node, int] = {source: 0, sink: 1}
+    def __init__(self, arcs: Iterable[tuple[Hashable, Hashable]], source: Hashable, sink: Hashable) -> None:
+        self._numbers: dict[Hashable, int] = {source: 0, sink: 1}
         self._leaving: list[list[int]] = [[], []]
         self._heads: list[int] = []
         self._places: list[int] = []
@@ -148,7 +146,7 @@ class Network(Generic[Node]):
         self._leaving[head].append(len(self._heads) + 1)
         self._heads += (head, tail)
 
-    def sink_side(self, capacities: Sequence[int]) -> set[Node]:
+    def sink_side(self, capacities: Sequence[int]) -> set[Hashable]:
         """The nodes on the sink's side of a minimum cut, the sink among them; of equal cuts, the one with the fewest there.
 
         capacities: of the arcs as they were given. Source: Goldberg and Tarjan, A new approach to the maximum-flow problem

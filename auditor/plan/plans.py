@@ -45,13 +45,11 @@ class Planner:
 
     def plans(self, baselines: Mapping[str, Baseline]) -> dict[str, Plan]:
         """Every plan, verified on inputs it was not made from where there are any."""
-        found = verified(
-            self.spaces,
-            self.bench.max_error,
-            self._make,
-            self._run,
-            lambda _, plan: plan.verified or not runs(plan.format),
-        )[1]
+
+        def holds(_: str, plan: Plan) -> bool:
+            return plan.verified or not runs(plan.format)
+
+        found = verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
         for name, plan in self._run(dict(self._better(found, baselines))).items():
             harmful = is_outdone(found[name], baselines[name])
             if harmful or (gains(plan) and not is_outdone(plan, baselines[name])):

@@ -106,10 +106,10 @@ def _codes_and_words(
 def _of_operations(problem: Problem, reasons: Sequence[Reason]) -> Iterator[Reason]:
     """The reasons of kept functions as those of their operations."""
     for reason in reasons:
-        functions = {path for path in reason.modules if path != module_of(path)}
-        if modules := tuple(path for path in reason.modules if path not in functions):
+        modules = tuple(path for path in reason.modules if path == module_of(path))
+        if modules:
             yield replace(reason, modules=modules)
-        if functions:
+        if functions := set(reason.modules).difference(modules):
             nodes, twins = problem.capture.nodes, problem.capture.twins
             names = tuple(name for name in nodes if problem.variable(name) in functions and name not in twins)
             yield replace(reason, modules=(), operations=names)

@@ -110,31 +110,19 @@ def verified(
     make: Callable[[str, float], P],
     verify: Callable[[Mapping[str, P]], Mapping[str, Plan]],
     holds: Callable[[str, Plan], bool],
-) -> tuple[dict[str, P], dict[str, Plan]]:
-    """Of every space the choice whose artefact holds, and its plan; where none does, the last that was tried.
+) -> dict[str, Plan]:
+    """Of every space the plan whose artefact holds; where none does, the last that was tried.
 
     make(name, limit): a choice whose error is to stay within the limit. A choice that misses is rejected, and made again
-    for less error.
+    for less error: by as much as the artefact was over the budget, and by half at least.
     """
-    limits = dict.fromkeys(spaces, MARGIN * max_error)
-    chosen: dict[str, P] = {}
-    plans: dict[str, Plan] = {}
-    pending = list(spaces)
+    limits, plans, pending = dict.fromkeys(spaces, MARGIN * max_error), dict[str, Plan](), list(spaces)
     for _ in range(ROUNDS):
         made = {name: make(name, limits[name]) for name in pending}
-        chosen |= made
         plans |= verify(made)
-        missed = [name for name in pending if made[name] != spaces[name].nothing and not holds(name, plans[name])]
-        for name in missed:
-            spaces[name].rejected.add(spaces[name].key(chosen[name]))
-            limits[name] = _tightened(limits[name], plans[name], max_error)
-        if not (pending := missed):
-            break
-    return chosen, plans
-
-
-def _tightened(limit: float, plan: Plan, max_error: float) -> float:
-    """A lower limit: by as much as the artefact was over the budget, and by half at least."""
-    if plan.measured_error is None:
-        return limit / 4
-    return limit * min(0.5, MARGIN * max_error / plan.measured_error)
+        pending = [name for name in pending if made[name] != spaces[name].nothing and not holds(name, plans[name])]
+        for name in pending:
+            spaces[name].rejected.add(spaces[name].key(made[name]))
+            error = plans[name].measured_error
+            limits[name] *= 0.25 if error is None else min(0.5, MARGIN * max_error / error)
+    return plans

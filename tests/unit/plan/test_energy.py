@@ -117,7 +117,7 @@ def oracle(arcs: Arcs) -> set[str]:
     return set(nx.minimum_cut(graph, "s", "t")[1][1])
 
 
-def sink_side(arcs: Arcs) -> set[str]:
+def sink_side(arcs: Arcs) -> set[object]:
     return Network([(tail, head) for tail, head, _ in arcs], "s", "t").sink_side([capacity for *_, capacity in arcs])
 
 
