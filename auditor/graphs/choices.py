@@ -63,7 +63,7 @@ AGREES = 0.02
 """Share of the budget that the exported graph may be from the model in FP32: it may sum in another order."""
 
 
-class Refused(Exception):
+class OperationRefused(Exception):
     """An operation raised in a run; name: which."""
 
     def __init__(self, name: str, said: BaseException) -> None:
@@ -79,7 +79,7 @@ class Trial:
     bench: Workbench
 
     def error(self, table: Table, low: frozenset[str]) -> float:
-        """Error of the outputs with these operations low, the worst batch's. Raises: Refused where an operation raises."""
+        """Error of the outputs with these operations low, the worst batch's. Raises: OperationRefused where an operation raises."""
         module = lowered(self.exported, table, low)
         return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
 
@@ -87,12 +87,12 @@ class Trial:
         """Whether the graph in FP32 answers as the model does."""
         try:
             off = self._distance(self.exported.graph_module, batch)
-        except Refused:
+        except OperationRefused:
             return False
         return off <= AGREES * self.bench.max_error or off <= self.bench.noise.found.error
 
     def _distance(self, module: fx.GraphModule, batch: Batch) -> float:
-        """Error of one run; inf for one that gives outputs of another kind. Raises: Refused."""
+        """Error of one run; inf for one that gives outputs of another kind. Raises: OperationRefused."""
         args, kwargs = batch
         leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in self.exported.audited[1]}))
         executor = Executor(module)
@@ -106,7 +106,7 @@ class Trial:
         except Exception as error:
             let_through(error)
             name = executor.at.meta.get(COPIED, executor.at.name) if executor.at else ""
-            raise Refused(name, error) from error
+            raise OperationRefused(name, error) from error
         try:
             return self.bench.yardstick.distance(self.bench.reference(batch), outputs)
         except MeasureError:

@@ -80,9 +80,9 @@ def _written(audit: Audit, plan: Plan, ends: str) -> bytes:
         program = torch.export.load(io.BytesIO(audit.programs[plan.program.file]))
         made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
         assert made is not None
-        model = tidied(made.model)
+        model = tidy(made.model)
         if ends == "low":
-            lowered_ends(model, plan.format)
+            lower_ends(model, plan.format)
         content = as_bytes(model)
         onnx.checker.check_model(content, full_check=True)
         return content
@@ -148,7 +148,7 @@ def _told(plan: Plan, ends: str, content: bytes | None, ran: float | str, as_rou
     )
 
 
-def tidied(model: Any) -> Any:
+def tidy(model: Any) -> Any:
     """What `torch.onnx.export(..., optimize=False)` made, constants folded and nothing there twice.
 
     The exporter's own optimizer also takes constants within 1e-8 of zero for zero: an epsilon is gone, even in FP32.
@@ -215,7 +215,7 @@ def _type(format: str) -> Any:
     return onnx_ir.DataType[_TYPES[format]]
 
 
-def lowered_ends(model: Any, format: str) -> None:
+def lower_ends(model: Any, format: str) -> None:
     """Floating inputs and outputs in a format, in place: what is cast to it at once needs no cast any more."""
     import onnx_ir
     from onnx_ir.passes import common

@@ -22,7 +22,7 @@ from ..plan.workbench import Fresh, Here, Workbench
 from ..records import Baseline, Memory, Plan, Program, ScopeChoice, Timing, Today
 from ..verify import PROGRAM, NotHandedOver, Runs
 from ..verify import saved as as_saved
-from .choices import Choice, Operations, Refused, Trial, kept_of, lowered, memory_needed
+from .choices import Choice, OperationRefused, Operations, Trial, kept_of, lowered, memory_needed
 from .exported import Saved, cannot, exported, saved
 from .operations import Table, table_of
 
@@ -116,7 +116,7 @@ class _Stage:
             try:
                 error = self.trial.error(table, low)
                 return table, Baseline(error if math.isfinite(error) else None, math.isfinite(error))
-            except Refused as refused:
+            except OperationRefused as refused:
                 name = refused.name
                 if name not in low:
                     return table, Baseline(None, False, first_line(refused.said))

@@ -19,7 +19,7 @@ ALL_LOW = "cast"
 """The strategy that the recorded graph is run under in the place of an exported program with everything low."""
 
 
-def located(bench: Workbench, baselines: Mapping[str, Baseline]) -> dict[str, Baseline]:
+def locate(bench: Workbench, baselines: Mapping[str, Baseline]) -> dict[str, Baseline]:
     """The baselines, those that are not finite with the operation at which the recorded graph, run so, turns non-finite."""
     found = dict(baselines)
     for name, base in baselines.items():
@@ -30,7 +30,7 @@ def located(bench: Workbench, baselines: Mapping[str, Baseline]) -> dict[str, Ba
     return found
 
 
-def located_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+def locate_in_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
     """The same of plans; a program is not the recorded graph, and stays as it is."""
     found = dict(plans)
     for name, plan in plans.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..numerics.formats import runs
 from ..records import Baseline, Plan
 from .modules import Modules, as_candidate, as_plan
-from .reasons import improved, with_reasons
+from .reasons import improve, with_reasons
 from .recommend import gains, has_low
 from .search import MARGIN, WORTH, choose, verified
 from .solve import Candidate
@@ -69,7 +69,7 @@ class Planner:
         if self.bench.options.quick:
             return choose(space, limit, 0)
         found = choose(space, limit)
-        return improved(space, found, limit)
+        return improve(space, found, limit)
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """The plans of these choices, verified."""

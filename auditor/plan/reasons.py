@@ -38,7 +38,7 @@ def attempts(problem: Problem, chosen: Candidate) -> list[Attempt]:
     return found
 
 
-def improved(space: Modules, chosen: Candidate, limit: float) -> Candidate:
+def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
     """The choice with what gains low as well, one module after the other, as long as replays stay within the limit."""
     problem = space.problem
     for each in attempts(problem, chosen):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from auditor.graphs.choices import Choice, Operations, Refused, cuts_of, kept_of
+from auditor.graphs.choices import Choice, OperationRefused, Operations, cuts_of, kept_of
 from auditor.graphs.operations import Table, Value
 from auditor.plan.search import choose
 from tests.unit.graphs.models import drawn, long, made
@@ -64,10 +64,10 @@ def test_what_changes_with_one_operation_is_what_the_whole_price_changes_by() ->
 
 def test_five_thousand_operations_take_less_than_twenty_seconds() -> None:
     table = long(5_000)
-    start = time.perf_counter()
+    start = time.process_time()
     space = Operations(table, None)  # type: ignore[arg-type]
     sizes = [len(space.proposed(allowed).low) for allowed in (1.0, 1e-3, 0.0)]
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 4_000
     assert sizes[-1] == 0
@@ -91,7 +91,7 @@ class Runs:
     def error(self, table: Table, low: frozenset[str]) -> float:
         self.count += 1
         if self.broken in low:
-            raise Refused(self.broken, RuntimeError("there is no kernel"))
+            raise OperationRefused(self.broken, RuntimeError("there is no kernel"))
         return self.factor * math.sqrt(table.price(low)[1])
 
 

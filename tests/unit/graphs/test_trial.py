@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from auditor.graphs import stage
-from auditor.graphs.choices import Refused, Trial, lowered
+from auditor.graphs.choices import OperationRefused, Trial, lowered
 from auditor.graphs.exported import Exported, saved
 from auditor.graphs.operations import Table
 from auditor.numerics.metrics import output_error
@@ -41,7 +41,7 @@ def test_what_raises_in_a_run_has_its_name(bench: Workbench, graph: Exported, ta
     broken = replace(operation, literals=None, reads=("x",))
     odd = replace(table, operations={**table.operations, "linear": broken}, values={**table.values})
     values = {name: value for name, value in odd.values.items() if name != "model_first_weight"}
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(OperationRefused) as caught:
         Trial(graph, bench).error(replace(odd, format="bf16", values=values), frozenset({"linear"}))
     assert caught.value.name == "linear"
 

@@ -10,7 +10,7 @@ import pytest
 from auditor.plan.costs import Cost
 from auditor.plan.modules import as_candidate, as_plan, everything
 from auditor.plan.problem import Problem
-from auditor.plan.reasons import improved, with_reasons
+from auditor.plan.reasons import improve, with_reasons
 from auditor.plan.search import MARGIN
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Plan, Verdict
@@ -80,7 +80,7 @@ def test_a_choice_is_improved_by_what_a_run_allows_and_by_no_more() -> None:
     assert half.predicted_error < alone[least] < alone[most] < both
     for target, left in ((both, set()), ((alone[least] + alone[most]) / 2, {most}), (half.predicted_error, {"1", "3"})):
         space = Foretold(problem, 1.0001 * target / MARGIN)
-        assert kept(improved(space, half, MARGIN * space.budget)) == left
+        assert kept(improve(space, half, MARGIN * space.budget)) == left
 
 
 def test_what_runs_say_is_what_the_reasons_say() -> None:
