@@ -57,6 +57,9 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
     idle = [each for each in tried if not each.forbidden and not each.gains]
     low = _lowered(problem, chosen, [each.owner for each in idle])
     harmless = low == chosen or (space.may_hold(chosen, low, space.budget) and space.holds(low, space.budget))
+    shown = [each.low for each in idle if each.low.predicted_error > chosen.predicted_error]
+    if shown and not harmless:  # one run says whether any of it holds by itself
+        space.holds(min(shown, key=lambda low: low.predicted_error), space.budget)
     most = max((each.saves for each in idle), default=0.0)
     told = {each.owner: each.forbidden or _reason(space, chosen, each, most, harmless) for each in tried}
     modules = together(replace(told[owner], modules=(owner,)) for owner in _kept(problem, chosen))

@@ -201,8 +201,10 @@ def _runs_low(plan: Plan) -> bool:
     """Whether something of it runs low, if only its casts; or could within the budget, as a run said, and gains nothing."""
     if has_low(plan) and (plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)):
         return True
-    spared = plan.least is not None and set(plan.least) < set(plan.kept)
-    return spared or any(reason.kind == "no-gain" and reason.ran and reason.adds for reason in plan.reasons)
+    spared = set(plan.kept).difference(plan.kept if plan.least is None else plan.least)
+    showing = [reason for reason in plan.reasons if reason.kind == "no-gain" and reason.adds]
+    whole = bool(plan.kept) and plan.least == ()
+    return whole or any(reason.ran or spared.intersection(reason.modules) for reason in showing)
 
 
 def memory_share(plan: Plan) -> float:

@@ -56,7 +56,7 @@ BUDGET = {
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2770, "plan"),
+    "plan": (2780, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "report": (3340, "report"),
