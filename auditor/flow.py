@@ -25,7 +25,7 @@ from .measure.calibrate import calibrate_paths
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
-from .plan.nonfinite import located, located_plans, unsafe_in_runs
+from .plan.nonfinite import locate, locate_in_plans, unsafe_in_runs
 from .plan.plans import Planner
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
@@ -137,15 +137,15 @@ def _make_plans(bench: Workbench, options: Settings, stages: Stages, score: InFp
     """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
         planner = Planner(bench, options.scoped, options.formats, stages.tick)
-        baselines = located(bench, planner.baselines())
+        baselines = locate(bench, planner.baselines())
         today = today_of(bench)
     with stages("plan", "solve, patch, verify"):
-        plans = located_plans(bench, planner.plans(baselines))
+        plans = locate_in_plans(bench, planner.plans(baselines))
     with stages("scores", _scored_by(options), wanted=score is not None):
         plans = score.under(plans, bench.ask) if score else plans
     with stages("graph", "export, solve, verify", wanted=options.as_graphs):
         graphs = scored(graphs_of(bench, options.strategies, options.formats, stages.tick), score, bench)
-        graphs = replace(graphs, baselines=located(bench, graphs.baselines))
+        graphs = replace(graphs, baselines=locate(bench, graphs.baselines))
     planned = replace(graphs.beside(baselines, plans), fp32_today=today)
     with stages("times", "FP32 and every plan, over and over", wanted=options.times):
         if not options.times:

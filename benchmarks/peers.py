@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import auditor
-from auditor.graphs.onnxfile import as_bytes, counted, read, rounded, tidied, with_onnx
+from auditor.graphs.onnxfile import as_bytes, counted, read, rounded, tidy, with_onnx
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.metrics import output_error
 from benchmarks import subjects
@@ -98,7 +98,7 @@ def exported(given: Subject) -> Any:
 
     made = torch.onnx.export(copy.deepcopy(given.model), given.args, dynamo=True, verbose=False, optimize=False)
     assert made is not None
-    return onnx_ir.to_proto(tidied(made.model))
+    return onnx_ir.to_proto(tidy(made.model))
 
 
 def answers(content: bytes, feed: Feed) -> list[Tensor]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 
 import torch
@@ -19,82 +19,51 @@ from ..isolation.answer import from_the_start
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.formats import dtype_of
 from ..numerics.nodes import tensors_of
-from ..plan import mincut
 from ..plan.costs import costs_in, most_alive
+from ..plan.mincut import HIGH, LOW, Arc, Cuts
 from ..plan.modules import worst_of
+from ..plan.search import Space
+from ..plan.solve import VISITS
 from ..plan.workbench import Workbench
 from ..records import Batch, Kept, Memory
 from .exported import Exported, outlines
-from .operations import Operation, Table, Value, is_pick, low_arguments
-
-_LOW, _HIGH = ("low",), ("fp32",)
-"""The ends of a network: no names of operations."""
+from .operations import Operation, Table, is_pick, low_arguments
 
 COPIED = "copied"
 """Where a node's `meta` has the name of the one that it stands for; casts stand for none."""
 
-STEPS = 24
-"""Halvings of the range of multipliers, in which lies the last one whose prediction is within what is allowed."""
 
-Arc = tuple[Hashable, Hashable, float, float]
-"""(tail, head, price, squared error) that it costs to have the tail low and the head FP32."""
-
-
-class Network:
+def cuts_of(table: Table) -> Cuts:
     """The best choices of a table, as cuts: every operation is a node, those that may not be low are an end.
 
     For a value that is made FP32, a helper says whether some reader is low; for one that is made low, whether all are: so a
-    cast is paid once, however many read it, the energy is one of pairs that only penalise unequal labels, and its minimum a cut.
-    Source: Kolmogorov and Zabih, What energy functions can be minimized via graph cuts? (2004).
+    cast is paid once, however many read it.
     """
+    free, arcs = table.may_be_low(), list[Arc]()
 
-    def __init__(self, table: Table) -> None:
-        self._free = table.may_be_low()
-        operations = (arc for each in table.operations.values() for arc in self._of(each))
-        casts = (arc for each in table.values.values() for arc in self._between(each, table.readers[each.name]))
-        self._arcs = [*operations, *casts]
-        self._network = mincut.Network([(tail, head) for tail, head, *_ in self._arcs], _LOW, _HIGH)
-        self._unit = sum(each.low + each.high for each in table.operations.values()) or 1.0
+    def node(operation: str | None) -> Hashable:
+        return operation if operation in free else HIGH
 
-    def low(self, multiplier: float) -> frozenset[str]:
-        """The operations that are low at the minimum of price + multiplier * squared error; of equal minima, the most."""
-        costs = ((price + multiplier * error) / self._unit for *_, price, error in self._arcs)
-        high = self._network.sink_side([round(min(cost, 1e9) * 1e18) for cost in costs])
-        return self._free - high
-
-    def multipliers(self) -> tuple[float, float]:
-        """One so small that errors do not matter, and one so large that the price does not."""
-        arcs = [arc for arc in self._arcs if math.isfinite(arc[2])]
-        prices, errors = sum(price for *_, price, _ in arcs), [error for *_, error in arcs if error > 1e-30]
-        return (prices / sum(errors) * 1e-6, prices / min(errors)) if errors and prices else (1.0, 1.0)
-
-    def _of(self, operation: Operation) -> Iterator[Arc]:
-        """What one operation takes, low and in FP32."""
-        node = self._node(operation.name)
-        if node != _HIGH:
-            yield node, _HIGH, operation.low, operation.error
-        yield _LOW, node, operation.high, 0.0
-
-    def _between(self, value: Value, reading: Sequence[str]) -> Iterator[Arc]:
-        """The casts of one value."""
-        maker, some, every = self._node(value.made_by), ("some", value.name), ("every", value.name)
-        for reader in map(self._node, reading):
-            yield reader, some, math.inf, 0.0
-            yield every, reader, math.inf, 0.0
+    for each in table.operations.values():
+        if each.name in free:
+            arcs.append(Arc(each.name, HIGH, each.low, each.error))
+        arcs.append(Arc(LOW, node(each.name), each.high))
+    for value in table.values.values():
+        maker, some, every = node(value.made_by), ("some", value.name), ("every", value.name)
+        for reader in map(node, table.readers[value.name]):
+            arcs += [Arc(reader, some, math.inf), Arc(every, reader, math.inf)]
         if value.returned:
-            yield every, _HIGH, math.inf, 0.0
-        yield some, maker, 0.0 if value.stored else value.cast, value.error
-        yield some if value.stored else maker, every, value.cast, 0.0
-
-    def _node(self, operation: str | None) -> Hashable:
-        return operation if operation in self._free else _HIGH
+            arcs.append(Arc(every, HIGH, math.inf))
+        arcs.append(Arc(some, maker, 0.0 if value.stored else value.cast, value.error))
+        arcs.append(Arc(some if value.stored else maker, every, value.cast))
+    return Cuts(arcs, sum(each.low + each.high for each in table.operations.values()))
 
 
 AGREES = 0.02
 """Share of the budget that the exported graph may be from the model in FP32: it may sum in another order."""
 
 
-class Refused(Exception):
+class OperationRefused(Exception):
     """An operation raised in a run; name: which."""
 
     def __init__(self, name: str, said: BaseException) -> None:
@@ -110,7 +79,7 @@ class Trial:
     bench: Workbench
 
     def error(self, table: Table, low: frozenset[str]) -> float:
-        """Error of the outputs with these operations low, the worst batch's. Raises: Refused where an operation raises."""
+        """Error of the outputs with these operations low, the worst batch's. Raises: OperationRefused where an operation raises."""
         module = lowered(self.exported, table, low)
         return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
 
@@ -118,12 +87,12 @@ class Trial:
         """Whether the graph in FP32 answers as the model does."""
         try:
             off = self._distance(self.exported.graph_module, batch)
-        except Refused:
+        except OperationRefused:
             return False
         return off <= AGREES * self.bench.max_error or off <= self.bench.noise.found.error
 
     def _distance(self, module: fx.GraphModule, batch: Batch) -> float:
-        """Error of one run; inf for one that gives outputs of another kind. Raises: Refused."""
+        """Error of one run; inf for one that gives outputs of another kind. Raises: OperationRefused."""
         args, kwargs = batch
         leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in self.exported.audited[1]}))
         executor = Executor(module)
@@ -137,7 +106,7 @@ class Trial:
         except Exception as error:
             let_through(error)
             name = executor.at.meta.get(COPIED, executor.at.name) if executor.at else ""
-            raise Refused(name, error) from error
+            raise OperationRefused(name, error) from error
         try:
             return self.bench.yardstick.distance(self.bench.reference(batch), outputs)
         except MeasureError:
@@ -153,70 +122,37 @@ class Choice:
     predicted_error: float
 
 
-class Operations:
-    """Choices of operations that run low, and what runs of them came to. log: {what was low: error}, inf where it does not run."""
+class Operations(Space[Choice]):
+    """Choices of operations that run low."""
 
     def __init__(self, table: Table, trial: Trial) -> None:
+        super().__init__()
         self.table, self._trial = table, trial
-        self.network = Network(table)
-        self.log: dict[frozenset[str], float] = {}
-        self._rejected: set[frozenset[str]] = set()
         self.nothing = self._choice(frozenset())
 
-    def error(self, point: Choice) -> float:
-        """Error of the graph with a choice low."""
-        if point.low not in self.log:
-            try:
-                self.log[point.low] = self._trial.error(self.table, point.low)
-            except Refused:
-                self.log[point.low] = math.inf
-        return math.inf if point.low in self._rejected else self.log[point.low]
-
-    def holding(self) -> list[Choice]:
-        """Nothing is known before any run."""
-        return []
-
-    def reject(self, point: Choice) -> None:
-        """Note that the artefact of a choice did not hold."""
-        self._rejected.add(point.low)
-
-    def proposed(self, allowed: float) -> Choice:
-        """The cheapest choice that is predicted to have an error of at most `allowed`: a cut, and of what the next cut lowers as
-        well as much as is, that first which saves most for its error."""
-        fails, best = self._bracketed(allowed)
-        holds, operations = best.low, self.table.operations
-
         def worth(name: str) -> tuple[float, str]:
-            each = operations[name]
+            each = table.operations[name]
             return (each.low - each.high) / max(each.error, 1e-30), name
 
-        pending = sorted(fails.low - holds, key=worth)
-        first, last = 0, len(pending)
-        while first < last:
-            middle = (first + last + 1) // 2
-            point = self._choice(holds.union(pending[:middle]))
-            if point.predicted_error <= allowed:
-                first, best = middle, min(best, point, key=lambda each: each.price)
-            else:
-                last = middle - 1
-        return best
+        self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in sorted(table.may_be_low(), key=worth)]
 
-    def _bracketed(self, allowed: float) -> tuple[Choice, Choice]:
-        """Neighbouring cuts: the one predicted to break what is allowed, and the one predicted to hold it."""
-        least, most = self.network.multipliers()
-        fails, holds = self._choice(self.network.low(least)), self.nothing
-        if fails.predicted_error <= allowed:
-            return fails, fails
-        for _ in range(STEPS):
-            if fails.low == holds.low:
-                break
-            middle = math.sqrt(least * most)
-            found = self._choice(self.network.low(middle))
-            if found.predicted_error <= allowed:
-                most, holds = middle, found
-            else:
-                least, fails = middle, found
-        return fails, holds
+    def key(self, point: Choice) -> frozenset[str]:
+        """What is low."""
+        return point.low
+
+    def replay(self, point: Choice) -> float:
+        """Error of the graph with a choice low."""
+        return self._trial.error(self.table, point.low)
+
+    def proposed(self, allowed: float) -> Choice:
+        """The cheapest choice that is predicted to have an error of at most `allowed`."""
+        free = self.table.may_be_low()
+        tries = VISITS // len(self.table.operations)
+        return self._cuts.cheapest(lambda high: self._choice(free.difference(high)), allowed, self._groups, tries)
+
+    @cached_property
+    def _cuts(self) -> Cuts:
+        return cuts_of(self.table)
 
     def _choice(self, low: frozenset[str]) -> Choice:
         price, square = self.table.price(low)

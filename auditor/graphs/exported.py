@@ -6,7 +6,7 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -111,7 +111,10 @@ def _traced(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgra
     if dynamic and any(x.shape[0] == 1 for x in tensors_in(batch)):
         batch = _twice(batch)
     args, kwargs = batch
-    shapes = _shapes(module.forward, args, kwargs) if dynamic else None
+    shapes = None
+    if dynamic:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        shapes = pytree.tree_map(lambda leaf: {0: Dim.AUTO} if isinstance(leaf, torch.Tensor) else None, dict(bound))
     with isolated(module, batch), torch.no_grad(), quietly(), unfused():
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
 
@@ -185,10 +188,8 @@ def _spelt_out(forward: Callable[..., Any], given: Iterable[str]) -> inspect.Sig
 
 
 def _is_plain(output: Any) -> bool:
-    if type(output) in (tuple, list):
-        return all(map(_is_plain, output))
-    if type(output) is dict:
-        return all(map(_is_plain, output.values()))
+    if type(output) in (tuple, list, dict):
+        return all(map(_is_plain, output.values() if isinstance(output, dict) else output))
     return isinstance(output, torch.Tensor)
 
 
@@ -198,16 +199,6 @@ def _fixed(batch: Batch) -> str:
     if not sizes:
         return "it takes no tensors"
     return "the inputs do not share a first dimension" if len(sizes) != 1 or 0 in sizes else ""
-
-
-def _shapes(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The first dimension of every tensor left open, by the names that torch.export gives the arguments."""
-    bound = inspect.signature(forward).bind(*args, **kwargs).arguments
-
-    def left_open(leaf: Any) -> Any:
-        return {0: Dim.AUTO} if isinstance(leaf, torch.Tensor) else None
-
-    return {name: pytree.tree_map(left_open, value) for name, value in bound.items()}
 
 
 def _functional(program: ExportedProgram) -> fx.GraphModule:
@@ -232,16 +223,14 @@ def _functional(program: ExportedProgram) -> fx.GraphModule:
 
 def _same(node: fx.Node) -> fx.Node | None:
     """What an operation that changes nothing is handed: a cast to the dtype that is there, dropout outside of training."""
-    source = node.args[0] if node.args else None
+    source, row = node.args[0] if node.args else None, row_of(node)
     if not isinstance(source, fx.Node) or any(user.op == "output" for user in node.users):
         return None
-    row = row_of(node)
     if row.thins:
         return source if len(node.args) > 2 and node.args[2] is False else None
-    if not row.cast or "memory_format" in node.kwargs:
-        return None
     given, found = source.meta.get("val"), node.meta.get("val")
-    if not isinstance(given, torch.Tensor) or not isinstance(found, torch.Tensor):
+    cast = row.cast and "memory_format" not in node.kwargs
+    if not cast or not isinstance(given, torch.Tensor) or not isinstance(found, torch.Tensor):
         return None
     return source if (given.dtype, given.device) == (found.dtype, found.device) else None
 

@@ -15,6 +15,7 @@ from ..errors import AuditorError, MeasureError, first_line, let_through
 from ..isolation.answer import answer
 from ..numerics.formats import label
 from ..numerics.metrics import output_error
+from ..plan.modules import worst_of
 from ..records import Audit, Onnx, Plan
 from ..verify import ONNX, Answers, NotHandedOver, Verifier
 from ..verify.loaders import AS_IT_IS, PROVIDER
@@ -53,24 +54,21 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
             slug="no-program",
         )
     require()
-    written, failed = dict[str, bytes](), dict[str, str]()
+    written, errors = dict[str, bytes](), dict[str, float | str]()
     for name, plan in plans.items():
         try:
             written[name] = _written(audit, plan, ends)
         except Exception as error:
             let_through(error)
-            failed[name] = f"it could not be written: {first_line(_cause(error))[:200]}"
-    errors = failed | (_ran(audit, plans, written) if written else {})
-    told = {}
+            errors[name] = f"it could not be written: {first_line(_cause(error))[:200]}"
+    errors |= _ran(audit, plans, written) if written else {}
+    told = dict(audit.plans)
     for name, plan in plans.items():
         assert plan.program is not None
         found = _told(plan, ends, written.get(name), errors[name], errors.get(f"{name}{AS_IT_IS}"))
         told[name] = replace(plan, program=replace(plan.program, onnx=found))
-    return replace(
-        audit,
-        plans={**audit.plans, **told},
-        programs={**audit.programs, **{f"{name}{ONNX}": content for name, content in written.items()}},
-    )
+    files = {f"{name}{ONNX}": content for name, content in written.items()}
+    return replace(audit, plans=told, programs={**audit.programs, **files})
 
 
 def _written(audit: Audit, plan: Plan, ends: str) -> bytes:
@@ -82,9 +80,9 @@ def _written(audit: Audit, plan: Plan, ends: str) -> bytes:
         program = torch.export.load(io.BytesIO(audit.programs[plan.program.file]))
         made = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False)
         assert made is not None
-        model = tidied(made.model)
+        model = tidy(made.model)
         if ends == "low":
-            lowered_ends(model, plan.format)
+            lower_ends(model, plan.format)
         content = as_bytes(model)
         onnx.checker.check_model(content, full_check=True)
         return content
@@ -123,10 +121,9 @@ def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | 
     if isinstance(found, str):
         return found
     try:
-        errors = [output_error(r, c) for r, c in zip(expected, found.outputs, strict=True)]
+        worst = worst_of([output_error(r, c) for r, c in zip(expected, found.outputs, strict=True)])
     except MeasureError as error:
         return str(error)
-    worst = math.nan if any(map(math.isnan, errors)) else max(errors)
     return worst if math.isfinite(worst) else "an output is Inf or NaN where FP32 is finite"
 
 
@@ -151,7 +148,7 @@ def _told(plan: Plan, ends: str, content: bytes | None, ran: float | str, as_rou
     )
 
 
-def tidied(model: Any) -> Any:
+def tidy(model: Any) -> Any:
     """What `torch.onnx.export(..., optimize=False)` made, constants folded and nothing there twice.
 
     The exporter's own optimizer also takes constants within 1e-8 of zero for zero: an epsilon is gone, even in FP32.
@@ -192,8 +189,7 @@ def as_bytes(model: Any) -> bytes:
     """A model as a file holds it."""
     import onnx_ir
 
-    content: bytes = onnx_ir.to_proto(model).SerializeToString()
-    return content
+    return bytes(onnx_ir.to_proto(model).SerializeToString())
 
 
 def counted(model: Any) -> tuple[int, int, int]:
@@ -219,15 +215,13 @@ def _type(format: str) -> Any:
     return onnx_ir.DataType[_TYPES[format]]
 
 
-def lowered_ends(model: Any, format: str) -> None:
+def lower_ends(model: Any, format: str) -> None:
     """Floating inputs and outputs in a format, in place: what is cast to it at once needs no cast any more."""
     import onnx_ir
     from onnx_ir.passes import common
 
     graph, low, wide = model.graph, _type(format), onnx_ir.DataType.FLOAT
-    for given in graph.inputs:
-        if given.dtype != wide:
-            continue
+    for given in filter(lambda value: value.dtype == wide, graph.inputs):
         given.dtype, uses = low, given.uses()
         raised = onnx_ir.node("Cast", [given], {"to": wide})
         for user, index in uses:
@@ -237,15 +231,12 @@ def lowered_ends(model: Any, format: str) -> None:
                 user.replace_input_with(index, raised.outputs[0])
         graph.insert_before(graph[0], raised)
     for index, returned in enumerate(graph.outputs):
-        if returned.dtype != wide:
-            continue
-        made, inner = returned.producer(), returned
-        if _casts_to(made, wide) and made.inputs[0].dtype == low:
-            end = onnx_ir.node("Identity", [made.inputs[0]])
-        else:
-            end = onnx_ir.node("Cast", [inner], {"to": low})
-        graph.append(end)
-        _take_place(graph, index, end.outputs[0], low)
+        if returned.dtype == wide:
+            made = returned.producer()
+            is_low = _casts_to(made, wide) and made.inputs[0].dtype == low
+            end = onnx_ir.node("Identity", made.inputs) if is_low else onnx_ir.node("Cast", [returned], {"to": low})
+            graph.append(end)
+            _take_place(graph, index, end.outputs[0], low)
     common.RemoveUnusedNodesPass()(model)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..numerics.nodes import op_name, row_of, target_of, tensors_of
 from ..plan.costs import TIE, cast_seconds, costs_in, price
 from ..plan.energy import FORBIDDEN
 from ..plan.workbench import Workbench
-from ..records import Capture, Contribution, Literals
+from ..records import Capture, Literals
 from .exported import INNER, outlines
 
 FUSED = 0.1
@@ -117,14 +117,24 @@ class Table:
 
 def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
     """What a plan in a format is solved from. graph: exported, its values outlined."""
-    reader = _Reader(graph, format, bench)
-    operations = {node.name: reader.operation(node) for node in graph.nodes if _reads(node)}
-    returned, makers = graph.output_node().all_input_nodes, _makers(graph)
-    values = {
-        node.name: reader.value(node, maker if (maker := makers.get(node)) in operations else None, node in returned)
-        for node in graph.nodes
-        if node.op != "output" and _is_fp32(node)
-    }
+    costs, captured, asked = costs_in(graph), aligned(graph, bench.capture.first), bench.options
+    returned, share = graph.output_node().all_input_nodes, FUSED if asked.objective == "time" else TIE
+    operations, values, makers = dict[str, Operation](), dict[str, Value](), dict[Any, str]()
+    for node in graph.nodes:
+        name, elements, its = node.name, _elements(node), captured.get(node.name)
+        contribution = bench.contributions[format].get(its or "")
+        own, rounding = (_square(contribution.own), _square(contribution.cast)) if contribution else (0.0, 0.0)
+        if node.op == "call_function":
+            makers[node] = makers.get(node.args[0], name) if is_pick(node) else name
+        if reads := _reads(node):
+            cost, figures = costs[name], asked.figures
+            low, high = (price(asked.objective, cost, elements, each, figures) for each in (format, "fp32"))
+            why = _kept(node, its, format, bench)
+            operations[name] = Operation(name, op_name(node.target), reads, low, high, own, cost.flops, its, *why)
+        if node.op != "output" and _is_fp32(node):
+            maker = makers[node] if makers.get(node) in operations else None
+            cast = share * cast_seconds(elements, format, asked.figures)
+            values[name] = Value(name, maker, cast, rounding, node.op == "get_attr", node in returned)
     return Table(format, operations, values)
 
 
@@ -140,82 +150,34 @@ def _is_fp32(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.float32
 
 
-def _makers(graph: fx.Graph) -> dict[fx.Node, str]:
-    """{value: the operation that gives it}: of one picked from several, the one that gave these."""
-    found: dict[fx.Node, str] = {}
-    for node in graph.nodes:
-        if node.op == "call_function":
-            found[node] = found.get(node.args[0], node.name) if is_pick(node) else node.name
-    return found
-
-
 def is_pick(node: fx.Node) -> bool:
     """Whether it only picks one of several."""
     return op_name(node.target) == "getitem"
 
 
-class _Reader:
-    """Reads operations and values off a graph."""
-
-    def __init__(self, graph: fx.Graph, format: str, bench: Workbench) -> None:
-        self.format, self.dtype, self.bench = format, dtype_of(format), bench
-        self.costs, self.captured = costs_in(graph), aligned(graph, bench.capture.first)
-
-    def operation(self, node: fx.Node) -> Operation:
-        captured, cost = self.captured.get(node.name), self.costs[node.name]
-        literals = self._literals(node, captured)
-        contribution, elements = self._contribution(node), _elements(node)
-        low, high = (
-            price(self.bench.options.objective, cost, elements, each, self.bench.options.figures)
-            for each in (self.format, "fp32")
-        )
-        kept = self._kept(node, captured, literals)
-        square = _square(contribution.own) if contribution else 0.0
-        return Operation(
-            node.name, op_name(node.target), _reads(node), low, high, square, cost.flops, captured, *kept, literals
-        )
-
-    def value(self, node: fx.Node, made_by: str | None, returned: bool) -> Value:
-        contribution = self._contribution(node)
-        share = FUSED if self.bench.options.objective == "time" else TIE
-        cast = share * cast_seconds(_elements(node), self.format, self.bench.options.figures)
-        square = _square(contribution.cast) if contribution else 0.0
-        return Value(node.name, made_by, cast, square, node.op == "get_attr", returned)
-
-    def _contribution(self, node: fx.Node) -> Contribution | None:
-        return self.bench.contributions[self.format].get(self.captured.get(node.name, ""))
-
-    def _literals(self, node: fx.Node, captured: str | None) -> Literals | None:
-        """What Python writes at an operation in the format, where that has the arguments that it was recorded with."""
-        known = self.bench.capture.nodes.get(captured or "")
-        return low_literals(known, self.format) if known and known.op == op_name(node.target) else None
-
-    def _kept(self, node: fx.Node, captured: str | None, literals: Literals | None) -> tuple[str, str]:
-        """Why an operation may not run low, in one word and in a clause."""
-        if refused := _refused(node, self.dtype, literals):
-            return "refused", refused
-        if captured is None:
-            moves = _only_moves(row_of(node))
-            return ("", "") if moves else ("untested", "the recorded run has no operation that it could be told to be")
-        verdict = self.bench.verdicts[self.format].get(captured)
-        if verdict is None or verdict.verdict not in ("unsafe", "untested"):
-            return "", ""
-        return verdict.verdict, f"{verdict.verdict}: {verdict.reason}"
+def _kept(node: fx.Node, captured: str | None, format: str, bench: Workbench) -> tuple[str, str, Literals | None]:
+    """Why an operation may not run low, in one word and in a clause, and what Python writes at it in the format, where it has the
+    arguments that it was recorded with."""
+    known = bench.capture.nodes.get(captured or "")
+    literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
+    if refused := _refused(node, dtype_of(format), literals):
+        return "refused", refused, literals
+    if captured is None and not _only_moves(row_of(node)):
+        return "untested", "the recorded run has no operation that it could be told to be", literals
+    verdict = bench.verdicts[format].get(captured or "")
+    if verdict is None or verdict.verdict not in ("unsafe", "untested"):
+        return "", "", literals
+    return verdict.verdict, f"{verdict.verdict}: {verdict.reason}", literals
 
 
 def _elements(node: fx.Node) -> int:
-    return sum(x.numel() for x in tensors_of(node.meta["val"]) if x.is_floating_point())
+    return sum(x.numel() for x in tensors_of(node.meta.get("val")) if x.is_floating_point())
 
 
 def _only_moves(row: table.Operation) -> bool:
-    """Whether entries that are low already are handed on as they are."""
-    return bool(row.entries or row.exact or row.joins or row.asks_shape) or row.packet in _writers()
-
-
-@cache
-def _writers() -> frozenset[str]:
-    """Operations that write to a part of a tensor."""
-    return frozenset(table.operation(name).scatter for name in table.packets()) - {""}
+    """Whether entries that are low already are handed on as they are, if to a part of a tensor."""
+    writers = (table.operation(name).scatter for name in table.packets())
+    return bool(row.entries or row.exact or row.joins or row.asks_shape) or row.packet in writers
 
 
 def _square(effect: float) -> float:

@@ -22,7 +22,7 @@ from ..plan.workbench import Fresh, Here, Workbench
 from ..records import Baseline, Memory, Plan, Program, ScopeChoice, Timing, Today
 from ..verify import PROGRAM, NotHandedOver, Runs
 from ..verify import saved as as_saved
-from .choices import Choice, Operations, Refused, Trial, kept_of, lowered, memory_needed
+from .choices import Choice, OperationRefused, Operations, Trial, kept_of, lowered, memory_needed
 from .exported import Saved, cannot, exported, saved
 from .operations import Table, table_of
 
@@ -88,7 +88,7 @@ class _Stage:
         baselines, spaces = dict[str, Baseline](), dict[str, Operations]()
         for format in filter(runs, formats):
             name = f"{strategy}_{format}"
-            table, baselines[name] = self._all_low(self._table(format, self.bench))
+            table, baselines[name] = self._all_low(table_of(self.exported.graph_module.graph, format, self.bench))
             spaces[name] = Operations(table, self.trial)
         files = dict[str, bytes]()
 
@@ -106,11 +106,8 @@ class _Stage:
             ask = partial(run_as_files, self.bench, files)
             return answered(self.bench, plans, ask, partial(self.tick, "running the programs"))
 
-        plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)[1]
+        plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)
         return Planned(plans, baselines, files)
-
-    def _table(self, format: str, bench: Workbench) -> Table:
-        return table_of(self.exported.graph_module.graph, format, bench)
 
     def _all_low(self, table: Table) -> tuple[Table, Baseline]:
         """The table without what raises where everything is low that can be, and what that comes to."""
@@ -119,7 +116,7 @@ class _Stage:
             try:
                 error = self.trial.error(table, low)
                 return table, Baseline(error if math.isfinite(error) else None, math.isfinite(error))
-            except Refused as refused:
+            except OperationRefused as refused:
                 name = refused.name
                 if name not in low:
                     return table, Baseline(None, False, first_line(refused.said))
@@ -150,9 +147,8 @@ class _Stage:
 
     def _speedup(self, space: Operations, choice: Choice) -> float:
         """How many times faster than FP32 it is predicted to be, whatever the objective."""
-        table = space.table
-        if self.bench.options.objective != "time":
-            table = self._table(table.format, replace(self.bench, options=self.bench.options.having(objective="time")))
+        bench = replace(self.bench, options=self.bench.options.having(objective="time"))
+        table = table_of(self.exported.graph_module.graph, space.table.format, bench)
         (elapsed, _), (slowest, _) = table.price(choice.low), table.price(frozenset())
         return slowest / elapsed if elapsed else 1.0
 

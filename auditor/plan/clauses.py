@@ -60,15 +60,11 @@ def added(before: float, after: float, budget: float, margin: float, saves: floa
     )
 
 
-_REGION = "the autocast region around it"
-"""What raises operations under a strategy that is none of regions: the author's own, or a scope's that keeps functions."""
-
-
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
     """A reason for every operation that is not low though its module is, and for those without a precision."""
     precision, nodes = labelled(chosen.precision), problem.capture.nodes
     how, resolution = problem.running(precision), problem.resolve(precision)
-    found, known, twins = list[Reason](), dict[str, Reason](), problem.capture.twins
+    found, known = list[Reason](), dict[str, Reason]()
     for n in problem.capture.graph_module.graph.nodes:
         node, name = nodes.get(n.name), n.name
         if node is None or is_low(resolution.computed(name)) or (not node.floating and resolution.touches_low(name)):
@@ -76,16 +72,16 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
         setting = how.setting(name)
         if not node.floating:
             reason = Reason("not-floating", "it is no floating-point operation")
-        elif setting.kept:
-            if chosen.precision.get(problem.variable(name)) == "fp32":
-                continue  # it has a reason of its own
-            reason = _kept_around(precision.keep, node)
-        elif setting.precision != "fp32":
+        elif setting.kept and node.function and chosen.precision.get(problem.variable(name)) != "fp32":
+            function = node.function.path
+            by = next(call.path for call in node.calls if function in precision.keep.get(call.path, ()))
+            reason = Reason("inherited", f"{function} stays FP32 in all of {by or 'the model'}", by=by)
+        elif not setting.kept and setting.precision != "fp32":
             writes = any(isinstance(value, torch.dtype) for value in (*n.args, *n.kwargs.values()))
             reason = known[name] = _why(problem, resolution, how, node, writes, known)
         else:
-            continue
-        if name not in twins:
+            continue  # it has a reason of its own, or its module has
+        if name not in problem.capture.twins:
             found.append(replace(reason, operations=(name,)))
     return together(found)
 
@@ -109,14 +105,6 @@ def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     )
 
 
-def _kept_around(keep: Mapping[str, frozenset[str]], node: Node) -> Reason:
-    """A function that a module around this one keeps, in all that is in it."""
-    assert node.function is not None
-    function = node.function.path
-    by = next(call.path for call in node.calls if function in keep.get(call.path, ()))
-    return Reason("inherited", f"{function} stays FP32 in all of {by or 'the model'}", by=by)
-
-
 def _why(
     problem: Problem, resolution: Resolution, how: Policy, node: Node, writes: bool, known: Mapping[str, Reason]
 ) -> Reason:
@@ -136,27 +124,24 @@ def _why(
     if writes:
         return Reason("author", f"the author asks for {given}")
     if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
-        runner = problem.strategy if problem.how.regional else _REGION
+        runner = problem.strategy if problem.how.regional else "the autocast region around it"
         return Reason("strategy", f"{runner} runs {_packet(node)} in FP32 by itself")
     handed = (source for source in node.inputs if resolution.dtypes.get(source) == resolution.computed(node.name))
     if (source := next(handed, None)) is None:
         return Reason("author", f"the author makes values in {given}")
-    before = known.get(source)
-    if before is not None and before.kind == "inherited":
-        return before
-    if before is not None:
+    if (before := known.get(source)) is not None:
+        if before.kind == "inherited":
+            return before
         return Reason("inherited", f"{given} reaches it from {_packet(problem.capture.nodes[source])}: {before.words}")
     if source in problem.capture.nodes:
         return Reason("inherited", f"{given} reaches it from {source}", by=source)
     place = next(p for p in problem.capture.placeholders if p.name == source)
     above, _, leaf = (place.fqn or source).rpartition(".")
     if place.kind == "constant" or (above and above == node.owner):
-        return Reason(
-            "inherited", f"{given} reaches it from the {place.kind}{f' {leaf} of its module' if above else ''}"
-        )
-    return Reason(
-        "inherited", f"{given} reaches it from the {place.kind} {place.fqn or source}", by=place.fqn or source
-    )
+        name = f"the {place.kind}{f' {leaf} of its module' if above else ''}"
+        return Reason("inherited", f"{given} reaches it from {name}")
+    name = place.fqn or source
+    return Reason("inherited", f"{given} reaches it from the {place.kind} {name}", by=name)
 
 
 def _packet(node: Node) -> str:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import networkx as nx
 
 from ..execution.policy import plain, readers_of
 from ..execution.resolve import Resolution
 from ..numerics.operations import operation
-from ..paths import enclosing, function_in, nearest_above
+from ..paths import function_in, nearest_above
 from ..records import Capture
-from .mincut import Network
+from .mincut import HIGH, LOW, Arc, Cuts
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
 
 FORBIDDEN = 1e6
 """Squared error charged for running an unsafe node low: more than any budget, yet finite, so that cuts stay exact."""
-
-SWEEP = 32
-SPAN = 1e10
-NEAR = 12
-"""How many of those that save next more an error each owner may take the place of."""
-_LOW, _HIGH = " low", " FP32"
-"""The ends of the network: no names of modules."""
 
 
 @dataclass
@@ -83,115 +76,31 @@ class Energy:
         low, high, _ = self.scopes[owner]
         return high - low
 
-    def worth(self, owner: str) -> float:
-        """The same a squared error."""
-        return self.saving(owner) / max(self.scopes[owner][2], 1e-30)
+    @cached_property
+    def groups(self) -> list[frozenset[Hashable]]:
+        """Owners with those tied to them, those first that save most an error."""
+
+        def worth(group: tuple[str, ...]) -> float:
+            square = sum(self.scopes[owner][2] for owner in group)
+            return sum(map(self.saving, group)) / square if square else math.inf
+
+        found = sorted({self.together(owner) for owner in self.scopes}, key=lambda group: (-worth(group), group))
+        return [frozenset(group) for group in found]
 
     @cached_property
-    def groups(self) -> list[tuple[str, ...]]:
-        """What is lowered or raised together: an owner with those tied to it, or all below a module; those first that save most."""
-        groups, below = {self.together(owner) for owner in self.scopes}, dict[str, set[str]]()
-        for owner in self.scopes:
-            for path in enclosing(owner):
-                below.setdefault(path, set()).update(self.together(owner))
-        groups |= {tuple(sorted(inside)) for inside in below.values()}
-        return sorted(groups, key=lambda group: (-sum(map(self.saving, group)), group))
-
-    @cached_property
-    def neighbours(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Owners, with those tied to them, that may change together: they exchange values, one lies above the other, or they
-        save about as much an error, so that one may take the place of the other."""
-        ordered = sorted(set(map(self.together, self.scopes)), key=lambda each: (max(map(self.worth, each)), each))
-        found = [(self.together(one), self.together(other)) for one, other in (*self.pairs, *self.tree.items())]
-        found += [(one, other) for i, one in enumerate(ordered) for other in ordered[i + 1 : i + 1 + NEAR]]
-        return [pair for pair in dict.fromkeys(found) if pair[0] != pair[1]]
-
-    def multipliers(self) -> list[float]:
-        """Geometric steps around the ratio of all time to all error that is at stake."""
-        saved = sum(abs(high - low) for low, high, _ in self.scopes.values())
-        harm = sum(error for *_, error in self.scopes.values() if error < FORBIDDEN / 2)
-        middle = saved / harm if harm > 0 and saved > 0 else 1.0
-        return [middle * SPAN ** (step / (SWEEP - 1) - 0.5) for step in range(SWEEP)]
-
-    def cut(self, multiplier: float) -> set[str]:
-        """Scopes that are FP32 at the minimum; of equal minima, the one with the fewest."""
-        unit = sum(low + high for low, high, _ in self.scopes.values()) or 1.0
-        capacities = [_whole((arc.cost + arc.island + multiplier * arc.square) / unit) for arc in self._arcs]
-        return self._network.sink_side(capacities) - {_HIGH}
-
-    def changed(self, precision: Mapping[str, str], change: Mapping[str, str]) -> tuple[dict[str, str], Value]:
-        """All that changes with a choice of precisions, what must go along included, and what that is worth: told from the
-        edges of what changes alone."""
-        settled = self.settled({**precision, **change}) if self.held or self.shielded else change
-        change = {owner: label for owner, label in settled.items() if label != precision[owner]}
-
-        def was_low(end: str) -> bool:
-            return end == _LOW or precision.get(end, "fp32") != "fp32"
-
-        def is_low(end: str) -> bool:
-            return change[end] != "fp32" if end in change else was_low(end)
-
-        cost = island = square = 0.0
-        for arc in (self._arcs[index] for index in {index for owner in change for index in self._touching[owner]}):
-            paid = (is_low(arc.tail) and not is_low(arc.head)) - (was_low(arc.tail) and not was_low(arc.head))
-            if paid:
-                cost, island, square = cost + paid * arc.cost, island + paid * arc.island, square + paid * arc.square
-        return change, Value(cost, island, square)
-
-    @cached_property
-    def _touching(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for index, arc in enumerate(self._arcs):
-            for end in (arc.tail, arc.head):
-                found.setdefault(end, []).append(index)
-        return found
-
-    @cached_property
-    def _network(self) -> Network[str]:
-        return Network([(arc.tail, arc.head) for arc in self._arcs], _LOW, _HIGH)
-
-    @cached_property
-    def _arcs(self) -> list[Arc]:
-        """The network whose cut is the choice: an arc is paid for where its tail is low and its head FP32."""
+    def cuts(self) -> Cuts:
+        """The network: an arc is paid for where its tail is low and its head FP32."""
         found: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
-            found += [Arc(owner, _HIGH, low, 0.0, error), Arc(_LOW, owner, high)]
+            found += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]
         for (producer, consumer), (error, elapsed) in self.pairs.items():  # FP32 into low: rounds
-            found += [Arc(consumer, producer, elapsed, 0.0, error), Arc(producer, consumer, elapsed)]
+            found += [Arc(consumer, producer, elapsed, error), Arc(producer, consumer, elapsed)]
         for owner, above in self.tree.items():
-            found += [Arc(owner, above, 0.0, self.island), Arc(above, owner, 0.0, self.island)]
+            found += [Arc(owner, above, self.island), Arc(above, owner, self.island)]
         never = [*self.tied, *((b, a) for a, b in self.tied), *self.held]
         never += [(owner, above) for owner, above in self.tree.items() if owner in self.shielded]
-        return found + [Arc(owner, other, math.inf) for owner, other in never]
-
-
-class Value(NamedTuple):
-    """Seconds, those that the length of the plan counts for, and squared error."""
-
-    cost: float
-    island: float
-    square: float
-
-    @property
-    def price(self) -> float:
-        """What it counts for but for its error."""
-        return self.cost + self.island
-
-
-class Arc(NamedTuple):
-    """One arc of the network, and what it costs to have its tail low and its head FP32."""
-
-    tail: str
-    head: str
-    cost: float
-    island: float = 0.0
-    square: float = 0.0
-
-
-def _whole(share: float) -> int:
-    """Billionths of a billionth: integers make the cut exact, and unique. Prohibitions are large, not infinite, so that
-    a cut always exists."""
-    return round(min(share, 1e9) * 1e18)
+        found += [Arc(owner, other, math.inf) for owner, other in never]
+        return Cuts(found, sum(low + high for low, high, _ in self.scopes.values()))
 
 
 def _depth(path: str) -> int:

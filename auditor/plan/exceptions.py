@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..execution.policy import Chosen, labelled
+from ..execution.policy import labelled
 from ..execution.resolve import Resolution
 from ..numerics.operations import operation
 from ..paths import function_in, of_function
@@ -14,22 +14,13 @@ from ..paths import function_in, of_function
 if TYPE_CHECKING:
     from .problem import Problem
 
-ROUNDS = 200
-VISITS = 60_000
-"""Times that owners are raised, one lot after the other, and operations looked at meanwhile, before the rest of the
-conflicts is left standing."""
-
 
 @dataclass(frozen=True)
 class Lowest:
-    """The lowest choice without conflicts. raised: {module, or function in one: nodes that would raise an error were it low}."""
+    """The lowest choice without conflicts. raised: modules, and functions in some, at which one would be were they low."""
 
     resolution: Resolution
-    raised: Mapping[str, frozenset[str]]
-
-
-_Blame = Callable[["Problem", Resolution, str, Collection[str]], set[str]]
-"""What to raise for the conflict of one node, none of what is raised already; nothing where that does not help."""
+    raised: frozenset[str]
 
 
 def lowest(problem: Problem) -> Lowest:
@@ -37,43 +28,29 @@ def lowest(problem: Problem) -> Lowest:
 
     Whichever leaves the lower price, and of equal ones the fewer.
     """
+
+    def rank(found: Lowest) -> tuple[bool, float, int]:
+        price = sum(problem.node_price(name, found.resolution) for name in problem.capture.nodes)
+        return bool(found.resolution.conflicts), price, len(found.raised)
+
     return min(
-        (_without_conflicts(problem, blamed) for blamed in (_makers, _readers, _functions)),
-        key=lambda found: (len(found.resolution.conflicts) > 0, _price(problem, found), len(found.raised)),
+        (_without_conflicts(problem, blamed) for blamed in (_makers, _function, lambda *_: set[str]())), key=rank
     )
 
 
-def _price(problem: Problem, found: Lowest) -> float:
-    return sum(problem.node_price(name, found.resolution) for name in problem.capture.nodes)
-
-
-def _without_conflicts(problem: Problem, blamed: _Blame) -> Lowest:
-    raised: dict[str, set[str]] = {}
-    for _ in range(min(ROUNDS, max(VISITS // max(len(problem.capture.nodes), 1), 8))):
-        resolution = problem.resolve(_choice(problem, raised))
+def _without_conflicts(problem: Problem, blamed: Callable[[Problem, Resolution, str], set[str]]) -> Lowest:
+    """blamed: what to raise for the conflict of one node; nothing, or what is raised already: the module that meets FP32."""
+    raised, nodes = set[str](), problem.capture.nodes
+    while True:
+        labels = {**dict.fromkeys(problem.layout.owners, problem.format), **dict.fromkeys(raised, "fp32")}
+        resolution = problem.resolve(labelled(labels))
+        firsts = _first_conflicts(problem, resolution)
         wanted = {
-            path: first
-            for first in _first_conflicts(problem, resolution)
-            for path in blamed(problem, resolution, first, raised)
+            p for name in firsts for p in blamed(problem, resolution, name) - raised or {nodes[name].owner} - raised
         }
         if not wanted:
-            break
-        for path, node in wanted.items():
-            raised.setdefault(path, set()).add(node)
-    return Lowest(resolution, {path: frozenset(nodes) for path, nodes in raised.items()})
-
-
-def _choice(problem: Problem, raised: Collection[str]) -> Chosen:
-    """Everything low but these."""
-    keep: dict[str, set[str]] = {}
-    for path in raised:
-        owner, name = of_function(path) or (path, "")
-        if name and owner not in raised:
-            keep.setdefault(owner, set()).add(name)
-    return Chosen(
-        lambda owner: "fp32" if owner in raised else problem.format,
-        {owner: frozenset(names) for owner, names in keep.items()},
-    )
+            return Lowest(resolution, frozenset(raised))
+        raised |= wanted
 
 
 def _first_conflicts(problem: Problem, resolution: Resolution) -> list[str]:
@@ -88,33 +65,23 @@ def _first_conflicts(problem: Problem, resolution: Resolution) -> list[str]:
     return found
 
 
-def _makers(problem: Problem, resolution: Resolution, name: str, known: Collection[str]) -> set[str]:
-    """Modules that make the FP32 values, else what meets them."""
-    nodes = problem.capture.nodes
-    chain = _chain(problem, resolution, name)
-    begins = {each for each in chain if not any(before in chain for before in nodes[each].inputs)}
-    return {nodes[origin].owner for origin in begins} - set(known) or _readers(problem, resolution, name, known)
+def _makers(problem: Problem, resolution: Resolution, name: str) -> set[str]:
+    """Modules that make the FP32 values."""
+    nodes, chain = problem.capture.nodes, _chain(problem, resolution, name)
+    return {nodes[each].owner for each in chain if not any(before in chain for before in nodes[each].inputs)}
 
 
-def _readers(problem: Problem, resolution: Resolution, name: str, known: Collection[str]) -> set[str]:
-    """The module that is handed FP32 beside what is low."""
-    return {problem.capture.nodes[name].owner} - set(known)
-
-
-def _functions(problem: Problem, resolution: Resolution, name: str, known: Collection[str]) -> set[str]:
-    """A function that gives FP32 anyhow, in the innermost module around the node that calls one, else that module.
+def _function(problem: Problem, resolution: Resolution, name: str) -> set[str]:
+    """A function that gives FP32 anyhow, in the innermost module around the node that calls one.
 
     A scope that keeps a function runs its products low again, whatever they are handed; it has to keep one to do so.
     """
-    nodes = problem.capture.nodes
-    chain = _chain(problem, resolution, name)
+    nodes, chain = problem.capture.nodes, _chain(problem, resolution, name)
     giving = [each for each in nodes if each in chain and _entry(problem, each) and not problem.how.regional]
     for call in reversed(nodes[name].calls):
-        first = next((each for each in giving if nodes[each].owner == call.path), None)
-        path = "" if first is None else function_in(call.path, _entry(problem, first))
-        if path and path not in known:
-            return {path}
-    return _readers(problem, resolution, name, known)
+        if (first := next((each for each in giving if nodes[each].owner == call.path), None)) is not None:
+            return {function_in(call.path, _entry(problem, first))}
+    return set()
 
 
 def _entry(problem: Problem, name: str) -> str:

@@ -1,22 +1,132 @@
-"""A minimum cut of a network with whole capacities, by pushing a preflow downhill towards the sink."""
+"""Minimum cuts: what each makes low or FP32, and the two next to a limit of the error; pushing a preflow finds each."""
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Generic, TypeVar
-
-Node = TypeVar("Node", bound=Hashable)
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 
-class Network(Generic[Node]):
+class Point(Protocol):
+    """What a choice comes to."""
+
+    @property
+    def price(self) -> float: ...
+    @property
+    def predicted_error(self) -> float: ...
+
+
+P = TypeVar("P", bound=Point)
+
+
+class Arc(NamedTuple):
+    """What it takes to have its tail low and its head FP32: a price, and a squared error."""
+
+    tail: Hashable
+    head: Hashable
+    price: float
+    square: float = 0.0
+
+
+LOW, HIGH = ("low",), ("fp32",)
+"""The ends of a network: no names of modules or operations."""
+
+Choice = frozenset[Hashable]
+"""What is FP32."""
+
+
+class Cuts:
+    """The choices that are best for some multiplier of price + multiplier * squared error, each a minimum cut.
+
+    Terms that only penalise unequal labels of two make that a cut.
+    Source: Kolmogorov and Zabih, What energy functions can be minimized via graph cuts? (2004).
+    """
+
+    def __init__(self, arcs: Sequence[Arc], unit: float) -> None:
+        """unit: the price that others are shares of."""
+        self._arcs, self._unit = arcs, unit or 1.0
+        self._nothing = frozenset(end for arc in arcs for end in arc[:2]) - {LOW}
+        self._network = Network([(arc.tail, arc.head) for arc in arcs], LOW, HIGH)
+
+    def best(self, multiplier: float) -> Choice:
+        """What is FP32 at the minimum; of equal minima, the one with the fewest.
+
+        Billionths of a billionth: integers make the cut exact, and unique. Prohibitions are large, not infinite, so that a
+        cut always exists.
+        """
+        shares = ((arc.price + multiplier * arc.square) / self._unit for arc in self._arcs)
+        return frozenset(self._network.sink_side([round(min(share, 1e9) * 1e18) for share in shares]))
+
+    def value(self, high: Choice) -> tuple[float, float]:
+        """The price and the squared error of a choice."""
+        paid = [arc for arc in self._arcs if arc.head in high and arc.tail not in high]
+        return sum(arc.price for arc in paid), sum(arc.square for arc in paid)
+
+    def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
+        """Cuts from both ends, the last two neighbours: one that does not hold, and one that does, as all in FP32 always does.
+
+        The next multiplier is always that at which the two are worth the same, so that each cut lies between them.
+        """
+        passed, over, within = list[Choice](), self.best(0.0), self._nothing
+        while not holds(over):
+            (cheap, wrong), (dear, right) = self.value(over), self.value(within)
+            between = self.best((dear - cheap) / (wrong - right)) if cheap < dear and right < wrong else over
+            if not cheap < self.value(between)[0] < dear:
+                return [*passed, over, within]
+            if holds(between):
+                passed, within = [*passed, within], between
+            else:
+                passed, over = [*passed, over], between
+        return [over, over]
+
+    def cheapest(self, made: Callable[[Choice], P], allowed: float, groups: Sequence[Choice], tries: int) -> P:
+        """The cheapest choice found with a predicted error of at most `allowed`: a cut, what the next one lowers as well as far
+        as the limit bears it, and downhill from there and from other cuts, a group at a time.
+
+        groups: what is lowered together, those first that save most an error. made: what is looked at of a choice.
+        tries: how many are looked at on the way down.
+        """
+
+        def rank(high: Choice) -> tuple[float, float]:
+            point = made(high)
+            return max(0.0, point.predicted_error - allowed), point.price
+
+        *passed, over, within = self.towards(lambda high: made(high).predicted_error <= allowed)
+        between = within - over
+        pending = [group for group in groups if group <= between]
+        count = bisect(range(1, len(pending) + 1), 0.0, key=lambda count: rank(within.difference(*pending[:count]))[0])
+        ends = zip(groups, reversed(groups), strict=True)
+        changes = [change for first, last in ends for change in ((first, Choice.difference), (last, Choice.union))]
+        cuts = dict.fromkeys((*passed, over, within, within.difference(*pending[:count]), self._nothing))
+        left = iter(range(tries))
+
+        def downhill(high: Choice) -> Choice:
+            height, idle = rank(high), 0
+            for group, change in itertools.cycle(changes):
+                if idle == len(changes):
+                    break
+                idle += 1
+                if (other := change(high, group)) == high:
+                    continue
+                if next(left, None) is None:
+                    break
+                if (lower := rank(other)) < height:
+                    high, height, idle = other, lower, 0
+            return high
+
+        return made(min(map(downhill, sorted(cuts, key=rank)), key=rank))
+
+
+class Network:
     """Arcs that are cut once, or again with other capacities. Several between two nodes add up.
 
     They are held in pairs: arc `i` and the one back along it, arc `i ^ 1`. Node 0 is the source, node 1 the sink.
     """
 
-    def __init__(self, arcs: Iterable[tuple[Node, Node]], source: Node, sink: Node) -> None:
-        self._numbers: dict[Node, int] = {source: 0, sink: 1}
+    def __init__(self, arcs: Iterable[tuple[Hashable, Hashable]], source: Hashable, sink: Hashable) -> None:
+        self._numbers: dict[Hashable, int] = {source: 0, sink: 1}
         self._leaving: list[list[int]] = [[], []]
         self._heads: list[int] = []
         self._places: list[int] = []
@@ -36,7 +146,7 @@ class Network(Generic[Node]):
         self._leaving[head].append(len(self._heads) + 1)
         self._heads += (head, tail)
 
-    def sink_side(self, capacities: Sequence[int]) -> set[Node]:
+    def sink_side(self, capacities: Sequence[int]) -> set[Hashable]:
         """The nodes on the sink's side of a minimum cut, the sink among them; of equal cuts, the one with the fewest there.
 
         capacities: of the arcs as they were given. Source: Goldberg and Tarjan, A new approach to the maximum-flow problem

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from ..errors import let_through
-from ..execution.execute import Executor, Run
+from ..execution.execute import Executor
 from ..execution.policy import Policy, labelled, plain, scoped
 from ..isolation.outputs import tensor_outputs
 from ..numerics.formats import FORMATS
@@ -24,16 +20,15 @@ from ..stages import beat
 from .costs import memory_of
 from .exceptions import needed
 from .problem import Problem
-from .search import LITTLE
-from .solve import Candidate, candidates, evaluate, refined
+from .search import MOST_OFF, Space
+from .solve import Candidate, cheapest, evaluate
 
 
 @dataclass(frozen=True)
 class Trial:
     """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
 
-    beside: the run that others on the first batch begin from, once there is one. paths: of each batch the recorded path
-    that it takes, where there are several.
+    paths: of each batch the recorded path that it takes, where there are several.
     """
 
     capture: Capture
@@ -41,13 +36,7 @@ class Trial:
     batches: Sequence[Batch]
     references: Sequence[Sequence[torch.Tensor]]
     distance: Distance
-    beside: list[Run] | None = None
     paths: Sequence[Capture] = ()
-
-    def near(self) -> Trial:
-        """The same, for runs that differ from one another in little: what the first one computed, the others do not compute
-        again."""
-        return replace(self, beside=[])
 
     def error(self, how: Policy) -> float:
         """Distance of low runs of the graph from the references, the worst batch's; NaN counts.
@@ -60,17 +49,8 @@ class Trial:
 
     def _run(self, capture: Capture, how: Policy, batch: Batch) -> list[torch.Tensor]:
         beat()
-        inputs = capture.bind(self.model, batch)
-        beside = self.beside if batch is self.batches[0] else None
-        values = dict[str, Any]()
-        before, result = beside[0] if beside else None, None
         with torch.no_grad():
-            for n, result in Executor(capture.graph_module, how, before=before).steps(*inputs):
-                if beside is not None and before is None:
-                    values[n.name] = result
-        if beside is not None and before is None:
-            beside.append(Run(values, how))
-        return tensor_outputs(result)
+            return tensor_outputs(Executor(capture.graph_module, how).run(*capture.bind(self.model, batch)))
 
 
 def worst_of(values: Sequence[float]) -> float:
@@ -89,94 +69,61 @@ MOST, FEW = 24, 4
 """How many these replays are at most, and at least."""
 
 
-class Modules:
-    """Choices of precisions of modules, and what runs of them came to. log: {key: error}, inf where it does not run.
-    left: replays that improving and explaining a choice may still make."""
+class Modules(Space[Candidate]):
+    """Choices of precisions of modules. left: replays that improving and explaining a choice may still make."""
 
     def __init__(self, problem: Problem, trial: Trial, budget: float) -> None:
+        super().__init__()
         self.problem, self.budget, self._trial = problem, budget, trial
         self.nothing, self.low = everything(problem, "fp32"), everything(problem, problem.format)
-        self.log: dict[frozenset[tuple[str, str]], float] = {}
         work = sum(1 + cost.flops / FLOPS for cost in problem.costs.values())
         self.left = min(MOST, max(int(WORK / max(work, 1)), FEW))
 
-    def error(self, point: Candidate) -> float:
-        """Error of the recorded graph under a choice; inf where an operation raises."""
-        if self.key(point.precision) not in self.log:
-            try:
-                self.log[self.key(point.precision)] = self._trial.error(self.problem.running(labelled(point.precision)))
-            except Exception as error:
-                let_through(error)
-                self.log[self.key(point.precision)] = math.inf
-        return self.log[self.key(point.precision)]
+    def key(self, point: Candidate) -> frozenset[tuple[str, str]]:
+        """The precisions of what has operations."""
+        own = self.problem.operations_of
+        return frozenset(
+            (path, kind) for path, kind in point.precision.items() if path in own or module_of(path) != path
+        )
 
-    def least_harm(self) -> float | None:
-        """The error with one scope low, of those that gain by it the one whose operations move the outputs least."""
-        problem, energy = self.problem, self.problem.energy
+    def replay(self, point: Candidate) -> float:
+        """Error of the recorded graph under a choice."""
+        return self._trial.error(self.problem.running(labelled(point.precision)))
 
-        def moves(owner: str) -> float:
-            names = (node.name for node in problem.operations_of.get(owner, ()))
-            return math.fsum(
-                problem.contributions[name].isolated ** 2 for name in names if name in problem.contributions
-            )
-
-        for owner in sorted(energy.scopes, key=moves):
-            labels = dict.fromkeys(energy.together(owner), problem.format)
-            point = evaluate(problem, energy.settled({**self.nothing.precision, **labels}))
-            if point.cost < self.nothing.cost:
-                return self.error(point)
-        return None
-
-    def error_within_means(self, precision: Mapping[str, str]) -> float | None:
-        """The same; None where no more replays can be afforded."""
-        if self.key(precision) not in self.log:
+    def holds(self, point: Candidate, limit: float) -> bool:
+        """Whether a replay, where one can be afforded, stays within a limit."""
+        if self.key(point) not in self.log:
             if self.left <= 0:
-                return None
+                return False
             self.left -= 1
-        return self.error(evaluate(self.problem, precision))
+        return self.error(point) <= limit
 
-    @contextmanager
-    def incremental(self) -> Iterator[None]:
-        """In the body replays that differ in little begin from what the first of them computed; that is given up after it."""
-        whole, self._trial = self._trial, self._trial.near()
-        try:
-            yield
-        finally:
-            self._trial = whole
+    def before(self, point: Candidate) -> float:
+        """The error of a choice that others begin from: of its replay, else as predicted."""
+        ran = self.log.get(self.key(point), math.inf)
+        return ran if math.isfinite(ran) else point.predicted_error
+
+    def after(self, before: Candidate, point: Candidate) -> float:
+        """The error that is predicted of a choice with more low than another: squares add up."""
+        return math.sqrt(max(self.before(before) ** 2 + point.predicted_error**2 - before.predicted_error**2, 0.0))
+
+    def may_hold(self, before: Candidate, point: Candidate, limit: float) -> bool:
+        """Whether the error may stay within the limit, should predictions be off by as much as they are at most."""
+        known = self.before(before)
+        return point.feasible and known + (self.after(before, point) - known) / MOST_OFF <= limit
 
     def holding(self) -> list[Candidate]:
         """Everything low, where it is known to hold the budget and lowers nothing unsafe."""
-        low = self.low
-        return [low] if low.feasible and self.log.get(self.key(low.precision), math.inf) <= self.budget else []
-
-    def reject(self, point: Candidate) -> None:
-        """Note that the artefact of a choice did not hold."""
-        self.log[self.key(point.precision)] = math.inf
+        known = self.key(self.low) in self.log
+        return [self.low] if self.low.feasible and known and self.error(self.low) <= self.budget else []
 
     def proposed(self, allowed: float) -> Candidate:
         """The cheapest choice that is predicted to have an error of at most `allowed`; everything low, where that is safe, takes
         hardly longer, and is known or else predicted to hold."""
-        curve, low = self._curve, self.low
-        index = next((i for i, point in enumerate(curve) if _within(point, allowed)), len(curve) - 1)
-        point = curve[index]
-        if curve[0].price < (1 - LITTLE) * point.price:
-            point = refined(self.problem, (point, curve[max(index - 1, 0)]), max(allowed, point.predicted_error))
-        holds = bool(self.holding()) if self.key(low.precision) in self.log else _within(low, allowed)
+        low, point = self.low, cheapest(self.problem, allowed)
+        holds = bool(self.holding()) if self.key(low) in self.log else low.within(allowed)
         fast = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
         return low if holds and fast else point
-
-    def key(self, precision: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-        """What tells runs apart: the precisions of what has operations."""
-        own = self.problem.operations_of
-        return frozenset((path, kind) for path, kind in precision.items() if path in own or module_of(path) != path)
-
-    @cached_property
-    def _curve(self) -> list[Candidate]:
-        return candidates(self.problem)
-
-
-def _within(point: Candidate, allowed: float) -> bool:
-    return point.feasible and point.predicted_error <= allowed
 
 
 def everything(problem: Problem, precision: str) -> Candidate:

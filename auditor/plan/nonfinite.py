@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..artefact.strategies import strategy_of
@@ -19,38 +19,36 @@ ALL_LOW = "cast"
 """The strategy that the recorded graph is run under in the place of an exported program with everything low."""
 
 
-def located(bench: Workbench, baselines: Mapping[str, Baseline]) -> dict[str, Baseline]:
+def locate(bench: Workbench, baselines: Mapping[str, Baseline]) -> dict[str, Baseline]:
     """The baselines, those that are not finite with the operation at which the recorded graph, run so, turns non-finite."""
     found = dict(baselines)
     for name, base in baselines.items():
         if not base.finite and not base.failure:
             strategy, _, fmt = name.partition("_")
             strategy = ALL_LOW if strategy_of(strategy).per_operation else strategy
-            found[name] = replace(base, nonfinite=_first(bench, strategy, plain(fmt), fmt))
+            found[name] = replace(base, nonfinite=_first(bench, Policy(bench.capture, strategy, plain(fmt), fmt)))
     return found
 
 
-def located_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+def locate_in_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
     """The same of plans; a program is not the recorded graph, and stays as it is."""
     found = dict(plans)
     for name, plan in plans.items():
         ran = plan.verification
         if ran is not None and not ran.finite and not ran.failure and plan.program is None:
-            first = _first(bench, plan.strategy, scoped(plan.scopes), plan.format)
-            found[name] = replace(plan, verification=replace(ran, nonfinite=first))
+            policy = Policy(bench.capture, plan.strategy, scoped(plan.scopes), plan.format)
+            found[name] = replace(plan, verification=replace(ran, nonfinite=_first(bench, policy)))
     return found
 
 
-def _first(bench: Workbench, strategy: str, precision_of: Callable[[str], str], fmt: str) -> NonFinite | None:
-    policy = Policy(bench.capture, strategy, precision_of, fmt)
-    batches = bench.checks if bench.usable(bench.checks) else bench.subject.batches
+def _first(bench: Workbench, policy: Policy) -> NonFinite | None:
+    batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)
         first = first_non_finite(path, bench.subject.model, batch, policy) if path is not None else None
         if first is not None:
-            twins = bench.capture.twins
             first = replace(first, node=twins.get(first.node, first.node), begins=twins.get(first.begins, first.begins))
-            return replace(first, batch=number, rules=_rules(bench, first, fmt))
+            return replace(first, batch=number, rules=_rules(bench, first, policy.format))
     return None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..numerics.formats import runs
 from ..records import Baseline, Plan
 from .modules import Modules, as_candidate, as_plan
-from .reasons import Weighed, with_reasons
+from .reasons import improve, with_reasons
 from .recommend import gains, has_low
 from .search import MARGIN, WORTH, choose, verified
 from .solve import Candidate
@@ -27,7 +27,7 @@ class Planner:
         trial = bench.trial(bench.usable(bench.subject.batches))
         problems = [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]
         self.spaces = {problem.name: Modules(problem, trial, bench.max_error) for problem in problems}
-        self._ran: dict[tuple[str, frozenset[tuple[str, str]]], Plan] = {}
+        self._ran: dict[tuple[str, Hashable], Plan] = {}
 
     def baselines(self) -> dict[str, Baseline]:
         """The model with everything low, which is what it gives under plain autocast or a plain cast; known to the search."""
@@ -40,30 +40,26 @@ class Planner:
             return Baseline(*finite(space.error(space.low)))
         fails = plan.measured_error is None or not all(one.holds for one in ran.criteria)
         error = math.inf if fails else max(plan.measured_error or 0.0, ran.with_gradients or 0.0)
-        space.log[space.key(space.low.precision)] = error
+        space.log[space.key(space.low)] = error
         return Baseline(plan.measured_error, ran.finite, ran.failure, criteria=() if ran.failure else ran.criteria)
 
     def plans(self, baselines: Mapping[str, Baseline]) -> dict[str, Plan]:
         """Every plan, verified on inputs it was not made from where there are any."""
-        found = verified(
-            self.spaces,
-            self.bench.max_error,
-            self._make,
-            self._run,
-            lambda _, plan: plan.verified or not runs(plan.format),
-        )[1]
+
+        def holds(_: str, plan: Plan) -> bool:
+            return plan.verified or not runs(plan.format)
+
+        found = verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
         for name, plan in self._run(dict(self._better(found, baselines))).items():
             harmful = is_outdone(found[name], baselines[name])
             if harmful or (gains(plan) and not is_outdone(plan, baselines[name])):
                 found[name] = plan
         for name, space in self.spaces.items():
             self.tick(f"why {name.replace('_', ' ')}")
-            with space.incremental():
-                plan = with_reasons(space, found[name], self.bench.findings)
+            plan = with_reasons(space, found[name], self.bench.findings)
             if runs(plan.format) and not has_low(plan):
-                errors = baselines[name].measured_error, None if self.bench.options.quick else space.least_harm()
-                reach = min((error for error in errors if error is not None and math.isfinite(error)), default=None)
-                plan = replace(plan, reach=reach)
+                showing = (error for error in space.log.values() if 0 < error < math.inf)  # something ran low
+                plan = replace(plan, reach=min(showing, default=None))
             found[name] = plan
         return {name: found[name] for name in self.spaces}
 
@@ -73,12 +69,11 @@ class Planner:
         if self.bench.options.quick:
             return choose(space, limit, 0)
         found = choose(space, limit)
-        with space.incremental():
-            return Weighed(space, found).improved(limit)
+        return improve(space, found, limit)
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """The plans of these choices, verified."""
-        keys = {name: (name, self.spaces[name].key(point.precision)) for name, point in chosen.items()}
+        keys = {name: (name, self.spaces[name].key(point)) for name, point in chosen.items()}
         new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new, self.tick).items()}
         return {name: self._ran[key] for name, key in keys.items()}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import astuple, replace
-from functools import partial
+from collections.abc import Collection, Mapping
+from dataclasses import astuple
 
 from ..artefact.strategies import strategy_of
 from ..criteria.criterion import FLOOR
@@ -25,22 +24,21 @@ Plans = Mapping[str, Plan]
 
 
 def gains(plan: Plan) -> bool:
-    """Whether a plan holds the budget, keeps the user's own score where there is one, and is worth more than FP32: a
-    mixture that is predicted to be slower than it is not, nor is a plan that was measured to be."""
+    """Whether a plan holds the budget, keeps the user's own score where there is one, and is worth more than FP32."""
+    return plan.holds and is_worth_it(plan)
+
+
+def is_worth_it(plan: Plan) -> bool:
+    """Whether it is worth more than FP32: a mixture that is predicted to be slower is not, nor is a plan that was measured to be."""
     times = measured_times(plan)
     slower = has_fp32(plan) and plan.predicted_speedup < 1 if times is None else (times.speedup_high or 1.0) < 1
-    return plan.holds and strategy_of(plan.strategy).gains(plan) and not (plan.objective == "time" and slower)
+    return strategy_of(plan.strategy).gains(plan) and not (plan.objective == "time" and slower)
 
 
 def measured_times(plan: Plan) -> Times | None:
     """The times that a plan is judged by instead of its prediction: those of a GPU, run as it is."""
     times = plan.timed.eager if plan.timed and plan.timed.decides else None
     return times if times and times.speedup else None
-
-
-def measured_memory(plan: Plan) -> float | None:
-    """The same of its share of FP32's memory."""
-    return plan.timed.memory_share if plan.timed and plan.timed.decides else None
 
 
 def speedup(plan: Plan) -> float:
@@ -67,16 +65,21 @@ def best_for(plans: Plans, use: str, stepped: Collection[str] | None = None) -> 
     training step holds; None where none was audited. Of those as good, and as fast as each other, the one whose strategy ranks
     first, then the one with the smallest error.
     """
-    good = [plan for plan in _held(plans, use) if gains(plan)]
+    good = [plan for plan in plans.values() if _is_for(plan, use) and gains(plan)]
     good = [plan for plan in good if plan.program is None] or good
     if use == "training" and stepped is not None:
         good = [plan for plan in good if plan.name in stepped]
-    for figure in (_taken, _elapsed):
-        least = min(good, key=figure, default=None)
-        most = math.inf if least is None else _as_good_as(least, figure)
-        good = [plan for plan in good if min(figure(plan), _spread(plan, figure)[0]) <= most]
+    for figure in (_need, _time):
+        most = min((figure(plan)[1] for plan in good), default=math.inf)
+        good = [plan for plan in good if figure(plan)[0] <= most]
     closest = min((plan.measured_error or 0.0 for plan in good), default=0.0)
-    return min(good, key=partial(_preference, closest), default=None)
+
+    def preference(plan: Plan) -> tuple[int, float, float]:
+        error, ran = plan.measured_error or 0.0, plan.verification
+        noise = FLOOR * (ran.noise or 0.0) if ran else 0.0  # what is no further off than that is as close
+        return strategy_of(plan.strategy).rank, closest if error - closest <= noise else error, -speedup(plan)
+
+    return min(good, key=preference, default=None)
 
 
 def recommend(
@@ -132,14 +135,16 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
 
 def _worth(plan: Plan) -> str:
     """A plan, its name in plan.json, and its figure by its objective."""
-    called, measured = f"{label(plan.format)} {strategy_of(plan.strategy).title} (`{plan.name}`)", False
+    called, decides = (
+        f"{label(plan.format)} {strategy_of(plan.strategy).title} (`{plan.name}`)",
+        plan.timed and plan.timed.decides,
+    )
     if plan.objective == "flops":
-        worth = f"{plan.low_precision_flops:.0%} of the FLOPs low"
-    elif plan.objective == "memory":
-        worth, measured = f"{_taken(plan):.0%} of the memory", measured_memory(plan) is not None
-    else:
-        worth, measured = f"{speedup(plan):.2f}x", measured_times(plan) is not None
-    return f"{called}, {worth}{' measured' if measured else ''}"
+        return f"{called}, {plan.low_precision_flops:.0%} of the FLOPs low"
+    if plan.objective == "memory":
+        measured = decides and plan.timed and plan.timed.memory_share is not None
+        return f"{called}, {memory_share(plan):.0%} of the memory{' measured' if measured else ''}"
+    return f"{called}, {speedup(plan):.2f}x{' measured' if measured_times(plan) else ''}"
 
 
 def _require_runs(plans: Plans) -> None:
@@ -176,73 +181,53 @@ def outcome(plans: Plans, use: str = "inference") -> str:
     """What there is for a use: `plan`; or why there is none: `not asked for`; `loses`: what would do loses too much of the score,
     or has none; `saves nothing`: low precision holds, and there is nothing to gain by it; `lowers nothing`: nothing runs low under
     any plan that holds; `out of reach`."""
-    held = _held(plans, use)
+    held = [plan for plan in plans.values() if plan.holds and _is_for(plan, use)]
     if best_for(plans, use) is not None:
         return "plan"
-    if plans and use == "training" and not any(strategy_of(plan.strategy).trains for plan in plans.values()):
+    if plans and not any(_is_for(plan, use) for plan in plans.values()):
         return "not asked for"
-    if _lost(plans, use):
+    if any(_is_for(plan, use) and plan.verified and not plan.holds and is_worth_it(plan) for plan in plans.values()):
         return "loses"
-    if any(map(_ran_low, held)):
+    if any(map(_runs_low, held)):
         return "saves nothing"
     return "lowers nothing" if held and all(map(has_low, held)) else "out of reach"
 
 
-def _held(plans: Plans, use: str) -> list[Plan]:
-    """Plans for this use that hold the budget."""
-    return [plan for plan in plans.values() if plan.holds and (use != "training" or strategy_of(plan.strategy).trains)]
+def _is_for(plan: Plan, use: str) -> bool:
+    return use != "training" or strategy_of(plan.strategy).trains
 
 
-def _ran_low(plan: Plan) -> bool:
-    """Whether anything of it is low when it runs, which is timed otherwise than FP32 then, if only for its casts; or something
-    that gains nothing was run low within the budget, and its errors showed."""
+def _runs_low(plan: Plan) -> bool:
+    """Whether something of it runs low, if only its casts; or could within the budget, as a run said, and gains nothing."""
     if has_low(plan) and (plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)):
         return True
     spared = set(plan.kept).difference(plan.kept if plan.least is None else plan.least)
-    idle = [reason for reason in plan.reasons if reason.kind == "no-gain" and reason.adds]
+    showing = [reason for reason in plan.reasons if reason.kind == "no-gain" and reason.adds]
     whole = bool(plan.kept) and plan.least == ()
-    return whole or any(reason.ran or spared.intersection(reason.modules) for reason in idle)
+    return whole or any(reason.ran or spared.intersection(reason.modules) for reason in showing)
 
 
-def _lost(plans: Plans, use: str) -> list[Plan]:
-    """Plans for this use that would gain something within the budget, were it not for their score."""
-    whole = {name: replace(plan, score=None) for name, plan in plans.items()}
-    return [plans[plan.name] for plan in _held(whole, use) if gains(plan) and not plans[plan.name].holds]
-
-
-def _taken(plan: Plan) -> float:
-    """What a plan needs by its objective, of what FP32 does."""
-    if plan.objective == "flops":
-        return 1 - plan.low_precision_flops
-    if plan.objective == "time":
-        return _elapsed(plan)
-    if (share := measured_memory(plan)) is not None:
-        return share
+def memory_share(plan: Plan) -> float:
+    """What it needs of FP32's memory: as it was measured where that counts, else as it is predicted."""
+    if plan.timed and plan.timed.decides and plan.timed.memory_share is not None:
+        return plan.timed.memory_share
     if plan.memory is None or plan.fp32_memory is None:
-        return _elapsed(plan)
+        return 1.0
     return float(sum(astuple(plan.memory)) / sum(astuple(plan.fp32_memory)))
 
 
-def _elapsed(plan: Plan) -> float:
-    return 1 / speedup(plan)
+def _need(plan: Plan) -> tuple[float, float]:
+    """What a plan needs by its objective, of what FP32 does, at best and at worst: of FLOPs, which are counted and not
+    predicted, a hundredth of all is nothing."""
+    if plan.objective == "time":
+        return _time(plan)
+    share, spread = (1 - plan.low_precision_flops, 0.01) if plan.objective == "flops" else (memory_share(plan), 0.0)
+    return share, share * (1 if spread else 1 + NOISE) + spread
 
 
-def _spread(plan: Plan, figure: Callable[[Plan], float]) -> tuple[float, float]:
+def _time(plan: Plan) -> tuple[float, float]:
     """What it takes at best and at worst, as far as repeats were apart, or predictions are off."""
-    times = measured_times(plan) if figure is _elapsed or plan.objective == "time" else None
+    times, elapsed = measured_times(plan), 1 / speedup(plan)
     if times is None:
-        return figure(plan), figure(plan) * (1 + NOISE)
-    return figure(plan) * times.low / times.median, figure(plan) * times.high / times.median
-
-
-def _as_good_as(least: Plan, figure: Callable[[Plan], float]) -> float:
-    """The most that is as good as what the least needs; of FLOPs, which are counted and not predicted, a hundredth of all is
-    none."""
-    return figure(least) + 0.01 if figure is _taken and least.objective == "flops" else _spread(least, figure)[1]
-
-
-def _preference(closest: float, plan: Plan) -> tuple[int, float, float]:
-    """closest: the smallest error of any; what is no further from it than FP32's noise is as small."""
-    error, ran = plan.measured_error or 0.0, plan.verification
-    noise = FLOOR * (ran.noise or 0.0) if ran else 0.0
-    return strategy_of(plan.strategy).rank, closest if error - closest <= noise else error, _elapsed(plan)
+        return elapsed, elapsed * (1 + NOISE)
+    return elapsed * times.low / times.median, elapsed * times.high / times.median

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, TypeVar
 
+from ..errors import let_through
 from ..records import Plan
+from .mincut import Point
 
 MARGIN = 0.8
 """Share of the budget a plan may use on the inputs it is made from: other inputs deserve some room."""
@@ -33,38 +36,45 @@ ROUNDS = 4
 """Times a plan whose artefact misses the budget is made for less error, before the budget is said to be out of reach."""
 
 
-class Choice(Protocol):
-    """What a search chooses from. price: what the objective makes of it; lower is better."""
-
-    @property
-    def price(self) -> float: ...
-    @property
-    def predicted_error(self) -> float: ...
+P = TypeVar("P", bound=Point)
 
 
-P = TypeVar("P", bound=Choice)
-
-
-class Space(Protocol[P]):
-    """All choices for one plan. nothing: everything in FP32, which always holds."""
+class Space(ABC, Generic[P]):
+    """All choices for one plan, and what replays of them came to. nothing: everything in FP32, which always holds.
+    log: {key: error}, inf where it does not run. rejected: keys of those whose artefact did not hold."""
 
     nothing: P
 
+    def __init__(self) -> None:
+        self.log: dict[Any, float] = {}
+        self.rejected: set[Hashable] = set()
+
+    @abstractmethod
+    def key(self, point: P) -> Hashable:
+        """What tells replays apart."""
+
+    @abstractmethod
     def proposed(self, allowed: float) -> P:
         """The cheapest choice that is predicted to have an error of at most `allowed`."""
-        ...
+
+    @abstractmethod
+    def replay(self, point: P) -> float:
+        """Error of the recorded run under a choice. Raises: whatever an operation raises."""
 
     def error(self, point: P) -> float:
-        """Error of a replay, inf where it does not run; logged."""
-        ...
+        """Error of a replay, which is run once; inf where an operation raises, and of what was rejected."""
+        key = self.key(point)
+        if key not in self.log:
+            try:
+                self.log[key] = self.replay(point)
+            except Exception as error:
+                let_through(error)
+                self.log[key] = math.inf
+        return math.inf if key in self.rejected else self.log[key]
 
     def holding(self) -> list[P]:
         """Choices that are known to hold the budget before any search, and were not rejected."""
-        ...
-
-    def reject(self, point: P) -> None:
-        """Note that the artefact of a choice did not hold."""
-        ...
+        return []
 
 
 def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
@@ -100,31 +110,19 @@ def verified(
     make: Callable[[str, float], P],
     verify: Callable[[Mapping[str, P]], Mapping[str, Plan]],
     holds: Callable[[str, Plan], bool],
-) -> tuple[dict[str, P], dict[str, Plan]]:
-    """Of every space the choice whose artefact holds, and its plan; where none does, the last that was tried.
+) -> dict[str, Plan]:
+    """Of every space the plan whose artefact holds; where none does, the last that was tried.
 
     make(name, limit): a choice whose error is to stay within the limit. A choice that misses is rejected, and made again
-    for less error.
+    for less error: by as much as the artefact was over the budget, and by half at least.
     """
-    limits = dict.fromkeys(spaces, MARGIN * max_error)
-    chosen: dict[str, P] = {}
-    plans: dict[str, Plan] = {}
-    pending = list(spaces)
+    limits, plans, pending = dict.fromkeys(spaces, MARGIN * max_error), dict[str, Plan](), list(spaces)
     for _ in range(ROUNDS):
         made = {name: make(name, limits[name]) for name in pending}
-        chosen |= made
         plans |= verify(made)
-        missed = [name for name in pending if made[name] != spaces[name].nothing and not holds(name, plans[name])]
-        for name in missed:
-            spaces[name].reject(chosen[name])
-            limits[name] = _tightened(limits[name], plans[name], max_error)
-        if not (pending := missed):
-            break
-    return chosen, plans
-
-
-def _tightened(limit: float, plan: Plan, max_error: float) -> float:
-    """A lower limit: by as much as the artefact was over the budget, and by half at least."""
-    if plan.measured_error is None:
-        return limit / 4
-    return limit * min(0.5, MARGIN * max_error / plan.measured_error)
+        pending = [name for name in pending if made[name] != spaces[name].nothing and not holds(name, plans[name])]
+        for name in pending:
+            spaces[name].rejected.add(spaces[name].key(made[name]))
+            error = plans[name].measured_error
+            limits[name] *= 0.25 if error is None else min(0.5, MARGIN * max_error / error)
+    return plans

@@ -21,7 +21,7 @@ from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..records import Baseline, CriterionValue, Plan, Timed, Times, Timing, Today, Verification
+from ..records import Baseline, Plan, Timed, Times, Timing, Today, Verification
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, Answers, failure_of, said_no_memory
 from .modules import worst_of
@@ -77,12 +77,8 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     except Exception as refused:
         let_through(refused)
         error = f"ends with: {first_line(refused)}"
-    return _failed(
-        bench,
-        plan,
-        f"torch has no arithmetic in {label(plan.format)}, so the plan cannot be run; replaying the recorded "
-        f"graph with every value rounded {error}",
-    )
+    why = f"torch has no arithmetic in {label(plan.format)}, so the plan cannot be run"
+    return _failed(bench, plan, f"{why}; replaying the recorded graph with every value rounded {error}")
 
 
 def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
@@ -103,40 +99,36 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
     if graded and (otherwise := _mode_matters(plan, pairs[0], graded, bench.noise.found.joint)):
         return _failed(bench, plan, otherwise)
     is_finite = math.isfinite(found) and (enabled is None or math.isfinite(enabled))
-    named = _criteria(bench, pairs, graded)
-    result = replace(
-        _unrun(bench),
+    noise, plain = bench.noise.found, bench.yardstick.distance is output_error
+    ran = _verification(
+        bench,
+        pairs,
+        graded,
         error=found if is_finite else None,
-        joint=None
-        if bench.yardstick.distance is output_error
-        else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
-        criteria=named,
+        joint=None if plain else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
         apart=apart(pairs),
         finite=is_finite,
         with_gradients=enabled if is_finite else None,
-        noise=bench.noise.found.error,
-        floor=bench.noise.found.floor if bench.noise.found.floor > bench.yardstick.budget else 0.0,
+        noise=noise.error,
+        floor=noise.floor if noise.floor > bench.yardstick.budget else 0.0,
         ungraded=bench.noise.graded if isinstance(bench.noise.graded, str) else None,
     )
-    verified = is_finite and max(found, enabled or 0.0) <= bench.max_error and all(one.holds for one in named)
-    return replace(plan, measured_error=result.error, verified=verified, verification=result)
+    holds = is_finite and max(found, enabled or 0.0) <= bench.max_error
+    verified = holds and all(one.holds for one in ran.criteria)
+    return replace(plan, measured_error=ran.error, verified=verified, verification=ran)
 
 
-def _criteria(bench: Workbench, pairs: Sequence[Pair], graded: Pair | None) -> tuple[CriterionValue, ...]:
-    """What the user's criteria came to, worst run without gradients; held where it also is with them."""
-    if not isinstance(bench.yardstick.distance, Criteria):
-        return ()
-    return bench.yardstick.distance.values(pairs, [graded] if graded else [])
+def _verification(bench: Workbench, pairs: Sequence[Pair], graded: Pair | None, **said: Any) -> Verification:
+    """What a run came to, with the user's criteria: the worst run's without gradients; held where they also are with them."""
+    distance = bench.yardstick.distance
+    criteria = distance.values(pairs, [graded] if graded else []) if isinstance(distance, Criteria) else ()
+    inputs, execution = "held-out" if bench.subject.held_out else "audited", bench.options.native
+    return Verification(inputs=inputs, execution="native" if execution else "emulated", criteria=criteria, **said)
 
 
 def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
-    verification = replace(_unrun(bench), failure=failure, criteria=_criteria(bench, (), None))
-    return replace(plan, measured_error=None, verified=False, verification=verification)
-
-
-def _unrun(bench: Workbench) -> Verification:
-    inputs = "held-out" if bench.subject.held_out else "audited"
-    return Verification(None, False, inputs, "native" if bench.options.native else "emulated")
+    ran = _verification(bench, (), None, error=None, finite=False, failure=failure)
+    return replace(plan, measured_error=None, verified=False, verification=ran)
 
 
 def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) -> str | None:

@@ -44,14 +44,11 @@ class Foretold(Modules):
     ) -> None:
         super().__init__(problem, None, budget)  # type: ignore[arg-type]
         self.off, self.refused, self.asked = off, refused, list[Candidate]()
-        self.log |= {self.key(point.precision): error for point, error in known}
+        self.log |= {self.key(point): error for point, error in known}
 
-    def error(self, point: Candidate) -> float:
-        if self.key(point.precision) not in self.log:
-            self.asked.append(point)
-            found = self.off * point.predicted_error if point.predicted_error <= self.refused else math.inf
-            self.log[self.key(point.precision)] = found
-        return self.log[self.key(point.precision)]
+    def replay(self, point: Candidate) -> float:
+        self.asked.append(point)
+        return self.off * point.predicted_error if point.predicted_error <= self.refused else math.inf
 
 
 def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "bf16"), **asked: Any) -> Workbench:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import TensorProto, checker, helper
 
-from auditor.graphs.onnxfile import as_bytes, counted, lowered_ends, read, rounded, tidied
+from auditor.graphs.onnxfile import as_bytes, counted, lower_ends, read, rounded, tidy
 
 HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
 
@@ -54,7 +54,7 @@ def test_what_looks_at_shapes_is_no_operation_and_what_has_to_be_fp32_no_choice(
 def test_a_cast_to_the_type_that_is_there_is_gone() -> None:
     model = torch.nn.Sequential(torch.nn.Conv1d(4, 4, 1), torch.nn.GroupNorm(2, 4)).eval()
     made = torch.onnx.export(model, (torch.randn(1, 4, 4),), dynamo=True, verbose=False, optimize=False)
-    found = tidied(made.model)  # type: ignore[union-attr]
+    found = tidy(made.model)  # type: ignore[union-attr]
     assert "CastLike" not in {node.op_type for node in found.graph}
 
 
@@ -62,7 +62,7 @@ def test_low_ends_need_fewer_casts_and_answer_the_same() -> None:
     x = np.array([1.0, 2.5, -3.0], dtype=np.float16)
     before, changed = ran(model(), x.astype(np.float32)), read(model().SerializeToString())
     assert counted(changed) == (2, 1, 2)  # casts are no arithmetic
-    lowered_ends(changed, "fp16")
+    lower_ends(changed, "fp16")
     checker.check_model(as_bytes(changed), full_check=True)
     after = ran(onnx_ir.to_proto(changed), x)
     assert {found.dtype for found in after} == {np.dtype(np.float16)}

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
-from auditor.graphs.exported import exported
-from auditor.graphs.operations import Table, table_of
+from auditor.capture.capture import capture
+from auditor.graphs.choices import lowered, memory_needed
+from auditor.graphs.exported import Exported, exported
+from auditor.graphs.operations import Table, aligned, owner_of, table_of
+from auditor.graphs.stage import memory_in_fp32
 from auditor.plan.workbench import Workbench
+from auditor.records import Memory
 from tests.support.planning import bench_of
+from tests.support.subjects import subject_of
 
 
 def test_what_is_unsafe_is_kept_and_the_products_are_not(bench: Workbench, table: Table) -> None:
@@ -68,3 +73,93 @@ def test_what_operations_count_for_is_the_objective(objective: str, free: bool, 
     linear, relu = table.operations["linear"], table.operations["relu"]
     assert linear.low < linear.high
     assert (relu.high - relu.low < 2e-3 * (linear.high - linear.low)) == free
+
+
+def test_every_operation_of_a_flat_model_is_found(bench: Workbench, graph: Exported) -> None:
+    nodes, found = bench.capture.nodes, aligned(graph.graph_module.graph, bench.capture)
+    computing = [node for node in graph.graph_module.graph.nodes if node.op == "call_function"]
+    assert [found[node.name] for node in computing] == list(nodes)
+    assert all(nodes[found[node.name]].owner == owner_of(node) for node in computing)
+
+
+def test_a_module_that_is_called_twice_keeps_its_calls_apart() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.one(self.one(x))
+            return y
+
+    model, x = Twice().eval(), torch.randn(2, 8)
+    graph = exported(model, ((x,), {})).graph_module
+    captured = capture(subject_of(model, x))
+    found = aligned(graph.graph, captured)
+    names = [found[node.name] for node in graph.graph.nodes if node.op == "call_function"]
+    assert names == list(captured.nodes)
+
+
+class Chain(nn.Module):
+    """x [8, 16] -> [8, 64] -> a view of it -> relu -> [8, 4]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(16, 64, bias=False), nn.Linear(64, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.narrow(self.wide(x).reshape(8, 64).relu())
+        return y
+
+
+@pytest.mark.parametrize(
+    ("high", "weights", "activations"),
+    [
+        # the caller's input, and at the relu what it reads and what it makes, 8 * 64 each
+        ((), 2 * (1024 + 256), 4 * 128 + 2 * (512 + 512)),
+        # the FP32 result of the relu beside the low copy of it, once its own low input is gone
+        (("linear",), 4 * 1024 + 2 * 256, 4 * 128 + 4 * 512 + 2 * 512),
+        (("linear", "reshape", "relu", "linear_1"), 4 * (1024 + 256), 4 * (128 + 512 + 512)),
+    ],
+)
+def test_needed_as_counted_by_hand(high: tuple[str, ...], weights: int, activations: int) -> None:
+    torch.manual_seed(0)
+    bench = bench_of(Chain(), torch.randn(8, 16), formats=("fp16",))
+    graph = exported(bench.subject.model, bench.subject.batches[0])
+    table = table_of(graph.graph_module.graph, "fp16", bench)
+    low = table.may_be_low() - set(high)
+    assert len(low) == 4 - len(high)
+    found = memory_needed(lowered(graph, table, low))
+    assert found == Memory(weights, activations)
+    assert memory_in_fp32(bench) == Memory(4 * (1024 + 256), 4 * (128 + 512 + 512))
+
+
+to = torch.ops.aten.to.dtype
+
+
+def casts(module: fx.GraphModule) -> list[tuple[str, torch.dtype]]:
+    return [(str(n.args[0]), n.args[1]) for n in module.graph.nodes if n.target is to]  # type: ignore[misc]
+
+
+def test_casts_stand_where_precisions_meet_each_value_once(graph: Exported, table: Table, model: nn.Module) -> None:
+    low, half, full = frozenset({"linear", "relu", "linear_1"}), torch.float16, torch.float32
+    module, x = lowered(graph, table, low), torch.randn(3, 16)
+    assert casts(module) == [("x", half), ("relu", full), ("div_1", half), ("linear_1", full)]
+    assert {name: p.dtype for name, p in module.named_parameters()} == dict.fromkeys(
+        ("model.first.weight", "model.first.bias", "model.second.weight", "model.second.bias"), half
+    )
+    assert all(p.dtype is full for p in graph.graph_module.parameters())
+    with torch.no_grad():
+        wide = torch.relu(nn.functional.linear(x.half(), model.first.weight.half(), model.first.bias.half()))  # type: ignore
+        size = ((1000 * wide.float()) ** 2).mean(-1, keepdim=True).sqrt() / 1000
+        narrow = wide.float() / (size + 0.1)
+        scores = nn.functional.linear(narrow.half(), model.second.weight.half(), model.second.bias.half()).float()  # type: ignore
+        found = module(x)
+    assert torch.equal(found["scores"], scores)
+    assert torch.equal(found["likely"], scores.softmax(-1))
+
+
+def test_a_weight_that_something_reads_in_fp32_stays_so(graph: Exported, table: Table) -> None:
+    module = lowered(graph, table, frozenset({"linear"}))
+    assert module.get_parameter("model.first.weight").dtype is torch.float16
+    assert module.get_parameter("model.second.weight").dtype is torch.float32

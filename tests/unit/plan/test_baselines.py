@@ -14,11 +14,11 @@ from auditor.isolation.process import flags, ieee
 from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
 from auditor.plan.plans import Planner
-from auditor.plan.verified import today_of, verify
+from auditor.plan.verified import today_of
 from auditor.plan.workbench import Workbench
-from auditor.records import Baseline, Distance, Plan, ScopeChoice
+from auditor.records import Baseline, Distance
 from tests.support import planning
-from tests.support.subjects import FORMATS, normal, seeded
+from tests.support.subjects import normal, seeded
 
 STRATEGIES = ("autocast", "cast")
 
@@ -73,24 +73,6 @@ def test_the_model_itself_is_run_low_on_every_check_whatever_its_shape() -> None
     for baseline in found.values():
         assert 0 < baseline.measured_error < 0.01
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-
-
-def test_the_worst_batch_counts() -> None:
-    bench = bench_of(seeded(Noting), normal(2, 4), normal(5, 4), distance=lambda r, c: 1.0 / len(r[0]))
-    assert baselines_of(bench, ("cast",), ("bf16",))["cast_bf16"].measured_error == 0.5
-
-
-def test_fp32_runs_once_a_batch_however_many_rounds_there_are() -> None:
-    model = seeded(Noting)
-    bench = bench_of(model, normal(2, 4), normal(5, 4))
-    SEEN.clear()
-    baselines_of(bench, STRATEGIES, FORMATS)
-    everything = Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0)
-    for _ in range(3):
-        assert verify(bench, {"cast_bf16": everything}, lambda _: None)["cast_bf16"].verified
-    full = [rows for rows, _, dtype in SEEN if dtype is torch.float32]
-    counted = [2, 5]  # of other shapes than what was recorded, so that they may take more operations
-    assert sorted(full) == sorted([2, 3, 5, *counted])  # 3 rows: for replays
 
 
 class Factoring(nn.Module):

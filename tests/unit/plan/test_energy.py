@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
+import networkx as nx
 import pytest
 
-from auditor.plan.energy import FORBIDDEN, SPAN, SWEEP, Energy
-from auditor.plan.solve import evaluate
-from tests.support.problems import drawn
+from auditor.plan.energy import FORBIDDEN, Energy
+from auditor.plan.mincut import HIGH, Network
+
+
+class Cut(Energy):
+    """An energy whose cuts are told by what is FP32."""
+
+    def cut(self, multiplier: float) -> set[object]:
+        return set(self.cuts.best(multiplier) - {HIGH})
+
 
 ROOT = (0.0, 10.0, 0.0)
 """A root that is low for nothing and costs ten seconds in FP32."""
@@ -23,8 +30,8 @@ def energy(
     held: set[tuple[str, str]] | None = None,
     island: float = 0.0,
     shielded: frozenset[str] = frozenset(),
-) -> Energy:
-    return Energy({"": ROOT, **scopes}, pairs or {}, tree or {}, tied or set(), held or set(), island, shielded)
+) -> Cut:
+    return Cut({"": ROOT, **scopes}, pairs or {}, tree or {}, tied or set(), held or set(), island, shielded)
 
 
 def test_a_scope_is_fp32_where_its_error_weighs_more_than_the_time_it_saves() -> None:
@@ -75,20 +82,6 @@ def test_settling_goes_down_the_tree() -> None:
     assert found.settled(given) == {"": "fp16", "a": "fp32", "a.s": "fp32", "a.s.t": "fp32", "b": "fp16"}
 
 
-def test_multipliers_lie_around_time_over_error() -> None:
-    # 10 + 2 + 7 seconds are at stake against an error of 0.5; what is forbidden is no measure of error
-    found = energy({"a": (1.0, 3.0, 0.5), "b": (0.0, 7.0, FORBIDDEN)}).multipliers()
-    assert len(found) == SWEEP
-    assert found[0] == pytest.approx(38 / SPAN**0.5)
-    assert found[-1] == pytest.approx(38 * SPAN**0.5)
-    steps = {round(after / before, 9) for before, after in pairwise(found)}
-    assert len(steps) == 1
-    assert energy({"a": (1.0, 3.0, 0.0)}).multipliers()[SWEEP - 1] == pytest.approx(SPAN**0.5)  # nothing to go by
-    assert Energy({"": (1.0, 1.0, 0.5)}, {}, {}, set(), set(), 0.0).multipliers()[-1] == pytest.approx(
-        SPAN**0.5
-    )  # no time
-
-
 def test_an_owner_is_low_only_where_the_holder_of_its_weight_is() -> None:
     """Low, `reader` saves eight seconds and `holder` loses five: together they save three, and the holder goes along."""
     scopes = {"reader": (1.0, 9.0, 0.0), "holder": (5.0, 0.0, 0.0)}
@@ -112,13 +105,44 @@ def test_a_holder_follows_a_low_owner_and_else_the_one_above() -> None:
     assert busy.settled(high) == high
 
 
-@pytest.mark.parametrize("owner", ["", "1", "2", "4"])
-def test_what_a_change_is_worth_is_told_from_its_own_edges(owner: str) -> None:
-    problem = drawn("chain", "cast", random.Random(2), unsafe=0.0)
-    before = {path: "fp16" if path in ("", "0", "3") else "fp32" for path in problem.energy.scopes}
-    change = {owner: "fp32" if before[owner] == "fp16" else "fp16"}
-    wanted, value = problem.energy.changed(before, {**change, "3": "fp16"})
-    then, now = (evaluate(problem, labels) for labels in (before, {**before, **change}))
-    assert wanted == change
-    assert value.price == pytest.approx(now.price - then.price)
-    assert value.square == pytest.approx(now.predicted_error**2 - then.predicted_error**2)
+Arcs = list[tuple[str, str, int]]
+
+
+def oracle(arcs: Arcs) -> set[str]:
+    graph = nx.DiGraph()
+    graph.add_nodes_from("st")
+    for tail, head, capacity in arcs:
+        known = graph.get_edge_data(tail, head, {"capacity": 0})["capacity"]
+        graph.add_edge(tail, head, capacity=known + capacity)
+    return set(nx.minimum_cut(graph, "s", "t")[1][1])
+
+
+def sink_side(arcs: Arcs) -> set[object]:
+    return Network([(tail, head) for tail, head, _ in arcs], "s", "t").sink_side([capacity for *_, capacity in arcs])
+
+
+def drawn(seed: int) -> Arcs:
+    rnd = random.Random(seed)
+    inner = [str(index) for index in range(rnd.randint(0, 12))]
+    pairs = [(a, b) for a in ["s", *inner] for b in [*inner, "t"] if a != b and rnd.random() < 0.4]
+    return [(a, b, rnd.choice((0, 1, 2, 10**18, 10**27))) for a, b in (*pairs, *rnd.sample(pairs, len(pairs) // 3))]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_network_is_cut_again_with_other_capacities_as_one_of_its_own(seed: int) -> None:
+    arcs, rnd = drawn(seed), random.Random(seed)
+    network = Network([(tail, head) for tail, head, _ in arcs], "s", "t")
+    for _ in range(3):
+        capacities = [rnd.choice((0, 1, 2, 10**18, 10**27)) for _ in arcs]
+        others = [(tail, head, capacity) for (tail, head, _), capacity in zip(arcs, capacities, strict=True)]
+        assert network.sink_side(capacities) == sink_side(others) == oracle(others)
+
+
+def test_of_equal_cuts_the_one_with_the_fewest_on_the_sinks_side() -> None:
+    assert sink_side([("s", "a", 1), ("a", "b", 1), ("b", "t", 1)]) == {"t"}
+    assert sink_side([("s", "a", 1), ("a", "b", 2), ("b", "t", 2)]) == {"a", "b", "t"}
+
+
+def test_nothing_flows_where_no_arc_leads() -> None:
+    assert sink_side([]) == {"t"}
+    assert sink_side([("a", "t", 3), ("b", "a", 0)]) == {"a", "t"}

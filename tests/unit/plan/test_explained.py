@@ -6,19 +6,17 @@ import random
 from dataclasses import replace
 
 import pytest
-from torch import nn
 
-from auditor.plan import reasons as reasons_module
-from auditor.plan.modules import Modules, as_candidate, as_plan, everything
+from auditor.plan.costs import Cost
+from auditor.plan.modules import as_candidate, as_plan, everything
 from auditor.plan.problem import Problem
-from auditor.plan.reasons import Lowered, Weighed, with_reasons
+from auditor.plan.reasons import improve, with_reasons
 from auditor.plan.search import MARGIN
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Plan, Verdict
 from tests.support.findings import finding
-from tests.support.planning import Foretold, bench_of
+from tests.support.planning import Foretold
 from tests.support.problems import drawn
-from tests.support.subjects import normal, seeded
 
 
 @pytest.fixture
@@ -41,21 +39,19 @@ def test_every_fp32_scope_says_why(found: tuple[Plan, str]) -> None:
     assert plan.kept == ("2", "3")
 
 
-def test_what_must_stay_is_what_is_unsafe(found: tuple[Plan, str]) -> None:
-    plan, _ = found
-    other = next(reason for reason in plan.reasons if "3" in reason.modules)
-    assert plan.least == (("2",) if other.kind == "no-gain" else ("2", "3"))
+def costing(problem: Problem, cost: Cost) -> Problem:
+    return replace(problem, costs=dict.fromkeys(problem.costs, cost))
 
 
 @pytest.mark.parametrize("holds", [True, False])
-def test_all_low_is_what_its_own_run_says(holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_low_is_what_its_own_run_says(holds: bool) -> None:
     """The graph may hold on its batches where the model does not on those that plans are verified on."""
-    monkeypatch.setattr(reasons_module, "Lowered", lambda owner, saves, gain, square: Lowered(owner, 0.0, 0.0, square))
-    problem = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
+    problem = costing(drawn("chain", "autocast", random.Random(0), unsafe=0.0), Cost(0, 0, True))
     low = everything(problem, "fp16")
     space = Foretold(problem, 0.5, off=1e-3, known=[] if holds else [(low, 0.6)])
     found = with_reasons(space, as_plan(problem, space.nothing), ())
     idle = [reason for reason in found.reasons if reason.kind == "no-gain"]
+    assert idle
     assert (found.least == ()) == holds
     assert all(reason.words.startswith("lowering it alone") != holds for reason in idle)
 
@@ -67,21 +63,15 @@ def test_a_plan_is_what_it_was_made_from() -> None:
 
 
 def half_low() -> tuple[Problem, Candidate]:
-    problem = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
+    """A chain every other layer of which is low; whatever is lowered gains."""
+    problem = costing(drawn("chain", "autocast", random.Random(0), unsafe=0.0), Cost(10**12, 1000, False))
     return problem, evaluate(problem, {"": "fp16", **dict.fromkeys("024", "fp16"), **dict.fromkeys("13", "fp32")})
-
-
-@pytest.fixture
-def gaining(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is lowered gains."""
-    monkeypatch.setattr(reasons_module, "Lowered", lambda owner, saves, gain, square: Lowered(owner, 0.1, 0.1, square))
 
 
 def kept(point: Candidate) -> set[str]:
     return {owner for owner, precision in point.precision.items() if precision == "fp32"}
 
 
-@pytest.mark.usefixtures("gaining")
 def test_a_choice_is_improved_by_what_a_run_allows_and_by_no_more() -> None:
     problem, half = half_low()
     alone = {owner: evaluate(problem, {**half.precision, owner: "fp16"}).predicted_error for owner in "13"}
@@ -90,27 +80,16 @@ def test_a_choice_is_improved_by_what_a_run_allows_and_by_no_more() -> None:
     assert half.predicted_error < alone[least] < alone[most] < both
     for target, left in ((both, set()), ((alone[least] + alone[most]) / 2, {most}), (half.predicted_error, {"1", "3"})):
         space = Foretold(problem, 1.0001 * target / MARGIN)
-        assert kept(Weighed(space, half).improved(MARGIN * space.budget)) == left
+        assert kept(improve(space, half, MARGIN * space.budget)) == left
 
 
-@pytest.mark.usefixtures("gaining")
 def test_what_runs_say_is_what_the_reasons_say() -> None:
     problem, half = half_low()
     space = Foretold(problem, 1.0, off=2.0)
-    found = with_reasons(space, as_plan(problem, half), ())
-    by_module = {path: reason for reason in found.reasons for path in reason.modules}
-    for owner in "13":
-        after = evaluate(problem, {**half.precision, owner: "fp16"}).predicted_error
-        assert by_module[owner].ran
-        assert max(r.adds or 0 for r in by_module.values()) >= 2 * (after - half.predicted_error) * (1 - 1e-9)
-
-
-def test_runs_that_begin_from_one_another_say_the_same() -> None:
-    model, x = seeded(lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(5)))), normal(4, 16)
-    bench = bench_of(model, x)
-    problem = bench.problem("cast", "bf16")
-    plan = as_plan(problem, evaluate(problem, {"": "bf16", **dict.fromkeys("024", "bf16"), "1": "fp32", "3": "fp32"}))
-    whole = with_reasons(Modules(problem, bench.trial(bench.checks), 1.0), plan, ())
-    space = Modules(problem, bench.trial(bench.checks), 1.0)
-    with space.incremental():
-        assert with_reasons(space, plan, ()) == whole
+    one = evaluate(problem, {**half.precision, "1": "fp16"})
+    space.error(half), space.error(one)
+    by_module = {
+        path: each for each in with_reasons(space, as_plan(problem, half), ()).reasons for path in each.modules
+    }
+    assert (by_module["1"].ran, by_module["3"].ran) == (True, False)
+    assert by_module["1"].adds == pytest.approx(2 * (one.predicted_error - half.predicted_error))

@@ -42,13 +42,13 @@ def problem_of(model: nn.Module | None, *inputs: Tensor, strategy: str = "cast")
 
 def test_where_nothing_conflicts_everything_is_low() -> None:
     found = lowest(problem_of(None))
-    assert found.raised == {}
+    assert not found.raised
     assert all(found.resolution.low(name) for name in captured("chain").nodes)
 
 
 def test_the_maker_of_an_fp32_value_is_raised_and_what_lies_behind_is_low() -> None:
     found = lowest(problem_of(UNet(), normal(1, 3, 8, 8), torch.tensor([3])))
-    assert list(found.raised) == ["time"]
+    assert sorted(found.raised) == ["time"]
     assert not found.resolution.conflicts
     low = {name for name in found.resolution.dtypes if found.resolution.low(name)}
     assert {"conv2d", "cat_1", "cat_2", "linear_1"} <= low
@@ -78,7 +78,7 @@ class Turned(nn.Module):
 def test_a_function_that_gives_fp32_anyhow_is_kept_where_that_leaves_its_products_low() -> None:
     found = lowest(problem_of(nn.Sequential(Turned(), Turned()), normal(2, 6, 16)))
     assert not found.resolution.conflicts
-    assert [path.partition("..")[0] for path in found.raised] == ["0", "1"]
+    assert sorted(path.partition("..")[0] for path in found.raised) == ["0", "1"]
     assert all(".." in path for path in found.raised)
     products = [name for name in found.resolution.dtypes if name.startswith(("linear", "matmul"))]
     assert len(products) == 8
@@ -108,7 +108,7 @@ class Giving(nn.Module):
 def test_it_is_one_of_the_innermost_module_that_calls_some_and_no_cast_of_the_authors() -> None:
     found = lowest(problem_of(Giving(), normal(2, 8)))
     assert not found.resolution.conflicts
-    assert list(found.raised) == ["inner..mul"]
+    assert sorted(found.raised) == ["inner..mul"]
 
 
 def test_what_a_plan_says_of_such_a_function_is_so() -> None:
@@ -132,7 +132,7 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
 
 def test_under_autocast_nothing_conflicts() -> None:
     problem = problem_of(UNet(), normal(1, 3, 8, 8), torch.tensor([3]), strategy="autocast")
-    assert problem.lowest.raised == {}
+    assert problem.lowest.raised == set()
 
 
 @pytest.mark.parametrize("objective", ["time", "memory", "flops"])

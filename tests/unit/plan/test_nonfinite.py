@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.plan.nonfinite import located, located_plans, unsafe_in_runs
+from auditor.plan.nonfinite import locate, locate_in_plans, unsafe_in_runs
 from auditor.records import Baseline, Plan, ScopeChoice, Verdict, Verification
 from auditor.rulebook.verdicts import Judgement
 from tests.support.capturing import Function, captured
@@ -39,22 +39,22 @@ def bench() -> Any:
 
 
 def test_the_batch_that_shows_it_is_looked_for_and_the_rule_that_fired(bench):
-    first = located(bench, {"cast_fp16": NAN})["cast_fp16"].nonfinite
+    first = locate(bench, {"cast_fp16": NAN})["cast_fp16"].nonfinite
     assert (first.op, first.value, first.cause, first.rules) == ("aten.mul.Tensor", "Inf", "overflow", ("ACT005",))
     assert first.batch == 2
 
 
 def test_programs_with_everything_low_go_by_the_recorded_graph(bench):
-    assert located(bench, {"graph_fp16": NAN})["graph_fp16"].nonfinite.op == "aten.mul.Tensor"
+    assert locate(bench, {"graph_fp16": NAN})["graph_fp16"].nonfinite.op == "aten.mul.Tensor"
 
 
 @pytest.mark.parametrize("base", [Baseline(0.1, True), Baseline(None, False, "it raised")])
 def test_what_is_finite_or_did_not_run_stays_as_it_is(bench, base):
-    assert located(bench, {"cast_fp16": base}) == {"cast_fp16": base}
+    assert locate(bench, {"cast_fp16": base}) == {"cast_fp16": base}
 
 
 def test_a_run_that_the_graph_does_not_show_has_none(bench):
-    assert located(bench, {"cast_bf16": NAN})["cast_bf16"].nonfinite is None
+    assert locate(bench, {"cast_bf16": NAN})["cast_bf16"].nonfinite is None
 
 
 def plan(ran: Verification, precision: str = "fp16") -> Plan:
@@ -63,7 +63,7 @@ def plan(ran: Verification, precision: str = "fp16") -> Plan:
 
 def test_plans_alike(bench):
     ran = Verification(None, False, "audited", "emulated")
-    found = located_plans(
+    found = locate_in_plans(
         bench,
         {
             "low": plan(ran),
@@ -76,7 +76,7 @@ def test_plans_alike(bench):
 
 
 def test_the_operation_is_unsafe_unless_it_is_already(bench):
-    baselines = located(bench, {"cast_fp16": NAN, "cast_bf16": NAN})
+    baselines = locate(bench, {"cast_fp16": NAN, "cast_bf16": NAN})
     node = baselines["cast_fp16"].nonfinite.node
     safe = Verdict("safe", "")
     judged = Judgement({name: {"fp16": safe, "bf16": safe} for name in bench.capture.nodes}, {})

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from auditor.execution.policy import plain
-from auditor.plan.costs import Cost, seconds
+from auditor.plan.costs import Cost
 from auditor.plan.energy import FORBIDDEN
-from auditor.plan.problem import ISLAND_SHARE, Problem
+from auditor.plan.problem import Problem
 from auditor.records import Contribution, Verdict
 from tests.support.problems import captured
 from tests.support.subjects import capture_of, normal
@@ -63,13 +63,6 @@ def test_values_that_are_rounded() -> None:
     assert found.cast_square(found.resolve(plain("fp16")), x) == pytest.approx(0.04**2)
     cast = problem("cast")
     assert set(cast.rounded_values(cast.resolve(plain("fp16")))) == weights | {x}
-
-
-def test_names_and_the_price_of_an_island() -> None:
-    found = problem("cast")
-    assert found.name == "cast_fp16"
-    one = seconds(Cost(10**9, 10**4, False), "fp32", "A100")
-    assert found.island == pytest.approx(ISLAND_SHARE * 5 * one)
 
 
 def test_what_the_author_runs_low_himself_no_plan_forbids() -> None:

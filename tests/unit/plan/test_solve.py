@@ -1,23 +1,33 @@
-"""The minimum cut against every labelling there is, and the rules it must not break."""
+"""Cuts against every labelling there is, and the rules that the cheapest choice must not break."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.policy import Layout, labelled
 from auditor.plan.costs import Cost
-from auditor.plan.energy import FORBIDDEN, Energy
+from auditor.plan.energy import Energy
 from auditor.plan.problem import Problem
-from auditor.plan.solve import candidates, evaluate, refined
-from auditor.records import Contribution, Verdict
-from tests.support.problems import NOTHING, captured, drawn, every_candidate, labellings, must_stay_fp32, owners_of
+from auditor.plan.search import choose
+from auditor.plan.solve import Candidate, cheapest, evaluate
+from auditor.plan.workbench import Workbench
+from auditor.records import Capture, Contribution, Verdict
+from tests.support.planning import Foretold, bench_of, searched
+from tests.support.problems import NOTHING, captured, drawn, labellings, must_stay_fp32, owners_of, tied_owners
+from tests.support.small_models import ConvNet
+from tests.support.subjects import capture_of, normal, seeded
+from tests.support.unet import UNet
 
 KINDS = ["chain", "branches", "tied", "held"]
 seeds = st.integers(0, 2**32).map(random.Random)
@@ -41,131 +51,73 @@ def is_allowed(energy: Energy, labels: dict[str, str]) -> bool:
     return together and all(labels[a] == "fp32" or labels[b] != "fp32" for a, b in energy.held)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+def solved(problem: Problem) -> list[Candidate]:
+    """The cheapest choices for budgets over all decades, and without one."""
+    return [cheapest(problem, allowed) for allowed in (0.0, 1e-4, 1e-3, 1e-2, 0.1, math.inf)]
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "flat"])
 @given(rnd=seeds)
 def test_a_cut_is_the_least_of_all_labellings(kind: str, strategy: str, rnd: random.Random) -> None:
-    problem = drawn(kind, strategy, rnd)
-    energy = problem.energy
+    energy = drawn(kind, strategy, rnd, unsafe=0.3 if kind == "flat" else 0.1, exceptions=kind == "flat").energy
     owners = sorted(energy.scopes)
     allowed = [labels for labels in labellings(owners) if is_allowed(energy, labels)]
-    for multiplier in energy.multipliers()[::3]:
-        cut = energy.cut(multiplier)
-        labels = {owner: "fp32" if owner in cut else "fp16" for owner in owners}
-        least = min(value_of(energy, other, multiplier) for other in allowed)
-        assert labels in allowed
-        assert value_of(energy, labels, multiplier) <= least * (1 + 1e-6)
-
-
-@settings(max_examples=8, deadline=None, derandomize=True)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@given(rnd=seeds)
-def test_functions_that_a_module_may_keep_are_labels_of_the_cut_too(strategy: str, rnd: random.Random) -> None:
-    energy = drawn("flat", strategy, rnd, unsafe=0.3, exceptions=True).energy
-    owners = sorted(energy.scopes)
-    allowed = [labels for labels in labellings(owners) if is_allowed(energy, labels)]
-    for multiplier in energy.multipliers()[::6]:
-        cut = energy.cut(multiplier)
-        labels = {owner: "fp32" if owner in cut else "fp16" for owner in owners}
+    for multiplier in (0.0, 1e-3, 0.1, 1.0, 10.0, 1e4):
+        high = energy.cuts.best(multiplier)
+        labels = {owner: "fp32" if owner in high else "fp16" for owner in owners}
         assert labels in allowed
         least = min(value_of(energy, other, multiplier) for other in allowed)
         assert value_of(energy, labels, multiplier) <= least * (1 + 1e-6)
+        price, square = energy.cuts.value(high)
+        assert price + multiplier * square == pytest.approx(value_of(energy, labels, multiplier))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(rnd=seeds)
 def test_an_unsafe_function_is_kept_where_its_module_is_low(strategy: str, rnd: random.Random) -> None:
     problem = drawn("flat", strategy, rnd, unsafe=0.3, exceptions=True)
-    for point in candidates(problem):
-        if point.predicted_error**2 < FORBIDDEN:
-            resolution = problem.resolve(labelled(point.precision))
-            assert not any(problem.forbidden(resolution, name) for name in problem.capture.nodes)
-            shielded = {path for path in problem.energy.shielded if point.precision[path] != "fp32"}
-            assert all(point.precision[problem.energy.tree[path]] != "fp32" for path in shielded)
+    for point in solved(problem):
+        resolution = problem.resolve(labelled(point.precision))
+        assert not any(problem.forbidden(resolution, name) for name in problem.capture.nodes)
+        shielded = {path for path in problem.energy.shielded if point.precision[path] != "fp32"}
+        assert all(point.precision[problem.energy.tree[path]] != "fp32" for path in shielded)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@given(rnd=seeds)
-def test_the_curve_of_a_chain_is_optimal_for_every_multiplier(strategy: str, rnd: random.Random) -> None:
-    problem = drawn("chain", strategy, rnd)
-    curve, everything = candidates(problem), every_candidate(problem)
-    for multiplier in problem.energy.multipliers():
-        found = min(point.price + multiplier * point.predicted_error**2 for point in curve)
-        least = min(point.price + multiplier * point.predicted_error**2 for point in everything)
-        assert found <= least * (1 + 1e-6)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_with_branches_the_curve_stays_close_to_the_best(strategy: str) -> None:
-    # A value read by two scopes is cast once, the energy charges it once per scope: that is all the two differ by.
-    gaps = []
-    for seed in range(25):
-        problem = drawn("branches", strategy, random.Random(seed))
-        curve, everything = candidates(problem), every_candidate(problem)
-        for multiplier in problem.energy.multipliers():
-            found = min(point.price + multiplier * point.predicted_error**2 for point in curve)
-            gaps.append(found / min(point.price + multiplier * point.predicted_error**2 for point in everything) - 1)
-    gaps.sort()
-    print(
-        f"\n{strategy}: median {gaps[len(gaps) // 2]:.4f}, 99th percentile {gaps[int(0.99 * len(gaps))]:.4f}, worst {gaps[-1]:.4f}"
-    )
-    assert gaps[len(gaps) // 2] == pytest.approx(0.0, abs=1e-9)
-    assert gaps[int(0.99 * len(gaps))] < 0.05
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", KINDS)
 @given(rnd=seeds)
-def test_the_curve_is_a_front_from_fast_to_fp32(kind: str, strategy: str, rnd: random.Random) -> None:
-    curve = candidates(drawn(kind, strategy, rnd))
-    prices, errors = [point.price for point in curve], [point.predicted_error for point in curve]
-    assert prices == sorted(prices)
-    assert errors == sorted(errors, reverse=True)
-    assert len(set(errors)) == len(errors)
-    assert errors[-1] == 0.0
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("kind", KINDS)
-@given(rnd=seeds)
-def test_only_candidates_beyond_any_budget_lower_an_unsafe_scope(kind: str, strategy: str, rnd: random.Random) -> None:
+def test_what_is_cheapest_keeps_the_limit_and_what_is_unsafe(kind: str, strategy: str, rnd: random.Random) -> None:
     problem = drawn(kind, strategy, rnd, unsafe=0.3)
-    forced = must_stay_fp32(problem)
-    for point in candidates(problem):
-        if point.predicted_error**2 < FORBIDDEN:
-            assert all(point.precision[owner] == "fp32" for owner in forced)
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(rnd=seeds)
-def test_scopes_that_share_a_stored_weight_share_a_precision(rnd: random.Random) -> None:
-    for point in candidates(drawn("tied", "cast", rnd)):
-        assert point.precision["first"] == point.precision["last"]
+    points = solved(problem)
+    assert all(point.feasible for point in points)
+    assert points[0].predicted_error == 0.0
+    assert all(point.precision[owner] == "fp32" for point in points for owner in must_stay_fp32(problem))
+    prices = [point.price for point in points]
+    assert all(after <= before * 1.02 for before, after in itertools.pairwise(prices))
+    if kind == "tied" and strategy == "cast":
+        assert all(point.precision["first"] == point.precision["last"] for point in points)
 
 
 def test_autocast_casts_on_the_fly_so_tied_scopes_may_differ() -> None:
     problem = blank("tied", "autocast")
     first = next(name for name, node in problem.capture.nodes.items() if node.owner == "first")
-    curve = candidates(with_errors(problem, {first: Contribution(1.0, 1.0, 0.0)}))
-    assert any((point.precision["first"], point.precision["last"]) == ("fp32", "fp16") for point in curve)
+    point = cheapest(with_errors(problem, {first: Contribution(1.0, 1.0, 0.0)}), 0.0)
+    assert (point.precision["first"], point.precision["last"]) == ("fp32", "fp16")
     assert ("first", "last") in {
         owners for owners in Layout(problem.capture, problem.how).deciding.values() if len(owners) > 1
     }
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(rnd=seeds)
 def test_what_the_author_runs_outside_autocast_gets_no_low_scope_of_its_own(rnd: random.Random) -> None:
     problem = drawn("shielded", "autocast", rnd)
     assert problem.energy.shielded == {"router"}  # `careful` switches autocast off itself, whatever wraps it
-    curve = candidates(problem)
-    points = [*curve, *(refined(problem, pair, pair[0].predicted_error) for pair in itertools.pairwise(curve))]
-    for point in points:
+    for point in solved(problem):
         assert point.precision["router"] == "fp32" or point.precision[""] == "fp16"
 
 
@@ -173,10 +125,8 @@ def test_what_the_author_runs_outside_autocast_gets_no_low_scope_of_its_own(rnd:
 def test_scopes_that_read_the_same_input_are_free_of_each_other(strategy: str) -> None:
     problem = blank("towers", strategy)
     left = next(name for name, node in problem.capture.nodes.items() if node.owner == "left")
-    curve = candidates(with_errors(problem, {left: Contribution(1.0, 1.0, 0.0)}))
-    assert {"left": "fp32", "right": "fp16"}.items() <= next(
-        p for p in curve if p.predicted_error == 0.0
-    ).precision.items()
+    point = cheapest(with_errors(problem, {left: Contribution(1.0, 1.0, 0.0)}), 0.0)
+    assert {"left": "fp32", "right": "fp16"}.items() <= point.precision.items()
 
 
 def blank(kind: str, strategy: str) -> Problem:
@@ -194,10 +144,9 @@ def with_errors(problem: Problem, errors: dict[str, Contribution]) -> Problem:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_without_error_everything_is_low(strategy: str) -> None:
-    best, high = candidates(blank("chain", strategy))
+    best = cheapest(blank("chain", strategy), 0.0)
     assert set(best.precision.values()) == {"fp16"}
-    assert (best.predicted_error, set(high.precision.values())) == (0.0, {"fp32"})  # kept in case a low run is refused
-    assert best.low_flops == 1.0
+    assert (best.predicted_error, best.low_flops) == (0.0, 1.0)
     assert best.seconds == pytest.approx(5 * 1.95 / 312, rel=1e-3)  # five products of 1.95 TFLOP at 312 TFLOP/s
 
 
@@ -205,9 +154,9 @@ def test_without_error_everything_is_low(strategy: str) -> None:
 def test_the_one_bad_scope_is_the_one_that_stays(strategy: str) -> None:
     problem = blank("chain", strategy)
     bad = next(name for name, node in problem.capture.nodes.items() if node.owner == "2")
-    curve = candidates(with_errors(problem, {bad: Contribution(1.0, 0.5, 0.0)}))
-    assert curve[0].predicted_error == pytest.approx(0.5)
-    exact = next(point for point in curve if point.predicted_error == 0.0)
+    problem = with_errors(problem, {bad: Contribution(1.0, 0.5, 0.0)})
+    assert cheapest(problem, math.inf).predicted_error == pytest.approx(0.5)
+    exact = cheapest(problem, 0.0)
     assert [exact.precision[owner] for owner in "01234"] == ["fp16", "fp16", "fp32", "fp16", "fp16"]
     assert exact.low_flops == pytest.approx(4 / 5)
 
@@ -228,15 +177,86 @@ def test_errors_add_in_quadrature_each_rounding_once() -> None:
     assert island.predicted_error == pytest.approx((1.44 + 0.09 + 0.49) ** 0.5)
 
 
-def test_under_cast_an_fp32_island_at_the_start_can_save_the_input() -> None:
-    # Rounding the input costs all of the answer, nothing else costs anything: with the root and the first layer in FP32
-    # it is not rounded, and the rest can be low.
-    problem = blank("chain", "cast")
-    (x,) = (placeholder.name for placeholder in problem.capture.placeholders if placeholder.kind == "input")
-    problem = with_errors(problem, {x: Contribution(1.0, 1.0, 1.0)})
-    best = min(
-        (point for point in every_candidate(problem) if point.predicted_error == 0.0), key=lambda point: point.price
-    )
-    found = min((point for point in candidates(problem) if point.predicted_error == 0.0), key=lambda point: point.price)
-    assert best.low_flops > 0
-    assert found.price == pytest.approx(best.price)
+NO_TRIAL: Any = None
+BUDGETS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+
+
+def chosen(problem: Problem, budget: float) -> Candidate:
+    """What the search takes where every run comes out as predicted."""
+    return choose(Foretold(problem, budget), budget)
+
+
+def every_choice(problem: Problem) -> list[Candidate]:
+    ties = tied_owners(problem.capture) if problem.strategy == "cast" else []
+    pairs = [pair for group in ties for pair in itertools.pairwise(group)]
+    allowed = (x for x in labellings(owners_of(problem.capture)) if all(x[a] == x[b] for a, b in pairs))
+    return [evaluate(problem, labels) for labels in allowed]
+
+
+def assert_near_the_best(problem: Problem) -> None:
+    everything = every_choice(problem)
+    for budget in BUDGETS:
+        least = min(point.price for point in everything if point.predicted_error <= budget)
+        found = chosen(problem, budget)
+        assert found.predicted_error <= budget
+        assert found.price <= 1.01 * least, budget
+
+
+@settings(max_examples=2, deadline=None, derandomize=True)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", ["chain", "branches", "tied", "towers"])
+@given(rnd=st.integers(0, 2**32).map(random.Random))
+def test_the_chosen_plan_is_within_one_percent_of_the_best(kind: str, strategy: str, rnd: random.Random) -> None:
+    assert_near_the_best(drawn(kind, strategy, rnd))
+
+
+def drawn_for(capture: Capture, strategy: str, rnd: random.Random) -> Problem:
+    """A real graph, its costs and errors drawn over decades."""
+
+    def contribution() -> Contribution:
+        isolated = 10 ** rnd.uniform(-5, -1.5)
+        return Contribution(isolated, isolated * rnd.random(), isolated * rnd.random())
+
+    names = [*capture.nodes, *(placeholder.name for placeholder in capture.placeholders)]
+    errors = {name: contribution() for name in names}
+    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
+    costs = {name: Cost(int(10 ** rnd.uniform(6, 12)), int(10 ** rnd.uniform(3, 7)), False) for name in capture.nodes}
+    return Problem(capture, costs, errors, verdicts, strategy, "fp16", "A100")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_also_on_a_model_with_containers(strategy: str) -> None:
+    capture = capture_of(seeded(ConvNet), normal(2, 3, 8, 8))
+    assert_near_the_best(drawn_for(capture, strategy, random.Random(1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_also_with_fourteen_scopes(strategy: str, seed: int) -> None:
+    layers: list[nn.Module] = [nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(6)]
+    capture = capture_of(nn.Sequential(*layers, nn.LayerNorm(4)), normal(2, 4))
+    assert len(owners_of(capture)) == 14
+    assert_near_the_best(drawn_for(capture, strategy, random.Random(seed)))
+
+
+@pytest.fixture(scope="module")
+def unet() -> Workbench:
+    return bench_of(seeded(UNet), normal(1, 3, 16, 16), torch.tensor([17]))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("budget", [0.008])
+def test_a_unet_comes_near_what_a_long_search_finds(unet: Workbench, strategy: str, budget: float) -> None:
+    problem = unet.problem(strategy, "bf16")
+    fp32 = evaluate(problem, dict.fromkeys(problem.energy.scopes, "fp32"))
+    found, best = chosen(problem, budget), searched(problem, budget, 400)
+    assert found.predicted_error <= budget
+    assert fp32.seconds / found.seconds >= 0.95 * fp32.seconds / best.seconds
+
+
+def test_what_meets_the_embedding_of_a_unet_does_not_stay_fp32(unet: Workbench) -> None:
+    # only the angles, made in FP32 from whole numbers, cannot be low beside low weights
+    problem = unet.problem("cast", "fp16")
+    found = chosen(problem, 0.008)
+    assert {owner.partition(".")[0] for owner, precision in found.precision.items() if precision == "fp32"} == {"time"}
