@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_map_only
 from ..errors import AuditorError, CaptureError, MeasureError, first_line, let_through
 from ..isolation import isolated
 from ..isolation.answer import copied, from_the_start
-from ..isolation.eager import uncompiled, unfused
 from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors, tensor_outputs
+from ..isolation.process import uncompiled, unfused
 from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Subject

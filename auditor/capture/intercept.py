@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..errors import MeasureError
-from ..isolation.eager import cond, uncompiled, unfused, while_loop
+from ..isolation.process import uncompiled, unfused
 from ..numerics.nodes import operation_of
 from ..trees import tensors_in
 from .regions import Region, one_stack, region_now
@@ -207,7 +207,17 @@ def _teach(operator: HigherOrderOperator) -> None:
     operator.py_impl(_Whole)(run)
 
 
-_BODIES: dict[str, Callable[..., Any]] = {"cond": cond, "while_loop": while_loop}
+def _cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+    return (true_fn if pred else false_fn)(*operands)
+
+
+def _while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any, more: Any = ()) -> Any:
+    while cond_fn(*carried, *more):
+        carried = body_fn(*carried, *more)
+    return carried
+
+
+_BODIES: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_loop}
 """Operators whose own kernels refuse to run while a mode is active."""
 
 

@@ -18,7 +18,7 @@ from ..numerics.nodes import mutates, operation_of, tensors_of, to_device
 from ..records import Batch
 from ..trees import over_tensors
 from .binding import named_inputs
-from .builder import Builder, Mark, Observe, Recording, ends
+from .builder import Builder, Mark, Recording, ends
 from .calls import Calls, Functions
 from .functional import (
     Drawn,
@@ -48,17 +48,15 @@ def record(
     *,
     handler: Handler | None = None,
     around: Region | None = _FP32,
-    observe: Observe | None = None,
 ) -> tuple[Recording, NamedTensors]:
     """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
 
     handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32,
     which casts nothing, code that asks whether autocast is on, in order to switch it off, shows the regions that it
-    protects. observe(node, result) sees every operation's own result. The batch's tensors are copied, and the model's may
-    be written to: the caller puts them back.
+    protects. The batch's tensors are copied, and the model's may be written to: the caller puts them back.
     """
     recording, calls = Recording(), Calls(model)
-    recorder = _Recorder(recording, calls, handler or Handler(), around, observe)
+    recorder = _Recorder(recording, calls, handler or Handler(), around)
     args, kwargs = recorder.begin(model, batch)
     with ExitStack() as stack:
         stack.enter_context(calls.watched())
@@ -81,12 +79,11 @@ class _Recorder(Handler):
         calls: Calls,
         handler: Handler,
         around: Region | None,
-        observe: Observe | None,
     ) -> None:
         self.recording, self.calls, self.handler = recording, calls, handler
         self.functions = Functions(calls, self.noticed)
         self.around = around or Region(False, "")
-        self.builder = Builder(recording, Mark(calls.open, None, None, 0), observe)
+        self.builder = Builder(recording, Mark(calls.open, None, None, 0))
         self._emit, self._constant = self.builder.emit, self.builder.constant
         self.values = Values(self._emit, self._constant)
         self.kept: list[torch.Tensor] = []

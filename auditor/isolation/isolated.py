@@ -22,7 +22,6 @@ from ..errors import AuditorError
 from .process import process_state, reseed
 from .tensors import Memory, TensorState, plain_torch
 
-_UNSET = object()
 _OPEN_STDLIB = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 _OPEN_TORCH = ("torch.nn", "torch.optim", "torch.distributions", "torch.amp")
 # No run can change them, and there are many of them.
@@ -136,10 +135,8 @@ def _put_back(owner: Any, kind: _Kind, held: list[Any]) -> None:
 def _kinds_of(cls: type) -> Iterator[_Kind]:
     """How the objects of a class are read: as the container that they are, and by what hangs on them."""
     yield from [kind for base, kind in _CONTAINERS.items() if issubclass(cls, base)][:1]
-    if _is_open(cls):
-        if cls.__dictoffset__:
-            yield _OBJECT
-        yield from _slots(cls)
+    if _is_open(cls) and cls.__dictoffset__:
+        yield _OBJECT
 
 
 def _is_open(cls: type) -> bool:
@@ -179,32 +176,6 @@ def _write_object(owner: Any, held: list[Any]) -> None:
     own = _dict_of(owner)
     own.clear()
     own.update(_pairs(named))
-
-
-def _slots(cls: type) -> Iterator[_Kind]:
-    """The attributes that classes declare with `__slots__`."""
-    bases = [base for base in cls.__mro__ if "__slots__" in vars(base)]
-    members = [m for base in bases for m in vars(base).values() if isinstance(m, types.MemberDescriptorType)]
-
-    def read(owner: Any) -> list[Any]:
-        return [_value(member, owner) for member in members]
-
-    def write(owner: Any, held: list[Any]) -> None:
-        for member, value in zip(members, held, strict=True):
-            if value is not _UNSET:
-                member.__set__(owner, value)
-            elif _value(member, owner) is not _UNSET:
-                member.__delete__(owner)
-
-    if members:
-        yield _Kind(read, write)
-
-
-def _value(member: types.MemberDescriptorType, owner: Any) -> Any:
-    try:
-        return member.__get__(owner)
-    except AttributeError:
-        return _UNSET
 
 
 # The methods of the base classes: subclasses such as the outputs of transformers refuse to be written.

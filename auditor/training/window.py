@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..execution.step import LowStep, Step
-from ..numerics.formats import FORMATS
+from ..execution.policy import Policy
+from ..execution.step import LowStep, Step, hear_gradients
+from ..numerics.formats import FORMATS, is_low
 from ..numerics.histogram import (
     exponent_counts,
     flushed,
@@ -165,12 +166,15 @@ def trial(
     seen = _Seen(scale)
 
     def watch(name: str, index: int, gradient: torch.Tensor) -> None:
+        if not is_low(gradient.dtype):
+            return
         reference = step.gradients.get(name, [])
         ours = reference[index] if index < len(reference) else None
         if ours is not None and ours.shape == gradient.shape:
             seen.hear(step.capture.nodes[name].owner, ours, gradient)
 
-    low = own_step(step, lowering, scale, watch)
+    low = own_step(step, lowering, scale)
+    hear_gradients(step, Policy(step.capture, "autocast", lowering.precision, lowering.format), scale, watch)
     for name in cast:
         found = low.gradients.get(name)
         if found is not None:

@@ -121,19 +121,6 @@ def test_cond(x: Tensor, expected: int) -> None:
     assert result.dtype is BF16
 
 
-@pytest.mark.parametrize("condition", [lambda row: row.sum() > 0, lambda row: X.sum() > 0])
-def test_cond_of_every_row(condition: Callable[[Tensor], Tensor]) -> None:
-    def rows(x: Tensor) -> Tensor:
-        mapped: Tensor = vmap(lambda row: torch.cond(condition(row), torch.sin, torch.cos, (row,)))(x)
-        return mapped
-
-    with auditor.emulate("cuda"):
-        found = rows(X)
-    # Of all rows at once, as in the transform: of one row alone, a sine may be another kernel's.
-    holds = torch.stack([condition(row) for row in X])
-    assert torch.equal(found, torch.where(holds[:, None], X.sin(), X.cos()))
-
-
 def test_flex_attention() -> None:
     q = normal(1, 2, 16, 8)
     with torch.no_grad():

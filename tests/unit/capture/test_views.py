@@ -16,7 +16,6 @@ from auditor.capture.views import (
     View,
     found,
     geometry_of,
-    overwritten,
     put,
     read,
     scattered,
@@ -172,19 +171,6 @@ def test_entries_put_at_places() -> None:
     recording = Written(base, part)
     node = put(recording.emit, recording.constant, recording.inputs[0], torch.tensor([3, 0]), recording.inputs[1], base)
     assert recording.run(node).tolist() == [[8, 1], [2, 7]]
-
-
-def test_a_write_beside_is_seen_where_both_lie() -> None:
-    storage = numbered((6,))
-    other, written = storage[:4], storage[2:]
-    new = -written
-    recording = Written(other.clone(), new)
-    pairs = (recording.inputs[0], geometry_of(other)), (recording.inputs[1], geometry_of(written))
-    node = overwritten(recording.emit, recording.constant, *pairs)
-    assert node is not None
-    assert recording.run(node).tolist() == [0, 1, -2, -3]
-    apart = (recording.inputs[0], geometry_of(storage[:2])), (recording.inputs[1], geometry_of(storage[4:]))
-    assert overwritten(recording.emit, recording.constant, *apart) is None
 
 
 def test_who_shares_memory() -> None:

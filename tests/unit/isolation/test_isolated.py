@@ -22,7 +22,7 @@ from auditor.isolation import isolated, tensors
 from tests.support.patching import identity, shared
 from tests.support.portrait import portrait, values
 from tests.support.subjects import normal, seeded
-from tests.support.writers import NAMES, Cache, Slots, Writer, X, nothing, writer
+from tests.support.writers import NAMES, Cache, Writer, X, nothing, writer
 
 
 @pytest.fixture(autouse=True, params=["at once", "before a write"])
@@ -341,12 +341,12 @@ class Everything(nn.Module):
         super().__init__()
         self.linear, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
         self.noise, self.config = torch.Generator().manual_seed(1), Cache([torch.zeros(3)])
-        self.slots, self.calls, self.numbers = Slots(), [0], np.zeros(3)
+        self.calls, self.numbers = [0], np.zeros(3)
         self.names, self.queue, self.nested = set[int](), deque([0], maxlen=2), {"a": ({"b": 0},)}
 
     def forward(self, x: torch.Tensor, past: dict[str, Any]) -> list[Any]:
         seen = [x.clone(), self.linear.weight.clone(), self.norm.running_mean.clone(), self.numbers.copy()]
-        seen += [self.calls[0], self.slots.count, len(self.names), list(self.queue), self.nested["a"][0]["b"]]
+        seen += [self.calls[0], len(self.names), list(self.queue), self.nested["a"][0]["b"]]
         seen += [self.config.length, self.config.keys[0].clone(), list(past), os.environ.get("AUDITOR_CALLS")]
         seen += [torch.get_default_dtype(), random.random(), np.random.rand(), torch.rand(2), len(self._buffers)]
         seen += [torch.rand(2, generator=self.noise), hasattr(self, "late"), self.linear.bias.dtype]
@@ -355,7 +355,6 @@ class Everything(nn.Module):
         self.norm(x)
         self.numbers[0] += 1
         self.calls[0] += 1
-        self.slots.count += 1
         self.names.add(len(self.names))
         self.queue.append(len(self.queue))
         self.nested["a"][0]["b"] += 1

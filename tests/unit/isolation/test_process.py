@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from auditor.isolation import isolated
-from auditor.isolation.process import OVERRIDES, flags, ieee, loose, process_state, swapped, under
+from auditor.isolation.process import OVERRIDES, flags, ieee, loose, process_state, swapped, uncompiled, under, unfused
 
 
 def state() -> tuple[Any, ...]:
@@ -292,8 +292,6 @@ def test_what_they_allow_beside_fp32_depends_on_the_device() -> None:
     _medium()
     assert loose(flags(), "cpu") == ("bf16",)
     assert loose(flags(), "cuda:0") == ("tf32",)
-    older = {"cuda.matmul.allow_tf32": True, "cudnn.allow_tf32": False}  # all there is before torch 2.9
-    assert loose(older, "cuda:0") == ("tf32",)
 
 
 def test_flags_of_their_own_names_are_there_and_variables_that_overrule_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,3 +301,30 @@ def test_flags_of_their_own_names_are_there_and_variables_that_overrule_them(mon
     assert not set(OVERRIDES) & set(found)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     assert flags()["NVIDIA_TF32_OVERRIDE"] == "0"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_fused_path_is_off_and_then_as_it_was(before: bool) -> None:
+    kept = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(before)
+    try:
+        with unfused():
+            assert not torch.backends.mha.get_fastpath_enabled()
+        assert torch.backends.mha.get_fastpath_enabled() is before
+    finally:
+        torch.backends.mha.set_fastpath_enabled(kept)
+
+
+def test_compiled_functions_run_as_they_were_written() -> None:
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    with uncompiled():
+        assert compiled(torch.ones(1)).item() == 2.0
+    assert graphs == []
+    assert compiled(torch.ones(1)).item() == 2.0
+    assert len(graphs) == 1
