@@ -21,9 +21,9 @@ from ..numerics.nodes import row_of
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Subject
 from .binding import Binder, RecordedModule, placeholders_of
 from .builder import Mark, Recording
-from .calls import aliases_of, first_paths
+from .calls import paths_of
 from .literals import compared
-from .paths import on_the_path, usable_batches
+from .paths import on_the_path, usable
 from .record import record
 from .source import code_at, line_of
 
@@ -82,7 +82,7 @@ def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> 
         same_path=on_the_path(recording, subject, seed) if recording.reads else frozenset(),
         warnings=(*found.warnings, *([history] if history else [])),
     )
-    return ModelPath(found, tuple(usable_batches(found, subject)), answer.names)
+    return ModelPath(found, tuple(usable(found, subject)), answer.names)
 
 
 def _run(model: nn.Module, batch: Batch, seed: int) -> tuple[Recording, NamedTensors, str | None]:
@@ -188,8 +188,8 @@ def _rolled(x: torch.Tensor) -> torch.Tensor:
 
 def assembled(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
     """The recording as the stages read it."""
-    placeholders, paths = placeholders_of(recording, model), first_paths(model)
-    types = {paths[id(module)]: type(module).__name__ for module in modules_of(model)}
+    placeholders, paths = placeholders_of(recording, model), paths_of(model)
+    types = {paths[id(module)][0]: type(module).__name__ for module in modules_of(model)}
     order = tuple(placeholder.name for placeholder in placeholders)
     operations = [node for node in recording.graph.nodes if node.op == "call_function"]
     return Capture(
@@ -200,7 +200,7 @@ def assembled(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
         bind=Binder(order, recording.names, recording.constants, tuple(batch[1])),
         method="path" if recording.reads else "run",
         operations=recording.operations,
-        aliases=aliases_of(model),
+        aliases={first: tuple(others) for first, *others in paths.values() if others},
         warnings=(*([_PATH] if recording.reads else []), *([_THREADS] if recording.elsewhere else [])),
     )
 

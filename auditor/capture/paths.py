@@ -35,14 +35,11 @@ def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[
     return frozenset(key_of(batch) for batch in alike if _takes_it(recording, subject.model, batch, seed))
 
 
-def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:
-    """Audited batches that the captured graph is valid for."""
-    return usable(capture, subject, subject.batches)
-
-
-def usable(capture: Capture, subject: Subject, batches: Sequence[Batch]) -> list[Batch]:
-    """Those of some batches that the captured graph is valid for: of a recorded batch's shapes, and on its path."""
-    return [batch for batch in batches if path_of(capture, subject, batch) is not None]
+def usable(capture: Capture, subject: Subject, batches: Sequence[Batch] | None = None) -> list[Batch]:
+    """Those of some batches, the audited ones if left out, that the captured graph is valid for: of a recorded batch's
+    shapes, and on its path."""
+    chosen = subject.batches if batches is None else batches
+    return [batch for batch in chosen if path_of(capture, subject, batch) is not None]
 
 
 def path_of(capture: Capture, subject: Subject, batch: Batch) -> Capture | None:

@@ -165,10 +165,10 @@ def gradient_error(reference: Gradients, low: Gradients) -> float:
     return output_error([ours for ours, _ in pairs], [ours if theirs is None else theirs for ours, theirs in pairs])
 
 
-def one_low(step: Step, name: str, format: str) -> LowStep:
+def one_low(step: Step, name: str, format: str, scale: float = RERUN_SCALE) -> LowStep:
     """The step with one operation in a format, forwards and backwards."""
     low = SomeLow(step.capture, {name}, format, lambda value: lowered(value, FORMATS[format]))
-    return _replayed(step, low, RERUN_SCALE)
+    return _replayed(step, low, scale)
 
 
 def spoilt(step: Step, format: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +22,6 @@ from .importer import as_script, import_source, root_of
 from .sandbox import blame
 
 _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", re.DOTALL)
-LONGEST = 4000
-"""Characters that a path may have on the systems we know."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,6 @@ def parse(text: str) -> Target:
     A symbol, and a name of timm's, may carry literal arguments.
     Raises: LoadError(slug="missing-target" | "bad-target").
     """
-    if len(text) > LONGEST:
-        raise LoadError(f"a TARGET of {len(text)} characters is no path: write path/to/model.py[:symbol]", "bad-target")
     if text.startswith(("timm:", "hf:")):
         return _of_hub(text)
     match = _SYMBOL.fullmatch(text)
@@ -131,12 +128,11 @@ def user_code(target: Target, seed: int) -> Iterator[None]:
 def named_in(target: Target, advice: str, slug: str, seed: int = 0) -> Any:
     """What a target's symbol names. Raises: LoadError(slug) with the advice where it names nothing, and those of importing."""
     with user_code(target, seed):
-        found: Any = import_target(target)
-    for part in str(target.symbol).split("."):
-        if not hasattr(found, part):
-            raise LoadError(f"{target.label} has no {target.symbol!r}: {advice}", slug=slug)
-        found = getattr(found, part)
-    return found
+        module = import_target(target)
+    try:
+        return attrgetter(str(target.symbol))(module)
+    except AttributeError as error:
+        raise LoadError(f"{target.label} has no {target.symbol!r}: {advice}", slug=slug) from error
 
 
 def _of_hub(text: str) -> Target:

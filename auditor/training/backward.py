@@ -34,6 +34,9 @@ ELEMENTS = 10_000_000
 """Elements of all results of a step up to which there are any; first order has an answer for larger ones."""
 
 
+MOST_SCALED = 24
+"""Powers of two that a step with one operation low is scaled by at most."""
+
 Leaves = list[torch.Tensor | None]
 Key = tuple[str, int]
 
@@ -126,31 +129,11 @@ def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, T
     return found
 
 
-def reached(step: Step, sources: Sequence[tuple[str, int]], gradients: Leaves) -> str | None:
-    """The first parameter whose gradient turns non-finite when these gradients go on backwards, all else FP32."""
-    targets, weights = [], []
-    for (name, index), gradient in zip(sources, gradients, strict=True):
-        live = step.live[name][index]
-        if gradient is not None and live.requires_grad and gradient.shape == live.shape:
-            targets.append(live)
-            weights.append(gradient.to(live.dtype))
-    for name, leaf in step.parameters.items():
-        if any(leaf is live and not bool(torch.isfinite(g).all()) for live, g in zip(targets, weights, strict=True)):
-            return name
-    inner = [(live, g) for live, g in zip(targets, weights, strict=True) if live.grad_fn is not None]
-    if not inner:
-        return None
-    names = list(step.parameters)
-    found = torch.autograd.grad(
-        [live for live, _ in inner],
-        [step.parameters[name] for name in names],
-        [g for _, g in inner],
-        retain_graph=True,
-        allow_unused=True,
-    )
-    finite = {name: bool(torch.isfinite(g).all()) for name, g in step.by_parameter.items()}
-    broken = (n for n, g in zip(names, found, strict=True) if g is not None and not bool(torch.isfinite(g).all()))
-    return next((name for name in broken if finite.get(name, True)), None)
+def reached(step: Step, name: str, fmt: str, scale: float) -> str | None:
+    """The first parameter whose gradient turns non-finite when this operation alone is low, at a loss scale."""
+    low = one_low(step, name, fmt, scale).gradients
+    broken = (n for n, g in low.items() if g is not None and not bool(torch.isfinite(g).all()))
+    return next((n for n in broken if bool(torch.isfinite(step.by_parameter[n]).all())), None)
 
 
 def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Tested:
@@ -165,7 +148,7 @@ def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Tested:
     exact, rounded = reference.gradients, low.gradients
     error = _error(exact, rounded)
     broken = error.overflow or error.nan
-    reaches = reached(step, reference.sources, _scaled(rounded, exponent)) if broken else None
+    reaches = reached(step, node.name, fmt, 2.0 ** min(max(-exponent, 0), MOST_SCALED)) if broken else None
     gaps = _scaled([_gap(a, b) for a, b in zip(exact, rounded, strict=True)], exponent)
     results = [_gap(a, b) for a, b in zip(reference.results, low.results, strict=False)]
     handed = Handed(reference.sources, [None if g is None else g.bfloat16() for g in gaps], results)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..capture.paths import usable_batches
+from ..capture.paths import usable
 from ..errors import LoadError, let_through
 from ..execution.policy import Policy
 from ..execution.resolve import resolve
@@ -78,7 +78,7 @@ def prepare(
         captured = capture_step(subject, formats, seed)
         gradients: dict[str, list[Magnitudes]] = {}
         steps = []
-        batches = usable_batches(captured, replace(subject, batches=step_batches(subject)))
+        batches = usable(captured, replace(subject, batches=step_batches(subject)))
         for batch in batches:
             tick("FP32 step")
             step = settle(run_step(bind_step(captured, subject, batch, seed)))

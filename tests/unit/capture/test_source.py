@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from auditor.capture.source import code_at, raised_at, written_at
+from auditor.capture.source import raised_at
 from auditor.records import Node
-from tests.support.replaying import Model, linear, replayed
+from tests.support.replaying import replayed
 from tests.support.subjects import normal, only
 
 X = normal(2, 4)
@@ -39,25 +39,6 @@ def written_of(node: Node) -> tuple[str | None, str | None]:
 
 def written(found: Any, op: str) -> tuple[str | None, str | None]:
     return written_of(only(found, op))
-
-
-def lines(self: Any, x: Tensor) -> Tensor:
-    y = helper(x)
-    y = nn.functional.gelu(self.layer(y))
-    return torch.vmap(lambda row: row.softmax(-1))(
-        y.sigmoid(),
-    )
-
-
-def test_lines_of_helpers_modules_of_torch_and_transforms() -> None:
-    first, second = inspect.getsourcelines(lines)[1], inspect.getsourcelines(helper)[1]
-    found = replayed(Model(lines, layer=linear(4, 4)), X)
-    assert only(found, "exp").source == f"{HERE}:{second + 1}"
-    assert only(found, "exp").code == "return x.exp()"
-    assert only(found, "linear").source == f"{HERE}:{first + 2}"
-    assert only(found, "gelu").source == f"{HERE}:{first + 2}"
-    assert only(found, "sigmoid").source == f"{HERE}:{first + 4}"  # of an expression over several lines, its own
-    assert {Path(node.source_path or "").name for node in found.nodes.values()} == {HERE}
 
 
 def library(monkeypatch: Any) -> ModuleType:
@@ -103,34 +84,6 @@ def test_a_librarys_line_with_the_users_beside_it(monkeypatch: Any) -> None:
     ]
     assert written(found, "tanh") == (f"{HERE}:{first + 2}", None)
     assert written(found, "exp") == (f"{HERE}:{line_of(helper) + 1}", "some_library.py:9 in Calls.forward")
-
-
-def test_code_that_is_in_no_file() -> None:
-    made = ModuleType("typed_in")
-    exec(compile("def forward(self, x):\n    return x.sinh()\n", "<stdin>", "exec"), made.__dict__)
-    Typed = type("Typed", (nn.Module,), {"forward": made.forward})
-    assert only(replayed(Typed(), X), "sinh").source is None
-
-
-def test_a_file_that_is_gone() -> None:
-    assert code_at((f"{__file__}.gone", 3)) is None
-    assert (
-        code_at((__file__, 1))
-        == '"""The line that wrote an operation, never torch\'s, and the call that led to it beside."""'
-    )
-
-
-def test_the_search_ends_at_the_outermost_frame() -> None:
-    def outermost() -> Any:
-        return inner()
-
-    def inner() -> Any:
-        return written_at(outermost.__code__)
-
-    place = outermost()
-    assert place is not None
-    assert place.place[1] == inspect.getsourcelines(inner)[1] + 1
-    assert place.caller == (__file__, inspect.getsourcelines(outermost)[1] + 1)
 
 
 def doubled(function: Any) -> Any:
