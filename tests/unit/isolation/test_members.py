@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -51,13 +50,6 @@ class Says(nn.Module):
         return iter(())
 
     parameters = buffers = modules = children = named_parameters  # type: ignore[assignment]
-
-
-def test_modules_as_torch_names_them() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))
-    assert named_modules(model) == list(model.named_modules(remove_duplicate=False))
-    assert modules_of(model) == list(model.modules())
-    assert [name for name, _ in named_tensors(model)] == [name for name, _ in model.named_parameters()]
 
 
 def test_a_link_to_the_parent_ends_there_and_every_other_name_counts() -> None:
@@ -125,15 +117,6 @@ def test_what_shared_a_storage_shares_one_again() -> None:
     assert turned[1, 0] == flat[1] == 7
 
 
-def test_two_dtypes_on_one_storage_are_raised_apart() -> None:
-    bits = torch.tensor([1.0, 2.0]).half()
-    other = bits.view(torch.bfloat16)
-    expected = other.float()
-    raise_in_place([bits, other])
-    assert torch.equal(bits, torch.tensor([1.0, 2.0]))
-    assert torch.equal(other, expected)
-
-
 class OfOnesOwn(nn.Module):
     """A module that holds another under a wrapper's name."""
 
@@ -152,12 +135,6 @@ def test_wrappers_of_wrappers_are_taken_off() -> None:
     assert unwrapped(torch.compile(inner)) is inner
     assert unwrapped(nn.DataParallel(torch.compile(inner))) is inner
     assert unwrapped(torch.compile(nn.DataParallel(inner))) is inner
-
-
-@pytest.mark.parametrize("model", [nn.Linear(2, 2), OfOnesOwn(), DataParallel()], ids=lambda m: type(m).__name__)
-def test_what_is_no_wrapper_stays(model: nn.Module) -> None:
-    assert wrapper_of(model) is None
-    assert unwrapped(model) is model
 
 
 def test_a_class_built_on_a_wrapper_is_one() -> None:

@@ -39,14 +39,6 @@ def test_weights_that_are_given_are_the_models(write, tmp_path):
     assert subject.origin.weights == str(tmp_path / "w.safetensors")
 
 
-def test_own_prefix_is_kept(write, tmp_path):
-    source = NET + "class Outer(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-    source += "        self.model = Net()\n    def forward(self, x):\n        return self.model(x)\n"
-    save_file({f"model.{name}": value for name, value in state().items()}, tmp_path / "w.safetensors")
-    subject = load(write(source), weights=str(tmp_path / "w.safetensors"))
-    assert subject.model.model.head.weight.unique().tolist() == [3.0]
-
-
 class Evil:
     def __reduce__(self):
         return (print, ("ran",))
@@ -144,26 +136,7 @@ def test_hugging_face_models(write, tmp_path, make, random):
     assert subject.synthetic_inputs
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', '{"weight_map": {}}', "\xff"]
-)
-def test_an_index_that_is_none_is_one_clear_line(write, tmp_path, text):
-    (tmp_path / "w.safetensors.index.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(LoadError, match="weight_map") as caught:
-        load(write(SAVED + "model = torch.nn.Linear(3, 4)\n"), weights=str(tmp_path / "w.safetensors.index.json"))
-    assert caught.value.slug == "bad-weights"
-
-
 LARGE = torch.finfo(torch.float32).max
-
-
-class Closed(torch.Tensor):
-    """Refuses sums, but for counts."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        assert func is not torch.Tensor.sum or args[0].dtype is torch.bool
-        return super().__torch_function__(func, types, args, kwargs)
 
 
 @pytest.mark.parametrize(
@@ -173,24 +146,12 @@ class Closed(torch.Tensor):
         torch.tensor([LARGE, LARGE]),  # their sum is infinite
         torch.tensor([60_000.0, 60_000.0], dtype=torch.float16),
         torch.tensor([448.0, 448.0]).to(torch.float8_e4m3fn),
-        torch.ones(2).as_subclass(Closed),
     ],
 )
 def test_finite_weights_pass(entries):
     model = nn.Module()
     model.weight = nn.Parameter(entries, requires_grad=False)
     reject_non_finite(model)
-
-
-@pytest.mark.parametrize(
-    ("entries", "count"),
-    [([LARGE, torch.nan], 1), ([torch.inf, -torch.inf, 0.0], 2), ([LARGE, LARGE, torch.inf, torch.nan], 2)],
-)
-def test_weights_that_are_not_finite_are_counted(entries, count):
-    model = nn.Module()
-    model.register_parameter("weight", nn.Parameter(torch.tensor(entries)))
-    with pytest.raises(LoadError, match=f"weight holds {count} NaN or infinite values of {len(entries)}"):
-        reject_non_finite(model)
 
 
 def test_buffers_may_be_infinite():
