@@ -16,8 +16,7 @@ from ..errors import LoadError
 from ..isolation.process import reseed
 from ..records import Origin
 from .importer import digest_of
-from .sandbox import call, required
-from .target import Target
+from .target import Target, call, required
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
 INSTALLED = frozenset(("site-packages", "dist-packages"))

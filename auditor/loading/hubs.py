@@ -19,10 +19,9 @@ from ..numerics.formats import is_low
 from ..offload import onto
 from ..records import Origin
 from .discover import Found
-from .sandbox import blame, call
 from .state import name_of
 from .statedicts import few, read_checkpoint
-from .target import Target
+from .target import Target, blame, call
 from .weights import refused
 
 PACKAGES = {"timm": ("timm", "huggingface_hub"), "hf": ("transformers", "huggingface_hub")}

@@ -21,10 +21,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import LoadError
 from ..isolation.process import reseed
 from ..records import Batch
-from .sandbox import blame, call, required
 from .state import in_eval
 from .statedicts import read_tensors
-from .target import named_in, parse, user_code
+from .target import blame, call, named_in, parse, required, user_code
 from .weights import refused
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")

@@ -26,9 +26,8 @@ from ..records import Batch, Subject
 from . import hubs, inputs, weights
 from .discover import discover
 from .placement import beside
-from .sandbox import blame
 from .state import held_outside, in_eval, in_fp32, materialise, name_of, present, settled, switch
-from .target import Target, import_target, parse, user_code
+from .target import Target, blame, import_target, parse, user_code
 
 RANDOM_WEIGHTS = "weights are RANDOM: nothing loaded a checkpoint; ranges and errors say little (pass --weights)"
 SYNTHETIC_INPUTS = (

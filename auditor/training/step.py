@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ..capture.capture import capture
@@ -117,8 +118,8 @@ def _of_torch(loss_fn: object) -> str | None:
     name, module = getattr(named, "__name__", None), getattr(named, "__module__", None) or ""
     if name is None or module.partition(".")[0] != "torch":
         return None
-    homes = {torch.nn: "torch.nn", torch.nn.functional: "torch.nn.functional", torch: "torch"}
-    return next((f"{path}.{name}" for home, path in homes.items() if getattr(home, name, None) is named), name)
+    home = "torch.nn" if isinstance(named, type) else "torch.nn.functional" if hasattr(F, name) else "torch"
+    return f"{home}.{name}"
 
 
 _ROOT = Call("", 0, "")
