@@ -67,15 +67,6 @@ def test_exceptions_close_every_call_that_they_leave() -> None:
     assert [call.path for call in only(found, "exp").calls] == [""]
 
 
-def test_past_call_and_without_a_name() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        x = self.outer[0].forward(x)
-        return nn.Sequential(nn.Softmax(-1), nn.Tanh())(x)
-
-    found = replayed(Model(forward, outer=nn.Sequential(linear(4, 4))), X)
-    assert [node.owner for node in found.nodes.values()] == ["", "", ""]
-
-
 def test_threads_of_a_forward_are_not_its_calls() -> None:
     from concurrent.futures import ThreadPoolExecutor
 

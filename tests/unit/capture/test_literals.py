@@ -35,19 +35,6 @@ def test_the_smallest_number_of_the_dtype() -> None:
     assert arguments(found, "bf16") == {name: {2: torch.finfo(torch.bfloat16).min}}
 
 
-def test_in_place_too() -> None:
-    def in_place(x: Tensor) -> Tensor:
-        scores = x * 2
-        scores.masked_fill_(x > 0, torch.finfo(x.dtype).min)
-        scores += torch.finfo(x.dtype).eps
-        return scores.relu_()
-
-    found = capture_of(Function(in_place), X)
-    assert found.method == "run"
-    eps, filled = only(found, "add").name, only(found, "masked_fill").name
-    assert arguments(found, "fp16") == {filled: {2: -65504.0}, eps: {1: 2.0**-10}}
-
-
 class Positions(nn.Module):
     """Tensors that the forward makes of numbers: one in the dtype of the input, one in FP32 whatever that is."""
 
@@ -118,29 +105,6 @@ def test_ordinary_numbers_are_not_looked_up(monkeypatch: Any) -> None:
     monkeypatch.setattr(literals, "record", refused)
     asked = Function(lambda x: torch.pow(x * 0.044715, 3) / 8.0 if x.dtype.is_floating_point else x)
     assert not capture_of(asked, X).compared
-
-
-class Force(nn.Module):
-    """Takes a gradient on its way."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(width, width), nn.Linear(width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            at = x.detach().requires_grad_()
-            energy = self.second(nn.functional.softplus(self.first(at))).sum()
-            return torch.autograd.grad(energy, at)[0] + torch.finfo(x.dtype).eps
-
-
-def test_what_autograd_casts_is_found_whichever_kernel_is_quickest() -> None:
-    small, large = (
-        [(n.name, n.literals.get("fp16"), n.autocast_literals.get("fp16")) for n in found.nodes.values()]
-        for found in (capture_of(Force(width), torch.ones(width, width)) for width in (8, 128))
-    )
-    assert any(autocast is not None and autocast.result is torch.float32 for _, _, autocast in large)
-    assert small == large
 
 
 E6M9 = Format.ieee("e6m9", 6, 9)

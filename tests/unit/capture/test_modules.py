@@ -54,17 +54,6 @@ def test_scripts(name: str) -> None:
     assert {node.owner for node in found.nodes.values()} >= {"", "part"}
 
 
-def test_dynamically_quantised_layers() -> None:
-    model = torch.ao.quantization.quantize_dynamic(small(), {nn.Linear})
-    found = replayed(Model(lambda self, x: self.part(self.first(x)), first=linear(4, 4), part=model), X)
-    assert [name for name in operations(found) if name != "to"] == [
-        "linear",
-        "linear_dynamic",
-        "relu",
-        "linear_dynamic",
-    ]
-
-
 def test_statically_quantised_layers() -> None:
     engine = torch.backends.quantized.engine
     inner = torch.ao.quantization.QuantWrapper(small())

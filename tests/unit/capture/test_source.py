@@ -145,29 +145,6 @@ def test_ways_to_come_to_an_operation() -> None:
     assert lines_of("sigmoid") == {(f"{HERE}:{inner + 1}", called(7))}
 
 
-class Shifted(Tensor):
-    """Overloads one operator with operations of its own, and hands all others on."""
-
-    def __add__(self, other: Any) -> Any:
-        return torch.add(self.tanh(), other)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-def test_operators_of_a_tensor_subclass() -> None:
-    class Net(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            y = x.as_subclass(Shifted)
-            y = y.exp()
-            return (y + 1.0).as_subclass(Tensor)
-
-    found, forward = replayed(Net(), X), line_of(Net.forward)
-    assert written(found, "exp") == (f"{HERE}:{forward + 2}", None)
-    assert written(found, "tanh") == (f"{HERE}:{line_of(Shifted.__add__) + 1}", f"{HERE}:{forward + 3} in Net.forward")
-
-
 def test_functions_of_another_file_and_of_torchscript(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "rope_helpers.py").write_text(
         "import torch\n\n\ndef inverse(x):\n    return 1.0 / (x.abs() + 1e-16)\n\n\n"
@@ -200,19 +177,6 @@ def test_a_cell_of_a_notebook() -> None:
     Cell = type("Cell", (nn.Module,), {"forward": made.forward})
     node = only(replayed(Cell(), X), "sinh")
     assert (node.source, node.code) == (f"{name}:2", "return x.sinh()")
-
-
-def test_a_function_in_the_place_of_forward() -> None:
-    """Libraries put functions of other names there; a helper is still beside what called it."""
-
-    def other(x: Tensor) -> Tensor:
-        return helper(x).log1p()
-
-    model = nn.Identity()
-    model.forward = other  # type: ignore[method-assign]
-    found = replayed(model, X)
-    assert written(found, "log1p") == (f"{HERE}:{line_of(other) + 1}", None)
-    assert written(found, "exp") == (f"{HERE}:{line_of(helper) + 1}", f"{HERE}:{line_of(other) + 1} in other")
 
 
 class Hyperbolic(torch.autograd.Function):
