@@ -63,12 +63,12 @@ def _takes_it(recording: Recording, model: nn.Module, batch: Batch, seed: int) -
     except Exception as error:  # a branch that fails on these inputs is another path
         let_through(error)
         return False
-    return _written(recording) == _written(other) and all(
+    return _operations_of(recording) == _operations_of(other) and all(
         name in other.constants and _equal(x, other.constants[name]) for name, x in recording.constants.items()
     )
 
 
-def _written(recording: Recording) -> list[Any]:
+def _operations_of(recording: Recording) -> list[Any]:
     def name(node: fx.Node) -> str:
         return node.name
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .views import ALIAS, Constant, Emit, Geometry, View, address, found, geometry_of, read, scattered
+from .views import ALIAS, Constant, Emit, Geometry, View, address, found, geometry_of, read, scatter
 
 _aten = torch.ops.aten
 
@@ -115,7 +115,7 @@ class Values:
             child.node, child.version = node, root.version
             whole = self._current(child.source, root.version - 1)
             own, parent = child.geometry, child.source.geometry
-            node = scattered(self._emit, self._constant, child.view, own, parent, whole, node)
+            node = scatter(self._emit, self._constant, child.view, own, parent, whole, node)
         root.node = node
 
     def _entry_of(self, x: torch.Tensor) -> Entry | None:

@@ -46,7 +46,7 @@ def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
     """
     process = process_state()
     with plain_torch():
-        held = _Held(roots)
+        held = _Snapshot(roots)
     try:
         if seed is not None:
             reseed(seed)
@@ -60,7 +60,7 @@ def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
         raise AuditorError("\n".join(problems), slug="state-not-restored")
 
 
-class _Held:
+class _Snapshot:
     """The objects that some roots lead to, each with what it held at the start."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
@@ -74,7 +74,7 @@ class _Held:
             value = waiting.pop()
             if type(value) not in _ATOMS and id(value) not in self._seen:
                 self._seen[id(value)] = value
-                waiting += self._opened(value)
+                waiting += self._open(value)
 
     def restore(self, process: Callable[[], None]) -> list[str]:
         """Put everything back, `process` at last; the answer says what could not be.
@@ -95,7 +95,7 @@ class _Held:
         process()
         return problems
 
-    def _opened(self, value: Any) -> Iterator[Any]:
+    def _open(self, value: Any) -> Iterator[Any]:
         if isinstance(value, torch.Tensor):
             state = TensorState(value)
             self._tensors.append(state)

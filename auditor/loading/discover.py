@@ -30,7 +30,7 @@ CONVENTIONS = (
 
 
 @dataclass(frozen=True)
-class Found:
+class BuiltModel:
     """The model, how to make it again (None: nothing that can be written down does), and what `audit_spec()` gave.
 
     stored_low: of what its checkpoint held in FP16 or BF16, and the model now has in FP32, see Subject. notes: what there
@@ -45,14 +45,14 @@ class Found:
     checkpoint: tuple[str, ...] = ()
 
 
-def discover(module: ModuleType, target: Target, seed: int) -> Found:
+def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
     """Builds the target's model; what consumes random numbers starts from `seed`.
 
     Raises: LoadError(slug="no-model" | "ambiguous-model" | "no-symbol" | "needs-arguments" | "not-a-model" |
     "model-raises" | "bad-spec").
     """
     symbol = target.symbol or _conventional(module, target, seed)
-    made, kind, spec = _named(module, target, symbol), "instance", dict[str, Any]()
+    made, kind, spec = _find_symbol(module, target, symbol), "instance", dict[str, Any]()
     args, kwargs = tuple[Any, ...](), dict[str, Any]()
     if not isinstance(made, nn.Module):
         if not callable(made):
@@ -75,7 +75,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> Found:
     where, digest = (str(path), digest_of(path)) if path else (None, None)
     here = str(Path.cwd())
     origin = Origin(where, module.__name__, symbol, kind, args, kwargs, digest=digest, working_directory=here)
-    return Found(made, origin, spec)
+    return BuiltModel(made, origin, spec)
 
 
 def _conventional(module: ModuleType, target: Target, seed: int) -> str:
@@ -105,7 +105,7 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
     return names[0]
 
 
-def _named(module: ModuleType, target: Target, symbol: str) -> Any:
+def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:
     value: Any = module
     for part in symbol.split("."):
         if not hasattr(value, part):

@@ -256,13 +256,13 @@ def blame(error: BaseException) -> str:
     What was raised from something else, as by a library for a package that it cannot import, is followed by that.
     """
     first = origin_of(error)
-    text = _said(error) if first is error else f"{_said(error).rstrip('.')}, from {_said(first)}"
+    text = _one_line(error) if first is error else f"{_one_line(error).rstrip('.')}, from {_one_line(first)}"
     frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(first.__traceback__)]
     places = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if _is_user_file(f.filename)]
     return f"{text} ({places[-1]})" if places else text
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     name, line = type(error).__name__, first_line(error).strip()
     return name if line == name else f"{name}: {line}"
 

@@ -78,7 +78,7 @@ def checked(subject: Subject) -> Subject:
                 let_through(error, memory=False)
                 raise LoadError(
                     f"{objective.source} raised {blame(error)}: it is called with the model's outputs and "
-                    f"{_described(batch)}",
+                    f"{_describe_targets(batch)}",
                     slug="bad-loss",
                 ) from error
         _check_loss(loss, objective)
@@ -148,7 +148,7 @@ def _split_one(
     return (args[: len(args) - count], kwargs), (args[len(args) - count :], {})
 
 
-def _described(batch: Batch) -> str:
+def _describe_targets(batch: Batch) -> str:
     _, _, targets, named = batch[0]
     shapes = [
         f"{list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__ for t in (*targets, *named.values())

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ..artefact.applying import apply_plan
 from ..artefact.base import autocast_type, plan_table
 from ..capture.emulation import emulate
-from ..capture.functional import Drawn
+from ..capture.functional import PinnedDraw
 from ..capture.intercept import Handler, intercepted
 from ..errors import LoadError, let_through
 from ..execution.policy import Chosen, plain, scoped
@@ -116,7 +116,7 @@ class _Region(TrainingStep):
         self.kept.append(loss)
         return loss
 
-    def handed(self, outputs: Any) -> Any:
+    def loss_inputs(self, outputs: Any) -> Any:
         """The outputs, raised to FP32 where a plan may have made them low and the loss is a function of them."""
         self.returned = _kind(outputs, self.loss_fn is None)
         return outputs if self.low.plan is None or self.loss_fn is None else _wide(outputs)
@@ -152,7 +152,7 @@ def _around(step: Step, low: Lowering) -> Iterator[None]:
     if low.format == "fp32":
         with intercepted(Handler(), around=torch.float32):
             yield
-    elif step.on_gpu and not any(isinstance(n.target, Drawn) for n in step.capture.graph_module.graph.nodes):
+    elif step.on_gpu and not any(isinstance(n.target, PinnedDraw) for n in step.capture.graph_module.graph.nodes):
         yield
     else:
         with emulate("cuda"):

@@ -131,7 +131,7 @@ def trials_of(step: Step, low: Lowering, window: LossScale, cast: Collection[str
 
 
 @dataclass
-class _Seen:
+class _LowGradients:
     """What came of the low gradients of one step. reference: what they are in FP32; broken: modules with one that is not
     finite; largest: of those that FP32 has above all others, its own magnitude and what it is in this step, unscaled."""
 
@@ -163,7 +163,7 @@ def trial(
     step: Step, lowering: Lowering, scale: float, window: LossScale, cast: Collection[str] = frozenset()
 ) -> Trial:
     """One FP16 step at a loss scale: what became of every gradient that FP16 holds."""
-    seen = _Seen(scale)
+    seen = _LowGradients(scale)
 
     def watch(name: str, index: int, gradient: torch.Tensor) -> None:
         if not is_low(gradient.dtype):
@@ -192,7 +192,7 @@ def trial(
     )
 
 
-def _why(seen: _Seen, low: LowStep, window: LossScale, overflow: bool) -> str:
+def _why(seen: _LowGradients, low: LowStep, window: LossScale, overflow: bool) -> str:
     """What lies between the prediction, of FP32's gradients over all batches, and the step on the first batch."""
     ours, theirs = seen.largest
     if overflow:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture import literals
-from auditor.capture.literals import translated
+from auditor.capture.literals import translate
 from auditor.numerics.formats import Format
 from auditor.records import Capture, Literals
 from tests.support.capturing import Function
@@ -123,14 +123,14 @@ LARGEST = (2 - 2.0**-9) * 2.0**31
     ],
 )
 def test_limits_of_fp16_become_those_of_the_format(ours: float, theirs: float) -> None:
-    assert translated(Literals({1: ours}), E6M9).arguments == {1: theirs}
+    assert translate(Literals({1: ours}), E6M9).arguments == {1: theirs}
 
 
 def test_other_values_stay_as_the_fp32_model_has_them() -> None:
-    assert translated(Literals({"value": 0.125}), E6M9).arguments == {}
+    assert translate(Literals({"value": 0.125}), E6M9).arguments == {}
 
 
 def test_its_dtype_becomes_the_format() -> None:
-    found = translated(Literals({"dtype": torch.float16}, torch.float16), E6M9)
+    found = translate(Literals({"dtype": torch.float16}, torch.float16), E6M9)
     assert (found.arguments, found.result) == ({"dtype": E6M9}, E6M9)
-    assert translated(Literals({}, torch.float32), E6M9).result is torch.float32
+    assert translate(Literals({}, torch.float32), E6M9).result is torch.float32

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from auditor.capture.functional import (
     Written,
-    completed,
     positional,
     promotes,
     twin_of,
+    with_defaults,
     written_arguments,
 )
 from auditor.numerics.nodes import mutates, operation_of
@@ -104,7 +104,7 @@ def agrees(op: Any, x: Tensor, args: tuple[Any, ...]) -> bool:
     if written.shape != x.shape:
         return False
     torch.set_rng_state(state)
-    result = twin(*completed(op, (x.clone(), *args)))
+    result = twin(*with_defaults(op, (x.clone(), *args)))
     given = [x, *(y for y in args if isinstance(y, Tensor))]
     assert result.dtype is x.dtype or promotes(op, x, given), f"{op} on {x.dtype}: {result.dtype}"
     assert torch.equal(result.to(x.dtype).nan_to_num(7), written.nan_to_num(7)), op

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from auditor.errors import AuditorError
-from auditor.loading.placement import copied, moved, placed
+from auditor.loading.placement import copied, moved, place_subject
 from auditor.training.objective import training_subject
 from tests.support.subjects import normal, subject_of
 
@@ -44,7 +44,7 @@ def test_models_that_cannot_be_copied_are_refused_before_they_are_moved(
     moved: list[nn.Module] = []
     monkeypatch.setattr(nn.Module, "to", lambda self, device: moved.append(self) or self)
     with pytest.raises(AuditorError, match="device='cpu'") as caught:
-        placed(subject_of(model, normal(3, 4)), "meta")
+        place_subject(subject_of(model, normal(3, 4)), "meta")
     assert caught.value.slug == "no-copy"
     assert moved == []
 
