@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-POSITION = {"call": 2}  # sandbox.call(function, what, slug)
+POSITION = {"call": 2}  # target.call(function, what, slug)
 
 
 def slug_of(call: ast.Call) -> ast.expr | None:

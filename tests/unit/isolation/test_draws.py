@@ -62,19 +62,6 @@ def test_writes_in_place_go_to_the_tensor_itself(dtype: torch.dtype) -> None:
     assert torch.equal(x, wide.to(dtype))
 
 
-@LOW
-def test_a_generator_of_its_own(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(9)
-    op, args = aten.randn.generator, ([64],)
-    draw = draw_of(args, {"generator": generator})
-    expected = torch.randn(64, generator=generator)
-    assert drew(draw, {"generator": generator})
-    state = torch.get_rng_state()
-    assert torch.equal(draw.again(op, args, {}), expected)
-    assert torch.equal(draw.again(op, args, {"dtype": dtype}), expected.to(dtype))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_running_again_leaves_the_generators_where_they_are() -> None:
     draw = draw_of((X,), {})
     state = torch.get_rng_state()

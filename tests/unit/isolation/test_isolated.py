@@ -101,37 +101,6 @@ def test_views_stay_views() -> None:
     assert model.base.requires_grad
 
 
-@pytest.mark.filterwarnings("error")
-def test_results_of_a_graph_come_back() -> None:
-    """They have no gradient to ask for: torch would warn."""
-    model = Writer(nothing, lambda m, x: m.state.detach().zero_())
-    model.state = model.linear(X)
-    before = model.state.tolist()
-    with isolated(model):
-        run(model)
-        assert model.state.tolist() != before
-    assert model.state.tolist() == before
-    assert model.state.grad_fn is not None
-
-
-class Recorder:
-    """A hook with a store of its own."""
-
-    def __init__(self) -> None:
-        self.seen: list[torch.Tensor] = []
-
-    def __call__(self, module: nn.Module, args: Any, out: torch.Tensor) -> None:
-        self.seen.append(out)
-
-
-def test_what_a_hook_of_the_body_records_stays() -> None:
-    model, recorder = nn.Linear(3, 3), Recorder()
-    with isolated(model):
-        model.register_forward_hook(recorder)
-        model(X)
-    assert len(recorder.seen) == 1
-
-
 def build_services(m: Any) -> None:
     m.lock, m.log, m.function = threading.Lock(), logging.getLogger("writer"), nothing
 

@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from auditor.isolation import isolated
-from auditor.isolation.process import OVERRIDES, flags, ieee, loose, process_state, swapped, uncompiled, under, unfused
-
-
-def test_the_seed_decides_what_is_drawn() -> None:
-    def draw(seed: int) -> tuple[float, float, float]:
-        with isolated(seed=seed):
-            return random.random(), float(np.random.rand()), float(torch.rand(1))
-
-    assert draw(1) == draw(1)
-    assert all(a != b for a, b in zip(draw(1), draw(2), strict=True))
-
-
-class Base:
-    value = 1
-
-
-def test_what_is_swapped_comes_back_after_an_error() -> None:
-    seen = []
-    with pytest.raises(ValueError, match="inside"), swapped(Base, "value", 2):
-        raise ValueError(seen.append(Base.value) or "inside")
-    assert [*seen, Base.value] == [2, 1]
-
+from auditor.isolation.process import OVERRIDES, flags, ieee, loose, process_state, uncompiled, under, unfused
 
 SET: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),

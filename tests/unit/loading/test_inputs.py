@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
@@ -152,12 +151,6 @@ def test_bad_inputs_argument(write, text, slug, words):
     assert caught.value.slug == slug
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_lazy_layers_take_their_shape_from_the_inputs(write):
-    subject = load(write("model = nn.LazyLinear(4)\ndef get_inputs(): return torch.ones(2, 6)\n"))
-    assert isinstance(subject.model, nn.Linear)
-    assert subject.model.in_features == 6
 
 
 SOURCES = (

@@ -74,11 +74,3 @@ def test_plain_tensors_and_what_a_loss_closes_over_are_moved_and_the_callers_are
     assert twin.objective.loss_fn(ones, ones).device.type == "meta"
     ours = [model.shift, model.more["list"][0], model.more["pair"][0], model.weight, weight]
     assert {x.device.type for x in ours} == {"cpu"}
-
-
-def test_weights_that_are_one_stay_one() -> None:
-    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
-    model[1].weight = model[0].weight
-    twin = copied(model, "meta")
-    assert twin[0].weight is twin[1].weight
-    assert twin[0].weight.is_meta and not model[0].weight.is_meta

@@ -89,16 +89,3 @@ def test_a_model_that_casts_to_what_all_of_it_is_stored_in_has_no_reference() ->
         from_object(Runs(hard, low=low()), torch.ones(2, 4))
     assert caught.value.slug == "low-precision-model"
     assert "\n" not in str(caught.value)
-
-
-def test_weights_made_in_inference_mode_are_raised_and_come_back() -> None:
-    with torch.inference_mode():
-        model = low()
-    before = model.weight.clone()
-    found = from_object(model, torch.ones(2, 4, dtype=BF16))
-    assert found.raised == "weights"
-    with raised(found):
-        assert model.weight.is_inference()
-        assert torch.equal(model.weight, before.float())
-    assert model.weight.is_inference()
-    assert torch.equal(model.weight, before)
