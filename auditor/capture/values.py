@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .views import ALIAS, Constant, Emit, Geometry, View, address, found, geometry_of, read, scatter
+from .views import ALIAS, Constant, Emit, Geometry, View, address, found, geometry_of, overwritten, read, scatter
 
 _aten = torch.ops.aten
 
@@ -117,6 +117,9 @@ class Values:
             own, parent = child.geometry, child.source.geometry
             node = scatter(self._emit, self._constant, child.view, own, parent, whole, node)
         root.node = node
+        for other in root.memory.roots if root.memory is not None else ():
+            if other is not root:
+                self._overwrite(other, root)
 
     def _entry_of(self, x: torch.Tensor) -> Entry | None:
         known = self._known.get(id(x))
@@ -163,6 +166,14 @@ class Values:
             entry = Entry(self._constant(x), geometry, memory)
         self._add(x, entry)
         return entry
+
+    def _overwrite(self, other: Entry, root: Entry) -> None:
+        """Another view of the same memory, made out of sight, sees what was written to `root`."""
+        own, written = (other.node, other.geometry), (root.node, root.geometry)
+        node = overwritten(self._emit, self._constant, own, written)
+        if node is not None:
+            other.node = node
+            other.version += 1
 
     def _memory_of(self, x: torch.Tensor) -> Memory | None:
         place = address(x)

@@ -141,6 +141,23 @@ def put(
     return emit(_aten.reshape.default, (changed, list(value.shape)), {}, value)
 
 
+def overwritten(
+    emit: Emit, constant: Constant, other: tuple[fx.Node, Geometry], written: tuple[fx.Node, Geometry]
+) -> fx.Node | None:
+    """Entries of a tensor after a write to another one in the same storage; None where that wrote to none of them."""
+    (whole, own), (node, source) = other, written
+    if own.dtype != source.dtype or own.stride is None or source.stride is None:
+        return None
+    mine, theirs = source.places(), own.places()
+    there = torch.isin(theirs, mine).nonzero().reshape(-1)
+    if not there.numel():
+        return None
+    here = _indices_of(mine, theirs[there])
+    assert here is not None
+    part = _take(emit, constant, node, Selection(here, (len(here),)), source.outline().new_empty(len(here)))
+    return put(emit, constant, whole, there, part, own.outline())
+
+
 def _take(emit: Emit, constant: Constant, source: fx.Node, view: Selection, value: torch.Tensor) -> fx.Node:
     count = source.meta["val"].numel() if isinstance(source.meta.get("val"), torch.Tensor) else 0
     line = emit(_aten.reshape.default, (source, [-1]), {}, value.new_empty(count))
