@@ -118,8 +118,10 @@ class Values:
             node = scatter(self._emit, self._constant, child.view, own, parent, whole, node)
         root.node = node
         for other in root.memory.roots if root.memory is not None else ():
-            if other is not root:
-                self._overwrite(other, root)
+            pairs = (other.node, other.geometry), (root.node, root.geometry)
+            seen = overwritten(self._emit, self._constant, *pairs) if other is not root else None
+            if seen is not None:  # a view made out of sight sees what was written
+                other.node, other.version = seen, other.version + 1
 
     def _entry_of(self, x: torch.Tensor) -> Entry | None:
         known = self._known.get(id(x))
@@ -166,14 +168,6 @@ class Values:
             entry = Entry(self._constant(x), geometry, memory)
         self._add(x, entry)
         return entry
-
-    def _overwrite(self, other: Entry, root: Entry) -> None:
-        """Another view of the same memory, made out of sight, sees what was written to `root`."""
-        own, written = (other.node, other.geometry), (root.node, root.geometry)
-        node = overwritten(self._emit, self._constant, own, written)
-        if node is not None:
-            other.node = node
-            other.version += 1
 
     def _memory_of(self, x: torch.Tensor) -> Memory | None:
         place = address(x)

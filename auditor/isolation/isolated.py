@@ -22,6 +22,7 @@ from ..errors import AuditorError
 from .process import process_state, reseed
 from .tensors import Memory, TensorState, plain_torch
 
+_Slot = types.MemberDescriptorType
 _OPEN_STDLIB = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 _OPEN_TORCH = ("torch.nn", "torch.optim", "torch.distributions", "torch.amp")
 # No run can change them, and there are many of them.
@@ -36,8 +37,7 @@ def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
 
     Comes back: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and attributes,
     as deep as lists, tuples, dicts, sets, deques, arrays, generators and objects lead; the random generators of Python,
-    NumPy, torch and the GPUs in use; what is set for the whole process, see process.py. Two runs in two such bodies
-    therefore start from the same state. seed: the generators start from it.
+    NumPy, torch and the GPUs in use; what is set for the whole process, see process.py. seed: generators start from it.
     Does not come back: what closures, globals, classes, caches of functions, iterators, threads and C++ objects hold;
     `grad_fn` of a tensor that had one. Gradients of what the body computes are to be taken inside it: the values that
     they need are put back after it. What the body records must not hang on the roots, or it is undone too.
@@ -135,8 +135,11 @@ def _put_back(owner: Any, kind: _Kind, held: list[Any]) -> None:
 def _kinds_of(cls: type) -> Iterator[_Kind]:
     """How the objects of a class are read: as the container that they are, and by what hangs on them."""
     yield from [kind for base, kind in _CONTAINERS.items() if issubclass(cls, base)][:1]
-    if _is_open(cls) and cls.__dictoffset__:
-        yield _OBJECT
+    if _is_open(cls):
+        if cls.__dictoffset__:
+            yield _OBJECT
+        if slots := [name for base in cls.__mro__ for name, x in vars(base).items() if isinstance(x, _Slot)]:
+            yield _Kind(partial(_read_slots, slots), partial(_write_slots, slots))
 
 
 def _is_open(cls: type) -> bool:
@@ -176,6 +179,19 @@ def _write_object(owner: Any, held: list[Any]) -> None:
     own = _dict_of(owner)
     own.clear()
     own.update(_pairs(named))
+
+
+def _read_slots(names: list[str], owner: Any) -> list[Any]:
+    held = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
+    return [*held, *held.values()]
+
+
+def _write_slots(names: list[str], owner: Any, held: list[Any]) -> None:
+    for name in names:
+        if hasattr(owner, name):
+            object.__delattr__(owner, name)
+    for name, value in _pairs(held):
+        object.__setattr__(owner, name, value)
 
 
 # The methods of the base classes: subclasses such as the outputs of transformers refuse to be written.

@@ -7,10 +7,9 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,19 +203,6 @@ def _set_environment(wanted: dict[str, str]) -> None:
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
 
 
-def _directory() -> str | None:
-    try:
-        return str(Path.cwd())
-    except OSError:  # it was deleted
-        return None
-
-
-def _set_directory(wanted: str | None) -> None:
-    if wanted is not None:
-        with suppress(OSError):
-            os.chdir(wanted)
-
-
 def _set_path(wanted: list[str]) -> None:
     sys.path[:] = wanted
 
@@ -239,7 +225,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
         for kernel in ("flash", "mem_efficient", "math", "cudnn")
     ),
     (lambda: dict(os.environ), _set_environment),
-    (_directory, _set_directory),
+    (os.getcwd, os.chdir),
     (lambda: list(sys.path), _set_path),
     (lambda: list(warnings.filters), _set_filters),
 )

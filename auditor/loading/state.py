@@ -43,8 +43,12 @@ def switch(model: nn.Module, training: bool) -> None:
 
 
 def _set(module: nn.Module, flag: bool) -> None:
-    if getattr(module, "training", flag) is not flag:  # a frozen one has none
-        module.training = flag
+    """`module.training`, also of a module that takes no attributes; a frozen one has none."""
+    if getattr(module, "training", flag) is not flag:
+        try:
+            module.training = flag
+        except Exception:
+            module.__dict__["training"] = flag
 
 
 def materialise(model: nn.Module, batch: Batch, seed: int) -> None:

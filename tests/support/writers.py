@@ -39,6 +39,13 @@ class Cache:
     owner: Any = None
 
 
+class Slots:
+    __slots__ = ("count", "state", "unset")
+
+    def __init__(self) -> None:
+        self.count, self.state = 0, torch.zeros(2)
+
+
 class Refusing(nn.Linear):
     """No attribute can be set after the start, all are equal, none has a hash."""
 
@@ -248,6 +255,12 @@ def parent_link(m: Any) -> None:
     m.linear.__dict__["weak"] = weakref.ref(m)
 
 
+def write_slots(m: Any, x: torch.Tensor) -> None:
+    m.slots.count += 1
+    m.slots.state.add_(1)
+    m.slots.unset = 1
+
+
 def some_generators(m: Any) -> None:
     m.noise = torch.Generator().manual_seed(1)
 
@@ -330,6 +343,7 @@ _WRITERS: dict[str, tuple[Build, Write]] = {
     "containers": (some_containers, write_containers),
     "aliases": (two_aliases, write_aliases),
     "parent": (parent_link, lambda m, x: setattr(m.linear.parent, "calls", 1)),
+    "slots": (attributes(slots=Slots), write_slots),
     "generators": (some_generators, draw),
     "refusing": (attributes(norm=lambda: Refusing(3, 3)), normalise),
     "adam": (nothing, optimise(foreach=False)),
