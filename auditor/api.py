@@ -12,7 +12,7 @@ from .asked import validate, with_rules
 from .errors import CallbackError, let_through
 from .flow import run
 from .loading import from_object
-from .loading.sandbox import blame
+from .loading.target import blame
 from .offload import limited
 from .progress.shown import in_notebook, reporter, ticking
 from .records import Progress

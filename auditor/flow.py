@@ -19,7 +19,7 @@ from .graphs import Planned, graphs_of, scored
 from .isolation import isolated
 from .isolation.process import flags, ieee
 from .loading import in_eval
-from .loading.placement import devices_of, placed
+from .loading.placement import devices_of, place_subject
 from .loading.state import raised
 from .measure.calibrate import calibrate_paths
 from .measure.measure import working_set
@@ -42,7 +42,7 @@ from .rulebook.verdicts import judge, with_backward
 from .settings import Settings
 from .stages import Stages, listening
 from .training.recommend import agreed
-from .training.stage import Prepared, conclude, prepare
+from .training.stage import MeasuredStep, conclude, prepare
 
 TOO_SMALL = "The GPU's memory was too small for this audit: it was run on the CPU, which emulates a GPU."
 
@@ -86,7 +86,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         listening(stages.beat),
     ):
         options = options.having(found=follow(options.device, devices_of(subject.model)))
-        subject = placed(subject, options.where, options.seed)
+        subject = place_subject(subject, options.where, options.seed)
         with stages("FP32 score", _scored_by(options), wanted=options.scoring is not None):
             score = in_fp32(subject, options)
         with stages("capture", subject.name):
@@ -155,7 +155,7 @@ def _make_plans(bench: Workbench, options: Settings, stages: Stages, score: InFp
 
 
 def _conclude(
-    step: Prepared | None, plans: Mapping[str, Plan], budget: float, options: Settings, stages: Stages
+    step: MeasuredStep | None, plans: Mapping[str, Plan], budget: float, options: Settings, stages: Stages
 ) -> tuple[Training | None, str | None, str]:
     """What training in low precision comes to, where it is audited, and the plan to use, with why."""
     recommended, reason = recommend(plans, budget, options.use)

@@ -13,7 +13,7 @@ from torch import fx, nn
 from ..isolation.members import modules_of
 from ..numerics.nodes import tensors_of
 from ..records import Batch, Placeholder
-from .calls import first_paths
+from .calls import paths_of
 
 if TYPE_CHECKING:
     from .builder import Recording
@@ -62,11 +62,8 @@ def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
     *parents, name = path.split(".")
     for part in parents:
         module = module._modules[part]
-    for store in (module._parameters, module._buffers):
-        if name in store and store[name] is not None:
-            tensor: torch.Tensor = store[name]
-            return tensor
-    raise KeyError(path)
+    tensor: torch.Tensor = (module._parameters if name in module._parameters else module._buffers)[name]
+    return tensor
 
 
 def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
@@ -99,10 +96,9 @@ def placeholders_of(recording: Recording, model: nn.Module) -> tuple[Placeholder
 
 def holders_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
     """{id of a parameter or buffer: first paths of the modules that have it as theirs}."""
-    found: dict[int, dict[str, None]] = {}
-    paths = first_paths(model)
+    holders: dict[int, dict[str, None]] = {}
+    paths = paths_of(model)
     for module in modules_of(model):
         for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                found.setdefault(id(tensor), {})[paths[id(module)]] = None
-    return {key: tuple(paths) for key, paths in found.items()}
+            holders.setdefault(id(tensor), {})[paths[id(module)][0]] = None
+    return {key: tuple(paths) for key, paths in holders.items()}

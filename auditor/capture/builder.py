@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +19,6 @@ from .source import Written
 _aten = torch.ops.aten
 _GRADIENT = "gradient"
 """Whether a replay of a node would hand gradients on to a parameter: they end at `detach`, and behind `no_grad`."""
-
-Observe = Callable[[fx.Node, Any], None]
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ class Recording:
 class Builder:
     """Writes nodes, each with `mark`. exact: those no rounding can change. fed: those that depend on an input."""
 
-    def __init__(self, recording: Recording, mark: Mark, observe: Observe | None) -> None:
-        self.recording, self.mark, self._observe = recording, mark, observe
+    def __init__(self, recording: Recording, mark: Mark) -> None:
+        self.recording, self.mark = recording, mark
         self.exact: set[fx.Node] = set()
         self.fed: set[fx.Node] = set()
         self._first: fx.Node | None = None
@@ -88,8 +86,6 @@ class Builder:
         if any(source in self.fed for source in sources):
             self.fed.add(node)
         self.recording.marks[node.name] = self.mark
-        if self._observe is not None:
-            self._observe(node, value)
         return node
 
     def constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:

@@ -47,7 +47,7 @@ class Calls:
     def __init__(self, model: nn.Module, returned: Callable[[Call, Any], None] = lambda call, result: None) -> None:
         self.open: tuple[Call, ...] = (Call("", 0, ""),)
         self._returned = returned
-        self._paths = first_paths(model)
+        self._paths = paths_of(model)
         self._stack: list[tuple[Call, ...]] = []
         self._count = 0
         self._thread = threading.get_ident()
@@ -62,7 +62,7 @@ class Calls:
             self.elsewhere = True
             return
         self._stack.append(self.open)
-        path = self._paths.get(id(module), "")
+        path = self._paths.get(id(module), [""])[0]
         if path:
             self._count += 1
             # Hooks for all modules are told the positional arguments alone.
@@ -90,17 +90,12 @@ class Calls:
                 handle.remove()
 
 
-def first_paths(model: nn.Module) -> dict[int, str]:
-    """{id of a module: its first path}."""
-    return {id(module): path for path, module in reversed(list(named_modules(model)))}
-
-
-def aliases_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """{first path: the others} of every module that has several."""
+def paths_of(model: nn.Module) -> dict[int, list[str]]:
+    """{id of a module: its paths}."""
     paths: dict[int, list[str]] = {}
     for path, module in named_modules(model):
         paths.setdefault(id(module), []).append(path)
-    return {first: tuple(others) for first, *others in paths.values() if others}
+    return paths
 
 
 class Functions(TorchFunctionMode):

@@ -13,17 +13,17 @@ from torch.utils._pytree import tree_map_only
 from ..errors import AuditorError, CaptureError, MeasureError, first_line, let_through
 from ..isolation import isolated
 from ..isolation.answer import copied, from_the_start
-from ..isolation.eager import uncompiled, unfused
 from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors, tensor_outputs
+from ..isolation.process import uncompiled, unfused
 from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Subject
 from .binding import Binder, RecordedModule, placeholders_of
 from .builder import Recording
-from .calls import aliases_of, first_paths
+from .calls import paths_of
 from .literals import compared
-from .paths import on_the_path, usable_batches
+from .paths import on_the_path, usable
 from .record import record
 from .source import code_at, line_of
 
@@ -69,7 +69,7 @@ def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> 
         if isinstance(error, AuditorError) and not isinstance(error, MeasureError):
             raise
         raise CaptureError(
-            f"{subject.name} could not be recorded: {_said(error)}. "
+            f"{subject.name} could not be recorded: {_reason(error)}. "
             "Check that the model runs on these inputs in FP32, outside torch.compile.",
             slug="capture-failed",
         ) from error
@@ -82,7 +82,7 @@ def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> 
         same_path=on_the_path(recording, subject, seed) if recording.reads else frozenset(),
         warnings=(*found.warnings, *([history] if history else [])),
     )
-    return ModelPath(found, tuple(usable_batches(found, subject)), answer.names)
+    return ModelPath(found, tuple(usable(found, subject)), answer.names)
 
 
 def _run(model: nn.Module, batch: Batch, seed: int) -> tuple[Recording, NamedTensors, str | None]:
@@ -121,18 +121,18 @@ def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Seque
 
     def replayed() -> list[torch.Tensor]:
         with torch.no_grad():
-            return _unnested(tensor_outputs(found.graph_module(*found.bind(subject.model, batch))))
+            return _unnest(tensor_outputs(found.graph_module(*found.bind(subject.model, batch))))
 
     try:
         again = replayed()
     except Exception as error:
         let_through(error)
         raise CaptureError(
-            f"{subject.name} runs, but its recorded operations do not run again: {_said(error)}. Does it use an "
+            f"{subject.name} runs, but its recorded operations do not run again: {_reason(error)}. Does it use an "
             "operation that only works within a context, or handles that are freed after the run?",
             slug="capture-failed",
         ) from error
-    answer = _unnested(answer)
+    answer = _unnest(answer)
     apart = output_error(answer, again) if len(again) == len(answer) else math.inf
     if not apart <= REPEATS and not (math.isfinite(apart) and apart <= NOISE * output_error(again, replayed())):
         raise CaptureError(
@@ -142,11 +142,11 @@ def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Seque
         )
 
 
-def _unnested(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _unnest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [part for x in tensors for part in (x.unbind() if x.is_nested else [x])]
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)[:160]}" if str(error) else type(error).__name__
 
 
@@ -164,7 +164,7 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
             return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
 
     try:
-        called(tree_map_only(torch.Tensor, _rolled, batch))
+        called(tree_map_only(torch.Tensor, _roll, batch))
     except Exception as problem:  # these values need not be any that the model takes
         let_through(problem)
     try:
@@ -176,11 +176,11 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
         what = "answers in other shapes"
     except Exception as problem:
         let_through(problem)
-        what = f"fails ({_said(problem)})"
+        what = f"fails ({_reason(problem)})"
     return f"The model keeps state between calls: a later one on the same inputs {what}; {_HANDLING}"
 
 
-def _rolled(x: torch.Tensor) -> torch.Tensor:
+def _roll(x: torch.Tensor) -> torch.Tensor:
     """Floating values in other places; indices and masks as they are."""
     moved = x.is_floating_point() and x.layout is torch.strided and not x.is_nested and x.dim() > 0
     return x.detach().roll(1, -1) if moved else x
@@ -188,24 +188,24 @@ def _rolled(x: torch.Tensor) -> torch.Tensor:
 
 def assembled(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
     """The recording as the stages read it."""
-    placeholders, paths = placeholders_of(recording, model), first_paths(model)
-    types = {paths[id(module)]: type(module).__name__ for module in modules_of(model)}
+    placeholders, paths = placeholders_of(recording, model), paths_of(model)
+    types = {paths[id(module)][0]: type(module).__name__ for module in modules_of(model)}
     order = tuple(placeholder.name for placeholder in placeholders)
     operations = [node for node in recording.graph.nodes if node.op == "call_function"]
     return Capture(
         graph_module=RecordedModule(nn.Module(), recording.graph),
-        nodes={node.name: _described(node, recording, types) for node in operations},
+        nodes={node.name: _describe(node, recording, types) for node in operations},
         placeholders=placeholders,
         outputs=recording.outputs,
         bind=Binder(order, recording.names, recording.constants, tuple(batch[1])),
         method="path" if recording.reads else "run",
         operations=recording.operations,
-        aliases=aliases_of(model),
+        aliases={first: tuple(others) for first, *others in paths.values() if others},
         warnings=(*([_PATH] if recording.reads else []), *([_THREADS] if recording.elsewhere else [])),
     )
 
 
-def _described(node: fx.Node, recording: Recording, types: dict[str, str]) -> Node:
+def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Node:
     """The operation in names that a user recognises: owner module, source line and ATen name."""
     mark = recording.marks[node.name]
     owner, written = mark.calls[-1].path, mark.written

@@ -40,7 +40,7 @@ def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return tuple(found), kwargs
 
 
-def completed(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def with_defaults(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments with the defaults that were left out: a twin may have none, as `bernoulli.p` beside `bernoulli_`."""
     rest = op._schema.arguments[len(args) :]
     values = [a.default_value for a in rest if not a.kwarg_only and a.has_default_value()]
@@ -119,7 +119,7 @@ class Written:
         return fresh, copies
 
 
-class Drawn:
+class PinnedDraw:
     """An operation that drew random numbers, which draws the same ones whenever it is called again."""
 
     def __init__(self, op: Callable[..., Any], draw: Draw) -> None:

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..errors import MeasureError
-from ..isolation.eager import cond, uncompiled, unfused, while_loop
+from ..isolation.process import uncompiled, unfused
 from ..numerics.nodes import operation_of
 from ..trees import tensors_in
 from .regions import Region, one_stack, region_now
@@ -115,7 +115,7 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         region = region_now()  # inside the guards below autocast always looks closed
         # Without the first guard RNNs take Python's decomposition, step by step.
         with torch._C._DisablePythonDispatcher(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            if not _transformed(tensors_in((args, kwargs))):
+            if not _is_transformed(tensors_in((args, kwargs))):
                 return self.handler.whole(func, args, kwargs, region)
             with self.parts.of(region), _cast_below(self.parts):
                 return func(*args, **kwargs)
@@ -179,11 +179,11 @@ def _listen() -> tuple[torch.library.Library, ...]:
         packet, _, overload = rest.partition(".")
         if namespace == "aten":
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            library.impl(rest, partial(_listed, op), _KEY_BELOW.name)  # type: ignore[no-untyped-call]
+            library.impl(rest, partial(_cast_listed, op), _KEY_BELOW.name)  # type: ignore[no-untyped-call]
     return library, others
 
 
-def _listed(op: Any, *args: Any, **kwargs: Any) -> Any:
+def _cast_listed(op: Any, *args: Any, **kwargs: Any) -> Any:
     parts = _below[-1]
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY_BELOW)):
         args, kwargs = parts.handler.entering(op, args, kwargs, parts.region)
@@ -207,11 +207,21 @@ def _teach(operator: HigherOrderOperator) -> None:
     operator.py_impl(_Whole)(run)
 
 
-_BODIES: dict[str, Callable[..., Any]] = {"cond": cond, "while_loop": while_loop}
+def _cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+    return (true_fn if pred else false_fn)(*operands)
+
+
+def _while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any, more: Any = ()) -> Any:
+    while cond_fn(*carried, *more):
+        carried = body_fn(*carried, *more)
+    return carried
+
+
+_BODIES: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_loop}
 """Operators whose own kernels refuse to run while a mode is active."""
 
 
-def _transformed(tensors: list[torch.Tensor]) -> bool:
+def _is_transformed(tensors: list[torch.Tensor]) -> bool:
     """Whether a transform of functorch, forward-mode differentiation or batched gradients make others of this operation."""
     if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         return True

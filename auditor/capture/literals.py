@@ -132,7 +132,7 @@ def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
             name, dtype = twins[source].name, other.args[1]
             assert isinstance(dtype, torch.dtype)
             found[name] = replace(found.get(name, Literals()), result=dtype)
-    return found if row.native else {name: translated(literals, row) for name, literals in found.items()}
+    return found if row.native else {name: translate(literals, row) for name, literals in found.items()}
 
 
 def _operations(recording: Recording) -> Iterator[tuple[str, Hashable, fx.Node]]:
@@ -149,7 +149,7 @@ def _changed_literals(mine: fx.Node, other: fx.Node) -> dict[int | str, Any]:
     return {key: b for key, a, b in pairs if {type(a), type(b)} in kinds and a != b}
 
 
-def translated(found: Literals, row: Format) -> Literals:
+def translate(found: Literals, row: Format) -> Literals:
     """Literals of a run in FP16, as a format would have them that torch does not compute in.
 
     FP16 becomes the format, and its limits those of the format. Other values stay as the FP32 model has them.

@@ -35,14 +35,11 @@ def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[
     return frozenset(key_of(batch) for batch in alike if _takes_it(recording, subject.model, batch, seed))
 
 
-def usable_batches(capture: Capture, subject: Subject) -> list[Batch]:
-    """Audited batches that the captured graph is valid for."""
-    return usable(capture, subject, subject.batches)
-
-
-def usable(capture: Capture, subject: Subject, batches: Sequence[Batch]) -> list[Batch]:
-    """Those of some batches that the captured graph is valid for: of a recorded batch's shapes, and on its path."""
-    return [batch for batch in batches if path_of(capture, subject, batch) is not None]
+def usable(capture: Capture, subject: Subject, batches: Sequence[Batch] | None = None) -> list[Batch]:
+    """Those of some batches, the audited ones if left out, that the captured graph is valid for: of a recorded batch's
+    shapes, and on its path."""
+    chosen = subject.batches if batches is None else batches
+    return [batch for batch in chosen if path_of(capture, subject, batch) is not None]
 
 
 def path_of(capture: Capture, subject: Subject, batch: Batch) -> Capture | None:
@@ -66,12 +63,12 @@ def _takes_it(recording: Recording, model: nn.Module, batch: Batch, seed: int) -
     except Exception as error:  # a branch that fails on these inputs is another path
         let_through(error)
         return False
-    return _written(recording) == _written(other) and all(
+    return _operations_of(recording) == _operations_of(other) and all(
         name in other.constants and _equal(x, other.constants[name]) for name, x in recording.constants.items()
     )
 
 
-def _written(recording: Recording) -> list[Any]:
+def _operations_of(recording: Recording) -> list[Any]:
     def name(node: fx.Node) -> str:
         return node.name
 

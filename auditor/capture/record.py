@@ -18,18 +18,18 @@ from ..numerics.nodes import mutates, operation_of, tensors_of, to_device
 from ..records import Batch, Call
 from ..trees import over_tensors
 from .binding import named_inputs
-from .builder import Builder, Mark, Observe, Recording, ends
+from .builder import Builder, Mark, Recording, ends
 from .calls import Calls, Functions
 from .functional import (
-    Drawn,
+    PinnedDraw,
     Written,
     as_cast,
-    completed,
     is_no_cast,
     positional,
     promotes,
     shape_from,
     twin_of,
+    with_defaults,
     written_arguments,
 )
 from .intercept import Handler, intercepted
@@ -48,18 +48,16 @@ def record(
     *,
     handler: Handler | None = None,
     around: Region | None = _FP32,
-    observe: Observe | None = None,
 ) -> tuple[Recording, NamedTensors]:
     """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
 
     handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32,
     which casts nothing, code that asks whether autocast is on, in order to switch it off, shows the regions that it
-    protects. observe(node, result) sees every operation's own result. The batch's tensors are copied, and the model's may
-    be written to: the caller puts them back.
+    protects. The batch's tensors are copied, and the model's may be written to: the caller puts them back.
     """
     recording = Recording()
-    calls = Calls(model, lambda call, result: recorder.returns(call, result))
-    recorder = _Recorder(recording, calls, handler or Handler(), around, observe)
+    calls = Calls(model, lambda call, result: recorder.note_returned(call, result))
+    recorder = _Recorder(recording, calls, handler or Handler(), around)
     args, kwargs = recorder.begin(model, batch)
     with ExitStack() as stack:
         stack.enter_context(calls.watched())
@@ -82,12 +80,11 @@ class _Recorder(Handler):
         calls: Calls,
         handler: Handler,
         around: Region | None,
-        observe: Observe | None,
     ) -> None:
         self.recording, self.calls, self.handler = recording, calls, handler
-        self.functions = Functions(calls, self.noticed)
+        self.functions = Functions(calls, self.notice_reads)
         self.around = around or Region(False, "")
-        self.builder = Builder(recording, Mark(calls.open, None, None, 0), observe)
+        self.builder = Builder(recording, Mark(calls.open, None, None, 0))
         self._emit, self._constant = self.builder.emit, self.builder.constant
         self.values = Values(self._emit, self._constant)
         self.kept: list[torch.Tensor] = []
@@ -113,7 +110,7 @@ class _Recorder(Handler):
         self.kept = list(copies.values())
         return result
 
-    def returns(self, call: Call, result: Any) -> None:
+    def note_returned(self, call: Call, result: Any) -> None:
         """A call of a module ends: what it hands to its caller, and not by an attribute, is converted where a plan wraps it."""
         for x in tensors_of(result):
             while torch._C._functorch.is_functorch_wrapped_tensor(x):
@@ -121,26 +118,26 @@ class _Recorder(Handler):
             if self.values.knows(x):
                 self.recording.returned.setdefault(self.values.node_of(x).name, []).append(call.key)
 
-    def noticed(self, *given: torch.Tensor) -> None:
+    def notice_reads(self, *given: torch.Tensor) -> None:
         """Python reads the values of tensors, or a shape depends on them."""
         nodes = [self.values.node_of(x) for x in given]
         self.recording.reads |= any(node in self.builder.fed for node in nodes)
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        return self._recorded(op, args, kwargs, region, self.handler.whole)
+        return self._record_operation(op, args, kwargs, region, self.handler.whole)
 
     def entering(self, op: Any, args: Any, kwargs: Any, region: Region) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return self.handler.entering(op, args, kwargs, region)
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        return self._recorded(op, args, kwargs, region, self.handler.part)
+        return self._record_operation(op, args, kwargs, region, self.handler.part)
 
-    def _recorded(self, op: Any, args: Any, kwargs: Any, region: Region, run: Callable[..., Any]) -> Any:
+    def _record_operation(self, op: Any, args: Any, kwargs: Any, region: Region, run: Callable[..., Any]) -> Any:
         self.recording.operations += 1
         if not isinstance(op, torch._ops.OpOverload):
             return run(op, args, kwargs, region)
         if operation_of(op).reads:
-            self.noticed(*tensors_of((args, kwargs)))
+            self.notice_reads(*tensors_of((args, kwargs)))
             return run(op, args, kwargs, region)
         args, kwargs = positional(op, args, kwargs)
         given, row, writes = tensors_of((args, kwargs)), operation_of(op), mutates(op)
@@ -157,7 +154,7 @@ class _Recorder(Handler):
         result = run(op, args, kwargs, region)
         draw = draw if draw is not None and drew(draw, kwargs) else None
         if writes:
-            self._written(op, args, kwargs, before, result, draw)
+            self._record_write(op, args, kwargs, before, result, draw)
             return result
         known, apart = {id(x) for x in given}, set[int]()
 
@@ -174,7 +171,7 @@ class _Recorder(Handler):
             for _, x in _places_of(result):
                 self.values.bind(x, self._constant(x, "held"))
         else:
-            self._returned(op, given, before, result, draw, apart)
+            self._record_result(op, given, before, result, draw, apart)
         return result
 
     def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], bool]:
@@ -185,7 +182,7 @@ class _Recorder(Handler):
         choosing = shape_from(op, args)
         chosen = {id(x) for x in choosing if self.values.node_of(x) not in self.builder.exact}
         if choosing:
-            self.noticed(*choosing)
+            self.notice_reads(*choosing)
         floating = any(id(x) in chosen and (x.is_floating_point() or x.is_complex()) for x in choosing)
 
         def node(x: torch.Tensor) -> fx.Node:
@@ -208,7 +205,7 @@ class _Recorder(Handler):
                 return self._emit(_aten.sym_size.int, (self.values.node_of(x), dim), {}, None)
         return size
 
-    def _returned(
+    def _record_result(
         self, op: Any, given: list[torch.Tensor], before: tuple[Any, Any], result: Any, draw: Any, apart: set[int]
     ) -> None:
         if operation_of(op).identity and isinstance(result, torch.Tensor):
@@ -224,10 +221,10 @@ class _Recorder(Handler):
             return
         target, args, kwargs = as_cast(op, given, args, kwargs)
         if draw is not None:
-            target, kwargs = Drawn(op, draw), _without_generator(kwargs)
+            target, kwargs = PinnedDraw(op, draw), _without_generator(kwargs)
         found = list(_places_of(result))
         if not found and op.namespace != "aten":  # a number or a truth
-            self.noticed(*given)
+            self.notice_reads(*given)
         moved = target is _aten.to.dtype and given and result.device != given[0].device
         node = args[0] if moved and is_no_cast(op, given, *before) else self._emit(target, args, kwargs, result)
         if moved:
@@ -266,9 +263,9 @@ class _Recorder(Handler):
         else:
             apart = (*args[:3], None, None, *args[5:])  # by the batch's statistics: the result depends on no others
             self.values.bind(result, self._emit(op, apart, {}, result))
-            self._copied(op, (3, 4), args, {}, running, None, None)
+            self._record_on_copies(op, (3, 4), args, {}, running, None, None)
 
-    def _written(
+    def _record_write(
         self, op: Any, args: Any, kwargs: Any, before: tuple[Any, Any], result: Any, draw: Draw | None
     ) -> None:
         row = operation_of(op)
@@ -291,9 +288,9 @@ class _Recorder(Handler):
         if draw is not None:
             node_kwargs = _without_generator(node_kwargs)
         if twin is None:
-            self._copied(op, places, node_args, node_kwargs, written, result, draw)
+            self._record_on_copies(op, places, node_args, node_kwargs, written, result, draw)
             return
-        target, node_args = Drawn(twin, draw) if draw is not None else twin, completed(op, node_args)
+        target, node_args = PinnedDraw(twin, draw) if draw is not None else twin, with_defaults(op, node_args)
         out = {a.name for a in op._schema.arguments if a.is_out}
         value = result if isinstance(result, (torch.Tensor, tuple, list)) else changed[0]
         node = self._emit(target, node_args, {k: v for k, v in node_kwargs.items() if k not in out}, value)
@@ -304,7 +301,7 @@ class _Recorder(Handler):
                 own = self._emit(_aten.to.dtype, (own, x.dtype), {}, x)
             self.values.write(x, own)
 
-    def _copied(
+    def _record_on_copies(
         self,
         op: Any,
         places: tuple[int | str, ...],
@@ -315,7 +312,7 @@ class _Recorder(Handler):
         draw: Draw | None,
     ) -> None:
         target: Any = Written(op, places)
-        node = self._emit(Drawn(target, draw) if draw is not None else target, args, kwargs, (result, written))
+        node = self._emit(PinnedDraw(target, draw) if draw is not None else target, args, kwargs, (result, written))
         copies = self._emit(operator.getitem, (node, 1), {}, written)
         for index, x in enumerate(written):
             self.values.write(x, self._emit(operator.getitem, (copies, index), {}, x))

@@ -27,7 +27,7 @@ class Region(NamedTuple):
     dtype: str
 
 
-class _Entered(NamedTuple):
+class _OpenRegion(NamedTuple):
     """An open region, and what was set before it. depth: how many module calls were open."""
 
     region: Any
@@ -44,7 +44,7 @@ class _Stack:
     """
 
     depth_of: Callable[[], int]
-    entered: list[_Entered] = field(default_factory=list)
+    entered: list[_OpenRegion] = field(default_factory=list)
     casts: dict[tuple[int, torch.dtype, bool], tuple[Any, torch.Tensor]] = field(default_factory=dict)
 
 
@@ -135,7 +135,7 @@ def _enter(self: Any) -> Any:
     stack = _STATE.stack
     if stack is None:
         return _ORIGINAL["__enter__"](self)
-    stack.entered.append(_Entered(self, _flags(), torch.is_autocast_cache_enabled(), stack.depth_of()))
+    stack.entered.append(_OpenRegion(self, _flags(), torch.is_autocast_cache_enabled(), stack.depth_of()))
     _mirror(getattr(self, "_meant", self._enabled), self.fast_dtype)
     torch.autocast_increment_nesting()
     torch.set_autocast_cache_enabled(self._cache_enabled)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .views import ALIAS, Constant, Emit, Geometry, View, address, found, geometry_of, overwritten, read, scattered
+from .views import ALIAS, Constant, Emit, Geometry, View, address, found, geometry_of, overwritten, read, scatter
 
 _aten = torch.ops.aten
 
@@ -115,11 +115,13 @@ class Values:
             child.node, child.version = node, root.version
             whole = self._current(child.source, root.version - 1)
             own, parent = child.geometry, child.source.geometry
-            node = scattered(self._emit, self._constant, child.view, own, parent, whole, node)
+            node = scatter(self._emit, self._constant, child.view, own, parent, whole, node)
         root.node = node
         for other in root.memory.roots if root.memory is not None else ():
-            if other is not root:
-                self._overwrite(other, root)
+            pairs = (other.node, other.geometry), (root.node, root.geometry)
+            seen = overwritten(self._emit, self._constant, *pairs) if other is not root else None
+            if seen is not None:  # a view made out of sight sees what was written
+                other.node, other.version = seen, other.version + 1
 
     def _entry_of(self, x: torch.Tensor) -> Entry | None:
         known = self._known.get(id(x))
@@ -166,14 +168,6 @@ class Values:
             entry = Entry(self._constant(x), geometry, memory)
         self._add(x, entry)
         return entry
-
-    def _overwrite(self, other: Entry, root: Entry) -> None:
-        """Another view of the same memory, made out of sight, sees what was written to `root`."""
-        own, written = (other.node, other.geometry), (root.node, root.geometry)
-        node = overwritten(self._emit, self._constant, own, written)
-        if node is not None:
-            other.node = node
-            other.version += 1
 
     def _memory_of(self, x: torch.Tensor) -> Memory | None:
         place = address(x)

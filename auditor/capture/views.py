@@ -61,7 +61,7 @@ class View:
 ALIAS = View(_aten.alias.default)
 
 
-class Taken:
+class Selection:
     """A view made out of sight: the entries at some places of its source, numbered in the source's own order."""
 
     def __init__(self, places: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -81,8 +81,8 @@ def found(own: Geometry, source: Geometry) -> View | None:
     along = _slice_of(own, source)
     if along is not None:
         return View(_aten.slice.Tensor, along)
-    there = _found(source.places(), own.places())
-    return View(Taken(there, own.shape)) if there is not None else None
+    there = _indices_of(source.places(), own.places())
+    return View(Selection(there, own.shape)) if there is not None else None
 
 
 def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geometry, whole: fx.Node) -> fx.Node:
@@ -90,7 +90,7 @@ def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geom
     value = own.outline()
     if view.op is _aten.alias.default:
         return whole
-    if isinstance(view.op, Taken):
+    if isinstance(view.op, Selection):
         return _take(emit, constant, whole, view.op, value)
     if view.index is None:
         return emit(view.op, (whole, *view.args), view.kwargs, value)
@@ -103,7 +103,7 @@ def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geom
     return emit(operator.getitem, (node, view.index), {}, value)
 
 
-def scattered(
+def scatter(
     emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geometry, whole: fx.Node, part: fx.Node
 ) -> fx.Node:
     """The parent's entries once those of a view of it are `part`."""
@@ -152,13 +152,13 @@ def overwritten(
     there = torch.isin(theirs, mine).nonzero().reshape(-1)
     if not there.numel():
         return None
-    here = _found(mine, theirs[there])
+    here = _indices_of(mine, theirs[there])
     assert here is not None
-    part = _take(emit, constant, node, Taken(here, (len(here),)), source.outline().new_empty(len(here)))
+    part = _take(emit, constant, node, Selection(here, (len(here),)), source.outline().new_empty(len(here)))
     return put(emit, constant, whole, there, part, own.outline())
 
 
-def _take(emit: Emit, constant: Constant, source: fx.Node, view: Taken, value: torch.Tensor) -> fx.Node:
+def _take(emit: Emit, constant: Constant, source: fx.Node, view: Selection, value: torch.Tensor) -> fx.Node:
     count = source.meta["val"].numel() if isinstance(source.meta.get("val"), torch.Tensor) else 0
     line = emit(_aten.reshape.default, (source, [-1]), {}, value.new_empty(count))
     entries = emit(_aten.index_select.default, (line, 0, constant(view.places)), {}, value.new_empty(len(view.places)))
@@ -212,14 +212,14 @@ def _slice_of(own: Geometry, parent: Geometry) -> tuple[int, int, int] | None:
 
 def _places_in(view: View, parent: Geometry) -> torch.Tensor:
     """Where a view's entries lie in its parent, in the parent's own order."""
-    if isinstance(view.op, Taken):
+    if isinstance(view.op, Selection):
         return view.op.places
     viewed = view.op(torch.arange(_count(parent.shape)).reshape(parent.shape), *view.args, **view.kwargs)
     entries: torch.Tensor = viewed if view.index is None else viewed[view.index]
     return entries.reshape(-1)
 
 
-def _found(among: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
+def _indices_of(among: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
     """Indices of `places` in `among`; None where one is missing."""
     order = among.argsort()
     at = torch.searchsorted(among[order], places).clamp(max=max(0, len(among) - 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,8 @@ RERUN_SCALE = 2.0**12
 """Loss scale of a step with one operation low."""
 
 Gradients = Mapping[str, torch.Tensor | None]
+Watch = Callable[[str, int, torch.Tensor], None]
+"""Hears of every gradient: the node, which of its results, and the gradient, still scaled."""
 
 
 @dataclass
@@ -163,10 +165,10 @@ def gradient_error(reference: Gradients, low: Gradients) -> float:
     return output_error([ours for ours, _ in pairs], [ours if theirs is None else theirs for ours, theirs in pairs])
 
 
-def one_low(step: Step, name: str, format: str) -> LowStep:
+def one_low(step: Step, name: str, format: str, scale: float = RERUN_SCALE) -> LowStep:
     """The step with one operation in a format, forwards and backwards."""
     low = SomeLow(step.capture, {name}, format, lambda value: lowered(value, FORMATS[format]))
-    return _replayed(step, low, RERUN_SCALE)
+    return _replayed(step, low, scale)
 
 
 def spoilt(step: Step, format: str) -> dict[str, str]:
@@ -174,24 +176,29 @@ def spoilt(step: Step, format: str) -> dict[str, str]:
     and what it hands back is not finite. Empty where the loss itself is not finite."""
     broken: set[str] = set()
 
-    def told(name: str, gradient: torch.Tensor) -> None:
+    def watch(name: str, index: int, gradient: torch.Tensor) -> None:
         if not bool(torch.isfinite(gradient).all()):
             broken.add(name)
 
-    def observe(node: fx.Node, value: Any) -> None:
-        for leaf in tensors_of(value) if node.op == "call_function" else ():
-            if leaf.requires_grad and is_plain(leaf):
-                leaf.register_hook(partial(told, node.name))  # type: ignore[no-untyped-call]
-
     captured = step.capture
-    policy = Policy(captured, "cast", plain(format), format)
-    low = _replayed(step, policy, 1.0, observe)
+    low = hear_gradients(step, Policy(captured, "cast", plain(format), format), 1.0, watch)
     lost = [n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all())]
     if low.failure is not None or not math.isfinite(low.loss) or not lost:
         return {}
     broken |= {place.name for place in captured.placeholders if place.fqn in lost}
     nodes = captured.nodes.values()
     return {n.name: lost[0] for n in nodes if n.name not in broken and not broken.isdisjoint(n.inputs)}
+
+
+def hear_gradients(step: Step, policy: Policy, scale: float, watch: Watch) -> LowStep:
+    """The recorded step under a policy; `watch` hears of the gradients of what its operations return."""
+
+    def observe(node: fx.Node, value: Any) -> None:
+        for index, leaf in enumerate(tensors_of(value) if node.op == "call_function" else ()):
+            if leaf.requires_grad and is_plain(leaf):
+                leaf.register_hook(partial(watch, node.name, index))  # type: ignore[no-untyped-call]
+
+    return _replayed(step, policy, scale, observe)
 
 
 def _replayed(step: Step, policy: Semantics, scale: float, observer: Observe | None = None) -> LowStep:

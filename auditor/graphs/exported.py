@@ -20,8 +20,8 @@ from ..errors import PlanError, first_line, let_through
 from ..execution.execute import Executor
 from ..isolation import isolated
 from ..isolation.answer import answer
-from ..isolation.eager import unfused
 from ..isolation.outputs import tensor_outputs
+from ..isolation.process import unfused
 from ..numerics.metrics import output_error
 from ..numerics.nodes import mutates, row_of
 from ..records import Batch

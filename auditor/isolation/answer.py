@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from ..records import Batch
 from ..stages import beat
-from .eager import uncompiled, unfused
 from .isolated import isolated
 from .outputs import NamedTensors, tensor_outputs
+from .process import uncompiled, unfused
 
 T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[Any]]

@@ -22,7 +22,7 @@ from ..errors import AuditorError
 from .process import process_state, reseed
 from .tensors import Memory, TensorState, plain_torch
 
-_UNSET = object()
+_Slot = types.MemberDescriptorType
 _OPEN_STDLIB = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 _OPEN_TORCH = ("torch.nn", "torch.optim", "torch.distributions", "torch.amp")
 # No run can change them, and there are many of them.
@@ -37,8 +37,7 @@ def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
 
     Comes back: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and attributes,
     as deep as lists, tuples, dicts, sets, deques, arrays, generators and objects lead; the random generators of Python,
-    NumPy, torch and the GPUs in use; what is set for the whole process, see process.py. Two runs in two such bodies
-    therefore start from the same state. seed: the generators start from it.
+    NumPy, torch and the GPUs in use; what is set for the whole process, see process.py. seed: generators start from it.
     Does not come back: what closures, globals, classes, caches of functions, iterators, threads and C++ objects hold;
     `grad_fn` of a tensor that had one. Gradients of what the body computes are to be taken inside it: the values that
     they need are put back after it. What the body records must not hang on the roots, or it is undone too.
@@ -47,7 +46,7 @@ def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
     """
     process = process_state()
     with plain_torch():
-        held = _Held(roots)
+        held = _Snapshot(roots)
     try:
         if seed is not None:
             reseed(seed)
@@ -61,7 +60,7 @@ def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
         raise AuditorError("\n".join(problems), slug="state-not-restored")
 
 
-class _Held:
+class _Snapshot:
     """The objects that some roots lead to, each with what it held at the start."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
@@ -75,7 +74,7 @@ class _Held:
             value = waiting.pop()
             if type(value) not in _ATOMS and id(value) not in self._seen:
                 self._seen[id(value)] = value
-                waiting += self._opened(value)
+                waiting += self._open(value)
 
     def restore(self, process: Callable[[], None]) -> list[str]:
         """Put everything back, `process` at last; the answer says what could not be.
@@ -96,7 +95,7 @@ class _Held:
         process()
         return problems
 
-    def _opened(self, value: Any) -> Iterator[Any]:
+    def _open(self, value: Any) -> Iterator[Any]:
         if isinstance(value, torch.Tensor):
             state = TensorState(value)
             self._tensors.append(state)
@@ -139,7 +138,8 @@ def _kinds_of(cls: type) -> Iterator[_Kind]:
     if _is_open(cls):
         if cls.__dictoffset__:
             yield _OBJECT
-        yield from _slots(cls)
+        if slots := [name for base in cls.__mro__ for name, x in vars(base).items() if isinstance(x, _Slot)]:
+            yield _Kind(partial(_read_slots, slots), partial(_write_slots, slots))
 
 
 def _is_open(cls: type) -> bool:
@@ -181,30 +181,17 @@ def _write_object(owner: Any, held: list[Any]) -> None:
     own.update(_pairs(named))
 
 
-def _slots(cls: type) -> Iterator[_Kind]:
-    """The attributes that classes declare with `__slots__`."""
-    bases = [base for base in cls.__mro__ if "__slots__" in vars(base)]
-    members = [m for base in bases for m in vars(base).values() if isinstance(m, types.MemberDescriptorType)]
-
-    def read(owner: Any) -> list[Any]:
-        return [_value(member, owner) for member in members]
-
-    def write(owner: Any, held: list[Any]) -> None:
-        for member, value in zip(members, held, strict=True):
-            if value is not _UNSET:
-                member.__set__(owner, value)
-            elif _value(member, owner) is not _UNSET:
-                member.__delete__(owner)
-
-    if members:
-        yield _Kind(read, write)
+def _read_slots(names: list[str], owner: Any) -> list[Any]:
+    held = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
+    return [*held, *held.values()]
 
 
-def _value(member: types.MemberDescriptorType, owner: Any) -> Any:
-    try:
-        return member.__get__(owner)
-    except AttributeError:
-        return _UNSET
+def _write_slots(names: list[str], owner: Any, held: list[Any]) -> None:
+    for name in names:
+        if hasattr(owner, name):
+            object.__delattr__(owner, name)
+    for name, value in _pairs(held):
+        object.__setattr__(owner, name, value)
 
 
 # The methods of the base classes: subclasses such as the outputs of transformers refuse to be written.

@@ -65,8 +65,8 @@ def _tensors(value: Any, name: str, entered: dict[int, Any]) -> Iterator[tuple[s
     if value is None or isinstance(value, _CLOSED) or id(value) in entered or _is_cache(value):
         return
     entered[id(value)] = value
-    known = _flattened(value)
-    for key, part in _parts(value) if known is None else _keyed(value, known):
+    known = _flatten(value)
+    for key, part in _parts(value) if known is None else _with_keys(value, known):
         yield from _tensors(part, f"{name}.{key}" if name else str(key), entered)
     if known is not None:
         del entered[id(value)]
@@ -77,14 +77,14 @@ def _is_cache(value: Any) -> bool:
     return any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)
 
 
-def _flattened(value: Any) -> list[Any] | None:
+def _flatten(value: Any) -> list[Any] | None:
     """What is directly inside a value that torch can flatten; None for others."""
     calls = iter([False])
     inside: list[Any] = pytree.tree_leaves(value, is_leaf=lambda _: next(calls, True))
     return None if len(inside) == 1 and inside[0] is value else inside
 
 
-def _keyed(value: Any, parts: list[Any]) -> Iterable[tuple[Any, Any]]:
+def _with_keys(value: Any, parts: list[Any]) -> Iterable[tuple[Any, Any]]:
     """What torch found inside, each under its key, its field, or its position."""
     if isinstance(value, Mapping) and len(value) == len(parts):
         return zip(value, parts, strict=True)

@@ -1,4 +1,4 @@
-"""What is set for the whole process and comes back: random generators, flags of torch, threads, environment, directory."""
+"""What is set for the whole process and comes back: random generators, flags of torch, compilers, environment, directory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,15 +117,36 @@ def ieee() -> AbstractContextManager[None]:
 
 def loose(found: Flags, device: str) -> tuple[str, ...]:
     """What these flags let FP32 be computed in on a device beside FP32, such as `tf32`, each once; nothing where all is IEEE."""
-    names = ON_A_GPU if is_native(device) else ON_A_CPU
-    precisions = [found.get(name) for name in names]
-    if is_native(device):
-        allowed = {
-            "cuda.matmul.fp32_precision": "cuda.matmul.allow_tf32",
-            "cudnn.conv.fp32_precision": "cudnn.allow_tf32",
-        }
-        precisions += ["tf32" for finer, older in allowed.items() if finer not in found and found.get(older)]
+    precisions = [found.get(name) for name in (ON_A_GPU if is_native(device) else ON_A_CPU)]
     return tuple(dict.fromkeys(one for one in precisions if one not in (None, "none", "ieee")))
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """In the body PyTorch's fused transformer path is off."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Compiled functions and TorchScript run as they were written: what compilers make of them would hide the operations.
+
+    TorchScript writes its own casts into what it runs under autocast, in the dtype of the first such run, and keeps them.
+    """
+    cast = torch._C._jit_set_autocast_mode(False)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
+            if "torch._dynamo" in sys.modules:  # else nothing has been compiled, and importing it takes a second
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+    finally:
+        torch._C._jit_set_autocast_mode(cast)
 
 
 @contextmanager
@@ -183,19 +203,6 @@ def _set_environment(wanted: dict[str, str]) -> None:
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
 
 
-def _directory() -> str | None:
-    try:
-        return str(Path.cwd())
-    except OSError:  # it was deleted
-        return None
-
-
-def _set_directory(wanted: str | None) -> None:
-    if wanted is not None:
-        with suppress(OSError):
-            os.chdir(wanted)
-
-
 def _set_path(wanted: list[str]) -> None:
     sys.path[:] = wanted
 
@@ -218,7 +225,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
         for kernel in ("flash", "mem_efficient", "math", "cudnn")
     ),
     (lambda: dict(os.environ), _set_environment),
-    (_directory, _set_directory),
+    (os.getcwd, os.chdir),
     (lambda: list(sys.path), _set_path),
     (lambda: list(warnings.filters), _set_filters),
 )

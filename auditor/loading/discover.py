@@ -16,8 +16,7 @@ from ..errors import LoadError
 from ..isolation.process import reseed
 from ..records import Origin
 from .importer import digest_of
-from .sandbox import call, required
-from .target import Target
+from .target import Target, call, required
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
 INSTALLED = frozenset(("site-packages", "dist-packages"))
@@ -31,7 +30,7 @@ CONVENTIONS = (
 
 
 @dataclass(frozen=True)
-class Found:
+class BuiltModel:
     """The model, how to make it again (None: nothing that can be written down does), and what `audit_spec()` gave.
 
     stored_low: of what its checkpoint held in FP16 or BF16, and the model now has in FP32, see Subject. notes: what there
@@ -46,14 +45,14 @@ class Found:
     checkpoint: tuple[str, ...] = ()
 
 
-def discover(module: ModuleType, target: Target, seed: int) -> Found:
+def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
     """Builds the target's model; what consumes random numbers starts from `seed`.
 
     Raises: LoadError(slug="no-model" | "ambiguous-model" | "no-symbol" | "needs-arguments" | "not-a-model" |
     "model-raises" | "bad-spec").
     """
     symbol = target.symbol or _conventional(module, target, seed)
-    made, kind, spec = _named(module, target, symbol), "instance", dict[str, Any]()
+    made, kind, spec = _find_symbol(module, target, symbol), "instance", dict[str, Any]()
     args, kwargs = tuple[Any, ...](), dict[str, Any]()
     if not isinstance(made, nn.Module):
         if not callable(made):
@@ -76,7 +75,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> Found:
     where, digest = (str(path), digest_of(path)) if path else (None, None)
     here = str(Path.cwd())
     origin = Origin(where, module.__name__, symbol, kind, args, kwargs, digest=digest, working_directory=here)
-    return Found(made, origin, spec)
+    return BuiltModel(made, origin, spec)
 
 
 def _conventional(module: ModuleType, target: Target, seed: int) -> str:
@@ -106,7 +105,7 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
     return names[0]
 
 
-def _named(module: ModuleType, target: Target, symbol: str) -> Any:
+def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:
     value: Any = module
     for part in symbol.split("."):
         if not hasattr(value, part):

@@ -18,11 +18,10 @@ from ..isolation.process import reseed, swapped
 from ..numerics.formats import is_low
 from ..offload import onto
 from ..records import Origin
-from .discover import Found
-from .sandbox import blame, call
+from .discover import BuiltModel
 from .state import name_of
 from .statedicts import few, read_checkpoint
-from .target import Target
+from .target import Target, blame, call
 from .weights import refused
 
 PACKAGES = {"timm": ("timm", "huggingface_hub"), "hf": ("transformers", "huggingface_hub")}
@@ -44,7 +43,7 @@ def require(target: Target) -> None:
             ) from error
 
 
-def build(target: Target, seed: int) -> Found:
+def build(target: Target, seed: int) -> BuiltModel:
     """The model a hub target names, in FP32, and how to make it again.
 
     Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises" | "quantised-model" |
@@ -64,7 +63,7 @@ def weights_of(target: Target) -> int:
     return 0
 
 
-def _timm(target: Target) -> Found:
+def _timm(target: Target) -> BuiltModel:
     timm = importlib.import_module("timm")
     name = str(target.args[0])
     if not timm.is_model(name):
@@ -72,10 +71,10 @@ def _timm(target: Target) -> Found:
         hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has them all"
         raise LoadError(f"timm knows no model {name!r}: {hint}", slug="no-symbol")
     model = call(timm.create_model, f"timm.create_model({name!r})", "model-raises", *target.args, **target.kwargs)
-    return Found(model, Origin(None, "timm", "create_model", "factory", target.args, dict(target.kwargs)))
+    return BuiltModel(model, Origin(None, "timm", "create_model", "factory", target.args, dict(target.kwargs)))
 
 
-def _hugging_face(target: Target) -> Found:
+def _hugging_face(target: Target) -> BuiltModel:
     transformers = importlib.import_module("transformers")
     folder = _folder(target)
     config = _config(transformers, folder)
@@ -84,7 +83,7 @@ def _hugging_face(target: Target) -> Found:
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
         make = maker.from_config if kind == "AutoModel" else maker
         model = call(make, f"{kind} from {folder.name}", "model-raises", config)
-        return Found(model.float(), None, notes=notes)
+        return BuiltModel(model.float(), None, notes=notes)
     arguments = {"dtype": "float32", "local_files_only": True}
     wanted = {**arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
     symbol = f"{kind}.from_pretrained"
@@ -99,7 +98,7 @@ def _hugging_face(target: Target) -> Found:
     else:
         at = {"revision": revision} if revision else {}
         origin = Origin(None, "transformers", symbol, "factory", (name,), {**arguments, **at})
-    return Found(model, origin, stored_low=_stored_low(model, stored, info), notes=notes, checkpoint=said)
+    return BuiltModel(model, origin, stored_low=_stored_low(model, stored, info), notes=notes, checkpoint=said)
 
 
 def _folder(target: Target) -> Path:

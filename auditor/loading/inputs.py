@@ -21,10 +21,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import LoadError
 from ..isolation.process import reseed
 from ..records import Batch
-from .sandbox import blame, call, required
 from .state import in_eval
 from .statedicts import read_tensors
-from .target import LONGEST, named_in, parse, user_code
+from .target import blame, call, named_in, parse, required, user_code
 from .weights import refused
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
@@ -60,7 +59,7 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     if shapes and all(shapes):
         reseed(seed)
         return Inputs((_from_shapes(text, [match for match in shapes if match], model),), source, synthetic=True)
-    if len(text) > LONGEST or (".py" not in text and ":" not in text and path.suffix not in _READERS):
+    if ".py" not in text and ":" not in text and path.suffix not in _READERS:
         raise LoadError(f"cannot read --inputs {text[:200]!r}: {GRAMMAR}", slug="bad-inputs")
     if path.suffix in _READERS:
         if not path.is_file():

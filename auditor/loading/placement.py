@@ -26,7 +26,7 @@ def devices_of(model: nn.Module) -> set[str]:
     return {str(x.device) for x in (*model.parameters(), *model.buffers()) if x.device.type != "meta"}
 
 
-def placed(subject: Subject, device: str, seed: int = 0) -> Subject:
+def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     """The subject itself where its model is on the device, or on several that it stays on; else a copy that is there.
 
     Raises: AuditorError(slug="no-copy") where the model, or its loss, cannot be copied, or does not run there.

@@ -44,12 +44,11 @@ def switch(model: nn.Module, training: bool) -> None:
 
 def _set(module: nn.Module, flag: bool) -> None:
     """`module.training`, also of a module that takes no attributes; a frozen one has none."""
-    if getattr(module, "training", None) in (None, flag):
-        return
-    try:
-        module.training = flag
-    except Exception:
-        module.__dict__["training"] = flag
+    if getattr(module, "training", flag) is not flag:
+        try:
+            module.training = flag
+        except Exception:
+            module.__dict__["training"] = flag
 
 
 def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
@@ -61,7 +60,7 @@ def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
             model(*args, **kwargs)
 
 
-def settled(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
+def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
     """The subject as it is audited, once `check` found that it runs so.
 
     What it stores low is raised with the inputs: parameters and buffers, and where that does not run, tensors that
@@ -130,7 +129,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
         given = pytree.tree_leaves((subject.batches, subject.held_out))
         if any(isinstance(x, Tensor) and is_low(x.dtype) for x in given):
             note = "inputs came in FP16 or BF16, which the model does not run on: they are raised to FP32"
-            yield _widened(subject, "inputs", note)
+            yield _widen(subject, "inputs", note)
         return
     counts = Counter(subject.stored_low)  # of its checkpoint, which was raised while it was read
     for parameter in model.parameters():
@@ -143,9 +142,9 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
         f"the {'model' if low else 'checkpoint'} stores {'all' if count == total else f'{count:,}'} of {total:,} weights in "
         f"{dtypes}: the reference is the same values in FP32; what {dtypes} had cost before is in no error"
     )
-    yield _widened(subject, "weights", note)
+    yield _widen(subject, "weights", note)
     if len(everything) > len(low) > 0:
-        yield _widened(subject, "attributes", note)
+        yield _widen(subject, "attributes", note)
     if low:
         note = (
             f"the model casts to {dtypes} by itself, so what it stores in {dtypes} stays as it is, in the reference and in "
@@ -154,7 +153,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
         yield replace(subject, raised="kept", warnings=(*subject.warnings, note))
 
 
-def _widened(subject: Subject, which: str, note: str) -> Subject:
+def _widen(subject: Subject, which: str, note: str) -> Subject:
     given = subject.batches, subject.held_out
     batches, held_out = pytree.tree_map_only(Tensor, lambda x: x.float() if is_low(x.dtype) else x, given)
     return replace(subject, raised=which, batches=batches, held_out=held_out, warnings=(*subject.warnings, note))

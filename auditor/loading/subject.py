@@ -26,9 +26,8 @@ from ..records import Batch, Subject
 from . import hubs, inputs, weights
 from .discover import discover
 from .placement import beside
-from .sandbox import blame
-from .state import held_outside, in_eval, in_fp32, materialise, name_of, present, settled, switch
-from .target import Target, import_target, parse, user_code
+from .state import held_outside, in_eval, in_fp32, materialise, name_of, present, settle_precision, switch
+from .target import Target, blame, import_target, parse, user_code
 
 RANDOM_WEIGHTS = "weights are RANDOM: nothing loaded a checkpoint; ranges and errors say little (pass --weights)"
 SYNTHETIC_INPUTS = (
@@ -70,7 +69,7 @@ def load(
     with user_code(parsed, seed):
         with under(as_set):
             found = replace(_load(parsed, inputs, weights, seed, objective), flags=flags())
-        return settled(found, check)
+        return settle_precision(found, check)
 
 
 def from_object(
@@ -94,16 +93,16 @@ def from_object(
             model, calls, name or type(model).__name__, target, "example_inputs", "the model in hand", warnings=notes
         )
 
-    model, notes = _unwrapped(model)
+    model, notes = _unwrap(model)
     _reject_unfit(model)
     try:
-        return settled(subject(arrays=False), check)
+        return settle_precision(subject(arrays=False), check)
     except LoadError as error:
         arrays = any(isinstance(leaf, np.ndarray) for leaf in tree_leaves((example_inputs, kwargs)))
         if error.slug != "forward-raises" or not arrays:
             raise
         with suppress(LoadError):  # it may make tensors of its arrays itself
-            return settled(subject(arrays=True), check)
+            return settle_precision(subject(arrays=True), check)
         raise
 
 
@@ -174,7 +173,7 @@ def _load(
         module = ModuleType(target.module) if target.hub else import_target(target)
         watch.phase = "build"
         found = hubs.build(target, seed) if target.hub else discover(module, target, seed)
-    model, notes = _unwrapped(found.model)
+    model, notes = _unwrap(found.model)
     notes += (*found.notes, *(() if weights_text else found.checkpoint))
     _reject_unfit(model, lazy=True)
     if weights_text:
@@ -225,7 +224,7 @@ def _find_inputs(
     return inputs.from_module(module, target.label) or inputs.from_model(model, seed), unseen
 
 
-def _unwrapped(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+def _unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """The model inside of wrappers, and notes of these and of accelerate's hooks."""
     inner, notes = unwrapped(model), list[str]()
     if inner is not model:

@@ -1,28 +1,31 @@
-"""TARGET, the user's way to name a model: parsed, then imported as the user's own code would import it."""
+"""TARGET, the user's way to name a model: parsed, then imported and called as the user's own code would do it."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
+import random
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from ..capture.regions import written_as_meant
-from ..errors import LoadError
+from ..errors import LoadError, first_line, origin_of
 from ..isolation import isolated
 from ..isolation.process import ieee, swapped
 from .importer import as_script, import_source, root_of
-from .sandbox import blame
+
+T = TypeVar("T")
 
 _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", re.DOTALL)
-LONGEST = 4000
-"""Characters that a path may have on the systems we know."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,6 @@ def parse(text: str) -> Target:
     A symbol, and a name of timm's, may carry literal arguments.
     Raises: LoadError(slug="missing-target" | "bad-target").
     """
-    if len(text) > LONGEST:
-        raise LoadError(f"a TARGET of {len(text)} characters is no path: write path/to/model.py[:symbol]", "bad-target")
     if text.startswith(("timm:", "hf:")):
         return _of_hub(text)
     match = _SYMBOL.fullmatch(text)
@@ -131,12 +132,11 @@ def user_code(target: Target, seed: int) -> Iterator[None]:
 def named_in(target: Target, advice: str, slug: str, seed: int = 0) -> Any:
     """What a target's symbol names. Raises: LoadError(slug) with the advice where it names nothing, and those of importing."""
     with user_code(target, seed):
-        found: Any = import_target(target)
-    for part in str(target.symbol).split("."):
-        if not hasattr(found, part):
-            raise LoadError(f"{target.label} has no {target.symbol!r}: {advice}", slug=slug)
-        found = getattr(found, part)
-    return found
+        module = import_target(target)
+    try:
+        return attrgetter(str(target.symbol))(module)
+    except AttributeError as error:
+        raise LoadError(f"{target.label} has no {target.symbol!r}: {advice}", slug=slug) from error
 
 
 def _of_hub(text: str) -> Target:
@@ -228,3 +228,49 @@ def _split_call(symbol: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
         hint = "write name(1, width=8) with plain numbers, strings, lists or dicts"
         raise LoadError(f"cannot read the arguments in {symbol!r}: {hint}", slug="bad-target") from error
     return ast.unparse(tree.func), args, kwargs
+
+
+def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs: Any) -> T:
+    """`function(*args, **kwargs)`; what it raises becomes a LoadError that starts with `what`."""
+    try:
+        return function(*args, **kwargs)
+    except LoadError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise LoadError(f"{what} raised {blame(error)}", slug=slug) from error
+
+
+def required(function: Callable[..., Any]) -> list[str]:
+    """The arguments that it cannot do without."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+
+
+def blame(error: BaseException) -> str:
+    """`TypeError: message (model.py:12)`, the place being the innermost line outside of Python and its packages.
+
+    What was raised from something else, as by a library for a package that it cannot import, is followed by that.
+    """
+    first = origin_of(error)
+    text = _one_line(error) if first is error else f"{_one_line(error).rstrip('.')}, from {_one_line(first)}"
+    frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(first.__traceback__)]
+    places = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if _is_user_file(f.filename)]
+    return f"{text} ({places[-1]})" if places else text
+
+
+def _one_line(error: BaseException) -> str:
+    name, line = type(error).__name__, first_line(error).strip()
+    return name if line == name else f"{name}: {line}"
+
+
+def _is_user_file(filename: str) -> bool:
+    if filename.startswith("<"):
+        return False
+    file = Path(filename).resolve()
+    ours = Path(__file__).resolve().parents[1]
+    library = Path(random.__file__).resolve().parent
+    return ours not in file.parents and library not in file.parents and "site-packages" not in file.parts

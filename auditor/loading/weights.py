@@ -59,13 +59,13 @@ def watching() -> Iterator[WeightWatch]:
             stack.callback(register_optimizer_step_post_hook(lambda *_: watch.seen.add("trained")).remove)
             for holder, name, event in [(nn.Module, "load_state_dict", "restored"), *holders]:
                 if holder is not None and name in vars(holder):
-                    stack.enter_context(swapped(holder, name, _told(getattr(holder, name), event)))
+                    stack.enter_context(swapped(holder, name, _report_calls(getattr(holder, name), event)))
             yield watch
     finally:
         _active = None
 
 
-def _told(function: Callable[..., Any], event: str) -> Callable[..., Any]:
+def _report_calls(function: Callable[..., Any], event: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if _active is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TypeVar
 
-from ..capture.paths import usable_batches
+from ..capture.paths import usable
 from ..capture.several import RecordedPaths, join_paths, number_of, unjudged_line
 from ..criteria.measure import for_outputs
 from ..errors import MeasureError, let_through
@@ -70,7 +70,7 @@ def calibrate(
         regions = regions_of(measured, contributions, yardstick) if batch is subject.batches[0] else ()
         return Calibration(errors, contributions, measured.ranges, 1, linearity, tuple(regions))
 
-    return reduce(_merged, map(one, usable_batches(capture, subject)))
+    return reduce(_merged, map(one, usable(capture, subject)))
 
 
 def calibrate_paths(

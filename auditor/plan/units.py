@@ -17,7 +17,7 @@ from ..criteria.defaults import by_default, may_flip
 from ..criteria.measure import bound
 from ..errors import CallbackError, let_through
 from ..isolation.outputs import on_cpu
-from ..loading.sandbox import blame
+from ..loading.target import blame
 from ..measure.calibrate import Calibration
 from ..measure.rerun import Yardstick
 from ..numerics.casting import lowered

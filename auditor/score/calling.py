@@ -17,11 +17,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..errors import first_line, let_through
 from ..isolation import isolated
-from ..isolation.eager import uncompiled, unfused
 from ..isolation.members import named_modules, named_parameters
-from ..isolation.process import swapped
+from ..isolation.process import swapped, uncompiled, unfused
 from ..loading.importer import as_script
-from ..loading.sandbox import blame
+from ..loading.target import blame
 from ..records.run import Evaluation, Score
 from ..trees import tensors_in
 from .function import Scoring

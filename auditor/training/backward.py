@@ -34,12 +34,15 @@ ELEMENTS = 10_000_000
 """Elements of all results of a step up to which there are any; first order has an answer for larger ones."""
 
 
+MOST_SCALED = 24
+"""Powers of two that a step with one operation low is scaled by at most."""
+
 Leaves = list[torch.Tensor | None]
 Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Handed:
+class PassedOn:
     """What an operation hands back to its inputs, and on to its readers.
 
     sources: (node, which of its tensors) of every tensor argument. gradients: low minus reference, one per source,
@@ -53,7 +56,7 @@ class Handed:
 
 
 @dataclass(frozen=True)
-class Tested:
+class BackwardTest:
     """The backward pass of one operation alone in one format, on the FP32 values and gradients rounded to it.
 
     error: of what it hands to its inputs. reaches: the parameter whose gradient turns non-finite with it, None if none
@@ -61,7 +64,7 @@ class Tested:
     """
 
     error: NodeError
-    handed: Handed | None = None
+    handed: PassedOn | None = None
     reaches: str | None = None
 
 
@@ -70,7 +73,7 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
     tested = backward_errors(first, formats)
     lost = {fmt: spoilt(first, fmt) for fmt in formats}
     handed = {name: {fmt: one.handed for fmt, one in found.items()} for name, found in tested.items()}
-    moved, why = _attributed(first, handed)
+    moved, why = _attribute(first, handed)
     if moved and jumps(first.capture):
         moved = rerun(first, moved)
     nodes = []
@@ -95,8 +98,8 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
     return tuple(nodes), why
 
 
-def _attributed(
-    first: Step, handed: Mapping[str, Mapping[str, Handed | None]]
+def _attribute(
+    first: Step, handed: Mapping[str, Mapping[str, PassedOn | None]]
 ) -> tuple[dict[str, dict[str, Contribution]], str | None]:
     if not first.faithful:
         return (
@@ -111,13 +114,13 @@ def _attributed(
         return {}, f"an operation has no second derivative ({first_line(error)[:120]})"
 
 
-def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, Tested]]:
+def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, BackwardTest]]:
     """{node: {format: what its backward pass does}} for every operation that has a gradient to pass on.
 
     The gradient that arrives is scaled by a power of two, so that its largest entry is near 1: what a loss scale can
     mend is not held against the operation.
     """
-    found: dict[str, dict[str, Tested]] = {}
+    found: dict[str, dict[str, BackwardTest]] = {}
     for node in step.capture.graph_module.graph.nodes:
         arriving = step.gradients.get(node.name)
         floating = any(x.is_floating_point() and x.requires_grad for x in step.live.get(node.name, []))
@@ -126,50 +129,30 @@ def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, T
     return found
 
 
-def reached(step: Step, sources: Sequence[tuple[str, int]], gradients: Leaves) -> str | None:
-    """The first parameter whose gradient turns non-finite when these gradients go on backwards, all else FP32."""
-    targets, weights = [], []
-    for (name, index), gradient in zip(sources, gradients, strict=True):
-        live = step.live[name][index]
-        if gradient is not None and live.requires_grad and gradient.shape == live.shape:
-            targets.append(live)
-            weights.append(gradient.to(live.dtype))
-    for name, leaf in step.parameters.items():
-        if any(leaf is live and not bool(torch.isfinite(g).all()) for live, g in zip(targets, weights, strict=True)):
-            return name
-    inner = [(live, g) for live, g in zip(targets, weights, strict=True) if live.grad_fn is not None]
-    if not inner:
-        return None
-    names = list(step.parameters)
-    found = torch.autograd.grad(
-        [live for live, _ in inner],
-        [step.parameters[name] for name in names],
-        [g for _, g in inner],
-        retain_graph=True,
-        allow_unused=True,
-    )
-    finite = {name: bool(torch.isfinite(g).all()) for name, g in step.by_parameter.items()}
-    broken = (n for n, g in zip(names, found, strict=True) if g is not None and not bool(torch.isfinite(g).all()))
-    return next((name for name in broken if finite.get(name, True)), None)
+def broken_parameter(step: Step, name: str, fmt: str, scale: float) -> str | None:
+    """The first parameter whose gradient turns non-finite when this operation alone is low, at a loss scale."""
+    low = one_low(step, name, fmt, scale).gradients
+    broken = (n for n, g in low.items() if g is not None and not bool(torch.isfinite(g).all()))
+    return next((n for n in broken if bool(torch.isfinite(step.by_parameter[n]).all())), None)
 
 
-def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Tested:
+def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> BackwardTest:
     exponent = _exponent(arriving)
-    scaled = _scaled(arriving, -exponent)
+    scaled = _scale_by(arriving, -exponent)
     reference = _vjp(step, node, scaled, None)
     if isinstance(reference, str):
-        return Tested(NodeError(unsupported=f"FP32 backward: {reference}"))
+        return BackwardTest(NodeError(unsupported=f"FP32 backward: {reference}"))
     low = _vjp(step, node, scaled, fmt)
     if isinstance(low, str):
-        return Tested(NodeError(unsupported=low))
+        return BackwardTest(NodeError(unsupported=low))
     exact, rounded = reference.gradients, low.gradients
     error = _error(exact, rounded)
     broken = error.overflow or error.nan
-    reaches = reached(step, reference.sources, _scaled(rounded, exponent)) if broken else None
-    gaps = _scaled([_gap(a, b) for a, b in zip(exact, rounded, strict=True)], exponent)
+    reaches = broken_parameter(step, node.name, fmt, 2.0 ** min(max(-exponent, 0), MOST_SCALED)) if broken else None
+    gaps = _scale_by([_gap(a, b) for a, b in zip(exact, rounded, strict=True)], exponent)
     results = [_gap(a, b) for a, b in zip(reference.results, low.results, strict=False)]
-    handed = Handed(reference.sources, [None if g is None else g.bfloat16() for g in gaps], results)
-    return Tested(error, handed, reaches)
+    handed = PassedOn(reference.sources, [None if g is None else g.bfloat16() for g in gaps], results)
+    return BackwardTest(error, handed, reaches)
 
 
 def _error(exact: Leaves, rounded: Leaves) -> NodeError:
@@ -190,7 +173,7 @@ def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor
     return (theirs.float() - ours.float()).bfloat16()
 
 
-def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> Handed | str:
+def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> PassedOn | str:
     """The operation and its gradients, in FP32, or in a format on rounded values and gradients; or why it cannot."""
     leaves: dict[tuple[str, int], torch.Tensor] = {}
 
@@ -217,7 +200,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> Hande
                 results = tensors_of(run_op(target_of(node), *with_literals(args, kwargs, literals)))
             wanted = {key: x for key, x in leaves.items() if x.requires_grad}
             found = _backward(results, gradients, list(wanted.values()))
-            return Handed(tuple(wanted), found, [x.detach() for x in results])
+            return PassedOn(tuple(wanted), found, [x.detach() for x in results])
     except UnsupportedInFormat as error:
         return str(error)
     except Exception as error:
@@ -233,7 +216,7 @@ def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch
     return [None if g is None else dense(g).float() for g in found]
 
 
-def _scaled(gradients: Leaves, exponent: int) -> Leaves:
+def _scale_by(gradients: Leaves, exponent: int) -> Leaves:
     """Times a power of two, in two steps where one is beyond float32."""
     half = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
     return [None if g is None else g.float() * half[0] * half[1] for g in gradients]
@@ -269,7 +252,7 @@ def rerun(step: Step, first: Mapping[str, Mapping[str, Contribution]]) -> dict[s
 
 
 def attribute_gradients(
-    step: Step, handed: Mapping[str, Mapping[str, Handed | None]], seed: int, passes: int = PROBES
+    step: Step, handed: Mapping[str, Mapping[str, PassedOn | None]], seed: int, passes: int = PROBES
 ) -> dict[str, dict[str, Contribution]]:
     """{node: {format: what it moves}}; the step was run with `create_graph`.
 
@@ -326,7 +309,7 @@ def _of_parameters(step: Step, signs: Mapping[str, torch.Tensor]) -> dict[Key, t
 
 def _products(
     node: str,
-    one: Handed,
+    one: PassedOn,
     by_value: Mapping[Key, torch.Tensor | None],
     by_gradient: Mapping[Key, torch.Tensor | None],
 ) -> tuple[float, float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,10 +18,9 @@ from ..errors import LoadError, let_through
 from ..isolation import isolated
 from ..loading import load
 from ..loading.inputs import as_batches, forward_parameters, named_inputs
-from ..loading.sandbox import blame, call
 from ..loading.state import in_eval, raised, switch
 from ..loading.subject import from_object
-from ..loading.target import named_in, parse
+from ..loading.target import blame, call, named_in, parse
 from ..records import Batch, Objective, Subject
 from .step import TrainingStep, step_batches
 
@@ -78,7 +78,7 @@ def checked(subject: Subject) -> Subject:
                 let_through(error, memory=False)
                 raise LoadError(
                     f"{objective.source} raised {blame(error)}: it is called with the model's outputs and "
-                    f"{_described(batch)}",
+                    f"{_describe_targets(batch)}",
                     slug="bad-loss",
                 ) from error
         _check_loss(loss, objective)
@@ -148,7 +148,7 @@ def _split_one(
     return (args[: len(args) - count], kwargs), (args[len(args) - count :], {})
 
 
-def _described(batch: Batch) -> str:
+def _describe_targets(batch: Batch) -> str:
     _, _, targets, named = batch[0]
     shapes = [
         f"{list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__ for t in (*targets, *named.values())
@@ -170,54 +170,53 @@ def load_training(
     of inputs; else the last entries of every batch. `audit_spec()` may have `loss` and `targets`.
     Raises: LoadError, those of `load` and slug="missing-loss" | "no-loss" | "bad-loss" | "bad-targets" | "no-gradient".
     """
-    return checked(load(target, inputs=inputs, weights=weights, seed=seed, objective=_Finder(target, loss, seed)))
+    return checked(
+        load(target, inputs=inputs, weights=weights, seed=seed, objective=partial(_with_objective, target, loss, seed))
+    )
 
 
-@dataclass(frozen=True)
-class _Finder:
-    target: str
-    loss: str | None
-    seed: int
+def _with_objective(
+    target: str, loss: str | None, seed: int, module: ModuleType, spec: Mapping[str, Any], subject: Subject
+) -> Subject:
+    """The subject with its objective; targets are taken out of its batches where they are in there."""
+    label = parse(target).label
+    loss_fn, source = _loss(module, spec, label, loss, seed)
+    targets = _targets(module, spec, label)
+    if targets is None:
+        batches, targets = split(subject.batches, loss_fn, subject.model)
+        held_out = subject.held_out
+        if any(args or named for args, named in targets):  # held-out batches then hold targets too
+            held_out, _ = split(held_out, loss_fn, subject.model)
+        subject = replace(subject, batches=batches, held_out=held_out)
+    if len(targets) != len(subject.batches):
+        raise LoadError(
+            f"{label} has targets for {len(targets)} batches and inputs for {len(subject.batches)}: give one entry "
+            "of targets per batch of inputs",
+            slug="bad-targets",
+        )
+    return replace(subject, objective=Objective(loss_fn, tuple(targets), source))
 
-    def __call__(self, module: ModuleType, spec: Mapping[str, Any], subject: Subject) -> Subject:
-        """The subject with its objective; targets are taken out of its batches where they are in there."""
-        label = parse(self.target).label
-        loss_fn, source = self._loss(module, spec, label)
-        targets = _targets(module, spec, label)
-        if targets is None:
-            batches, targets = split(subject.batches, loss_fn, subject.model)
-            held_out = subject.held_out
-            if any(args or named for args, named in targets):  # held-out batches then hold targets too
-                held_out, _ = split(held_out, loss_fn, subject.model)
-            subject = replace(subject, batches=batches, held_out=held_out)
-        if len(targets) != len(subject.batches):
-            raise LoadError(
-                f"{label} has targets for {len(targets)} batches and inputs for {len(subject.batches)}: give one entry "
-                "of targets per batch of inputs",
-                slug="bad-targets",
-            )
-        return replace(subject, objective=Objective(loss_fn, tuple(targets), source))
 
-    def _loss(self, module: ModuleType, spec: Mapping[str, Any], label: str) -> tuple[Callable[..., Any] | None, str]:
-        if self.loss is not None:
-            return self._named(self.loss, module, label), f"--loss {self.loss}"
-        if "loss" in spec:
-            return _callable(spec["loss"], f"'loss' of audit_spec() in {label}"), f"{label}:audit_spec"
-        for name in LOSS_NAMES:
-            if hasattr(module, name):
-                value = getattr(module, name)
-                made = call(value, f"{name}() in {label}", "bad-loss") if name == "get_loss" else value
-                return _callable(made, f"{name} in {label}"), f"{label}:{name}"
-        return None, OWN_LOSS
-
-    def _named(self, text: str, module: ModuleType, label: str) -> Callable[..., Any]:
+def _loss(
+    module: ModuleType, spec: Mapping[str, Any], label: str, text: str | None, seed: int
+) -> tuple[Callable[..., Any] | None, str]:
+    if text is not None:
         advice, slug = "give --loss file.py:name of a loss function", "missing-loss"
-        if ":" not in text:
-            if not hasattr(module, text):
-                raise LoadError(f"{label} has no {text!r}: {advice}", slug=slug)
-            return _callable(getattr(module, text), f"{text} in {label}")
-        target = parse(text)
-        return _callable(named_in(target, advice, slug, self.seed), f"{target.symbol} in {target.label}")
+        if ":" in text:
+            target = parse(text)
+            value = named_in(target, advice, slug, seed)
+            return _callable(value, f"{target.symbol} in {target.label}"), f"--loss {text}"
+        if not hasattr(module, text):
+            raise LoadError(f"{label} has no {text!r}: {advice}", slug=slug)
+        return _callable(getattr(module, text), f"{text} in {label}"), f"--loss {text}"
+    if "loss" in spec:
+        return _callable(spec["loss"], f"'loss' of audit_spec() in {label}"), f"{label}:audit_spec"
+    for name in LOSS_NAMES:
+        if hasattr(module, name):
+            value = getattr(module, name)
+            made = call(value, f"{name}() in {label}", "bad-loss") if name == "get_loss" else value
+            return _callable(made, f"{name} in {label}"), f"{label}:{name}"
+    return None, OWN_LOSS
 
 
 def _callable(value: Any, what: str) -> Callable[..., Any]:

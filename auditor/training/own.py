@@ -10,31 +10,24 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..artefact.applying import apply_plan
 from ..artefact.base import autocast_type, plan_table
-from ..capture.capture import assembled
-from ..capture.emulation import Emulation, emulate
-from ..capture.functional import Drawn
+from ..capture.emulation import emulate
+from ..capture.functional import PinnedDraw
 from ..capture.intercept import Handler, intercepted
-from ..capture.paths import same_operations
-from ..capture.record import record
 from ..errors import LoadError, let_through
 from ..execution.policy import Chosen, plain, scoped
 from ..execution.step import LowStep, Step, failed, gradient_error, unscaled
 from ..isolation import isolated
 from ..isolation.answer import copied, from_the_start
-from ..isolation.eager import unfused
+from ..isolation.process import unfused
 from ..numerics.casting import raised
-from ..numerics.formats import dtype_of, is_low
-from ..numerics.nodes import tensors_of
+from ..numerics.formats import dtype_of
 from ..records import Plan
-from .step import LOSS, TrainingStep, in_its_terms, in_the_model
-
-Watch = Callable[[str, int, torch.Tensor], None]
-"""Hears of every gradient in a low format: the node, which of its results, and the gradient, still scaled."""
+from .step import LOSS, TrainingStep, in_the_model
 
 FAITHFUL = 1e-3
 """Relative L2 up to which the gradients of the recorded operations count as those of the step itself."""
@@ -62,12 +55,10 @@ class Lowering:
 FP32 = Lowering("fp32")
 
 
-def own_step(step: Step, low: Lowering, scale: float = 1.0, watch: Watch | None = None) -> LowStep:
+def own_step(step: Step, low: Lowering, scale: float = 1.0) -> LowStep:
     """Loss and unscaled gradients of one step at a loss scale; the caller has put the model in training mode.
 
-    Model, loss, batch, gradients and generators stay as they are.
-
-    watch: hears of the gradients of what the nodes of `step.capture` return. Whatever the step raises is its failure.
+    Model, loss, batch, gradients and generators stay as they are. Whatever the step raises is its failure.
     """
     subject = step.subject
     assert subject.objective is not None
@@ -76,7 +67,7 @@ def own_step(step: Step, low: Lowering, scale: float = 1.0, watch: Watch | None 
             if low.plan is not None:
                 apply_plan(subject.model, plan_table(low.plan))
             module = _Region(subject.model, subject.objective.loss_fn, low)
-            run = partial(_forward_and_backward, step, module, low, scale, watch)
+            run = partial(_forward_and_backward, step, module, low, scale)
             return from_the_start(module, step.batch, run, step.seed)
     except Exception as error:
         let_through(error)
@@ -125,7 +116,7 @@ class _Region(TrainingStep):
         self.kept.append(loss)
         return loss
 
-    def handed(self, outputs: Any) -> Any:
+    def loss_inputs(self, outputs: Any) -> Any:
         """The outputs, raised to FP32 where a plan may have made them low and the loss is a function of them."""
         self.returned = _kind(outputs, self.loss_fn is None)
         return outputs if self.low.plan is None or self.loss_fn is None else _wide(outputs)
@@ -140,14 +131,11 @@ def _kind(outputs: Any, own: bool) -> str:
     return "attribute" if getattr(outputs, "loss", None) is not None else "mapping"
 
 
-def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: float, watch: Watch | None) -> LowStep:
+def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: float) -> LowStep:
     with torch.enable_grad(), unfused():
-        if watch is not None:
-            _watched(step, module, watch)
-        else:
-            args, kwargs = copied(step.batch)
-            with _around(step, low):
-                module(*args, **kwargs)
+        args, kwargs = copied(step.batch)
+        with _around(step, low):
+            module(*args, **kwargs)
         loss, step.returned = module.kept[-1], module.returned
         with _around(step, low):
             gradients = _backward(loss, module, scale)
@@ -164,7 +152,7 @@ def _around(step: Step, low: Lowering) -> Iterator[None]:
     if low.format == "fp32":
         with intercepted(Handler(), around=torch.float32):
             yield
-    elif step.on_gpu and not any(isinstance(n.target, Drawn) for n in step.capture.graph_module.graph.nodes):
+    elif step.on_gpu and not any(isinstance(n.target, PinnedDraw) for n in step.capture.graph_module.graph.nodes):
         yield
     else:
         with emulate("cuda"):
@@ -182,23 +170,6 @@ def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, 
     finally:
         for name, parameter in trainable.items():
             parameter.grad = kept[name]
-
-
-def _watched(step: Step, module: nn.Module, watch: Watch) -> None:
-    """The forward of a low step, written down, so that every gradient in a low format is told with its node."""
-    names: dict[str, str] = {}
-
-    def told(name: str, index: int, gradient: torch.Tensor) -> None:
-        if name in names:
-            watch(names[name], index, gradient)
-
-    def observe(node: fx.Node, value: Any) -> None:
-        for index, leaf in enumerate(tensors_of(value)):
-            if is_low(leaf.dtype) and leaf.requires_grad:
-                leaf.register_hook(partial(told, node.name, index))  # type: ignore[no-untyped-call]
-
-    recording, _ = record(module, step.batch, handler=Emulation(), around=None, observe=observe)
-    names.update(same_operations(in_its_terms(assembled(recording, module, step.batch)), step.capture))
 
 
 def _wide(outputs: Any) -> Any:

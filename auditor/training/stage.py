@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..capture.paths import usable_batches
+from ..capture.paths import usable
 from ..errors import LoadError, let_through
 from ..execution.policy import Policy
 from ..execution.resolve import resolve
@@ -44,7 +44,7 @@ Weights = Mapping[str, tuple[Magnitudes, dict[int, int]]]
 
 
 @dataclass
-class Prepared:
+class MeasuredStep:
     """What is known of the training step before there are plans.
 
     gradients: {node or placeholder: gradients with respect to its results}, weights by their placeholder. first: the step
@@ -68,7 +68,7 @@ def prepare(
     formats: tuple[str, ...],
     seed: int,
     tick: Tick = lambda name: None,
-) -> Prepared:
+) -> MeasuredStep:
     """One FP32 step per batch, and every operation's backward pass alone; the model comes back as it was.
 
     Raises: CaptureError(slug="capture-failed"), LoadError(slug="bad-loss") where FP32 gradients are not finite.
@@ -78,7 +78,7 @@ def prepare(
         captured = capture_step(subject, formats, seed)
         gradients: dict[str, list[Magnitudes]] = {}
         steps = []
-        batches = usable_batches(captured, replace(subject, batches=step_batches(subject)))
+        batches = usable(captured, replace(subject, batches=step_batches(subject)))
         for batch in batches:
             tick("FP32 step")
             step = settle(run_step(bind_step(captured, subject, batch, seed)))
@@ -95,10 +95,10 @@ def prepare(
         tick("backward passes")
         nodes, attribution = backward_nodes(first, formats)
     pooled = {name: merged(found) for name, found in gradients.items()}
-    return Prepared(subject, captured, formats, seed, first, pooled, weights, reasoned(nodes), attribution, steps)
+    return MeasuredStep(subject, captured, formats, seed, first, pooled, weights, reasoned(nodes), attribution, steps)
 
 
-def conclude(prepared: Prepared, plans: Mapping[str, Plan], recommended: str | None, tick: Tick) -> Training:
+def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None, tick: Tick) -> Training:
     """The loss-scale window under the FP16 plan, what BF16 loses, trial steps, and advice."""
     lowerings = {fmt: Lowering(fmt, _usable(plans.get(f"autocast_{fmt}"))) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
@@ -162,7 +162,7 @@ def _gradient_error(step: Step, low: Lowering, scale: float) -> float | None:
     return None if found.failure is not None else gradient_error(step.by_parameter, found.gradients)
 
 
-def _bf16(prepared: Prepared, low: frozenset[str], parameters: tuple[ParameterGradients, ...]) -> Bf16Outlook:
+def _bf16(prepared: MeasuredStep, low: frozenset[str], parameters: tuple[ParameterGradients, ...]) -> Bf16Outlook:
     pool = merged(low_by_module(prepared.capture, prepared.gradients, low).values())
     adam, sgd = outlook(parameters)
     return Bf16Outlook(flushed(pool.exponents, FORMATS["bf16"]), adam, sgd)

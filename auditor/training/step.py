@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ..capture.capture import capture
@@ -34,10 +35,10 @@ class TrainingStep(nn.Module):
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
         """The loss of one batch, a scalar."""
         with torch.enable_grad():
-            outputs = self.handed(self.model(*args, **kwargs))
+            outputs = self.loss_inputs(self.model(*args, **kwargs))
             return own_loss(outputs) if self.loss_fn is None else self.loss_fn(outputs, *targets, **named)
 
-    def handed(self, outputs: Any) -> Any:
+    def loss_inputs(self, outputs: Any) -> Any:
         """What the loss is given of what the model returns."""
         return outputs
 
@@ -72,9 +73,11 @@ def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> C
     told = in_its_terms(captured)
     name = _of_torch(subject.objective.loss_fn)
     nodes = (
-        {n: replace(o, called_from=name) if _unplaced(o) else o for n, o in told.nodes.items()} if name else told.nodes
+        {n: replace(o, called_from=name) if _has_no_line(o) else o for n, o in told.nodes.items()}
+        if name
+        else told.nodes
     )
-    return replace(told, nodes=nodes, bind=_Bound(captured.bind, subject))
+    return replace(told, nodes=nodes, bind=_StepBinder(captured.bind, subject))
 
 
 def in_its_terms(captured: Capture) -> Capture:
@@ -104,7 +107,7 @@ def in_the_model(name: str) -> str:
     return name.removeprefix(f"{_PREFIX}.")
 
 
-def _unplaced(node: Node) -> bool:
+def _has_no_line(node: Node) -> bool:
     """An operation of the loss that no line of the user's wrote."""
     return node.owner == LOSS and node.source is None
 
@@ -117,8 +120,8 @@ def _of_torch(loss_fn: object) -> str | None:
     name, module = getattr(named, "__name__", None), getattr(named, "__module__", None) or ""
     if name is None or module.partition(".")[0] != "torch":
         return None
-    homes = {torch.nn: "torch.nn", torch.nn.functional: "torch.nn.functional", torch: "torch"}
-    return next((f"{path}.{name}" for home, path in homes.items() if getattr(home, name, None) is named), name)
+    home = "torch.nn" if isinstance(named, type) else "torch.nn.functional" if hasattr(F, name) else "torch"
+    return f"{home}.{name}"
 
 
 _ROOT = Call("", 0, "")
@@ -153,7 +156,7 @@ def _in_model(calls: tuple[Call, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Bound:
+class _StepBinder:
     """Binds a model, not a step, so that the capture is used as any other."""
 
     inner: Any

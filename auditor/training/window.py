@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..execution.step import LowStep, Step
-from ..numerics.formats import FORMATS
+from ..execution.policy import Policy
+from ..execution.step import LowStep, Step, hear_gradients
+from ..numerics.formats import FORMATS, is_low
 from ..numerics.histogram import (
     exponent_counts,
     flushed,
@@ -130,7 +131,7 @@ def trials_of(step: Step, low: Lowering, window: LossScale, cast: Collection[str
 
 
 @dataclass
-class _Seen:
+class _LowGradients:
     """What came of the low gradients of one step. reference: what they are in FP32; broken: modules with one that is not
     finite; largest: of those that FP32 has above all others, its own magnitude and what it is in this step, unscaled."""
 
@@ -162,15 +163,18 @@ def trial(
     step: Step, lowering: Lowering, scale: float, window: LossScale, cast: Collection[str] = frozenset()
 ) -> Trial:
     """One FP16 step at a loss scale: what became of every gradient that FP16 holds."""
-    seen = _Seen(scale)
+    seen = _LowGradients(scale)
 
     def watch(name: str, index: int, gradient: torch.Tensor) -> None:
+        if not is_low(gradient.dtype):
+            return
         reference = step.gradients.get(name, [])
         ours = reference[index] if index < len(reference) else None
         if ours is not None and ours.shape == gradient.shape:
             seen.hear(step.capture.nodes[name].owner, ours, gradient)
 
-    low = own_step(step, lowering, scale, watch)
+    low = own_step(step, lowering, scale)
+    hear_gradients(step, Policy(step.capture, "autocast", lowering.precision, lowering.format), scale, watch)
     for name in cast:
         found = low.gradients.get(name)
         if found is not None:
@@ -188,7 +192,7 @@ def trial(
     )
 
 
-def _why(seen: _Seen, low: LowStep, window: LossScale, overflow: bool) -> str:
+def _why(seen: _LowGradients, low: LowStep, window: LossScale, overflow: bool) -> str:
     """What lies between the prediction, of FP32's gradients over all batches, and the step on the first batch."""
     ours, theirs = seen.largest
     if overflow:

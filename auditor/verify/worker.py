@@ -26,8 +26,8 @@ from ..errors import out_of_memory
 from ..isolation.answer import answer
 from ..isolation.process import ieee, reseed
 from ..loading.placement import copied
-from ..loading.sandbox import blame
 from ..loading.state import materialise, switch
+from ..loading.target import blame
 from ..records import Batch
 from ..score import Given, named
 from .artefact import COUNTED, STARTED

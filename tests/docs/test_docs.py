@@ -27,7 +27,7 @@ from tests.support.capturing import captured
 from tests.support.structure import ORDER, PACKAGE
 from tests.unit.report.factory import make_audit
 
-POSITION = {"call": 2, "tables": 1, "by_option": 2}  # sandbox.call(function, what, slug), ...
+POSITION = {"call": 2, "tables": 1, "by_option": 2}  # target.call(function, what, slug), ...
 
 
 def slug_of(call: ast.Call) -> ast.expr | None:

@@ -35,16 +35,17 @@ FILES = {
 }
 
 
-OPTIONS = ("", "--measure-time", "--evaluate score.py:score", "--mode training --loss loss.py:loss", "--format json")
+OPTIONS = ("--measure-time", "--evaluate score.py:score", "--mode training --loss loss.py:loss", "--format json")
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", ["", *(pytest.param(one, marks=pytest.mark.slow) for one in OPTIONS)])
 def test_a_factory_that_raises_in_the_fresh_process(options: str, tmp_path: Path) -> None:
     audited = audit_project(tmp_path / "project", Case(FILES, options=tuple(options.split())))
     check_refused(audited.done, *PLACE)
     assert audited.files == []
 
 
+@pytest.mark.slow
 def test_inputs_that_do_not_pickle_hide_no_failure(tmp_path: Path) -> None:
     closed = ONCE.replace("torch.randn(8, 16)", "torch.randn(8, 16), lambda: None")
     text = closed.replace("forward(self, x)", "forward(self, x, f)")
@@ -96,7 +97,7 @@ def drawn(seed: str) -> str:
     return "import numpy, time\n" + MODEL.replace("manual_seed(0)", f"manual_seed({seed})")
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", [pytest.param("numpy", marks=pytest.mark.slow), "the clock"])
 def test_a_factory_that_makes_another_model_each_time(name: str, tmp_path: Path) -> None:
     audited = audit_project(tmp_path / "project", Case({"model.py": drawn(DRAWS[name])}))
     assert ANOTHER in " ".join(audited.said.split())

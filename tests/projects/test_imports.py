@@ -162,12 +162,9 @@ CASES = {
 
 USUAL = {
     "relative imports, from inside",
-    "its own package by name, by the console script",
     "src, a file, with a score",
     "a namespace package on PYTHONPATH, a file of it",
-    "imports inside forward",
     "a registry that refuses doubles",
-    "utils.py beside another",
 }
 """Of the cases those that differ most: the others are for the slow suite."""
 

@@ -206,17 +206,24 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+USUAL = {"files, arguments and the clock", "os.chdir at import and in the factory", "a checkpoint of a training loop"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_verdict_and_emitted_file(name: str, tmp_path: Path) -> None:
     audited = audit_project(tmp_path / "project", CASES[name])
     check_verdict(audited)
     check_error(audited)
 
 
+@pytest.mark.slow
 def test_a_factory_that_draws_without_a_seed_has_a_verdict(tmp_path: Path) -> None:
     check_verdict(audit_project(tmp_path / "project", Case({"model.py": RANDOM})))
 
 
+@pytest.mark.slow
 def test_a_factory_that_caches_a_file_in_the_working_directory(tmp_path: Path) -> None:
     case = Case({"model.py": PARTS + CACHED + INPUTS}, weights="cache.pt")
     for _ in ("first", "second"):

@@ -18,18 +18,6 @@ def portrait(value: Any) -> list[Line]:
     return [(path, id(held), type(held), _own(held)) for path, held in _walk("", value, set())]
 
 
-def values(value: Any) -> list[tuple[str, Any]]:
-    """What the tensors and the numbers that `value` leads to are worth, whichever objects they are."""
-    found = ((path, _bits(held)) for path, held in _walk("", value, set()))
-    return [(path, bits) for path, bits in found if bits is not None and "/grad" not in path and "hooks" not in path]
-
-
-def _bits(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return None if is_lazy(value) else value.detach().flatten().tolist()
-    return value if isinstance(value, int | float | str) else None
-
-
 def _walk(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     yield path, value
     if id(value) not in seen:

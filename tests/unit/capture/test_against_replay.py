@@ -135,7 +135,9 @@ def test_any_scopes(name: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name", [name if name in ("resnet", "t5") else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
+)
 def test_architectures(name: str, strategy: str) -> None:
     for fmt in FORMATS:
         assert_alike(name, strategy, fmt, everything(known(name)[2], fmt))

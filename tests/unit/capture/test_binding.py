@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.capture.binding import Binder, named_inputs, tensor_at
+from auditor.capture.binding import Binder, named_inputs
 
 A, B, C = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
 
@@ -20,22 +19,6 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, pair: tuple[Tensor, Tensor], *, mask: Tensor | None = None) -> Tensor:
         return x
-
-
-def test_state_by_its_name() -> None:
-    model = Model()
-    assert tensor_at(model, "blocks.a-b.weight") is model.blocks["a-b"].weight
-    assert tensor_at(model, "mean") is model.mean
-    for absent in ("none", "blocks.a-b.scale"):
-        with pytest.raises(KeyError, match=absent):
-            tensor_at(model, absent)
-
-
-def test_placeholders_get_the_models_own_tensors_the_batchs_and_constants() -> None:
-    model = Model()
-    binder = Binder(("w", "x", "c", "y"), {"w": "blocks.a-b.weight"}, {"c": C}, ())
-    found = binder(model, ((A, (B,)), {}))
-    assert [id(x) for x in found] == [id(model.blocks["a-b"].weight), id(A), id(C), id(B)]
 
 
 def test_keywords_go_in_the_order_that_was_recorded() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.capture.calls import Calls, aliases_of, first_paths
 from tests.support.replaying import Model, linear, replayed
 from tests.support.subjects import nodes_by_op, normal, only
 
@@ -66,50 +65,6 @@ def test_exceptions_close_every_call_that_they_leave() -> None:
     found = replayed(Model(forward, failing=Failing(), layer=linear(4, 4)), X)
     assert [node.owner for node in nodes_by_op(found, "linear")] == ["layer"] * 3
     assert [call.path for call in only(found, "exp").calls] == [""]
-
-
-def test_hooks_that_raise_close_their_call_too() -> None:
-    def refuse(module: nn.Module, args: Any) -> None:
-        raise LookupError
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        try:
-            self.refusing(x)
-        except LookupError:
-            return x.exp()
-        return x
-
-    model = Model(forward, refusing=linear(4, 4))
-    model.refusing.register_forward_pre_hook(refuse)
-    assert only(replayed(model, X), "exp").owner == ""
-
-
-def test_past_call_and_without_a_name() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        x = self.outer[0].forward(x)
-        return nn.Sequential(nn.Softmax(-1), nn.Tanh())(x)
-
-    found = replayed(Model(forward, outer=nn.Sequential(linear(4, 4))), X)
-    assert [node.owner for node in found.nodes.values()] == ["", "", ""]
-
-
-def test_shared_modules_have_one_path_and_aliases() -> None:
-    shared = linear(4, 4)
-    model = nn.Sequential(shared, nn.Sequential(shared), shared)
-    assert first_paths(model)[id(shared)] == "0"
-    assert aliases_of(model) == {"0": ("1.0", "2")}
-
-
-def test_nothing_stays_on_the_modules() -> None:
-    model = nn.Sequential(linear(4, 4))
-    calls = Calls(model)
-    with calls.watched():
-        model(X)
-        assert calls.depth() == 1
-    model(X)
-    assert not model._forward_hooks
-    assert not model[0]._forward_pre_hooks
-    assert calls._count == 1
 
 
 def test_threads_of_a_forward_are_not_its_calls() -> None:

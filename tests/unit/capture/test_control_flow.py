@@ -74,16 +74,6 @@ def test_experts_in_five_spellings(spelling: Callable[..., Tensor]) -> None:
     assert ("constant" in kinds(found)) == (spelling is not by_sorting)  # which asks for nothing but numbers
 
 
-def test_item_and_a_shape_that_depends_on_it() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        count = int(x.abs().sum().item()) % 3 + 1
-        return (x[:count] * float(x.max())).exp()
-
-    found = replayed(Model(forward), X, method="path")
-    assert operations(found) == ["slice", "mul", "exp"]
-    assert only(found, "exp").shape[0] == int(X.abs().sum()) % 3 + 1
-
-
 SELECTIONS: dict[str, Callable[[Tensor], Any]] = {
     "where": lambda x: x[torch.where(x.sum(-1) > 0)[0]],
     "nonzero": lambda x: x[(x.sum(-1) > 0).nonzero(as_tuple=True)],
@@ -141,15 +131,6 @@ def test_a_loop_until_a_value_is_reached() -> None:
     found = replayed(Model(forward, layer=linear(4, 4)), X, method="path")
     assert len(nodes_by_op(found, "linear")) > 1
     assert "norm" not in operations(found)
-
-
-def test_recursion_and_early_return() -> None:
-    def forward(self: Any, x: Tensor, depth: int = 0) -> Tensor:
-        if depth == 3:
-            return x
-        return forward(self, self.layer(x).tanh(), depth + 1)
-
-    assert operations(replayed(Model(forward, layer=linear(4, 4)), X)) == ["linear", "tanh"] * 3
 
 
 def test_a_cond_runs_the_branch_that_it_takes() -> None:

@@ -54,23 +54,6 @@ def test_scripts(name: str) -> None:
     assert {node.owner for node in found.nodes.values()} >= {"", "part"}
 
 
-def test_weights_of_scripts_are_parameters_of_the_recording() -> None:
-    found = replayed(torch.jit.script(small()), X)
-    assert {p.fqn for p in found.placeholders if p.kind == "parameter"} == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    assert "constant" not in kinds(found)
-
-
-def test_dynamically_quantised_layers() -> None:
-    model = torch.ao.quantization.quantize_dynamic(small(), {nn.Linear})
-    found = replayed(Model(lambda self, x: self.part(self.first(x)), first=linear(4, 4), part=model), X)
-    assert [name for name in operations(found) if name != "to"] == [
-        "linear",
-        "linear_dynamic",
-        "relu",
-        "linear_dynamic",
-    ]
-
-
 def test_statically_quantised_layers() -> None:
     engine = torch.backends.quantized.engine
     inner = torch.ao.quantization.QuantWrapper(small())
@@ -84,31 +67,11 @@ def test_statically_quantised_layers() -> None:
     assert {"quantize_per_tensor", "dequantize"} <= set(operations(found))
 
 
-def test_layers_prepared_for_quantisation() -> None:
-    model = small().train()
-    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        prepared = torch.ao.quantization.prepare_qat(model)
-    replayed(prepared.eval(), X)
-
-
 @pytest.mark.parametrize("parametrised", [parametrizations.weight_norm, parametrizations.orthogonal])
 def test_parametrised_weights(parametrised: Callable[[nn.Module], nn.Module]) -> None:
     found = replayed(nn.Sequential(parametrised(linear(4, 4)), nn.Tanh()).eval(), X)
     assert only(found, "linear").owner == "0"
     assert any(p.fqn and "parametrizations" in p.fqn for p in found.placeholders)
-
-
-def test_spectral_norm_in_training_writes_its_vectors() -> None:
-    replayed(parametrizations.spectral_norm(linear(4, 4)).train(), X)
-
-
-def test_weight_norm_of_old() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = nn.utils.weight_norm(linear(4, 4))
-    assert only(replayed(model, X), "linear").owner == ""
 
 
 def test_modules_without_a_forward_of_their_own() -> None:
@@ -129,11 +92,6 @@ def test_modules_without_a_forward_of_their_own() -> None:
     assert {p.fqn for p in found.placeholders if p.kind == "parameter"} >= {"weights.0", "layers.in.weight"}
 
 
-def test_modules_made_in_forward_count_as_their_caller() -> None:
-    found = replayed(Model(lambda self, x: nn.Softmax(-1)(self.layer(x)), layer=linear(4, 4)), X)
-    assert (only(found, "linear").owner, only(found, "softmax").owner) == ("layer", "")
-
-
 def test_hooks_of_the_users_own_are_run() -> None:
     model = small()
     model[0].register_forward_hook(lambda module, args, output: output * 2)
@@ -148,10 +106,6 @@ def test_recurrent_layers_stay_whole() -> None:
     for layer, name in zip(layers, ("lstm", "gru", "rnn_tanh", "lstm"), strict=True):
         found = replayed(layer, normal(5, 2, 4))
         assert len(nodes_by_op(found, name)) == 1
-
-
-def test_dropout_between_recurrent_layers() -> None:
-    replayed(nn.LSTM(4, 3, 2, dropout=0.5).train(), normal(5, 2, 4))
 
 
 def test_the_first_state_of_a_recurrent_layer_follows_the_dtype() -> None:

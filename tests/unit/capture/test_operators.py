@@ -63,12 +63,6 @@ def test_operators_that_return(operators: Any, name: str) -> None:
     assert only(found, "exp").source
 
 
-def test_no_fake_kernel_and_keywords(operators: Any) -> None:
-    found = replayed(Model(lambda self, x: operators.bare(scale=2.5, x=x * 2)), X)
-    assert operations(found) == ["mul", "bare"]
-    assert found.nodes["bare"].inputs == ("mul",)
-
-
 def test_the_formula_is_used_where_gradients_are_taken_in_forward(operators: Any) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -107,14 +101,6 @@ def test_results_in_a_list_in_a_tuple(operators: Any) -> None:
 
     found = replayed(Model(forward), X)
     assert not any(placeholder.kind == "constant" for placeholder in found.placeholders)
-
-
-def test_operators_that_draw_and_bear_no_tag(operators: Any) -> None:
-    assert operations(replayed(Model(lambda self, x: operators.noise(x)), X)) == ["noise"]
-
-
-def test_operators_that_return_a_number(operators: Any) -> None:
-    replayed(Model(lambda self, x: x * operators.number(x)), X, method="path")
 
 
 @torch.library.custom_op("recording_test_python::scaled", mutates_args=())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.capture.capture import capture
-from auditor.capture.paths import usable, usable_batches
+from auditor.capture.paths import usable
 from auditor.records import Subject
 from tests.support.capturing import Function
 from tests.support.subjects import subject_of
@@ -78,11 +78,11 @@ def of(model: nn.Module, *inputs: Tensor) -> Subject:
 def test_batches_of_another_shape_are_left_to_the_verification() -> None:
     subject = of(Function(torch.tanh), torch.ones(2, 1), torch.ones(3, 1), 2 * torch.ones(2, 1))
     found = capture(subject)
-    assert [float(args[0].max()) for args, _ in usable_batches(found, subject)] == [1.0, 2.0]
+    assert [float(args[0].max()) for args, _ in usable(found, subject)] == [1.0, 2.0]
 
 
 def test_a_path_is_good_for_its_own_batch_alone() -> None:
     subject = of(Function(lambda x: x * 2 if float(x.sum()) > 0 else x * 3), torch.ones(2), -torch.ones(2))
     found = capture(subject)
     assert found.method == "path"
-    assert usable_batches(found, subject) == [subject.batches[0]]
+    assert usable(found, subject) == [subject.batches[0]]

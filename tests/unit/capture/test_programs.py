@@ -84,7 +84,7 @@ def examples(count: int) -> settings:
     )
 
 
-@examples(100)
+@examples(40)
 @given(st.lists(STEPS, max_size=14))
 def test_programs_replay(program: list[Step]) -> None:
     model = Model(forward, buffer=normal(3, 4, seed=2))

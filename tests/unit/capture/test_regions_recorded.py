@@ -54,10 +54,6 @@ def test_the_innermost_region_counts() -> None:
     }
 
 
-def test_no_region_no_mark() -> None:
-    assert regions(lambda x: x.exp(), SQUARE) == {}
-
-
 def for_cuda(x: Tensor) -> Tensor:
     with torch.autocast("cuda", enabled=False):
         y = x.matmul(x)
@@ -116,20 +112,3 @@ def test_owners_lines_and_outputs_survive_inlining() -> None:
     assert inside.source.startswith("test_regions_recorded.py:")
     assert {name for name, node in found.nodes.items() if node.region} == {inside.name, only(found, "exp").name}
     assert found.outputs == (outside.name, only(found, "exp").name)
-
-
-def without_gradients(x: Tensor) -> Tensor:
-    with torch.no_grad():
-        scale = x.abs().max()
-    return x / scale
-
-
-def test_no_grad_blocks_are_flattened() -> None:
-    found = capture_of(Function(without_gradients), SQUARE)
-    assert [node.op.split(".")[1] for node in found.nodes.values()] == ["abs", "max", "div"]
-
-
-def test_capture_leaves_autocast_as_it_was() -> None:
-    before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    capture_of(Asking(), SQUARE)
-    assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == before

@@ -27,16 +27,6 @@ def test_weights_tied_under_two_names() -> None:
     assert [p.fqn for p in found.placeholders if p.kind == "parameter"] == ["a.weight", "a.bias", "b.bias"]
 
 
-def test_two_parameters_on_one_storage() -> None:
-    weight = normal(4, 4)
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        self.a.data[0].zero_()
-        return x @ self.a + x @ self.b
-
-    replayed(Model(forward, a=nn.Parameter(weight), b=nn.Parameter(weight.view(4, 4)[:, :])), X)
-
-
 class Child(nn.Module):
     """Knows the module that it is part of."""
 
@@ -88,32 +78,10 @@ def test_a_cache_by_dtype() -> None:
     assert_same(replay(found, model, ((X,), {})), answer(model, ((X,), {})))
 
 
-def test_a_cache_that_grows() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        self.keys = torch.cat([self.keys, self.layer(x)])
-        return torch.softmax(x @ self.keys.t(), -1)
-
-    model = Model(forward, layer=linear(4, 4), keys=torch.zeros(2, 4))
-    replayed(model, X)
-    assert model.keys.shape == (2, 4)
-
-
 def test_tensors_that_nobody_registered_are_constants() -> None:
     model = Model(lambda self, x: x * self.table.value + torch.tensor([1.0, 2.0, 3.0, 4.0]))
     object.__setattr__(model, "table", type("Table", (), {"value": torch.ones(4) * 3, "unused": torch.ones(9)})())
     assert kinds(replayed(model, X)) == ["constant", "constant", "input"]
-
-
-def test_constants_that_nothing_reads_are_not_kept() -> None:
-    large = torch.ones(1000)
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        assert large.exp().shape == (1000,)
-        return x * 2
-
-    found = replayed(Model(forward), X)
-    assert [p.kind for p in found.placeholders] == ["input"]
-    assert found.bind.constants == {}
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -140,27 +108,6 @@ def test_a_generator_that_the_caller_hands_over() -> None:
     before = generator.get_state()
     replayed(Model(forward, layer=linear(4, 4)), X, generator)
     assert torch.equal(generator.get_state(), before)
-
-
-def test_a_generator_that_is_none() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        y = self.layer(x) + torch.randn(4, generator=None) + torch.rand(4, generator=None)
-        y = y + torch.empty(4).normal_(generator=None) + torch.randint(9, (4,), generator=None)
-        return y[torch.randperm(3, generator=None)]
-
-    model = Model(forward, layer=linear(4, 4))
-    found = replayed(model, X)
-    assert_same(replay(found, model, ((X,), {})), replay(found, model, ((X,), {})))
-    assert len([node for node in found.nodes.values() if "rand" in node.op]) == 4
-
-
-def test_python_that_draws() -> None:
-    import random
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        return self.layer(x) * random.random() if random.random() > 0 else x
-
-    assert operations(replayed(Model(forward, layer=linear(4, 4)), X)) == ["linear", "mul"]
 
 
 def test_writes_that_numpy_makes_are_refused() -> None:

@@ -15,19 +15,6 @@ from tests.support.capturing import Function
 from tests.support.subjects import normal, seeded
 
 
-class Gradients(nn.Module):
-    """Says whether gradients are enabled."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (2.0 if torch.is_grad_enabled() else 1.0)
-
-
-def test_gradients_are_off_unless_asked_for() -> None:
-    x = torch.ones(2)
-    assert answer(Gradients(), ((x,), {}))[0].tolist() == [1.0, 1.0]
-    assert answer(Gradients(), ((x,), {}), gradients=True)[0].tolist() == [2.0, 2.0]
-
-
 class Kept(torch.autograd.Function):
     """A product that notes what autograd has saved of it while the model runs on."""
 
@@ -89,18 +76,6 @@ def test_an_answer_with_gradients_keeps_nothing_for_a_backward_pass() -> None:
     assert max(alive) <= 2
 
 
-def test_what_the_model_raises_comes_out_once() -> None:
-    calls: list[int] = []
-
-    def refuses(x: Tensor) -> Tensor:
-        calls.append(1)
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        answer(Function(refuses), ((torch.ones(2),), {}), gradients=True)
-    assert calls == [1]
-
-
 def test_a_model_stored_low_comes_back_with_its_gradients() -> None:
     model = seeded(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))  # type: ignore[arg-type]
     model(normal(4, 3)).sum().backward()
@@ -111,17 +86,3 @@ def test_a_model_stored_low_comes_back_with_its_gradients() -> None:
     after = [x for p in model.parameters() for x in (p.data, p.grad)] + list(model.buffers())
     assert [x.data_ptr() for x in after] == [x.data_ptr() for x in tensors]
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-
-
-@pytest.mark.parametrize("compiled_before", [False, True])
-def test_a_cond_runs_eagerly_whether_or_not_something_was_compiled(compiled_before: bool) -> None:
-    if compiled_before:
-        torch.compile(torch.sin, backend="eager")(torch.ones(2))
-
-    class Branching(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = torch.cond(x.sum() > 0, lambda y: y.exp(), lambda y: y.tanh(), (x,))
-            return result
-
-    (found,) = answer(Branching().eval(), ((torch.ones(2),), {}))
-    assert torch.equal(found, torch.ones(2).exp())

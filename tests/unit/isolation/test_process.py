@@ -3,101 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from auditor.isolation import isolated
-from auditor.isolation.process import OVERRIDES, flags, ieee, loose, process_state, swapped, under
-
-
-def state() -> tuple[Any, ...]:
-    return (
-        random.getstate(),
-        [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
-        torch.get_rng_state().tolist(),
-        torch.get_default_dtype(),
-        torch.get_num_threads(),
-        torch.is_grad_enabled(),
-    )
-
-
-def disturb() -> None:
-    random.random()
-    np.random.rand()
-    torch.rand(1)
-    torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(torch.get_num_threads() + 1)
-    torch.set_grad_enabled(False)
-
-
-def disturb_and_raise() -> None:
-    disturb()
-    raise ValueError("inside")
-
-
-def test_everything_comes_back() -> None:
-    before = state()
-    with isolated(seed=3):
-        disturb()
-        assert state() != before
-    assert state() == before
-
-
-def test_everything_comes_back_after_an_error() -> None:
-    before = state()
-    with pytest.raises(ValueError, match="inside"), isolated(seed=3):
-        disturb_and_raise()
-    assert state() == before
-
-
-def test_the_seed_decides_what_is_drawn() -> None:
-    def draw(seed: int) -> tuple[float, float, float]:
-        with isolated(seed=seed):
-            return random.random(), float(np.random.rand()), float(torch.rand(1))
-
-    assert draw(1) == draw(1)
-    assert all(a != b for a, b in zip(draw(1), draw(2), strict=True))
-
-
-class Base:
-    value = 1
-
-
-def test_what_is_swapped_comes_back_after_an_error() -> None:
-    seen = []
-    with pytest.raises(ValueError, match="inside"), swapped(Base, "value", 2):
-        raise ValueError(seen.append(Base.value) or "inside")
-    assert [*seen, Base.value] == [2, 1]
-
-
-def test_what_a_class_inherits_is_not_swapped_in_it() -> None:
-    class Heir(Base):
-        pass
-
-    with pytest.raises(KeyError), swapped(Heir, "value", 2):
-        pass
-    assert vars(Heir).get("value") is None
-
-
-def test_the_environment_and_the_precision_of_products_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUDITOR_TEST_KEPT", "a")
-    monkeypatch.setenv("AUDITOR_TEST_GONE", "b")
-    before, precision = dict(os.environ), torch.get_float32_matmul_precision()
-    with isolated(seed=0):
-        os.environ |= {"AUDITOR_TEST_KEPT": "c", "AUDITOR_TEST_ADDED": "d"}
-        del os.environ["AUDITOR_TEST_GONE"]
-        torch.set_float32_matmul_precision("medium")
-    assert dict(os.environ) == before
-    assert torch.get_float32_matmul_precision() == precision
-
+from auditor.isolation.process import OVERRIDES, flags, ieee, loose, process_state, uncompiled, under, unfused
 
 SET: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
@@ -133,19 +48,6 @@ def test_what_a_forward_sets_for_the_whole_process_comes_back(name: str) -> None
         assert read() == before
     finally:
         back()
-
-
-def test_a_directory_that_is_gone_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    os.chdir(gone)
-    gone.rmdir()
-    with isolated():
-        os.chdir(tmp_path)
-    with isolated():
-        pass
-    assert Path.cwd() == tmp_path
 
 
 _PARTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
@@ -202,23 +104,6 @@ def test_fp32_is_ieee_in_the_body_and_flags_come_back(allow: Callable[[], None])
             if "." in name:
                 library, part = name.split(".")
                 getattr(getattr(torch.backends, library), part).fp32_precision = value
-
-
-def test_what_follows_the_general_setting_follows_it_afterwards() -> None:
-    parts = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
-    own = [part.fp32_precision for part in parts]
-    for part in parts:  # who sets the older flag, as another test may have, sets these too
-        part.fp32_precision = "none"
-    torch.backends.fp32_precision = "tf32"
-    try:
-        with ieee():
-            pass
-        torch.backends.fp32_precision = "none"
-        assert torch.backends.mkldnn.matmul.fp32_precision == torch.backends.cuda.matmul.fp32_precision == "none"
-    finally:
-        torch.backends.fp32_precision = "none"
-        for part, precision in zip(parts, own, strict=True):
-            part.fp32_precision = precision
 
 
 def test_flags_that_are_frozen_are_set_all_the_same() -> None:
@@ -292,8 +177,6 @@ def test_what_they_allow_beside_fp32_depends_on_the_device() -> None:
     _medium()
     assert loose(flags(), "cpu") == ("bf16",)
     assert loose(flags(), "cuda:0") == ("tf32",)
-    older = {"cuda.matmul.allow_tf32": True, "cudnn.allow_tf32": False}  # all there is before torch 2.9
-    assert loose(older, "cuda:0") == ("tf32",)
 
 
 def test_flags_of_their_own_names_are_there_and_variables_that_overrule_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,3 +186,30 @@ def test_flags_of_their_own_names_are_there_and_variables_that_overrule_them(mon
     assert not set(OVERRIDES) & set(found)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     assert flags()["NVIDIA_TF32_OVERRIDE"] == "0"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_fused_path_is_off_and_then_as_it_was(before: bool) -> None:
+    kept = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(before)
+    try:
+        with unfused():
+            assert not torch.backends.mha.get_fastpath_enabled()
+        assert torch.backends.mha.get_fastpath_enabled() is before
+    finally:
+        torch.backends.mha.set_fastpath_enabled(kept)
+
+
+def test_compiled_functions_run_as_they_were_written() -> None:
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    with uncompiled():
+        assert compiled(torch.ones(1)).item() == 2.0
+    assert graphs == []
+    assert compiled(torch.ones(1)).item() == 2.0
+    assert len(graphs) == 1

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,24 +87,6 @@ def test_a_checkpoint_stored_low_is_read_as_the_same_values_in_fp32(
         f"the checkpoint stores all of {numbers(model):,} weights in {name}: the reference is the same values in FP32; what "
         f"{name} had cost before is in no error",
     )
-
-
-def test_norms_in_fp32_are_not_counted_as_low(tmp_path: Path) -> None:
-    model = llama().bfloat16()
-    for name, module in model.named_modules():
-        if "norm" in name:
-            module.float()
-    model.save_pretrained(tmp_path)
-    found = load(f"hf:{tmp_path}")
-    assert found.stored_low == {"bfloat16": numbers(model) - 3 * 16}
-    assert f"stores {numbers(model) - 48:,} of {numbers(model):,} weights in bfloat16" in found.warnings[0]
-
-
-def test_a_checkpoint_in_fp32_or_fp64_is_not_stored_low(saved: Path, tmp_path: Path) -> None:
-    assert load(f"hf:{saved}").warnings == ()
-    llama().double().save_pretrained(tmp_path)
-    found = load(f"hf:{tmp_path}")
-    assert (found.raised, found.stored_low) == ("none", {})
 
 
 def test_weights_of_ones_own_say_nothing_of_those_of_the_directory(tmp_path: Path) -> None:
@@ -233,36 +212,3 @@ def test_its_plans_fit_the_model_as_it_is_stored(tmp_path: Path) -> None:
         assert float((outputs[0] - reference).norm() / reference.norm()) == pytest.approx(
             found.plans[name].measured_error
         )
-
-
-PEAK = """
-import sys
-import torch
-from transformers import LlamaForCausalLM
-from auditor.loading import hubs, load
-from auditor.artefact.source import make_original
-
-def status(key):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) / 1024
-
-load(f"hf:{sys.argv[2]}")  # what is imported and compiled on first use
-open("/proc/self/clear_refs", "w").write("5")
-before = status("VmRSS")
-model = load(f"hf:{sys.argv[1]}").model
-print((status("VmHWM") - before) / (sum(p.numel() for p in model.parameters()) * 4 / 2**20))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from /proc")
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1.5), (torch.bfloat16, 1.8)])
-@pytest.mark.parametrize("how", ["one file", "shards", "torch file"])
-def test_reading_takes_one_copy_of_the_weights(
-    dtype: torch.dtype, most: float, how: str, saved: Path, tmp_path: Path
-) -> None:
-    """One in FP32, and of a file in BF16 the pages that it was read from: half a copy more. A second copy is 1 more."""
-    model = llama(vocab_size=4000, hidden_size=768, intermediate_size=2048, num_hidden_layers=8).to(dtype)
-    write(model, tmp_path, how, "60MB")
-    command = [sys.executable, "-c", PEAK, str(tmp_path), str(saved)]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=dict(os.environ))
-    assert float(found.stdout.split()[-1]) < most

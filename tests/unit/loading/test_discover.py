@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -94,44 +93,6 @@ def test_symbol_names_class_instance_factory_or_call(write, symbol, kind, size):
     assert subject.origin.kind == kind
 
 
-def test_imported_factory_that_needs_arguments_is_passed_over(write):
-    write("def create_model(name):\n    raise AssertionError\n", "library.py")
-    assert load(write("from library import create_model\n" + NET)).origin.symbol == "Net"
-
-
-def test_module_target(write, monkeypatch, tmp_path):
-    write(NET + "def get_model(): return Net()\n", "parcel/nets.py")
-    (tmp_path / "parcel" / "__init__.py").touch()
-    monkeypatch.chdir(tmp_path)
-    subject = load("parcel.nets:get_model")
-    assert (subject.origin.path, subject.origin.module) == (str(tmp_path / "parcel" / "nets.py"), "parcel.nets")
-
-
-def test_sibling_import_works_while_building_and_path_is_restored(write, tmp_path):
-    write("def size(): return 6\n", "sizes_beside.py")
-    before = list(sys.path)
-    source = NET + "def get_model():\n    from sizes_beside import size\n    return Net(size())\n"
-    assert width(load(write(source))) == 6
-    assert sys.path == before
-
-
-def test_main_block_does_not_run_and_the_module_has_its_own_name(write):
-    source = NET + "assert __name__ == 'plain_name'\nif __name__ == '__main__':\n    raise SystemExit\n"
-    assert load(write(source, "plain_name.py")).name == "plain_name"
-
-
-def test_file_named_like_a_library_does_not_replace_it(write):
-    import json
-
-    load(write(NET, "json.py"))
-    assert sys.modules["json"] is json
-
-
-def test_user_file_leaves_no_bytecode_behind(write, tmp_path):
-    load(write(NET))
-    assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
-
-
 def test_random_weights_repeat_with_the_seed_and_leave_the_generators_alone(write):
     target = write("torch.rand(5)\n" + NET)
     torch.manual_seed(123)
@@ -143,11 +104,6 @@ def test_random_weights_repeat_with_the_seed_and_leave_the_generators_alone(writ
     assert not torch.equal(first.model.head.weight, other.model.head.weight)
     torch.manual_seed(1)
     assert torch.equal(first.model.head.weight, nn.Linear(3, 4).weight)
-
-
-def test_default_dtype_set_by_the_file_does_not_stay(write):
-    load(write(NET + "def get_model():\n    torch.set_default_dtype(torch.float64)\n    return Net().float()\n"))
-    assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -112,15 +112,6 @@ def test_plans_of_an_offloaded_model_are_those_of_the_model_and_hold_with_the_ho
         assert error == pytest.approx(plan.measured_error, rel=1e-5)
 
 
-def test_what_the_hooks_round_is_audited_as_stored_low() -> None:
-    model = nn.Sequential(nn.Linear(8, 8))
-    accelerate.cpu_offload(model, execution_device=CPU)
-    model.half()  # of tensors without values: the hooks still hold FP32, and round it
-    with present(model):
-        assert model[0].weight.dtype is torch.float16
-    assert from_object(model, X.half()).stored_low == {"float16": 72}
-
-
 def test_where_memory_is_limited_they_lie_in_files(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 4))
     accelerate.disk_offload(model, tmp_path, CPU)
@@ -143,11 +134,3 @@ def test_what_a_hook_cannot_load_is_one_line(tmp_path: Path) -> None:
     assert caught.value.slug == "meta-weights"
     assert "\n" not in str(caught.value)
     assert portrait(model) == before
-
-
-def test_a_model_without_values_is_still_refused(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, device="meta"))
-    accelerate.disk_offload(model[0], tmp_path, CPU)
-    with pytest.raises(LoadError, match=r"1\.weight is on the meta device") as caught:
-        from_object(model, X)
-    assert caught.value.slug == "meta-weights"

@@ -10,7 +10,6 @@ import subprocess
 import sys
 
 import pytest
-import safetensors.torch
 import torch
 
 from auditor.artefact.emit import emit
@@ -58,24 +57,6 @@ def test_timm_model_by_name():
         "create_model",
         ("test_resnet",),
     )
-
-
-def test_timm_model_takes_arguments_and_weights(tmp_path):
-    timm = pytest.importorskip("timm")
-    made = timm.create_model("test_resnet", num_classes=3)
-    torch.save(made.state_dict(), tmp_path / "w.pt")
-    subject = load("timm:test_resnet(num_classes=3)", weights=str(tmp_path / "w.pt"))
-    assert dict(subject.origin.init_kwargs) == {"num_classes": 3}
-    assert not subject.random_weights
-    assert torch.equal(subject.model.state_dict()["fc.weight"], made.state_dict()["fc.weight"])
-
-
-def test_a_checkpoint_that_timm_reads_itself_is_no_random_weight(tmp_path):
-    timm = pytest.importorskip("timm")
-    from safetensors.torch import save_file
-
-    save_file(timm.create_model("test_resnet").state_dict(), tmp_path / "w.safetensors")
-    assert not load(f"timm:test_resnet(checkpoint_path={str(tmp_path / 'w.safetensors')!r})").random_weights
 
 
 def test_hugging_face_directory_with_weights(bert):
@@ -203,6 +184,7 @@ print(float(model.state_dict()["classifier.weight"].double().sum()))
 """
 
 
+@pytest.mark.slow
 def test_a_patched_model_moves_with_the_directory_that_it_reads(bert, tmp_path):
     """Its folder and the model's are moved together; where they were, nothing is left."""
     folder, model = bert
@@ -222,13 +204,6 @@ def test_a_patched_model_moves_with_the_directory_that_it_reads(bert, tmp_path):
     )
     weight = model.state_dict()["classifier.weight"]
     assert float(found.stdout.split()[-1]) == pytest.approx(float(weight.double().sum()))
-
-
-def test_what_weights_will_take_is_known_before_the_model_is_made(bert, tmp_path):
-    folder, _ = bert
-    stored = safetensors.torch.load_file(folder / "model.safetensors")
-    assert weights_of(parse(f"hf:{folder}")) == 4 * sum(x.numel() for x in stored.values() if x.is_floating_point()) > 0
-    assert weights_of(parse("timm:resnet18")) == weights_of(parse(f"hf:{tmp_path}")) == 0
 
 
 def test_a_model_that_would_not_fit_is_limited_by_itself(bert, tmp_path, monkeypatch):

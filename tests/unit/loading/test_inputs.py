@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
-from auditor.loading.inputs import MOST_BATCHES, as_batches
+from auditor.loading.inputs import as_batches
 
 NET = """
 class Net(nn.Module):
@@ -49,10 +48,6 @@ def test_forms(value, expected):
     assert shapes(as_batches(value, "inputs")) == expected
 
 
-def test_endless_iterable_is_cut():
-    assert len(as_batches((A for _ in iter(int, 1)), "inputs")) == MOST_BATCHES
-
-
 @pytest.mark.parametrize("value", [None, 3, "text", [], iter([]), iter([3])])
 def test_what_is_no_input(value):
     if value == []:
@@ -61,11 +56,6 @@ def test_what_is_no_input(value):
     with pytest.raises(LoadError, match="return a tensor") as caught:
         as_batches(value, "get_inputs() in model.py")
     assert caught.value.slug == "bad-inputs"
-
-
-def test_held_out_inputs_of_the_file(write):
-    source = "def get_eval_inputs(): return [(torch.ones(1, 3),), {'x': torch.ones(5, 3)}]\n"
-    assert shapes(load(write(NET + source)).held_out) == [([(1, 3)], []), ([], ["x"])]
 
 
 @pytest.mark.parametrize(
@@ -161,17 +151,6 @@ def test_bad_inputs_argument(write, text, slug, words):
     assert caught.value.slug == slug
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_failing_inputs_function(write):
-    with pytest.raises(LoadError, match=r"get_inputs\(\) in model.py raised ValueError: no data \(model.py:11\)"):
-        load(write(NET + "def get_inputs(): raise ValueError('no data')\n"))
-
-
-def test_lazy_layers_take_their_shape_from_the_inputs(write):
-    subject = load(write("model = nn.LazyLinear(4)\ndef get_inputs(): return torch.ones(2, 6)\n"))
-    assert isinstance(subject.model, nn.Linear)
-    assert subject.model.in_features == 6
 
 
 SOURCES = (

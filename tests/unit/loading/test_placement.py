@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from auditor.errors import AuditorError
-from auditor.loading.placement import copied, moved, placed
+from auditor.loading.placement import copied, moved, place_subject
 from auditor.training.objective import training_subject
 from tests.support.subjects import normal, subject_of
 
@@ -44,7 +44,7 @@ def test_models_that_cannot_be_copied_are_refused_before_they_are_moved(
     moved: list[nn.Module] = []
     monkeypatch.setattr(nn.Module, "to", lambda self, device: moved.append(self) or self)
     with pytest.raises(AuditorError, match="device='cpu'") as caught:
-        placed(subject_of(model, normal(3, 4)), "meta")
+        place_subject(subject_of(model, normal(3, 4)), "meta")
     assert caught.value.slug == "no-copy"
     assert moved == []
 
@@ -74,11 +74,3 @@ def test_plain_tensors_and_what_a_loss_closes_over_are_moved_and_the_callers_are
     assert twin.objective.loss_fn(ones, ones).device.type == "meta"
     ours = [model.shift, model.more["list"][0], model.more["pair"][0], model.weight, weight]
     assert {x.device.type for x in ours} == {"cpu"}
-
-
-def test_weights_that_are_one_stay_one() -> None:
-    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
-    model[1].weight = model[0].weight
-    twin = copied(model, "meta")
-    assert twin[0].weight is twin[1].weight
-    assert twin[0].weight.is_meta and not model[0].weight.is_meta

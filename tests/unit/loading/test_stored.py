@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from auditor.errors import LoadError
 from auditor.loading import from_object
 from auditor.loading.state import in_fp32, raised
-from auditor.records import Subject
 from tests.support.subjects import Runs
 
 BF16 = torch.bfloat16
@@ -85,51 +84,8 @@ def test_what_was_low_comes_back_on_its_own_memory() -> None:
     assert model.low.bias.grad is None
 
 
-def test_parameters_are_counted_by_dtype() -> None:
-    model = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4), nn.Linear(4, 2).half())
-    model.forward = lambda x: model[2](model[1](model[0](x).float()).to(model[2].weight.dtype))  # type: ignore[method-assign]
-    found = from_object(model, torch.ones(2, 4, dtype=BF16))
-    assert found.stored_low == {"bfloat16": 20, "float16": 10}
-
-
-def test_the_note_says_what_it_costs() -> None:
-    whole = from_object(nn.Linear(512, 1024).bfloat16(), torch.ones(2, 512, dtype=BF16))
-    assert "the model stores all of 525,312 weights in bfloat16" in whole.warnings[0]
-    part = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4).half())
-    part.forward = lambda x: part[1](part[0](x).to(part[1].weight.dtype))  # type: ignore[method-assign]
-    assert "weights in float16" in from_object(part, torch.ones(2, 4)).warnings[0]
-
-
 def test_a_model_that_casts_to_what_all_of_it_is_stored_in_has_no_reference() -> None:
     with pytest.raises(LoadError, match="does not run with the same values in FP32") as caught:
         from_object(Runs(hard, low=low()), torch.ones(2, 4))
     assert caught.value.slug == "low-precision-model"
     assert "\n" not in str(caught.value)
-
-
-def test_a_forward_that_never_runs_is_told_of_the_inputs_it_was_given() -> None:
-    with pytest.raises(LoadError, match="on inputs") as caught:
-        from_object(low(), torch.ones(2, 5, dtype=BF16))
-    assert caught.value.slug == "forward-raises"
-
-
-def test_nothing_is_copied_where_nothing_is_low() -> None:
-    model, x = nn.Linear(4, 4), torch.ones(2, 4)
-    subject: Subject = from_object(model, x)
-    place = model.weight.data_ptr()
-    assert subject.batches[0][0][0] is x
-    with raised(subject):
-        assert model.weight.data_ptr() == place
-
-
-def test_weights_made_in_inference_mode_are_raised_and_come_back() -> None:
-    with torch.inference_mode():
-        model = low()
-    before = model.weight.clone()
-    found = from_object(model, torch.ones(2, 4, dtype=BF16))
-    assert found.raised == "weights"
-    with raised(found):
-        assert model.weight.is_inference()
-        assert torch.equal(model.weight, before.float())
-    assert model.weight.is_inference()
-    assert torch.equal(model.weight, before)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from auditor.errors import LoadError
-from auditor.loading import cautions, from_object, in_eval, load
+from auditor.loading import from_object, in_eval
 
 
 class Counter(nn.Module):
@@ -70,23 +70,9 @@ def test_name_of_a_model_in_hand():
     assert from_object(nn.Linear(3, 4), torch.ones(2, 3), name="mine").name == "mine"
 
 
-def test_keyword_arguments_alone():
-    subject = from_object(nn.Linear(3, 4), None, {"input": torch.ones(2, 3)})
-    assert [(args, list(kwargs)) for args, kwargs in subject.batches] == [((), ["input"])]
-
-
-class Rounds(nn.Module):
-    def forward(self, x):
-        return (x / 2).round().long()
-
-
 class Nan(nn.Module):
     def forward(self, x):
         return {"y": x.log()}
-
-
-def test_integer_outputs_are_fine_where_floats_are_computed():
-    from_object(Rounds(), torch.arange(4))
 
 
 @pytest.mark.parametrize(
@@ -107,19 +93,3 @@ def test_models_that_cannot_be_audited(model, value, slug, words):
     assert caught.value.slug == slug
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_infinite_mask_buffer_is_no_error():
-    model = nn.Linear(3, 4)
-    model.register_buffer("mask", torch.full((4, 4), -torch.inf))
-    from_object(model, torch.ones(2, 3))
-
-
-@pytest.mark.parametrize("number", ["01_digits_attention", "02_digits_recurrent"])
-def test_examples_load(root, number):
-    subject = load(str(root / "examples" / f"{number}.py"))
-    assert not subject.random_weights
-    assert not subject.synthetic_inputs
-    assert cautions(subject) == ()
-    assert subject.held_out
-    assert not subject.model.training

@@ -39,24 +39,10 @@ def test_weights_that_are_given_are_the_models(write, tmp_path):
     assert subject.origin.weights == str(tmp_path / "w.safetensors")
 
 
-def test_own_prefix_is_kept(write, tmp_path):
-    source = NET + "class Outer(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-    source += "        self.model = Net()\n    def forward(self, x):\n        return self.model(x)\n"
-    save_file({f"model.{name}": value for name, value in state().items()}, tmp_path / "w.safetensors")
-    subject = load(write(source), weights=str(tmp_path / "w.safetensors"))
-    assert subject.model.model.head.weight.unique().tolist() == [3.0]
-
-
-class Evil:
-    def __reduce__(self):
-        return (print, ("ran",))
-
-
 @pytest.mark.parametrize(
     ("make", "slug", "words"),
     [
         (lambda p: None, "missing-weights", "does not exist"),
-        (lambda p: torch.save(Evil(), p), "bad-weights", "without running code"),
         (lambda p: torch.save({"first.bias": torch.ones(3)}, p), "weights-mismatch", "3 missing (first.weight, head."),
         (
             lambda p: torch.save({**state(), "head.bias": torch.full((4,), torch.nan)}, p),
@@ -65,7 +51,7 @@ class Evil:
         ),
     ],
 )
-def test_bad_checkpoints(write, tmp_path, capsys, make, slug, words):
+def test_bad_checkpoints(write, tmp_path, make, slug, words):
     path = tmp_path / "w.pt"
     make(path)
     with pytest.raises(LoadError) as caught:
@@ -73,7 +59,6 @@ def test_bad_checkpoints(write, tmp_path, capsys, make, slug, words):
     assert caught.value.slug == slug
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert "ran" not in capsys.readouterr().out
 
 
 SAVED = "import pathlib\nHERE = pathlib.Path(__file__).parent\n"
@@ -123,47 +108,7 @@ def test_random_weights_are_noticed(write, tmp_path, tail, random):
     assert any("RANDOM" in warning for warning in cautions(subject)) is random
 
 
-@pytest.mark.parametrize(
-    ("make", "random"), [("from_pretrained(HERE / 'saved')", False), ("_from_config(CONFIG)", True)]
-)
-def test_hugging_face_models(write, tmp_path, make, random):
-    from transformers import BertConfig, BertModel
-
-    sizes = {
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 8,
-        "vocab_size": 40,
-    }
-    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "saved")
-    source = f"from transformers import BertConfig, BertModel\nCONFIG = BertConfig(**{sizes})\n"
-    subject = load(write(SAVED + source + f"def get_model(): return BertModel.{make}\n"))
-    assert subject.random_weights is random
-    assert subject.inputs_source == "input_ids as the config has them, values made up"
-    assert subject.synthetic_inputs
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', '{"weight_map": {}}', "\xff"]
-)
-def test_an_index_that_is_none_is_one_clear_line(write, tmp_path, text):
-    (tmp_path / "w.safetensors.index.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(LoadError, match="weight_map") as caught:
-        load(write(SAVED + "model = torch.nn.Linear(3, 4)\n"), weights=str(tmp_path / "w.safetensors.index.json"))
-    assert caught.value.slug == "bad-weights"
-
-
 LARGE = torch.finfo(torch.float32).max
-
-
-class Closed(torch.Tensor):
-    """Refuses sums, but for counts."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        assert func is not torch.Tensor.sum or args[0].dtype is torch.bool
-        return super().__torch_function__(func, types, args, kwargs)
 
 
 @pytest.mark.parametrize(
@@ -173,24 +118,12 @@ class Closed(torch.Tensor):
         torch.tensor([LARGE, LARGE]),  # their sum is infinite
         torch.tensor([60_000.0, 60_000.0], dtype=torch.float16),
         torch.tensor([448.0, 448.0]).to(torch.float8_e4m3fn),
-        torch.ones(2).as_subclass(Closed),
     ],
 )
 def test_finite_weights_pass(entries):
     model = nn.Module()
     model.weight = nn.Parameter(entries, requires_grad=False)
     reject_non_finite(model)
-
-
-@pytest.mark.parametrize(
-    ("entries", "count"),
-    [([LARGE, torch.nan], 1), ([torch.inf, -torch.inf, 0.0], 2), ([LARGE, LARGE, torch.inf, torch.nan], 2)],
-)
-def test_weights_that_are_not_finite_are_counted(entries, count):
-    model = nn.Module()
-    model.register_parameter("weight", nn.Parameter(torch.tensor(entries)))
-    with pytest.raises(LoadError, match=f"weight holds {count} NaN or infinite values of {len(entries)}"):
-        reject_non_finite(model)
 
 
 def test_buffers_may_be_infinite():

@@ -22,7 +22,7 @@ from auditor.snippets.offer import Chosen
 from auditor.snippets.trainers import GRADSCALER
 from auditor.training.advice import advice_of, reduce_dtype
 from auditor.training.objective import training_subject
-from auditor.training.stage import Prepared, conclude, prepare
+from auditor.training.stage import MeasuredStep, conclude, prepare
 from auditor.training.window import loss_scale
 from tests.unit.report.factory import HOSTILE, make_audit
 from tests.unit.training.conftest import Trained, loss_fn, made
@@ -43,7 +43,7 @@ class Lookup(nn.Module):
         return self.c(torch.tanh(self.b(torch.tanh(self.a(x))))).mean(1)
 
 
-def prepared_lookup(gain: float) -> Prepared:
+def prepared_lookup(gain: float) -> MeasuredStep:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, tokens, targets = Lookup(gain), torch.randint(0, 8, (4, 3)), torch.randn(4, 2)
@@ -51,16 +51,16 @@ def prepared_lookup(gain: float) -> Prepared:
 
 
 @pytest.fixture(scope="module")
-def lookup() -> tuple[Prepared, Training]:
+def lookup() -> tuple[MeasuredStep, Training]:
     prepared = prepared_lookup(1.0)
     return prepared, conclude(prepared, {}, None, lambda name: None)
 
 
-def codes(prepared: Prepared, training: Training) -> set[str]:
+def codes(prepared: MeasuredStep, training: Training) -> set[str]:
     return {advice.code for advice in advice_of(training, prepared.capture)}
 
 
-def test_master_weights_by_the_share_of_lost_updates(lookup: tuple[Prepared, Training]) -> None:
+def test_master_weights_by_the_share_of_lost_updates(lookup: tuple[MeasuredStep, Training]) -> None:
     prepared, training = lookup
     assert training.bf16 is not None
     for share in (0.05, 0.2):
@@ -69,21 +69,21 @@ def test_master_weights_by_the_share_of_lost_updates(lookup: tuple[Prepared, Tra
     assert "master-weights" not in codes(prepared, replace(training, bf16=None))
 
 
-def test_eps_against_the_gradients(lookup: tuple[Prepared, Training]) -> None:
+def test_eps_against_the_gradients(lookup: tuple[MeasuredStep, Training]) -> None:
     prepared, training = lookup
     tiny = tuple(replace(p, gradient=magnitudes_of(torch.full((10,), 1e-9))) for p in training.parameters)
     (advice,) = (a for a in advice_of(replace(training, parameters=tiny), prepared.capture) if a.code == "adam-eps")
     assert advice.evidence == {"squares_lost_fp16": 1.0, "below_eps": 1.0}
 
 
-def test_clipping_and_reducing_speak_of_fp16_alone(lookup: tuple[Prepared, Training]) -> None:
+def test_clipping_and_reducing_speak_of_fp16_alone(lookup: tuple[MeasuredStep, Training]) -> None:
     prepared, training = lookup
     assert {"clip-after-unscale", "reduce-dtype"} <= codes(prepared, replace(training, format="fp16"))
     assert "clip-after-unscale" not in codes(prepared, replace(training, format="bf16"))
     assert "reduce-dtype" not in codes(prepared, replace(training, fp16=None))
 
 
-def test_ranks_until_the_sum_overflows(lookup: tuple[Prepared, Training]) -> None:
+def test_ranks_until_the_sum_overflows(lookup: tuple[MeasuredStep, Training]) -> None:
     prepared, training = lookup
     assert training.fp16 is not None
     one = replace(training.parameters[0], gradient=magnitudes_of(torch.tensor([2.0])))

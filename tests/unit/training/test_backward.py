@@ -11,7 +11,7 @@ from torch import Tensor
 from auditor.execution.step import Step, bind_step, run_step
 from auditor.records import Contribution, NodeError
 from auditor.training import backward
-from auditor.training.backward import Tested, attribute_gradients, backward_errors, backward_nodes, rerun
+from auditor.training.backward import BackwardTest, attribute_gradients, backward_errors, backward_nodes, rerun
 from auditor.training.objective import in_training, training_subject
 from auditor.training.step import capture_step, step_batches
 from tests.support.stepping import Scaled, stepped
@@ -21,7 +21,7 @@ U = 2.0**-7
 """Spacing of BF16 above 1."""
 
 
-def backwards(model: Scaled, x: list[float], targets: list[float], packet: str, fmt: str) -> Tested:
+def backwards(model: Scaled, x: list[float], targets: list[float], packet: str, fmt: str) -> BackwardTest:
     step = stepped(model, torch.tensor(x), torch.tensor(targets), (fmt,))
     return backward_errors(step, (fmt,))[packet][fmt]
 
