@@ -10,7 +10,7 @@ from ..numerics.formats import FORMATS
 from ..numerics.histogram import flushed, subnormal
 from ..records.audit import Audit
 from ..records.training import BatchSize, LossScale, ModuleGradients, Training, Trial
-from ..training.window import scaler_code
+from ..snippets.trainers import training_code
 from .blocks import Block, Code, Fold, Lines, Table
 from .charts import gradient_chart
 from .words import count, label, magnitude, percent, ratio, scope, sentence, where
@@ -154,67 +154,44 @@ def loop_code(audit: Audit) -> str | None:
     if found is None or found.format is None:
         return None
     plan = training_plan(audit)
-    scaler = found.fp16.init if FORMATS[found.format].loss_scaling and found.fp16 else None
-    own = found.loss_source == "the model's own loss"
-    several = plan is not None and not own and found.returned == "tensors"
-    if own:
-        loss = {"attribute": "model(**batch).loss", "mapping": 'model(**batch)["loss"]'}.get(
-            found.returned, "model(**batch)"
-        )
-    else:
-        raised = "in_fp32(model(inputs))" if several else "model(inputs).float()"
-        loss = f"loss_fn({raised if plan else 'model(inputs)'}, targets)"
-    imports, tree = ("from copy import copy\nfrom dataclasses import fields, is_dataclass\n\n", IN_FP32)
-    made = f"scaler = torch.amp.{scaler_code(scaler).replace('(', '(device, ', 1)}\n" if scaler is not None else ""
-    within = f"    with torch.autocast(device, dtype=torch.{FORMATS[found.format].storage}):\n        loss = {loss}\n"
-    return (
-        (imports if several else "")
-        + "import torch\n"
-        + ("from torch.utils._pytree import tree_map\n" if several else "")
-        + ("import patched_model\n" if plan else "")
-        + (tree if several else "\n")
-        + 'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
-        + (PATCHED.format(plan) if plan else "")
-        + MODEL
-        + made
-        + f"\nfor {'batch' if own else 'inputs, targets'} in loader:\n    optimizer.zero_grad(set_to_none=True)\n"
-        + (f"    loss = {loss}{'' if own else '  # in FP32'}\n" if plan else within)
-        + (STEP if scaler is None else SCALED_STEP)
-    )
+    several = plan is not None and found.returned == "tensors"
+    outputs = "in_fp32(model(inputs))" if several else "model(inputs).float()" if plan else "model(inputs)"
+    body = f"inputs, targets = batch\n    return loss_fn({outputs}, targets)"
+    if found.loss_source == "the model's own loss":
+        several, answer = False, {"attribute": ".loss", "mapping": '["loss"]'}.get(found.returned, "")
+        body = f"return model(**batch){answer}"
+    return training_code(audit, found.format, plan) + IN_FP32 * several + LOOP.format(body)
 
 
-PATCHED = """# The patched model has autocast regions of its own: put no torch.autocast around it.
-model = patched_model.apply(model, plan={!r})
-"""
-MODEL = """model = model.to(device).train()  # weights stay FP32: they are the master copy
+LOOP = """
+
+def compute_loss(model, batch):
+    {}
+
+
+model, scaler = prepare(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-"""
-STEP = """    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-"""
-SCALED_STEP = """    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)  # before clipping
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
+for batch in loader:
+    train_step(model, scaler, optimizer, compute_loss, batch, max_norm=1.0)
 """
 IN_FP32 = '''
 
 def in_fp32(outputs):
     """The outputs, whatever structure they are in, for a loss in FP32."""
-    def raised(x):
+    from copy import copy
+    from dataclasses import fields, is_dataclass
+
+    def wide(x):
         if torch.is_tensor(x):
             return x.float() if x.is_floating_point() else x
         if not is_dataclass(x) or isinstance(x, type):
             return x
-        wide = copy(x)
+        made = copy(x)
         for item in fields(x):
-            object.__setattr__(wide, item.name, in_fp32(getattr(x, item.name)))
-        return wide
+            object.__setattr__(made, item.name, in_fp32(getattr(x, item.name)))
+        return made
 
-    return tree_map(raised, outputs)
-
+    return torch.utils._pytree.tree_map(wide, outputs)
 '''
 
 

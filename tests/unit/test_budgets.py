@@ -62,7 +62,7 @@ BUDGET = {
     "report": (3340, "report"),
     "rulebook": (2490, "rules"),
     "score": (350, "criteria"),
-    "snippets": (540, "snippets"),
+    "snippets": (440, "snippets"),
     "training": (1820, "training"),
     "verify": (990, "verify"),
 }

@@ -21,8 +21,8 @@ from auditor import cli
 from auditor.errors import AuditorError, PlanError
 from auditor.records.audit import Audit
 from auditor.snippets import TOOLS, snippet, snippets
-from auditor.snippets.huggingface import patterns
 from auditor.snippets.offer import audit_in, choose
+from auditor.snippets.storage import patterns
 from tests.support.patching import scope
 from tests.support.snippets import document
 from tests.unit.report.factory import make_audit
@@ -47,9 +47,9 @@ def test_the_recommended_plan_where_the_tool_can_follow_it() -> None:
 
 def test_the_stand_in_has_the_same_format_where_it_can() -> None:
     plans = {"cast_bf16": {"": scope("bf16")}, "cast_fp16": LOW, "autocast_fp16": LOW}
-    assert choose(audit_in(document(plans, "autocast_fp16")), ("cast",), None).plan.name == "cast_fp16"
+    assert choose(audit_in(document(plans, "autocast_fp16")), ("cast",), None)[0].name == "cast_fp16"
     del plans["cast_fp16"]
-    assert choose(audit_in(document(plans, "autocast_fp16")), ("cast",), None).plan.name == "cast_bf16"
+    assert choose(audit_in(document(plans, "autocast_fp16")), ("cast",), None)[0].name == "cast_bf16"
 
 
 def test_a_plan_that_does_not_hold_is_no_stand_in_and_says_so_when_named() -> None:
@@ -161,8 +161,9 @@ def test_whatever_a_name_holds_only_strings_differ(name: str, tool: str) -> None
 def test_a_pattern_finds_the_module_of_that_name_and_no_other(name: str) -> None:
     """As transformers reads them: `*` becomes `.*`, and each is searched in the name of a weight."""
     scopes = {"": scope("fp16"), name: scope("fp32"), f"{name}.low": scope("fp16")}
-    chosen = choose(audit_in(document({"cast_fp16": scopes}, None)), ("cast",), "cast_fp16")
-    found = [re.compile(f"(?P<g0>{pattern.replace('*', '.*')})") for pattern in patterns(chosen)]
+    audit = audit_in(document({"cast_fp16": scopes}, None))
+    wanted = patterns(audit, audit.plans["cast_fp16"])
+    found = [re.compile(f"(?P<g0>{pattern.replace('*', '.*')})") for pattern in wanted]
 
     def kept(weight: str) -> bool:
         return any(pattern.search(weight) for pattern in found)
