@@ -30,17 +30,6 @@ def binding(values: Sequence[CriterionValue]) -> CriterionValue | None:
     return max(known, key=lambda one: one.share or 0.0) if known and len(values) > 1 else None
 
 
-def loosest(audit: Audit) -> tuple[str, CriterionValue] | None:
-    """Of the formats without a plan the one that comes nearest to holding, by its plan's name, and the criterion that it
-    misses by most; None where all hold, or none ran."""
-    missing = [
-        (name, max(broken, key=lambda one: one.share or 0.0))
-        for name, found in audit.baselines.items()
-        if (broken := [one for one in found.criteria if not one.holds and one.share is not None])
-    ]
-    return min(missing, key=lambda pair: pair[1].share or 0.0) if missing else None
-
-
 def missed(values: Sequence[CriterionValue]) -> str:
     """The criteria that do not hold, with what they came to."""
     return "; ".join(_held(one) for one in values if not one.holds)

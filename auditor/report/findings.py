@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..artefact.strategies import strategy_of
-from ..numerics.formats import FORMATS
 from ..paths import pattern, place, within
 from ..records import Finding, NodeReport, Plan
 from ..records.audit import Audit
 from ..records.measure import MEASURED
 from .kept import tally
-from .use import keep_by_hand
-from .words import SEVERITIES, count, label, listed, magnitude, percent, plan_title, ratio, scope
+from .use import keep_alone
+from .words import SEVERITIES, count, label, listed, percent, plan_title, scope
 
 CONFIDENCES = ("high", "medium", "low")
 MODULES_NAMED = 3
@@ -72,20 +71,7 @@ class Cause:
         """How much there is in it, in a clause: `6 findings: ACT006, CON002`; nothing where it is one."""
         if len(self.members) == 1:
             return ""
-        found = f"{count(len(self.members), 'finding')}: {', '.join(self.rules)}"
-        return f"{found}; {self.around}" if self.around else found
-
-    @property
-    def around(self) -> str:
-        """What the measurement alone adds to what a rule says, in a clause."""
-        if self.worst.rule in MEASURED:
-            return ""
-        alone: dict[str, set[str]] = {}
-        for finding in self.members:
-            if finding.rule in MEASURED:
-                alone.setdefault(finding.formats[0], set()).add(finding.node)
-        found = [f"{count(len(nodes), 'operation')} in {label(fmt)}" for fmt, nodes in alone.items()]
-        return f"with it unsafe: {', '.join(found)}" if found else ""
+        return f"{count(len(self.members), 'finding')}: {', '.join(self.rules)}"
 
     @property
     def agreement(self) -> str:
@@ -100,8 +86,8 @@ class Cause:
 
     @property
     def snippet(self) -> str | None:
-        """Code that keeps its module in FP32."""
-        return keep_by_hand(self.audit, self.worst.owner)
+        """Code that keeps its module in FP32, and nothing else."""
+        return keep_alone(self.audit, self.worst.owner)
 
     @cached_property
     def bearing(self) -> str:
@@ -119,11 +105,6 @@ class Cause:
         share = sum(inside) / total
         what = f"takes {percent(share)} of the FLOPs out of low precision" if share else "only adds dtype conversions"
         return f"Keeping {'this module' if len(owners) == 1 else f'these {len(owners):,} modules'} in FP32 {what}."
-
-    @property
-    def facts(self) -> tuple[tuple[str, str], ...]:
-        """What a rule read, then what was measured of the operation."""
-        return tuple(_facts(self.worst, self.report, self.audit.formats))
 
 
 @dataclass(frozen=True)
@@ -240,7 +221,7 @@ def _bearing(audit: Audit, spoken: Sequence[Finding]) -> str:
         met = dict.fromkeys((f, how) for finding in here for f, by in finding.met.items() for how in by)
         under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
         what = "this" if others == every else f"what {_these(others, every)} would do"
-        said.append(f"is spared {what}{f', which only occurs in {under}' if under else ''}")
+        said.append(f"avoids {what}{f', which only occurs in {under}' if under else ''}")
     return f"{_followed(audit, plan)}, {'; '.join(said)}."
 
 
@@ -251,51 +232,7 @@ def _these(nodes: Collection[str], every: Collection[str]) -> str:
 
 
 AGREEMENT = {
-    True: "The measurement bears this out.",
-    False: "The measurement does not bear this out on these inputs.",
+    True: "The measurement confirms this.",
+    False: "The measurement does not confirm this on these inputs.",
     None: "This was not measured.",
 }
-_MOVES = {
-    "first-order": "predicted to move the output",
-    "group": "moves the output, low together with others",
-    "not-run": "not run; predicted to move the output",
-}
-
-
-def _facts(finding: Finding, report: NodeReport | None, formats: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for key, value in finding.evidence.items():
-        yield key.replace("_", " ").replace(".", " "), _fact(value)
-    if report is None:
-        return
-    for fmt in finding.formats:
-        error, contribution = report.errors.get(fmt), report.contributions.get(fmt)
-        if error is not None and error.unsupported:
-            yield f"in {label(fmt)}", "does not run"
-        elif contribution is not None:
-            moves = _MOVES.get(contribution.decided_by, "moves the output")
-            yield f"{moves}, {label(fmt)}", ratio(contribution.isolated)
-        if error is not None and (error.overflow or error.nan):
-            yield f"non-finite values, {label(fmt)}", f"{error.overflow + error.nan:,}"
-        if error is not None and error.underflow > 0:
-            yield f"flushed to zero, {label(fmt)}", percent(error.underflow)
-    if report.range:
-        largest = report.range.max_abs
-        if largest not in finding.evidence.values():
-            yield "largest |x|", magnitude(largest)
-        narrow = FORMATS[min(formats, key=lambda name: FORMATS[name].largest)]
-        bits = narrow.headroom_bits(largest)
-        room = f"{bits:.1f} bits" if bits >= 0 else f"past it by {-bits:.1f} bits"
-        yield f"headroom to {magnitude(narrow.largest)} ({label(narrow.name)})", room
-
-
-def _fact(value: Any) -> str:
-    match value:
-        case bool() | None:
-            return {True: "yes", False: "no", None: "not known"}[value]
-        case int():
-            return f"{value:,}"
-        case float():
-            return magnitude(value)
-        case list() | tuple():
-            return ", ".join(map(_fact, value))
-    return str(value)

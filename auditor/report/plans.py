@@ -121,8 +121,7 @@ def island_lines(found: tuple[Island, ...], most: int) -> Lines:
     """What a plan keeps apart, a line each with why."""
     texts = []
     for island in found[:most]:
-        which = f" ({island.which})" if island.which else ""
-        texts.append(f"{label(island.precision)} {island.name}{which}{f': {island.why}' if island.why else ''}")
+        texts.append(f"{label(island.precision)} {island.name}{f': {island.why}' if island.why else ''}")
     if len(found) > most:
         texts.append(f"and {len(found) - most} more, in plan.json")
     return Lines("Kept", tuple(texts), listed=True)
@@ -136,10 +135,11 @@ def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
         rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}."
+        facts = tuple(_facts(audit, p))
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (
-                Table(("Figure", "Value"), tuple(_facts(audit, p)), texts=2),
+                *([Table(("Figure", "Value"), facts, texts=2)] if facts else []),
                 Lines("", notes, "muted"),
                 *([island_lines(p.islands, ISLANDS_SHOWN)] if p.islands else []),
                 Lines("", (f"No {what} is lowered." if p.idle else rest,), "muted"),
@@ -148,20 +148,13 @@ def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
 
 
 def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
-    plan, what = p.plan, "share" if audit.criteria else "error"
-    if not p.idle:
-        measured = "not run" if plan.measured_error is None else ratio(plan.measured_error)
-        yield from ((f"Measured {what}", measured), (f"Predicted {what}", ratio(plan.predicted_error)))
-    elif plan.reach is not None:
-        yield (f"Smallest {what} within reach", ratio(plan.reach))
-    yield ("Without it", p.before)
+    """What the table of plans and the times do not say."""
+    plan = p.plan
+    if p.idle and plan.reach is not None:
+        yield (f"Smallest {'share' if audit.criteria else 'error'} within reach", ratio(plan.reach))
     yield from (("Criterion", line) for line in p.criteria)
     if p.score:
         yield ("Your score", p.score)
-    yield ("FLOPs in low precision", percent(plan.low_precision_flops))
-    if not p.idle:
-        yield ("Predicted speed-up", f"{plan.predicted_speedup:.2f}x{f' on {plan.target}' if plan.target else ''}")
-    yield from ((f"Measured {name}".strip(), text) for name, text in _cells(plan.timed))
     if plan.memory and plan.fp32_memory:
         yield ("Predicted memory", f"{memory(plan.memory)}, FP32 {memory(plan.fp32_memory)}")
     if p.program:
@@ -202,20 +195,15 @@ def times(audit: Audit) -> tuple[str, ...]:
         return ()
     where = f"this CPU, on {count(timing.threads, 'thread')}" if timing.device == CPU else timing.device
     batch = "" if timing.batch is None else f", {count(timing.batch, 'entry', 'entries')} in the batch"
-    decides = any(plan.timed and plan.timed.decides for plan in audit.plans.values())
-    goes = (
-        "the recommendation goes by the first of them"
-        if decides
-        else "they are the CPU's own, which says nothing of a GPU: the recommendation goes by predictions"
-    )
+    goes = "predictions: a CPU's times say nothing of a GPU"
+    if any(plan.timed and plan.timed.decides for plan in audit.plans.values()):
+        goes = "the first of them"
     rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
-    lines = (
-        f"{title}: " + "; ".join(f"{name} {text}".strip() for name, text in _cells(timed))
-        for title, timed in rows
-        if timed
+    return (
+        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The recommendation goes by {goes}.",
+        *(f"{title}: {_timed(timed)}" for title, timed in rows if timed),
     )
-    return (f"One forward on {where}{batch}: median (quartiles), speed-up over FP32; {goes}.", *lines)
 
 
 def today_title(audit: Audit) -> str:
@@ -233,20 +221,15 @@ def _in_words(found: Times) -> str:
     said = f"{median} {unit} ({low} to {high})"
     if found.speedup is None or found.speedup_low is None or found.speedup_high is None:
         return said
-    same = ", not to be told from FP32" if found.speedup_low <= 1 <= found.speedup_high else ""
+    same = ", no different from FP32" if found.speedup_low <= 1 <= found.speedup_high else ""
     return f"{said}, {found.speedup:.2f}x{same}"
 
 
-def _cells(timed: Timed | None) -> tuple[tuple[str, str], ...]:
-    """(way to run it, time), the memory it took, and what was not measured with why."""
-    if timed is None:
-        return ()
-    ways = (("", timed.eager), ("compiled", timed.compiled), ("as a CUDA graph", timed.cuda_graph))
-    cells = [(name, _in_words(found)) for name, found in ways if found is not None]
+def _timed(timed: Timed) -> str:
+    """Its times, the memory it took, and what was not measured with why."""
+    ways = (("", timed.eager), ("compiled ", timed.compiled), ("as a CUDA graph ", timed.cuda_graph))
+    words = [f"{name}{_in_words(took)}" for name, took in ways if took is not None]
     if timed.memory is not None:
-        cells.append(("at most", f"{compact(timed.memory)}B"))
-    reasons: dict[str, list[str]] = {}
+        words.append(f"at most {compact(timed.memory)}B")
     names = {"eager": "run", "cuda_graph": "as a CUDA graph", "memory": "its memory"}
-    for name, why in timed.missing.items():
-        reasons.setdefault(why, []).append(names.get(name, name))
-    return (*cells, *((f"not {' nor '.join(found)}:", why) for why, found in reasons.items()))
+    return "; ".join([*words, *(f"not {names.get(name, name)}: {why}" for name, why in timed.missing.items())])

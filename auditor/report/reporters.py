@@ -63,6 +63,7 @@ def html(audit: Audit) -> str:
             members_shown=MEMBERS_SHOWN,
             entries_shown=ENTRIES_SHOWN,
             origins=origins(audit),
+            times=[Lines("Times", seen.times, listed=True)],
             depth=depth_chart(audit),
             plan_table=[*plan_table(audit, seen.plans)],
             plan_folds=[*plan_folds(audit, seen.plans)],

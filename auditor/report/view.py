@@ -19,7 +19,7 @@ from ..plan.recommend import best_for, gains, kept_apart, outcome
 from ..records import NodeReport
 from ..records.audit import Audit
 from .blocks import Block, Code, Lines, Table
-from .criteria import SHARES, advice, loosest, no_plan, proposal_words, score_headline, valued
+from .criteria import SHARES, advice, no_plan, proposal_words, score_headline
 from .findings import causes
 from .origins import at, nonfinite_runs
 from .plans import PlanView, lowers, times
@@ -282,31 +282,16 @@ def following(audit: Audit, directory: Path) -> str:
     if first is not None:
         where = first.worst.source or op(first.worst.op)
         return f"repair {first.worst.rule} at {where}, and audit again; `python -m auditor explain {first.worst.rule}` says how."
-    return _other_options(audit, report)
-
-
-def _other_options(audit: Audit, report: Path) -> str:
-    """What to ask for where no plan holds and nothing is to be repaired."""
-    if (broken := loosest(audit)) is not None:
-        name, one = broken
-        written = f"{one.output}: {one.kind} {one.sign} {one.limit:.12g}"
-        return f"loosen '{written}', of the criteria: with {_plain(audit, name)} it comes to {valued(one)}."
-    reached = {
-        name: found.measured_error
-        for name, found in audit.baselines.items()
-        if found.finite and found.measured_error is not None and math.isfinite(found.measured_error)
-    }
-    if reached:
-        name = min(reached, key=lambda name: reached[name])
-        return f"allow more with --max-error {_allowing(reached[name])}: {_plain(audit, name)} is off by {ratio(reached[name])}."
-    if "bf16" not in audit.formats:
-        return "audit BF16 as well, which has the range of FP32: --formats fp16,bf16."
+    reached = {name: plain.measured_error for name, plain in audit.baselines.items() if plain.finite}
+    errors = {name: error for name, error in reached.items() if error is not None and math.isfinite(error)}
+    if audit.criteria:
+        return f"loosen a criterion: {report} says what each came to under every plan."
+    if errors:
+        name = min(errors, key=lambda name: errors[name])
+        plan = audit.plans[name]
+        plain = f"plain {label(plan.format)} ({plan.strategy})"
+        return f"allow more with --max-error {_allowing(errors[name])}: {plain} is off by {ratio(errors[name])}."
     return f"read {report}: its plans say what each of them failed at."
-
-
-def _plain(audit: Audit, name: str) -> str:
-    plan = audit.plans.get(name)
-    return f"plain {label(plan.format)} ({plan.strategy})" if plan else name
 
 
 def _allowing(error: float) -> str:

@@ -78,19 +78,6 @@ def folded(paths: Sequence[str]) -> str:
     return f"{'.'.join('*' if len(step) > 1 else step[0] for step in steps)} x{len(paths)}"
 
 
-def unfolded(paths: Iterable[str]) -> str:
-    """All of the paths, those that differ in their last number together: `layers.0.mlp.{1-3}` is three."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    single: list[str] = []
-    for path in paths:
-        if numbered := re.fullmatch(r"((?:.*\.)?)(\d{1,9})((?:\..*)?)", path):
-            groups.setdefault((numbered[1], numbered[3]), []).append(int(numbered[2]))
-        else:
-            single.append(path)
-    several = ((before, numbers, after) for (before, after), numbers in groups.items())
-    return ", ".join([*single, *(f"{a}{n[0] if len(n) == 1 else f'{{{_runs(sorted(n))}}}'}{b}" for a, n, b in several)])
-
-
 def listed(paths: Sequence[str], most: int, noun: str = "module") -> str:
     """Paths, those of repeated blocks as one, `most` of these and how many more."""
     groups = fold(paths, str)

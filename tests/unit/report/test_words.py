@@ -68,11 +68,6 @@ def test_modules_of_one_shape_are_one(paths, said):
     assert words.folded(paths) == said
 
 
-def test_modules_in_full_are_all_of_them_and_no_other():
-    assert words.unfolded(["a.0.b.0", "a.0.b.1", "a.1.b.0", "head"]) == "head, a.0.b.{0,1}, a.1.b.0"
-    assert words.unfolded([f"b.{i}.c" for i in range(0, 8, 2)]) == "b.{0,2,4,6}.c"
-
-
 def test_what_differs_in_block_numbers_alone_is_together():
     found = words.fold(["a.0.x", "b", "a.1.x", "a.0.y"], str)
     assert found == [["a.0.x", "a.1.x"], ["b"], ["a.0.y"]]
