@@ -9,7 +9,7 @@ from ..records import Baseline, CriterionValue, Evaluation, Plan, Proposal, Scor
 from ..records.audit import Audit
 from .words import count, plan_title, ratio
 
-SHARES = "Errors are the largest share of what a criterion allows; 1 is all of it."
+SHARES = "An error is the share of its limit that the tightest criterion uses; 1 is the limit."
 """What numbers of plans mean where criteria were set."""
 NEAR = 2.0
 """Standard errors from the limit of a score within which other samples might tell otherwise."""
@@ -67,7 +67,7 @@ def proposal_words(found: Proposal) -> str:
             f"By default no entry of {found.output} may differ from FP32's ({found.because}): --criterion '{allowing}' allows a "
             "share X of them."
         )
-    return f"{found.output}: {found.because}. A limit of its own: --criterion '{found.criterion}'"
+    return f"{found.output}: {found.because}. To judge it by a limit of its own: --criterion '{found.criterion}'"
 
 
 def no_plan(audit: Audit) -> str:
@@ -79,7 +79,7 @@ def no_plan(audit: Audit) -> str:
     if best is None:
         return said
     what = "share of a criterion" if audit.criteria else "error"
-    return f"{said} The smallest {what} within reach with anything low is {ratio(best.reach)}, in {plan_title(best)}."
+    return f"{said} The smallest {what} of a run with anything in low precision is {ratio(best.reach)}, in {plan_title(best)}."
 
 
 def score_headline(audit: Audit) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from ..errors import AuditorError
 from ..numerics.formats import FORMATS
 from ..paths import enclosing, nearest, pattern, within
-from ..plan.clauses import apart, gained
 from ..records import Dtypes, NodeReport, Plan, Reason
 from ..records.audit import Audit
 from ..records.program import Kept
@@ -100,22 +99,11 @@ def _one_kind(same: Sequence[Kept]) -> Island:
 
 
 def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
-    """Codes of rules, then why: the clause of all of them, or how far those of the others reach."""
+    """Codes of rules, then why, with the figures of the first."""
     fired = (text for path, _ in found if path in plan.scopes for text in plan.scopes[path].because)
     codes = tuple(dict.fromkeys(text for text in fired if _CODE.fullmatch(text)))
-    first = found[0][1]
-    adds = [reason.adds for _, reason in found if reason.adds is not None]
-    if len(set(_unnumbered(reason.words for _, reason in found))) == 1:
-        return (*codes, first.words)
-    if len(adds) < len(found):
-        return (*codes, f"{first.words}; the others likewise")
-    low, high = apart(max(min(adds), 0.0), max(max(adds), 0.0))
-    saves = max(reason.saves or 0.0 for _, reason in found)
-    reach = f"at most {high}" if first.kind == "no-gain" else f"{low} to {high}" if low != high else low
-    gain = gained(saves, plan.objective)
-    limited = first.kind in ("budget", "margin") and first.left is not None
-    left = f"; {first.left:.2g} of the budget is left" if limited else ""
-    return (*codes, f"lowering one of them adds {reach} of error, and {gain}{left}")
+    same = len(set(_unnumbered(reason.words for _, reason in found))) == 1
+    return (*codes, found[0][1].words + ("" if same else "; the others likewise"))
 
 
 def _unnumbered(because: Iterable[str]) -> tuple[str, ...]:

@@ -109,7 +109,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     yield Table(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (plan := audit.plans.get(audit.recommended or "")) is not None:
         gpu = f" for one {plan.target}" if plan.target else ""
-        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs low; speed-ups are predicted{gpu}"
+        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are predicted{gpu}"
         if plan.memory and plan.fp32_memory:
             said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
         yield Lines("", (said,), "muted")
@@ -130,7 +130,7 @@ def island_lines(found: tuple[Island, ...], most: int) -> Lines:
 def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
     """Each plan with all of its figures, what it keeps in FP32, and why."""
     for p in plans:
-        kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} apart" if p.islands else ""
+        kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} in FP32" if p.islands else ""
         failed = f"Without it: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
@@ -142,7 +142,7 @@ def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
                 *([Table(("Figure", "Value"), facts, texts=2)] if facts else []),
                 Lines("", notes, "muted"),
                 *([island_lines(p.islands, ISLANDS_SHOWN)] if p.islands else []),
-                Lines("", (f"No {what} is lowered." if p.idle else rest,), "muted"),
+                Lines("", (f"No {what} runs in low precision." if p.idle else rest,), "muted"),
             ),
         )
 

@@ -42,6 +42,6 @@ def keep_alone(audit: Audit, owner: str) -> str | None:
     plan = audit.plans.get(audit.recommended or "")
     if plan is None or plan.program is not None or not owner:
         return None
-    scopes = f"{{'': {{'precision': {plan.format!r}}}, {owner!r}: {{'precision': 'fp32'}}}}"
-    made = f'{{"strategy": {plan.strategy!r}, "format": {plan.format!r}, "scopes": {scopes}}}'
-    return f"import auditor\n\nmodel = auditor.apply(model, {made})\n"
+    scopes = {"": {"precision": plan.format}, owner: {"precision": "fp32"}}
+    made = {"strategy": plan.strategy, "format": plan.format, "scopes": scopes}
+    return f"import auditor\n\nmodel = auditor.apply(model, {made!r})\n"

@@ -17,6 +17,7 @@ from auditor.records.audit import Audit
 from auditor.report.criteria import criteria_lines, missed, valued
 from auditor.report.reporters import markdown, text
 from auditor.report.view import following, view
+from auditor.report.words import percent
 from tests.support.subjects import normal
 
 
@@ -99,15 +100,14 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
     most = max(plan.verification.criteria, key=lambda one: one.share)
     assert f"measured error {most.share:.2g} within every criterion" in audit.recommendation
     proof = view(audit).proof
-    assert f"the largest share of what a criterion allows is {most.share:.2g}" in proof
-    assert "budget 1" in proof
+    assert f"all limits hold; the tightest uses {percent(most.share)}" in proof
 
 
 def test_terminal_and_markdown_show_them() -> None:
     audit = audited(*ASKED)
     lines = criteria_lines(audit.plans[audit.recommended], audit.baselines[audit.recommended])
     written = re.sub(r"\s+", " ", text(audit))
-    assert "Criteria Errors are the largest share of what a criterion allows; 1 is all of it." in written
+    assert "Criteria An error is the share of its limit that the tightest criterion uses; 1 is the limit." in written
     for line in lines:
         assert line in written
         assert line.replace("_", r"\_") in markdown(audit)

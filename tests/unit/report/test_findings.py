@@ -62,8 +62,8 @@ def test_the_plan_that_severities_are_for_is_named():
     none = replace(
         audit, recommended=None, findings=tuple(replace(f, plan=None, bearing="stops") for f in audit.findings)
     )
-    assert causes(none).about == "No plan that holds the budget runs anything low: severities are those of the rules."
-    assert cause(none, "RNG001").bearing == "No plan that holds the budget runs anything low, and this is part of why."
+    assert causes(none).about == "No plan within the budget uses low precision: severities are those of the rules."
+    assert cause(none, "RNG001").bearing == "No plan within the budget uses low precision, and this is part of why."
     assert (causes(make_audit(60)).about, cause(make_audit(60), "RNG001").bearing) == ("", "")
 
 
@@ -71,8 +71,8 @@ def test_a_card_says_what_becomes_of_one_operation():
     opening = "FP16 under autocast, the recommended plan,"
     said = {
         "kept": f"{opening} keeps the operation in FP32.",
-        "low": f"{opening} runs the operation low and holds the budget.",
-        "reads": f"{opening} runs the operation in FP32, on values that are low, and holds the budget.",
+        "low": f"{opening} runs the operation in low precision and holds the budget.",
+        "reads": f"{opening} runs the operation in FP32, on low-precision values, and holds the budget.",
         "elsewhere": f"{opening} avoids this, which only occurs in FP16 with cast weights.",
     }
     for bearing, sentence in said.items():
@@ -87,7 +87,7 @@ def test_a_card_says_how_many_operations_become_what():
     findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
     assert cause(replace(audit, findings=findings), "SFT001").bearing == (
         f"FP16 under autocast, the recommended plan, keeps {len(members) - 2} of these operations in FP32; runs 1 of these "
-        "operations low and holds the budget; avoids what 1 of these operations would do, which only occurs in FP16 with cast "
+        "operations in low precision and holds the budget; avoids what 1 of these operations would do, which only occurs in FP16 with cast "
         "weights or BF16 with cast weights."
     )
 

@@ -17,7 +17,7 @@ def test_what_is_said_of_noise() -> None:
     node = audit.nodes[3].node
     loud = Noise(4, 0.004, 0.004, 0.012, {"a": 0.004, "b": 0.001}, {node.name: 0.02}, (node.name,))
     first, (title, second) = noise(replace(audit, noise=loud)).items()
-    said = "4 runs in FP32 differ by 0.0040 (a 0.0040; b 0.0010); errors up to 0.012 are not called errors"
+    said = "4 runs in FP32 differ by 0.0040 (a 0.0040; b 0.0010); errors up to 0.012 count as noise"
     assert first == ("Noise", said)
     assert title == "Not deterministic" and second.endswith("off by 0.020")
     assert node.owner in second and str(node.source) in second

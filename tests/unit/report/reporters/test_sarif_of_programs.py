@@ -34,7 +34,7 @@ def test_what_becomes_of_operations() -> None:
             assert nodes <= high
             seen.add("kept")
         else:
-            assert "runs the operation low and holds the budget" in bearing
+            assert "runs the operation in low precision and holds the budget" in bearing
             assert not nodes & high
             seen.add("low")
     assert seen == {"kept", "low"}
