@@ -126,9 +126,9 @@ def test_where_no_plan_holds_errors_say_so() -> None:
         plan.verified and "fp16" in {c.precision for c in plan.scopes.values()} for plan in audit.plans.values()
     )
     found = causes(audit)
-    assert found.about == "No plan that holds the budget runs anything low: severities are those of the rules."
+    assert found.about == "No plan within the budget uses low precision: severities are those of the rules."
     assert found.wanting[0].severity == "error"
-    assert found.wanting[0].bearing == "No plan that holds the budget runs anything low, and this is part of why."
+    assert found.wanting[0].bearing == "No plan within the budget uses low precision, and this is part of why."
 
 
 EXITS = """

@@ -136,8 +136,7 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
     from ..plan.recommend import outcome
     from ..report.blocks import Lines, looks, to_terminal
     from ..report.kept import explain_layer
-    from ..report.overview import LINES
-    from ..report.reporters import REPORTERS, text
+    from ..report.reporters import LINES, REPORTERS, text
     from ..report.view import following
 
     new, report = fresh(known, audit) if known else audit.findings, directory / "report.html"

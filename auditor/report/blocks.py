@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -99,17 +98,9 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Tick:
-    """A labelled position on an axis."""
-
-    at: float
-    text: str
-
-
-@dataclass(frozen=True)
 class Chart:
-    """A picture of `height` pixels. paths: (CSS class, SVG path); legend: (CSS class, words); rows: the operation that each
-    point of the curves stands for, to be looked up."""
+    """A picture of `height` pixels. paths: (CSS class, SVG path); legend: (CSS class, words); ticks: (position on an axis,
+    words); rows: the operation that each point of the curves stands for, to be looked up."""
 
     label: str
     about: str
@@ -117,8 +108,8 @@ class Chart:
     paths: tuple[tuple[str, str], ...]
     legend: tuple[tuple[str, str], ...]
     x_title: str
-    x_ticks: tuple[Tick, ...] = ()
-    y_ticks: tuple[Tick, ...] = ()
+    x_ticks: tuple[tuple[float, str], ...] = ()
+    y_ticks: tuple[tuple[float, str], ...] = ()
     rows: tuple[int, ...] = ()
 
 
@@ -340,10 +331,10 @@ def _html_table(table: Table) -> Markup:
 def _html_chart(chart: Chart) -> Markup:
     bottom = chart.height - BOTTOM
     tick = '<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>'
-    drawn = [Markup(f'<path class="grid" d="M{LEFT} {t.at:g}H{RIGHT}"/>') for t in chart.y_ticks if chart.x_ticks]
+    drawn = [Markup(f'<path class="grid" d="M{LEFT} {y:g}H{RIGHT}"/>') for y, _ in chart.y_ticks]
     drawn += [Markup('<path class="{}" d="{}"/>').format(*path) for path in chart.paths if path[1]]
-    drawn += [Markup(tick).format(LEFT - 6, t.at + 4, "end", t.text) for t in chart.y_ticks]
-    drawn += [Markup(tick).format(t.at, bottom + 18, "middle", t.text) for t in chart.x_ticks]
+    drawn += [Markup(tick).format(LEFT - 6, y + 4, "end", text) for y, text in chart.y_ticks]
+    drawn += [Markup(tick).format(x, bottom + 18, "middle", text) for x, text in chart.x_ticks]
     drawn += [Markup(tick).format(RIGHT, chart.height - 4, "end", chart.x_title)]
     keys = Markup().join(_tagged('<span class="key {}">{}</span>', *key) for key in chart.legend)
     rows = Markup(' data-rows="{}"').format(",".join(map(str, chart.rows))) if chart.rows else ""
@@ -367,14 +358,8 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
-    made.globals.update(asset=lambda name: asset(folder / name), words=words, rule_text=rule_text)
+    made.globals.update(
+        asset=lambda name: Markup((folder / name).read_text(encoding="utf-8")), words=words, rule_text=rule_text
+    )
     made.filters.update(sentence=words.sentence, prose=prose, show=words.printable, html=html)
     return made
-
-
-def asset(path: Path) -> Markup:
-    """A style sheet or script of our own, inlined as it is; it may not close the element that holds it."""
-    text = path.read_text(encoding="utf-8")
-    if re.search(r"</(script|style)", text, re.IGNORECASE):
-        raise ValueError(f"{path.name} holds a closing tag and cannot be inlined")
-    return Markup(text)

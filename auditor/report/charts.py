@@ -10,7 +10,7 @@ from ..numerics.histogram import flushed, merged, significant, subnormal
 from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
 from ..records.training import Training
-from .blocks import BOTTOM, LEFT, RIGHT, Chart, Tick
+from .blocks import BOTTOM, LEFT, RIGHT, Chart
 from .words import label, percent, power
 
 HEIGHT, TOP, INSET = 330, 12, 8
@@ -64,8 +64,8 @@ def depth_chart(audit: Audit) -> Chart | None:
         tuple(paths),
         tuple(legend),
         "operation, in order",
-        tuple(Tick(x(i / per_point), f"{i:,}") for i in _round_steps(len(nodes) - 1)),
-        tuple(Tick(y(d), power(10, d)) for d in decades),
+        tuple((x(i / per_point), f"{i:,}") for i in _round_steps(len(nodes) - 1)),
+        tuple((y(d), power(10, d)) for d in decades),
         tuple(b[0][0] for b in bins),
     )
 
@@ -131,7 +131,7 @@ def gradient_chart(found: Training) -> Chart | None:
         tuple(paths),
         (*legend, *BANDS),
         "magnitude of a gradient",
-        tuple(Tick(x(e), power(2, e)) for e in (-40, -32, -24, -14, 0, 16)),
+        tuple((x(e), power(2, e)) for e in (-40, -32, -24, -14, 0, 16)),
     )
 
 

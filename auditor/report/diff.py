@@ -59,9 +59,9 @@ def error(plan: Plan | None) -> str:
     """A plan's measured error, or why there is none."""
     if plan is None:
         return "no plan"
-    if plan.measured_error is None:
-        return "failed" if runs(plan.format) else "not run"
-    return ratio(plan.measured_error)
+    return (
+        ratio(plan.measured_error) if plan.measured_error is not None else "failed" if runs(plan.format) else "not run"
+    )
 
 
 def speedup(plan: Plan | None) -> str:
@@ -72,13 +72,12 @@ def speedup(plan: Plan | None) -> str:
 def exceptions(before: Plan | None, after: Plan | None) -> str:
     """Functions that stay FP32 in low modules on one side alone; nothing where they are the same."""
     first, second = (
-        [f"{name} in {scope(path)}" for path, name in side.exceptions] if side else [] for side in (before, after)
+        {f"{name} in {scope(path)}": None for path, name in side.exceptions} if side else {} for side in (before, after)
     )
-    sides = (
-        ("in FP32 now", [each for each in second if each not in first]),
-        ("no longer in FP32", [each for each in first if each not in second]),
-    )
-    said = [f"{words}: {', '.join(found)}" for words, found in sides if found]
+    sides = (("in FP32 now", second, first), ("no longer in FP32", first, second))
+    said = [
+        f"{words}: {', '.join(new)}" for words, here, there in sides if (new := [f for f in here if f not in there])
+    ]
     return f"Functions of low modules {'; '.join(said)}." if said else ""
 
 

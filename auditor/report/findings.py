@@ -14,8 +14,7 @@ from ..paths import pattern, place, within
 from ..records import Finding, NodeReport, Plan
 from ..records.audit import Audit
 from ..records.measure import MEASURED
-from .kept import tally
-from .use import keep_alone
+from .kept import keep_alone, tally
 from .words import SEVERITIES, count, label, listed, percent, plan_title, scope
 
 CONFIDENCES = ("high", "medium", "low")

@@ -209,3 +209,14 @@ def _operation(plan: Plan, name: str, owner: str) -> str:
     if precision_of(owner, plan) == "fp32":
         return f"FP32 with {own(owner)}: {_module(plan, owner, {})[0].removeprefix('FP32: ')}"
     return f"{label(plan.format)}, as {own(owner)}"
+
+
+def keep_alone(audit: Audit, owner: str) -> str | None:
+    """Code that runs a model low under the recommended plan's strategy, but for one module; None where no plan is recommended
+    or it is a program, and for the root."""
+    plan = audit.plans.get(audit.recommended or "")
+    if plan is None or plan.program is not None or not owner:
+        return None
+    scopes = {"": {"precision": plan.format}, owner: {"precision": "fp32"}}
+    made = {"strategy": plan.strategy, "format": plan.format, "scopes": scopes}
+    return f"import auditor\n\nmodel = auditor.apply(model, {made!r})\n"

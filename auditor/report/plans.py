@@ -1,4 +1,4 @@
-"""Plans beside what happens without them: verdicts, errors, speed-ups, times, programs, and what each keeps in FP32."""
+"""Plans beside what happens without them: verdicts, errors, times, programs, what each keeps in FP32, and code that uses one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ..numerics.formats import runs
 from ..plan.recommend import measured_times, speedup
 from ..records import Baseline, Onnx, Plan, Timed, Times
 from ..records.audit import Audit
-from .blocks import Block, Fold, Lines, Table
+from ..snippets import TOOLS
+from ..snippets import snippets as for_tools
+from .blocks import Block, Code, Fold, Lines, Table
 from .criteria import criteria_lines, missed, score_words
 from .kept import Island, islands
 from .words import compact, count, label, memory, percent, plan_title, ratio, sentence
@@ -233,3 +235,31 @@ def _timed(timed: Timed) -> str:
         words.append(f"at most {compact(timed.memory)}B")
     names = {"eager": "run", "cuda_graph": "as a CUDA graph", "memory": "its memory"}
     return "; ".join([*words, *(f"not {names.get(name, name)}: {why}" for name, why in timed.missing.items())])
+
+
+def more_ways(audit: Audit) -> list[Block]:
+    """Another plan, and the recommended plan for other tools."""
+    if not audit.plans:
+        return []
+    return [
+        *snippets(audit)[2:],
+        *(Fold(TOOLS[key].title, (Code("", text),)) for key, text in for_tools(audit).items()),
+    ]
+
+
+def snippets(audit: Audit) -> tuple[Code, ...]:
+    """Ways to use the recommended plan; none where no plan is recommended."""
+    plan = audit.plans.get(audit.recommended or "")
+    if plan is None:
+        return ()
+    about = f"# {plan.name}, the recommended plan\n"
+    if plan.program is not None:
+        load = f"import torch\n\n{about}program = torch.export.load({plan.program.file!r}).module()\n"
+        return (Code("Run the program", load),)
+    others = (name for name, other in audit.plans.items() if name != plan.name and other.program is None)
+    chosen = f"name = {next(others, plan.name)!r}\nmodel = auditor.apply(model, plan, name)\n"
+    return (
+        Code("Build the model patched", f"import patched_model\n\n{about}model = patched_model.build()\n"),
+        Code("Patch a model you already have", "import patched_model\n\nmodel = patched_model.apply(model)\n"),
+        Code("Choose another plan", f'import auditor\n\nplan = auditor.load_plan("plan.json")\n{chosen}'),
+    )

@@ -100,22 +100,20 @@ def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str
 
     A new numeric column needs a row here: `column` names it, in the table or, with a `format`, in that one's cells.
     """
-    plan = ("name", "plan", "What the recommended plan computes in", "Plan")
-    whole = (("most", "max", "Largest |x|", "Max |x|"), ("total", "flops", "FLOPs", "FLOPs"))
-    beside = (
-        ("verdict", "verdict", "verdict"),
-        ("effect", "effect", "moves the output"),
-        ("most", "local", "error made here"),
-        ("most", "propagated", "error carried"),
-    )
-    keys = ("kind", "column", "label", "short")
-    rows = [
-        {"format": fmt, **dict(zip(keys, (kind, column, f"{label(fmt)}: {words}", words), strict=True))}
-        for fmt in formats
-        for kind, column, words in beside
-    ]
-    first, last = ([dict(zip(keys, row, strict=True)) for row in some] for some in ((plan,) * planned, whole))
-    return [*first, *rows, *last]
+    rows = [("name", "plan", "What the recommended plan computes in", "Plan", "")] * planned
+    for fmt in formats:
+        rows += [
+            (kind, column, f"{label(fmt)}: {words}", words, fmt)
+            for kind, column, words in (
+                ("verdict", "verdict", "verdict"),
+                ("effect", "effect", "moves the output"),
+                ("most", "local", "error made here"),
+                ("most", "propagated", "error carried"),
+            )
+        ]
+    rows += [("most", "max", "Largest |x|", "Max |x|", ""), ("total", "flops", "FLOPs", "FLOPs", "")]
+    keys = ("kind", "column", "label", "short", "format")
+    return [{key: value for key, value in zip(keys, row, strict=True) if value} for row in rows]
 
 
 def _inputs(audit: Audit) -> list[dict[str, Any]]:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.report.use import keep_alone, snippets
+from auditor.report.kept import keep_alone
+from auditor.report.plans import snippets
 from tests.unit.report.factory import HOSTILE, make_audit
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.records import Audit, Finding
+from auditor.report.annotations import Place, places
 from auditor.report.model_explorer import graph
-from auditor.report.paths import Place, places
 from auditor.report.reporters import html, markdown, sarif, text
 from auditor.report.table import table
 

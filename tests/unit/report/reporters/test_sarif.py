@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.report.paths import places
+from auditor.report.annotations import places
 from auditor.report.reporters import sarif
 from tests.unit.report.factory import make_audit
 
