@@ -12,15 +12,6 @@ def cause(audit, rule):
     return next(c for c in causes(audit).all if c.worst.rule == rule)
 
 
-def test_cost_is_the_share_of_flops_inside_the_modules():
-    audit = make_audit(60)
-    owner = cause(audit, "RNG001").worst.owner
-    total = sum(r.flops for r in audit.nodes)
-    inside = sum(r.flops for r in audit.nodes if r.node.owner == owner)
-    assert f"{inside / total:.0%} of the FLOPs" in cause(audit, "RNG001").cost
-    assert "these" in cause(audit, "SFT001").cost
-
-
 def test_findings_are_ranked_and_gathered_over_blocks():
     audit = make_audit()
     found = causes(audit).all
@@ -122,11 +113,3 @@ def test_of_findings_that_weigh_the_same_the_one_at_which_the_cause_begins_heads
         members = tuple(replace(f, cause=begins) for f in (*softmax[:-1], least))
         (card,) = causes(replace(audit, findings=members)).all
         assert card.worst.node == heads.node
-
-
-def test_where_names_three_shapes_of_modules_and_counts_the_rest():
-    audit = make_audit(60)
-    owners = ["a.0.x", "a.1.x", "b", "c", "d", "e"]
-    findings = tuple(replace(audit.findings[0], owner=owner, cause="c") for owner in owners)
-    (card,) = causes(replace(audit, findings=findings)).all
-    assert card.where == "a.{0,1}.x, b, c and 2 more modules"

@@ -40,20 +40,6 @@ def test_times_have_a_unit_and_a_spread(measured: Times, words: str) -> None:
     assert times(replace(audit, timing=replace(audit.timing, fp32=Timed(eager=measured))))[1] == f"FP32: {words}"
 
 
-def test_what_the_times_are_for_is_said() -> None:
-    said, first, second, *_ = times(timed_audit(False))
-    assert said == (
-        "One forward on this CPU, on 2 threads, 8 entries in the batch: median (quartiles), speed-up over FP32. The "
-        "recommendation goes by predictions: a CPU's times say nothing of a GPU."
-    )
-    assert first == "FP32: 2.4 ms (2.3 to 2.6); at most 4MB; not compiled: no compiler"
-    assert second.startswith("FP32 as you have it set (TF32): ")
-    on_a_gpu = times(timed_audit(True))[0]
-    assert "on NVIDIA H100, 8 entries in the batch" in on_a_gpu
-    assert "The recommendation goes by the first of them" in on_a_gpu
-    assert times(make_audit()) == ()
-
-
 def test_every_reporter_has_the_rows() -> None:
     audit = timed_audit(False)
     for said in (text(audit, width=100, color=False), markdown(audit), render(audit)):

@@ -2,7 +2,6 @@ import math
 
 import pytest
 
-from auditor.records import Memory
 from auditor.report import words
 
 
@@ -40,10 +39,6 @@ def test_magnitude_and_compact():
 
 def test_printable_disarms_control_and_bidirectional_characters():
     assert words.printable("a\x1b[31m\n\u202eb é") == "a\\x1b[31m\\n\\u202eb é"
-
-
-def test_memory_is_weights_and_activations_together():
-    assert words.memory(Memory(weights=1_000_000, activations=500_000)) == "1.5MB"
 
 
 @pytest.mark.parametrize(
