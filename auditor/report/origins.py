@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ..artefact.strategies import strategy_of
 from ..records import NodeReport, NonFinite
@@ -105,26 +104,21 @@ def _linearity(audit: Audit, fmt: str) -> str:
     return " ".join(words)
 
 
-@dataclass(frozen=True)
 class Run:
     """Runs in one format that turn non-finite at the same operation. first: None where the recorded graph stays finite.
 
-    title: `FP16 under autocast, without a plan`, or `The plan FP16 under autocast`.
+    sentences: what turns non-finite and where, then why; their subject is `title`, such as `The plan FP16 under autocast`.
     """
 
-    format: str
-    title: str
-    first: NonFinite | None
-
-    @property
-    def sentences(self) -> tuple[str, str]:
-        """What turns non-finite and where, then why."""
-        first = self.first
+    def __init__(self, fmt: str, title: str, first: NonFinite | None) -> None:
+        self.format, self.first = fmt, first
         if first is None:
-            return f"{self.title}: outputs turn Inf or NaN.", "The recorded graph does not show at which operation."
-        batch = "" if first.batch == 1 else f", in batch {first.batch}"
-        place = at(first.op, first.owner, first.source)
-        return f"{self.title}: outputs turn {first.value} at {place}{batch}.", cause(first)
+            said = f"{title}: outputs turn Inf or NaN.", "The recorded graph does not show at which operation."
+        else:
+            batch = "" if first.batch == 1 else f", in batch {first.batch}"
+            place = at(first.op, first.owner, first.source)
+            said = f"{title}: outputs turn {first.value} at {place}{batch}.", cause(first)
+        self.sentences = said
 
 
 def cause(first: NonFinite) -> str:

@@ -9,7 +9,7 @@ from ..document.codec import to_document
 from ..records.audit import Audit
 from . import FORMATS
 from .annotations import Place, github, places, sarif
-from .blocks import Block, Code, Entries, Entry, Lines, Look, Title, environment, looks, to_markdown, to_terminal
+from .blocks import Block, Code, Entries, Entry, Fold, Lines, Look, Title, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
 from .findings import Cause, Causes, causes
 from .origins import origins
@@ -150,29 +150,39 @@ def document(audit: Audit) -> str:
 
 def html(audit: Audit) -> str:
     """The whole report as one HTML document that loads nothing, with a little script for the layer table and the graph."""
-    seen = view(audit)
-    return (
-        environment()
-        .get_template("report.html.jinja")
-        .render(
-            audit=audit,
-            view=seen,
-            causes=causes(audit),
-            causes_shown=CAUSES_SHOWN,
-            members_shown=MEMBERS_SHOWN,
-            entries_shown=ENTRIES_SHOWN,
-            origins=origins(audit),
-            times=[Lines("Times", seen.times, listed=True)],
-            depth=depth_chart(audit),
-            plan_table=[*plan_table(audit, seen.plans)],
-            plan_folds=[*plan_folds(audit, seen.plans)],
-            table=table(audit),
-            snippets=snippets(audit),
-            more_ways=more_ways(audit),
-            training=training_section(audit),
-            method=method(audit, seen.limits, seen.proposals),
-        )
+    seen, template = view(audit), environment().get_template("report.html.jinja")
+    return template.render(
+        audit=audit,
+        view=seen,
+        causes=causes(audit),
+        causes_shown=CAUSES_SHOWN,
+        members_shown=MEMBERS_SHOWN,
+        entries_shown=ENTRIES_SHOWN,
+        origins=origins(audit),
+        depth=depth_chart(audit),
+        plans=plans_section(audit, seen),
+        table=table(audit),
+        snippets=snippets(audit),
+        more_ways=more_ways(audit),
+        training=training_section(audit),
+        method=method(audit, seen.limits, seen.proposals),
     )
+
+
+def plans_section(audit: Audit, seen: View) -> list[Block]:
+    """All plans beside what happens without them."""
+    if not seen.plans:
+        return [Lines("", ("No plan was made for this audit.",), "empty")]
+    about = (
+        'A plan keeps the modules that need it in FP32 and runs the rest in low precision. "Without it" is the same '
+        "format with no module protected."
+    )
+    return [
+        *(Lines("", (said,), "about") for said in (about, seen.criteria, seen.score) if said),
+        *plan_table(audit, seen.plans),
+        *([Lines("Times", seen.times, listed=True)] if seen.times else []),
+        Fold("Each plan: what it keeps in FP32 and why", tuple(plan_folds(audit, seen.plans))),
+    ]
 
 
 REPORTERS: Mapping[str, Callable[[Audit], str]] = dict(

@@ -147,7 +147,8 @@ def loop_code(audit: Audit) -> str | None:
     if found.loss_source == "the model's own loss":
         several, answer = False, {"attribute": ".loss", "mapping": '["loss"]'}.get(found.returned, "")
         body = f"return model(**batch){answer}"
-    return training_code(audit, found.format, plan) + IN_FP32 * several + LOOP.format(body)
+    imported = "import dataclasses\n" if several else ""
+    return imported + training_code(audit, found.format, plan) + IN_FP32 * several + LOOP.format(body)
 
 
 LOOP = """
@@ -165,18 +166,12 @@ IN_FP32 = '''
 
 def in_fp32(outputs):
     """The outputs, whatever structure they are in, for a loss in FP32."""
-    from copy import copy
-    from dataclasses import fields, is_dataclass
-
     def wide(x):
         if torch.is_tensor(x):
             return x.float() if x.is_floating_point() else x
-        if not is_dataclass(x) or isinstance(x, type):
-            return x
-        made = copy(x)
-        for item in fields(x):
-            object.__setattr__(made, item.name, in_fp32(getattr(x, item.name)))
-        return made
+        if dataclasses.is_dataclass(x):
+            return dataclasses.replace(x, **in_fp32(vars(x)))
+        return x
 
     return torch.utils._pytree.tree_map(wide, outputs)
 '''

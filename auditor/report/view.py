@@ -23,7 +23,7 @@ from .findings import causes
 from .origins import at, nonfinite_runs
 from .plans import PlanView, lowers, times
 from .training import training_headline
-from .words import VERDICTS, compact, count, label, op, percent, ratio, sentence
+from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, sentence
 
 
 class Tally:
@@ -97,14 +97,13 @@ def view(audit: Audit) -> View:
 
     Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
     """
-    strategies = tuple(plan.strategy for plan in audit.plans.values())
-    for what, names, registered in (("format", audit.formats, [*FORMATS]), ("strategy", strategies, known())):
-        for name in names:
-            if name not in registered:
-                raise AuditorError(
-                    f"the {what} {name!r} of this audit is no longer registered: register it again to show or save the audit",
-                    slug=f"bad-{what}",
-                )
+    gone = [("format", name) for name in audit.formats if name not in FORMATS]
+    gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in known()]
+    for what, name in gone:
+        raise AuditorError(
+            f"the {what} {name!r} of this audit is no longer registered: register it again to show or save the audit",
+            slug=f"bad-{what}",
+        )
     return View(audit)
 
 
@@ -223,6 +222,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
         Lines("Limits", limits or (none,), listed=True),
         *([Lines("Criteria that could be set", proposals, listed=True)] if proposals else []),
         Code("Reproduce", audit.command),
+        Table(("Term", "Meaning"), tuple(TERMS.items()), texts=2, caption="Terms"),
     ]
 
 
