@@ -12,7 +12,6 @@ import auditor
 from auditor.records.audit import Audit
 from auditor.report.kept import islands
 from auditor.report.view import view
-from tests.support.small_models import ConvNet
 from tests.support.subjects import normal, seeded
 from tests.support.unet import UNet
 
@@ -43,17 +42,6 @@ class Raised(nn.Module):
         return x
 
 
-class Masked(nn.Module):
-    """FP16 cannot hold its literal, though no value of it is large."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(32, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).masked_fill(x > 1, -1e9).softmax(-1)
-
-
 class Exact(nn.Module):
     """Amplifies every rounding: nothing low is within the budget."""
 
@@ -66,26 +54,11 @@ class Exact(nn.Module):
         return (y + 4096.0) - 4096.0 - y + 1e-3 * y.sum()
 
 
-class Rooted(nn.Module):
-    """The root itself overflows between two layers, so that the whole model's scope is FP32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x) * 300
-        return self.last(x / x.pow(2).mean(-1, keepdim=True).sqrt())
-
-
 CASES = {
     "unet in training": (UNet, (normal(1, 3, 16, 16), torch.tensor([17])), {"use": "training", "formats": ("fp16",)}),
-    "conv": (ConvNet, (normal(2, 3, 8, 8),), {"max_error": 0.004}),
     "idle": (Idle, (torch.arange(6)[None],), {"strategies": ("autocast",)}),
     "raised": (Raised, (normal(512, 8),), {"strategies": ("autocast",), "formats": ("bf16",), "max_error": 0.006}),
-    "masked": (Masked, (normal(4, 32),), {}),
     "exact": (Exact, (normal(4, 16),), {}),
-    "rooted": (Rooted, (normal(32, 64),), {}),
 }
 
 

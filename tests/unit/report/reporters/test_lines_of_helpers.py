@@ -53,18 +53,6 @@ def found(tmp_path_factory: Any) -> tuple[Audit, Finding, str]:
     return audit, finding, f"{Path(__file__).name}:{line} in Net.forward"
 
 
-def test_the_record_has_both(found: tuple[Audit, Finding, str]) -> None:
-    audit, finding, beside = found
-    assert finding.called_from == beside
-    written = audit.to_dict()
-    measured = audit.to_measurements()["findings"]
-    assert next(f for f in measured if f["node"] == finding.node)["called_from"] == beside
-    assert finding.source in {f["source"] for f in written["findings"]}
-    lines = {n["node"]["source"]: n["node"]["called_from"] for n in audit.to_measurements()["nodes"]}
-    assert lines["unit_helpers.py:2"] == lines["unit_helpers.py:6"] == beside
-    assert lines[beside.partition(" in ")[0]] is None  # the layer is called there
-
-
 def test_every_reporter_shows_both(found: tuple[Audit, Finding, str]) -> None:
     audit, _, beside = found
     both = f"unit_helpers.py:6 (from {beside})"
