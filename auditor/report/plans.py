@@ -9,7 +9,7 @@ from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
 from ..plan.recommend import measured_times, speedup
-from ..records import Baseline, Onnx, Plan, Timed, Times
+from ..records import Baseline, Onnx, Plan, Timed, Times, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
@@ -83,12 +83,17 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "over budget", f"{ratio(plan.measured_error)} measured, {budget:g} allowed"
     if ran is not None and ran.with_gradients is not None and not ran.with_gradients <= allowed:
         return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
-    where = f" on {ran.inputs} inputs, {ran.execution}" if ran is not None else ""
+    where = f" on {inputs_of(ran)}, {ran.execution}" if ran is not None else ""
     if ran is not None and ran.ungraded:
         where += f"; not run with gradients enabled, since FP32 raises: {ran.ungraded}"
     if ran is not None and max(plan.measured_error, ran.with_gradients or 0.0) > budget:
         where += f"; over the budget, and no more than {FLOOR:g} times what runs in FP32 differ by ({ratio(ran.noise)})"
     return ("verified" if plan.verified else "not verified"), f"{ratio(plan.measured_error)} measured{where}"
+
+
+def inputs_of(ran: Verification) -> str:
+    """What a plan was run on."""
+    return "the calibration inputs" if ran.inputs == "audited" else f"{ran.inputs} inputs"
 
 
 def _without(baseline: Baseline | None) -> str:

@@ -21,7 +21,7 @@ from .blocks import Block, Code, Lines, Table
 from .criteria import SHARES, advice, no_plan, proposal_words, score_headline
 from .findings import causes
 from .origins import at, nonfinite_runs
-from .plans import PlanView, lowers, times
+from .plans import PlanView, inputs_of, lowers, times
 from .training import training_headline
 from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, sentence
 
@@ -127,7 +127,7 @@ def _something(audit: Audit, chosen: PlanView) -> tuple[str, str]:
     budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
         return said, f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
-    inputs = f" on {ran.inputs} inputs" if ran else ""
+    inputs = f" on {inputs_of(ran)}" if ran else ""
     itself = f"; runs in FP32 differ by {ratio(ran.noise)}" if ran and ran.floor else ""
     who = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
     error, times = f"error {ratio(plan.measured_error)}, budget {budget}", ""

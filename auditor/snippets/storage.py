@@ -59,7 +59,7 @@ def shard(model, blocks=(), **options):
 _AUTOCAST_NOTE = (
     "An autocast plan needs its weights in FP32, and torch.autocast, inside the patched model, casts: the policy must "
     "cast nothing. Parameters are therefore gathered in FP32, which is twice the traffic; a plan of strategy cast, if the "
-    "audit has one, gathers them low (--plan cast_{format}).",
+    "audit has one, gathers them in low precision (--plan cast_{format}).",
     "patched_model.py lies beside plan.json. `blocks` are paths of modules to shard on their own besides the model.",
 )
 

@@ -72,7 +72,7 @@ _AUTOCAST_NOTE = (
     "precision={setting!r}; FP16 brings its GradScaler along."
 )
 _CAST_NOTE = (
-    "A cast plan stores weights low and is for trainer.validate, test and predict. It does not train: FP16 and BF16 "
+    "A cast plan stores weights in low precision and is for trainer.validate, test and predict. It does not train: FP16 and BF16 "
     "weights lose small updates, and Lightning keeps no FP32 copy. Train under an autocast plan."
 )
 
@@ -109,7 +109,7 @@ def _lightning(audit: Audit, plan: Plan) -> str:
 GRADSCALER = Tool(
     "GradScaler",
     ("autocast",),
-    "A cast plan stores weights low: GradScaler refuses FP16 gradients ('Attempting to unscale FP16 gradients.'), and low "
+    "A cast plan stores weights in low precision: GradScaler refuses FP16 gradients ('Attempting to unscale FP16 gradients.'), and low "
     "weights lose small updates. Train under an autocast plan.",
     lambda audit, plan: training_code(audit, plan.format, plan.name),
 )
