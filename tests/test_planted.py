@@ -97,8 +97,8 @@ def test_what_it_says_of_the_recommended_plan_is_so(bad: Audit) -> None:
     assert (plan.format, plan.verified) == ("bf16", True)
     said = {cause.worst.source: cause.bearing for cause in found.wanting}
     opening = f"{title}, the recommended plan,"
-    assert said[line("eps")] == f"{opening} is spared this, which only occurs in FP16 {CAST}."
-    assert said[line("masked")] == f"{opening} is spared this, which only occurs in FP16 {AUTOCAST} or FP16 {CAST}."
+    assert said[line("eps")] == f"{opening} avoids this, which only occurs in FP16 {CAST}."
+    assert said[line("masked")] == f"{opening} avoids this, which only occurs in FP16 {AUTOCAST} or FP16 {CAST}."
     for name in ("autocast_fp16", "cast_fp16"):
         assert bad.baselines[name].failure is not None  # -1e9 cannot be written in FP16
         assert bad.baselines[name.replace("fp16", "bf16")].finite
