@@ -125,7 +125,7 @@ def sarif(audit: Audit) -> str:
             "message": {"text": _message(cause)},
             "occurrenceCount": len(cause.members),
             "locations": [_location(cause, where[cause.worst.node])],
-            **_related(cause, called.get(cause.worst.node)),
+            **_related_call(cause, called.get(cause.worst.node)),
             "partialFingerprints": {"primaryLocationLineHash": identity, "auditor/v1": identity},
         }
         for cause, identity in zip(found, _fingerprints(found), strict=True)
@@ -173,7 +173,7 @@ def _message(cause: Cause) -> str:
     return " ".join(filter(None, (sentence(worst.message), place, at, sentence(cause.size), cause.bearing)))
 
 
-def _related(cause: Cause, caller: Place | None) -> dict[str, Any]:
+def _related_call(cause: Cause, caller: Place | None) -> dict[str, Any]:
     """The call that led to the line of a finding, which a viewer links to."""
     if caller is None:
         return {}

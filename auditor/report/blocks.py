@@ -271,9 +271,9 @@ def html(blocks: Iterable[Block]) -> Markup:
 def _html(block: Block) -> Markup:
     match block:
         case Title(text, about):
-            return _tagged("<p><strong>{}</strong> {}</p>", text, about)
+            return _markup("<p><strong>{}</strong> {}</p>", text, about)
         case Lines(label, texts, style, listed):
-            head = _tagged("<b>{}</b> " * bool(label), label)
+            head = _markup("<b>{}</b> " * bool(label), label)
             if not listed:
                 return Markup('<p class="{}">{}{}</p>').format(style, head, prose(" ".join(texts)))
             points = Markup().join(Markup("<li>{}</li>").format(prose(text)) for text in texts)
@@ -281,22 +281,22 @@ def _html(block: Block) -> Markup:
         case Code(label, text):
             copied = Markup('<button type="button" class="copy quiet" hidden aria-label="Copy: {}">Copy</button>')
             code = Markup('<div class="code">{}<pre tabindex="0"><code>{}</code></pre></div>')
-            head = _tagged("<h3>{}</h3>", label) if label else Markup()
+            head = _markup("<h3>{}</h3>", label) if label else Markup()
             return head + code.format(copied.format(label or "the code"), text)
         case Table():
             return _html_table(block)
         case Entries(label, about, entries, more):
             entry = Markup('<li class="{}"><code>{}</code><br>{}</li>')
             items = Markup().join(entry.format(e.style, printable(e.head), prose(" ".join(e.notes))) for e in entries)
-            said = _tagged("<p><b>{}</b> {}</p>", label, about) + Markup("<ul>{}</ul>" * bool(items)).format(items)
-            return said + _tagged('<p class="muted">{}</p>' * bool(more), more)
+            said = _markup("<p><b>{}</b> {}</p>", label, about) + Markup("<ul>{}</ul>" * bool(items)).format(items)
+            return said + _markup('<p class="muted">{}</p>' * bool(more), more)
         case Fold(label, blocks):
-            return _tagged('<details class="fold"><summary>{}</summary>', label) + html(blocks) + Markup("</details>")
+            return _markup('<details class="fold"><summary>{}</summary>', label) + html(blocks) + Markup("</details>")
         case Chart():
             return _html_chart(block)
 
 
-def _tagged(markup: str, *texts: str) -> Markup:
+def _markup(markup: str, *texts: str) -> Markup:
     return Markup(markup).format(*map(printable, texts))
 
 
@@ -306,7 +306,7 @@ def prose(text: str) -> Markup:
     pieces = line.split("`")
     if len(pieces) % 2 == 0:
         return Markup.escape(line)
-    return Markup().join(_tagged("<code>{}</code>" if i % 2 else "{}", piece) for i, piece in enumerate(pieces))
+    return Markup().join(_markup("<code>{}</code>" if i % 2 else "{}", piece) for i, piece in enumerate(pieces))
 
 
 def _html_table(table: Table) -> Markup:
@@ -321,7 +321,7 @@ def _html_table(table: Table) -> Markup:
     body = Markup("\n").join(
         row(cells, "td", "chosen" if i == table.bold else "") for i, cells in enumerate(table.rows)
     )
-    caption = _tagged("<caption>{}</caption>", table.caption) if table.caption else ""
+    caption = _markup("<caption>{}</caption>", table.caption) if table.caption else ""
     return Markup(
         '<div class="scroll" tabindex="0" role="group" aria-label="{}"><table class="plain">{}<thead>{}</thead><tbody>{}</tbody>'
         "</table></div>"
@@ -336,7 +336,7 @@ def _html_chart(chart: Chart) -> Markup:
     drawn += [Markup(tick).format(LEFT - 6, y + 4, "end", text) for y, text in chart.y_ticks]
     drawn += [Markup(tick).format(x, bottom + 18, "middle", text) for x, text in chart.x_ticks]
     drawn += [Markup(tick).format(RIGHT, chart.height - 4, "end", chart.x_title)]
-    keys = Markup().join(_tagged('<span class="key {}">{}</span>', *key) for key in chart.legend)
+    keys = Markup().join(_markup('<span class="key {}">{}</span>', *key) for key in chart.legend)
     rows = Markup(' data-rows="{}"').format(",".join(map(str, chart.rows))) if chart.rows else ""
     return Markup(
         '<h3>{0}</h3><p class="about">{1}</p><figure class="chart"><p class="legend">{2}</p>'

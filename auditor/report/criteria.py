@@ -30,23 +30,23 @@ def binding(values: Sequence[CriterionValue]) -> CriterionValue | None:
     return max(known, key=lambda one: one.share or 0.0) if known and len(values) > 1 else None
 
 
-def missed(values: Sequence[CriterionValue]) -> str:
+def missed_criteria(values: Sequence[CriterionValue]) -> str:
     """The criteria that do not hold, with what they came to."""
-    return "; ".join(_held(one) for one in values if not one.holds)
+    return "; ".join(_limit_line(one) for one in values if not one.holds)
 
 
 def _line(one: CriterionValue, before: CriterionValue | None, most: bool) -> str:
-    without = f"; without the plan {valued(before)}" if before is not None and before.value != one.value else ""
-    return f"{_held(one)}{', nearest to its limit' if most and one.holds else ''}{without}"
+    without = f"; without the plan {shown_value(before)}" if before is not None and before.value != one.value else ""
+    return f"{_limit_line(one)}{', nearest to its limit' if most and one.holds else ''}{without}"
 
 
-def _held(one: CriterionValue) -> str:
+def _limit_line(one: CriterionValue) -> str:
     allowed = "at most" if one.sign == "<=" else "at least"
     broken = "" if one.holds else ": does not hold"
-    return f"{one.output}: {one.kind} {valued(one)}, {allowed} {one.limit:.12g}{broken}"
+    return f"{one.output}: {one.kind} {shown_value(one)}, {allowed} {one.limit:.12g}{broken}"
 
 
-def valued(one: CriterionValue) -> str:
+def shown_value(one: CriterionValue) -> str:
     """The value, in as many digits as tell on which side of the limit it is, and of the ends of a scale."""
     if one.value is None:
         return "not finite" if one.share is None else "not there"
@@ -123,9 +123,7 @@ def score_words(found: Evaluation | None, score: Score | None) -> str:
 
 def advice(audit: Audit) -> str:
     """What to do where plans are left out for their score alone."""
-    if any(
-        plan.score is not None and plan.score.passed is False and not plan.score.failure
-        for plan in audit.plans.values()
-    ):
+    scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
+    if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."
     return "The function gives no score under them: the plans below say why."

@@ -8,7 +8,7 @@ from ..document.compare import Comparison, VerdictChange, figures
 from ..numerics.formats import runs
 from ..records import Finding, Plan
 from .blocks import Block, Entries, Entry, Lines, Table, Title, environment
-from .words import SEVERITIES, count, fold, folded, label, op, ratio, scope, sentence
+from .words import SEVERITIES, count, fold, fold_paths, label, op, ratio, scope, sentence
 
 SHOWN, ROWS = 12, 200
 """Kinds of findings, and of verdicts, that a terminal shows, and the HTML document; `--format json` has them all."""
@@ -106,7 +106,7 @@ def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Entries:
     groups.sort(key=lambda same: SEVERITIES.index(same[0].severity))
 
     def entry(same: list[Finding]) -> Entry:
-        f, where = same[0], folded([each.owner for each in same])
+        f, where = same[0], fold_paths([each.owner for each in same])
         head = f"{f.source or op(f.op)} {f.rule} {f.severity} in {where}: {sentence(f.message or f.name)}"
         return Entry(head, (), f.severity)
 
@@ -120,7 +120,7 @@ def _verdicts(found: Comparison, shown: int) -> Entries:
     groups.sort(key=lambda same: ranks.get(same[0].before or "", 1) - ranks.get(same[0].after or "", 1))
 
     def entry(same: list[VerdictChange]) -> Entry:
-        c, where = same[0], folded([each.node.owner for each in same])
+        c, where = same[0], fold_paths([each.node.owner for each in same])
         return Entry(f"{label(c.format)}: {c.before or 'absent'} -> {c.after or 'absent'}, {op(c.node.op)} in {where}")
 
     return _entries("Changed", count(len(found.verdicts), "verdict"), list(map(entry, groups)), shown)

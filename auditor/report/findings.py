@@ -15,7 +15,7 @@ from ..records import Finding, NodeReport, Plan
 from ..records.audit import Audit
 from ..records.measure import MEASURED
 from .kept import keep_alone, tally
-from .words import SEVERITIES, count, label, listed, percent, plan_title, scope
+from .words import SEVERITIES, count, label, list_paths, percent, plan_title, scope
 
 CONFIDENCES = ("high", "medium", "low")
 MODULES_NAMED = 3
@@ -40,7 +40,7 @@ class Cause:
         self.severity = min((finding.severity for finding in members), key=SEVERITIES.index)
         self.formats = tuple(dict.fromkeys(fmt for finding in members for fmt in finding.formats))
         self.owners = list(dict.fromkeys(finding.owner for finding in members))
-        self.where = listed(self.owners, MODULES_NAMED)
+        self.where = list_paths(self.owners, MODULES_NAMED)
         self.shapes = tuple(dict.fromkeys(scope(pattern(owner)) for owner in self.owners))
         self.operations = len({finding.node for finding in members})
         several = len(members) > 1
@@ -139,13 +139,13 @@ def _about(audit: Audit) -> str:
     """Which plan severities speak of, in a sentence."""
     plan = audit.plans.get(next((f.plan for f in audit.findings if f.plan), ""))
     if plan is not None:
-        return f"Severities are for {_followed(audit, plan)}."
+        return f"Severities are for {_plan_words(audit, plan)}."
     if any(finding.bearing == "stops" for finding in audit.findings):
         return "No plan within the budget uses low precision: severities are those of the rules."
     return ""
 
 
-def _followed(audit: Audit, plan: Plan) -> str:
+def _plan_words(audit: Audit, plan: Plan) -> str:
     role = "recommended plan" if plan.name == audit.recommended else "fastest plan that holds the budget"
     return f"{plan_title(plan)}, the {role}"
 
@@ -172,7 +172,7 @@ def _bearing(audit: Audit, spoken: Sequence[Finding]) -> str:
         under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
         what = "this" if others == every else f"what {_these(others, every)} would do"
         said.append(f"avoids {what}{f', which only occurs in {under}' if under else ''}")
-    return f"{_followed(audit, plan)}, {'; '.join(said)}."
+    return f"{_plan_words(audit, plan)}, {'; '.join(said)}."
 
 
 def _these(nodes: Collection[str], every: Collection[str]) -> str:

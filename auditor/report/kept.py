@@ -14,7 +14,7 @@ from ..paths import enclosing, nearest, pattern, within
 from ..records import Dtypes, NodeReport, Plan, Reason
 from ..records.audit import Audit
 from ..records.program import Kept
-from .words import fold, label, listed
+from .words import fold, label, list_paths
 
 _CODE = re.compile(r"[A-Z]{3}\d{3}")
 """The code of a rule."""
@@ -44,9 +44,9 @@ class Island:
     def name(self) -> str:
         """What it is called: a path, several as one, or the root's own operations; functions stay FP32 in all below, too."""
         if self.functions:
-            place = "the whole model" if self.paths == ("",) else listed(self.paths, 2)
+            place = "the whole model" if self.paths == ("",) else list_paths(self.paths, 2)
             return f"{', '.join(self.functions)} in {place}"
-        return listed([own(path) for path in self.paths], 2, self.noun)
+        return list_paths([own(path) for path in self.paths], 2, self.noun)
 
     @property
     def why(self) -> str:
@@ -86,7 +86,7 @@ def islands(plan: Plan) -> tuple[Island, ...]:
         modules = [Island(tuple(path for path, _ in same), "fp32", _because(plan, same)) for same in groups]
     else:
         apart = [path for path, choice in scopes.items() if path and not choice.keep]
-        alike = fold(apart, str, lambda path: (scopes[path].precision, _unnumbered(scopes[path].because)))
+        alike = fold(apart, str, lambda path: (scopes[path].precision, _without_numbers(scopes[path].because)))
         modules = [Island(tuple(same), scopes[same[0]].precision, scopes[same[0]].because) for same in alike]
     keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
     functions = (Island(tuple(same), "fp32", scopes[same[0]].because, scopes[same[0]].keep) for same in keeping)
@@ -102,11 +102,11 @@ def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]
     """Codes of rules, then why, with the figures of the first."""
     fired = (text for path, _ in found if path in plan.scopes for text in plan.scopes[path].because)
     codes = tuple(dict.fromkeys(text for text in fired if _CODE.fullmatch(text)))
-    same = len(set(_unnumbered(reason.words for _, reason in found))) == 1
+    same = len(set(_without_numbers(reason.words for _, reason in found))) == 1
     return (*codes, found[0][1].words + ("" if same else "; the others likewise"))
 
 
-def _unnumbered(because: Iterable[str]) -> tuple[str, ...]:
+def _without_numbers(because: Iterable[str]) -> tuple[str, ...]:
     """Clauses without the numbers that nodes of repeated blocks have."""
     return tuple(re.sub(r"_\d+\b", "", why) for why in because)
 
@@ -140,12 +140,12 @@ def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
             return ""
         if precision_of(node.owner, plan) == "fp32":
             return f"{KEPT}: {modules[node.owner]}" if node.owner in modules else KEPT
-        return operations.get(node.name) or _promoted(ran)
+        return operations.get(node.name) or _mixed_inputs(ran)
 
     return why
 
 
-def _promoted(ran: Dtypes) -> str:
+def _mixed_inputs(ran: Dtypes) -> str:
     """Of an operation whose result is low all the same, such as a batch norm with FP32 statistics."""
     reads = {_FORMATS[dtype] for dtype in ran.inputs if dtype in _FORMATS}
     mixed = len(reads) > 1 and "fp32" in reads

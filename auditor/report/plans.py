@@ -14,7 +14,7 @@ from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Fold, Lines, Table
-from .criteria import criteria_lines, missed, score_words
+from .criteria import criteria_lines, missed_criteria, score_words
 from .kept import Island, islands
 from .words import compact, count, label, memory, percent, plan_title, ratio, sentence
 
@@ -76,7 +76,7 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "non-finite", "an output is Inf or NaN where FP32 is finite"
     if plan.measured_error is None:
         return "not run", plan.note or "the patched model was not run, so its error is a prediction"
-    if ran is not None and (broken := missed(ran.criteria)):
+    if ran is not None and (broken := missed_criteria(ran.criteria)):
         return "over budget", broken
     allowed = max(budget, ran.floor) if ran is not None else budget
     if not plan.measured_error <= allowed:
@@ -209,7 +209,7 @@ def times(audit: Audit) -> tuple[str, ...]:
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
     return (
         f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The recommendation goes by {goes}.",
-        *(f"{title}: {_timed(timed)}" for title, timed in rows if timed),
+        *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed),
     )
 
 
@@ -232,7 +232,7 @@ def _in_words(found: Times) -> str:
     return f"{said}, {found.speedup:.2f}x{same}"
 
 
-def _timed(timed: Timed) -> str:
+def _time_words(timed: Timed) -> str:
     """Its times, the memory it took, and what was not measured with why."""
     ways = (("", timed.eager), ("compiled ", timed.compiled), ("as a CUDA graph ", timed.cuda_graph))
     words = [f"{name}{_in_words(took)}" for name, took in ways if took is not None]

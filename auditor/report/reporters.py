@@ -50,14 +50,9 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
 def summary(audit: Audit) -> str:
     """What Python shows of an audit: verdict, proof, findings, and where the rest is."""
     seen = view(audit)
-    lines = (
-        f"Audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}",
-        seen.headline,
-        seen.proof,
-        *seen.broken,
-        causes(audit).headline,
-        "audit.save(directory) writes the report; audit.plans, audit.findings and audit.nodes hold the rest",
-    )
+    first = f"Audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}"
+    rest = "audit.save(directory) writes the report; audit.plans, audit.findings and audit.nodes hold the rest"
+    lines = (first, seen.headline, seen.proof, *seen.broken, causes(audit).headline, rest)
     return "\n".join(printable(line) for line in lines if line)
 
 
@@ -65,13 +60,13 @@ def screen(audit: Audit, most: int = LINES) -> list[Block]:
     """As much of it as so many lines hold: what is in SPARE where it fits, and fewer causes if need be."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         page = overview(audit, entries)
-        shown, left = [block for block in page if block.label not in SPARE], list[str]()
-        for block in page:
-            if block.label in SPARE:
-                fits = _lines([*shown, block]) <= most - 2
-                shown, left = ([*shown, block], left) if fits else (shown, [*left, block.label])
-        if left:
-            shown.append(Lines("More", (f"{', '.join(left)}: in report.html, and with --format md",), "muted"))
+        shown = [block for block in page if block.label not in SPARE]
+        spare = [block for block in page if block.label in SPARE]
+        while spare and _lines([*shown, spare[0]]) <= most - 2:
+            shown.append(spare.pop(0))
+        if spare:
+            left = ", ".join(block.label for block in spare)
+            shown.append(Lines("More", (f"{left}: in report.html, and with --format md",), "muted"))
         if _lines(shown) <= most:
             break
     return shown

@@ -55,9 +55,7 @@ def ratio(value: float | None) -> str:
         return "non-finite"
     if value == 0:
         return "0"
-    if abs(value) >= 0.000995:  # what rounds to 0.0010
-        if abs(value) >= 99_999.5:
-            return f"{value:.1e}".replace("e+0", "e").replace("e+", "e")
+    if 0.000995 <= abs(value) < 99_999.5:  # what rounds to 0.0010, to 99999
         return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:#.2g}".removesuffix(".")
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
@@ -81,7 +79,7 @@ def fold(items: Iterable[T], path: Callable[[T], str], alike: Callable[[T], obje
     return list(groups.values())
 
 
-def folded(paths: Sequence[str]) -> str:
+def fold_paths(paths: Sequence[str]) -> str:
     """Paths of one pattern as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` where numbers would be too many or not enough."""
     if len(paths) == 1:
         return scope(paths[0])
@@ -94,13 +92,13 @@ def folded(paths: Sequence[str]) -> str:
     return f"{'.'.join('*' if len(step) > 1 else step[0] for step in steps)} x{len(paths)}"
 
 
-def listed(paths: Sequence[str], most: int, noun: str = "module") -> str:
+def list_paths(paths: Sequence[str], most: int, noun: str = "module") -> str:
     """Paths, those of repeated blocks as one, `most` of these and how many more."""
     groups = fold(paths, str)
     if len(groups) == most + 1 and len(groups[-1]) == 1:
         most += 1
     left = sum(map(len, groups[most:]))
-    return ", ".join(map(folded, groups[:most])) + (f" and {count(left, f'more {noun}')}" if left else "")
+    return ", ".join(map(fold_paths, groups[:most])) + (f" and {count(left, f'more {noun}')}" if left else "")
 
 
 def _runs(numbers: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import AuditorError
-from .offer import audit_in, written
+from .offer import audit_in, code_for
 from .storage import FSDP2, HUGGING_FACE
 from .trainers import GRADSCALER, LIGHTNING
 
@@ -21,10 +21,10 @@ def snippet(plan: Any, tool: str, name: str | None = None) -> str:
     """
     if tool not in TOOLS:
         raise AuditorError(f"no snippet is for {tool!r}: choose one of {', '.join(TOOLS)}", slug="no-such-tool")
-    return written(audit_in(plan), TOOLS[tool], name)
+    return code_for(audit_in(plan), TOOLS[tool], name)
 
 
 def snippets(plan: Any, name: str | None = None) -> dict[str, str]:
     """{tool: its snippet} for every tool. Raises: PlanError."""
     audit = audit_in(plan)
-    return {key: written(audit, tool, name) for key, tool in TOOLS.items()}
+    return {key: code_for(audit, tool, name) for key, tool in TOOLS.items()}

@@ -68,7 +68,7 @@ def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[P
     return min(fitting, key=lambda plan: plan.format != first.format), remark
 
 
-def written(audit: Audit, tool: Tool, name: str | None) -> str:
+def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
     """The plan chosen for a tool as code, or comments that say why there is none."""
     chosen = choose(audit, tool.strategies, name)
     if chosen is None:

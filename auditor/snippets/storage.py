@@ -83,7 +83,7 @@ def shard(model, blocks=(), **options):
 '''
 
 
-def _sharded(audit: Audit, plan: Plan) -> str:
+def _sharding_code(audit: Audit, plan: Plan) -> str:
     """A function `shard(model)`; of a module of several paths one has an entry."""
     if plan.strategy == "autocast":
         notes = (note.replace("{format}", plan.format) for note in _AUTOCAST_NOTE)
@@ -150,7 +150,7 @@ def load(model_class, checkpoint, **options):
 '''
 
 
-def _loaded(audit: Audit, plan: Plan) -> str:
+def _loading_code(audit: Audit, plan: Plan) -> str:
     """Patterns for the FP32 islands, and a function that loads by them."""
     listed = "".join(f"    {pattern!r},\n" for pattern in patterns(audit, plan))
     return comment(*_KEPT_NOTE) + _LOAD.format(patterns=listed, dtype=dtype_text(plan.format), name=plan.name)
@@ -176,11 +176,11 @@ def _literal(name: str) -> str:
     return re.escape(name).replace(r"\*", ".")
 
 
-FSDP2 = Tool("FSDP2", ("autocast", "cast"), "", _sharded, _unshardable)
+FSDP2 = Tool("FSDP2", ("autocast", "cast"), "", _sharding_code, _unshardable)
 HUGGING_FACE = Tool(
     "Hugging Face transformers",
     ("cast",),
     "Under autocast the checkpoint is loaded in FP32 as it is, and then patched: model = patched_model.apply(model). A "
     "Trainer with fp16=True or bf16=True runs it as it would any model.",
-    _loaded,
+    _loading_code,
 )

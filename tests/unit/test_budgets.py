@@ -59,7 +59,7 @@ BUDGET = {
     "plan": (3040, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
-    "report": (2960, "report"),
+    "report": (2970, "report"),
     "rulebook": (2490, "rules"),
     "score": (350, "criteria"),
     "snippets": (440, "snippets"),

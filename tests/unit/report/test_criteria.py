@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.records import CriterionValue
 from auditor.records.audit import Audit
-from auditor.report.criteria import criteria_lines, missed, valued
+from auditor.report.criteria import criteria_lines, missed_criteria, shown_value
 from auditor.report.reporters import markdown, text
 from auditor.report.view import following, view
 from auditor.report.words import percent
@@ -60,8 +60,8 @@ def made(value: float | None, limit: float = 0.5, holds: bool = True, share: flo
     ],
 )
 def test_a_value_keeps_to_its_side_of_the_limit(value: float | None, limit: float, said: str) -> None:
-    assert valued(made(value, limit)) == said
-    assert valued(replace(made(None), share=None)) == "not finite"
+    assert shown_value(made(value, limit)) == said
+    assert shown_value(replace(made(None), share=None)) == "not finite"
 
 
 def test_a_line_says_what_the_plan_and_the_format_without_it_came_to() -> None:
@@ -85,8 +85,8 @@ def test_a_line_says_what_the_plan_and_the_format_without_it_came_to() -> None:
 
 
 def test_what_does_not_hold_is_named() -> None:
-    assert missed([made(0.25), made(0.75, holds=False)]) == "y: max_abs 0.75, at most 0.5: does not hold"
-    assert missed([made(0.25)]) == ""
+    assert missed_criteria([made(0.25), made(0.75, holds=False)]) == "y: max_abs 0.75, at most 0.5: does not hold"
+    assert missed_criteria([made(0.25)]) == ""
     audit = audited(*ASKED)
     plan = audit.plans["cast_bf16"]
     broken = replace(plan, verified=False, verification=replace(plan.verification, criteria=(made(0.75, holds=False),)))

@@ -65,14 +65,14 @@ def test_printable_disarms_control_and_bidirectional_characters():
     ],
 )
 def test_modules_of_one_shape_are_one(paths, said):
-    assert words.folded(paths) == said
+    assert words.fold_paths(paths) == said
 
 
 def test_what_differs_in_block_numbers_alone_is_together():
     found = words.fold(["a.0.x", "b", "a.1.x", "a.0.y"], str)
     assert found == [["a.0.x", "a.1.x"], ["b"], ["a.0.y"]]
-    assert words.listed(["a.0", "a.1", "b", "c", "d"], 2) == "a.{0,1}, b and 2 more modules"
-    assert words.listed(["a.0", "a.1", "b", "c"], 2) == "a.{0,1}, b, c"
+    assert words.list_paths(["a.0", "a.1", "b", "c", "d"], 2) == "a.{0,1}, b and 2 more modules"
+    assert words.list_paths(["a.0", "a.1", "b", "c"], 2) == "a.{0,1}, b, c"
 
 
 def test_a_text_of_a_rule_is_paragraphs_and_code():
