@@ -24,6 +24,7 @@ LINES = 40
 SPARE = ("Formats", "Kept", "Outputs", "Memory")
 """Labels of what nobody asked for: it is in the report, too."""
 ENTRIES_SHOWN = 5
+"""Causes to fix that a page names; those behind them, and notes, stand in a fold."""
 ISLANDS_SHOWN = 6
 PROPOSALS_SHOWN = 4
 ADVICE_SHOWN = 4
@@ -119,8 +120,6 @@ def _more(audit: Audit, seen: View) -> Iterator[Block]:
 
 
 MEMBERS_SHOWN = 40
-CAUSES_SHOWN = 6
-"""Causes to fix that stand in the page itself; those behind them, and notes, stand in a fold below."""
 
 
 def text(audit: Audit, *, width: int | None = None, color: bool | None = None, most: int = LINES) -> str:
@@ -150,7 +149,6 @@ def html(audit: Audit) -> str:
         audit=audit,
         view=seen,
         causes=causes(audit),
-        causes_shown=CAUSES_SHOWN,
         members_shown=MEMBERS_SHOWN,
         entries_shown=ENTRIES_SHOWN,
         origins=origins(audit),
