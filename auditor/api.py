@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
-from .asked import checked, resolved
+from .asked import validate, with_rules
 from .errors import CallbackError, let_through
 from .flow import run
 from .loading import from_object
@@ -18,7 +18,7 @@ from .progress.shown import in_notebook, reporter, ticking
 from .records import Progress
 from .records.audit import Audit
 from .score import in_hand
-from .settings import Asked, Settings, options_of
+from .settings import Settings, options_of
 from .training.objective import training_subject
 
 
@@ -27,12 +27,12 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
 
     example_inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such tuples or dicts (batches).
     """
-    settings = resolved(checked(Settings, asked))
+    settings = with_rules(validate(Settings, asked))
     settings.where  # noqa: B018 - a device that is not there is refused before anything runs
     if settings.evaluate is not None:
         scoring = in_hand(settings.evaluate, better=settings.better, max_drop=settings.max_drop)
         settings = settings.having(scoring=scoring)
-    with _heard(settings.progress) as listener, limited(settings.memory):
+    with _listener_of(settings.progress) as listener, limited(settings.memory):
         kwargs = settings.kwargs or {}
         if settings.training:
             subject = training_subject(model, example_inputs, kwargs, settings.loss_fn)
@@ -42,20 +42,25 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
 
 
 _own = [one for one in inspect.signature(audit).parameters.values() if one.kind is not one.VAR_KEYWORD]
-_kinds = get_type_hints(Asked)
-_all = [*_own, *(one.replace(annotation=_kinds[name]) for name, one in inspect.signature(Asked).parameters.items())]
-audit.__signature__ = inspect.Signature(_all, return_annotation=Audit)  # type: ignore[attr-defined]
-audit.__doc__ = f"{audit.__doc__}\n" + "".join(f"    {name}: {one.help}.\n" for name, one in options_of(Asked).items())
+_kinds, _fields = get_type_hints(Settings), Settings.model_fields
+_asked = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_fields[name].default, annotation=_kinds[name])
+    for name in options_of(Settings)
+]
+audit.__signature__ = inspect.Signature([*_own, *_asked], return_annotation=Audit)  # type: ignore[attr-defined]
+audit.__doc__ = f"{audit.__doc__}\n" + "".join(
+    f"    {name}: {one.help}.\n" for name, one in options_of(Settings).items()
+)
 
 
-def _heard(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
+def _listener_of(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
     """What hears of the stages: the caller's own function, or a line that is shown for as long as the audit takes."""
     if progress is True or (progress is None and in_notebook()):
         return ticking(reporter())
-    return nullcontext(_guarded(progress) if callable(progress) else None)
+    return nullcontext(_guard(progress) if callable(progress) else None)
 
 
-def _guarded(progress: Progress) -> Progress:
+def _guard(progress: Progress) -> Progress:
     """The caller's own function, whose errors end the audit under its name."""
 
     def guarded(stage: str, detail: str, done: int, total: int) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import ValidationError, model_validator
 
 from .artefact.strategies import GRAPHS
-from .config import line_of, nearest
+from .config import tables
 from .criteria import criteria_of
 from .errors import AuditorError
 from .report import FORMATS
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from .rulebook.rule import Rule
 
 S = TypeVar("S", bound=Settings)
+C = TypeVar("C", bound="Command")
 LEVELS = ("error", "warning", "info", "never")
 
 
 class Command(Settings):
-    """What the command line asks beside that."""
+    """What the command line asks beside that. configurable: whether [tool.auditor] says what is not given."""
 
+    configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
     """`f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, or shapes: `'x:float32[1,3,224,224] ids:int64[1,16]<1000'`"""
     weights: Annotated[str | None, Option(shown="F", path="path")] = None
@@ -79,29 +82,31 @@ def key_of(name: str) -> str:
     return (OPTIONS[name].flag or name.replace("_", "-")).removeprefix("--")
 
 
-def keyed(table: Mapping[str, Any], refusal: str, hidden: Collection[str] = ()) -> dict[str, Any]:
+def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collection[str] = ()) -> dict[str, Any]:
     """The entries of a TOML table by the names of the options.
 
-    Raises: AuditorError(slug="bad-config") for a key that is none, with what may be meant.
+    Raises: AuditorError(slug) for a key that is none, with what may be meant.
     """
-    given = {name for name, option in OPTIONS.items() if option.flag or name == "per_module_ignores"}
-    known = {key_of(name): name for name in OPTIONS if name in given.difference(hidden)}
+    given = [name for name, option in OPTIONS.items() if option.flag or name == "per_module_ignores"]
+    known = {key_of(name): name for name in given if name not in hidden}
     for key in (key.replace("_", "-") for key in table):
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             meant = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-            raise AuditorError(f"{refusal} {key!r}: {meant}", "bad-config")
+            raise AuditorError(f"{refusal} {key!r}: {meant}", slug)
     return {known[key.replace("_", "-")]: value for key, value in table.items()}
 
 
-def configured(start: Path) -> tuple[str, dict[str, Any]]:
+def configuration(start: Path) -> tuple[str, dict[str, Any]]:
     """What the nearest [tool.auditor] says, by option, and where it stands. A path counts from the folder of its file.
 
     Raises: AuditorError(slug="bad-config").
     """
-    file, table = nearest(start)
+    files = (folder / "pyproject.toml" for folder in (start, *start.parents))
+    named = ((file, tables(file, "bad-config").get("tool", {}).get("auditor")) for file in files if file.is_file())
+    file, table = next(((file, table) for file, table in named if table is not None), (start, {}))
     place = f"{file}: [tool.auditor]"
-    given = keyed(table, f"{place} has no key")
+    given = by_option(table, f"{place} has no key", "bad-config")
     for name, value in given.items():
         path = OPTIONS[name].path if isinstance(value, str) else ""
         if path == "path" or (path and (file.parent / value.partition(":")[0]).is_file()):
@@ -112,62 +117,64 @@ def configured(start: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _with_line(entry: Any, file: Path) -> Any:
-    """An entry of the ignores, which knows where it stands."""
+    """An entry of the ignores, with `pyproject.toml:line` of the first line that holds it; TOML readers keep no positions."""
     entry = {"code": entry} if isinstance(entry, str) else entry
-    return (
-        {**entry, "source": line_of(file, str(entry.get("module", entry.get("code"))))}
-        if isinstance(entry, dict)
-        else entry
-    )
+    if not isinstance(entry, dict):
+        return entry
+    value = re.compile(f"[\"']{re.escape(str(entry.get('module', entry.get('code'))))}[\"']")
+    lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+    return {**entry, "source": f"{file.name}:{next((number for number, line in lines if value.search(line)), 1)}"}
 
 
-def asked(args: Mapping[str, Any], configurable: bool = True) -> Command:
-    """What the command line asks, with what [tool.auditor] says of the rest, of a verb that this is about.
+def command_of(given: Mapping[str, Any], kind: type[C]) -> C:
+    """What the command line asks, with what [tool.auditor] says of the rest where that is configurable.
 
     Raises: AuditorError(slug="bad-option" | "bad-config").
     """
-    place, defaults = configured(Path.cwd()) if configurable else ("", {})
-    given = {name: value for name, value in args.items() if name in Command.model_fields and value is not None}
+    place, defaults = configuration(Path.cwd()) if kind.configurable else ("", {})
 
     def called(name: str) -> tuple[str, str]:
-        here = name in given or not configurable
-        return (str(OPTIONS[name].flag), "bad-option") if here else (f"{place} {key_of(name)}", "bad-config")
+        if name in defaults and name not in given:
+            return f"{place} {key_of(name)}", "bad-config"
+        return options_of(kind)[name].flag or name, "bad-option"
 
-    return checked(Command, {**defaults, **given}, called)
+    return validate(kind, {**defaults, **given}, called)
 
 
-def resolved(settings: S) -> S:
+def with_rules(settings: S) -> S:
     """The settings with the rules and criteria that they name. Raises: AuditorError."""
     return settings.having(rulebook=rules_of(settings.rules), limits=criteria_of(settings.criteria))
 
 
 def rules_of(directory: Path | None) -> tuple[Rule, ...]:
-    """The rules that ship, and the user's own beside them. Raises: RuleError."""
+    """The rules that ship, and the user's own beside them. Raises: AuditorError."""
     from .rulebook.load import load_rules
 
     return load_rules([resource_dir("rules"), *([directory] if directory else [])])
 
 
-def checked(
+def validate(
     kind: type[S],
     given: Mapping[str, Any],
     called: Callable[[str], tuple[str, str]] = lambda name: (name, "bad-option"),
 ) -> S:
     """What was given, held against the types. called: how an option is named there, and the slug. Raises: AuditorError."""
+    options = options_of(kind)
+    for name in given:
+        if name not in options:
+            raise AuditorError(f"there is no argument {name!r}: `help(auditor.audit)` lists them", "bad-option")
     try:
         return kind(**given)
     except ValidationError as error:
         first: Any = error.errors()[0]
-    name = str(first["loc"][0])
-    if (option := options_of(kind).get(name)) is None:
-        raise AuditorError(f"there is no argument {name!r}: `help(auditor.audit)` lists them", "bad-option")
+    option, name = options[first["loc"][0]], first["loc"][0]
     said, slug = called(name)
     takes = either([*option.choices()]) if option.choices is not None else option.takes
-    wrong = str(first.get("ctx", {}).get("error", "")) or shown(first["input"])
+    wrong = str(first.get("ctx", {}).get("error", "")) or short_value(first["input"])
     raise AuditorError(f"{said} takes {takes}, not {wrong}", slug)
 
 
-def shown(value: Any) -> str:
+def short_value(value: Any) -> str:
     """A plain value as it is written, cut short; of anything else, its type."""
     plain = value is None or isinstance(value, str | bytes | bool | int | float)
     return repr(value)[:60] if plain else f"a value of type {type(value).__name__}"

@@ -45,7 +45,7 @@ NAMED = 4
 """How many operations that are not deterministic are named in a warning; the report has all of them."""
 
 
-def assembled(
+def assemble(
     options: Settings,
     bench: Workbench,
     measured: Calibration,

@@ -1,8 +1,7 @@
-"""`[tool.auditor]` of the nearest pyproject.toml: defaults for the command line, and which findings are wanted."""
+"""What TOML files say, and which findings are not wanted."""
 
 from __future__ import annotations
 
-import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,26 +29,6 @@ class Ignore:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which findings an audit reports. select: prefixes of codes, none of them meaning all."""
-
-    select: tuple[str, ...] = ()
-    ignores: tuple[Ignore, ...] = ()
-
-
-def nearest(start: Path) -> tuple[Path, dict[str, Any]]:
-    """The nearest pyproject.toml, at or above a folder, with a [tool.auditor], and that table; {} if there is none.
-
-    Raises: AuditorError(slug="bad-config").
-    """
-    for folder in (start, *start.parents):
-        file = folder / "pyproject.toml"
-        if file.is_file() and (found := tables(file, "bad-config").get("tool", {}).get("auditor")) is not None:
-            return file, dict(found)
-    return start / "pyproject.toml", {}
-
-
 def tables(file: Path, slug: str) -> dict[str, Any]:
     """What a TOML file holds. Raises: AuditorError."""
     try:
@@ -58,10 +37,3 @@ def tables(file: Path, slug: str) -> dict[str, Any]:
         raise AuditorError(f"{file}: it cannot be read ({error.strerror})", slug) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditorError(f"{file}: {error}", slug) from error
-
-
-def line_of(file: Path, value: str) -> str:
-    """`pyproject.toml:line` of the first line that holds the value as a string; TOML readers keep no positions."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    line = next((number for number, held in enumerate(lines, 1) if re.search(f"[\"']{re.escape(value)}[\"']", held)), 1)
-    return f"{file.name}:{line}"

@@ -31,7 +31,7 @@ def kind_and_number(asked: object) -> tuple[str, str]:
     return kind, index
 
 
-def chosen(asked: object) -> str:
+def choose(asked: object) -> str:
     """`cpu` or `cuda:0`, for what `kind_and_number` takes. Raises: AuditorError(slug="no-cuda") for one that is not there."""
     kind, index = kind_and_number(asked)
     if kind == "auto":
@@ -48,7 +48,7 @@ def chosen(asked: object) -> str:
     return found
 
 
-def followed(asked: object, found: Collection[str]) -> str:
+def follow(asked: object, found: Collection[str]) -> str:
     """Where a model is audited whose tensors are on the devices found: there, where that is on GPUs and no other was asked for.
 
     Several are joined by commas: the model stays spread over them. Raises: as `chosen`.
@@ -56,7 +56,7 @@ def followed(asked: object, found: Collection[str]) -> str:
     kind, index = kind_and_number(asked)
     natives = sorted(device for device in found if type_of(device) in NATIVE)
     if not natives or index or kind not in ("auto", type_of(natives[0])):
-        return chosen(asked)
+        return choose(asked)
     return ",".join(natives)
 
 

@@ -33,10 +33,6 @@ class CaptureError(AuditorError):
     """A run of the model could not be recorded."""
 
 
-class RuleError(AuditorError):
-    """A rule file is malformed; the message names file, line and key."""
-
-
 class MeasureError(AuditorError):
     """A measurement is undefined for what it was given."""
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 
 from . import offload
-from .assembly import assembled
+from .assembly import assemble
 from .capture.several import record_paths
-from .devices import CPU, let_go, name_of
+from .devices import CPU, follow, let_go, name_of
 from .errors import AuditorError, device_failed, device_is_full, first_line, gave_up, origin_of
 from .execution.beside import under_plan
 from .graphs import Planned, graphs_of, scored
@@ -54,7 +54,7 @@ def run(subject: Subject, options: Settings) -> Audit:
     Raises: AuditorError (its slug names the condition).
     """
     try:
-        return _audited(subject, options)
+        return _audit(subject, options)
     except Exception as error:
         if device_failed(error) and not isinstance(error, AuditorError):
             raise gave_up(error) from error
@@ -70,11 +70,11 @@ def run(subject: Subject, options: Settings) -> Audit:
             ) from error
     gc.collect()
     let_go(options.where)
-    audit = _audited(subject, options.having(device=CPU))
+    audit = _audit(subject, options.having(device=CPU))
     return replace(audit, warnings=(*audit.warnings, TOO_SMALL))
 
 
-def _audited(subject: Subject, options: Settings) -> Audit:
+def _audit(subject: Subject, options: Settings) -> Audit:
     stages, formats, seed = Stages(options.listener), options.formats, options.seed
     as_set = subject.flags or flags()
     with (
@@ -85,7 +85,7 @@ def _audited(subject: Subject, options: Settings) -> Audit:
         raised(subject),
         listening(stages.beat),
     ):
-        options = options.following(devices_of(subject.model))
+        options = options.having(found=follow(options.device, devices_of(subject.model)))
         subject = placed(subject, options.where, options.seed)
         with stages("FP32 score", _scored_by(options), wanted=options.scoring is not None):
             score = in_fp32(subject, options)
@@ -108,15 +108,15 @@ def _audited(subject: Subject, options: Settings) -> Audit:
             findings = _findings(subject, captured, graph, judged.exposed, options)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
-            planned = _planned(bench, options, stages, score)
+            planned = _make_plans(bench, options, stages, score)
         if (known := unsafe_in_runs(judged, planned.baselines)) is not judged:
             judged, graph = known, replace(graph, verdicts=known.verdicts)
             findings = _findings(subject, captured, graph, judged.exposed, options)
-        training, recommended, reason = _concluded(step, planned.plans, yardstick.budget, options, stages)
+        training, recommended, reason = _conclude(step, planned.plans, yardstick.budget, options, stages)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
-    return assembled(
+    return assemble(
         options,
         bench,
         measured,
@@ -133,7 +133,7 @@ def _audited(subject: Subject, options: Settings) -> Audit:
     )
 
 
-def _planned(bench: Workbench, options: Settings, stages: Stages, score: InFp32 | None) -> Planned:
+def _make_plans(bench: Workbench, options: Settings, stages: Stages, score: InFp32 | None) -> Planned:
     """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
         planner = Planner(bench, options.scoped, options.formats, stages.tick)
@@ -154,7 +154,7 @@ def _planned(bench: Workbench, options: Settings, stages: Stages, score: InFp32 
         return replace(planned, plans=timed, timing=timing)
 
 
-def _concluded(
+def _conclude(
     step: Prepared | None, plans: Mapping[str, Plan], budget: float, options: Settings, stages: Stages
 ) -> tuple[Training | None, str | None, str]:
     """What training in low precision comes to, where it is audited, and the plan to use, with why."""
@@ -180,7 +180,7 @@ def _findings(
     facts = gather(captured, graph.measured.ranges, graph.verdicts)
     fired = concerning(classify(captured, facts, rules, options.formats, options.training), exposed)
     fired = confronted(fired, graph.verdicts)
-    caused = with_causes(silenced(fired, options.selection, rules), graph, rules)
+    caused = with_causes(silenced(fired, options.select, options.ignores, rules), graph, rules)
     return with_batches(caused, captured, graph.verdicts, _of_first_batch(subject, captured, graph, options))
 
 

@@ -30,7 +30,7 @@ def path_of(given: object, what: str) -> Path:
 
 def check_directory(directory: Path, files: Iterable[str] = ()) -> None:
     """Raises before any work is done, where `files` cannot be put there: AuditorError(slug="bad-output")."""
-    with _refused(directory):
+    with _refusing(directory):
         for file in (directory / name for name in files):
             if file.is_dir() and not file.is_symlink():
                 raise _bad(f"{file} is a directory, and a file of that name is to be written: move it away")
@@ -47,7 +47,7 @@ def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str]
     gone: files of what is replaced that it has no successors of: these are taken away. Until the last is written, none
     is in place. Raises: AuditorError(slug="bad-output").
     """
-    with _refused(directory), tempfile.TemporaryDirectory(prefix=own(), dir=_nearest(directory)) as scratch:
+    with _refusing(directory), tempfile.TemporaryDirectory(prefix=own(), dir=_nearest(directory)) as scratch:
         for name, text in texts.items():
             draft = Path(scratch, name)
             draft.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def _nearest(directory: Path) -> Path:
     return nearest
 
 
-def swept(folder: Path, pid: int) -> None:
+def sweep(folder: Path, pid: int) -> None:
     """Take away what a process that has ended could not take away itself; what still writes there ends by itself."""
     for _ in range(40):
         left = list(folder.glob(f"{own(pid)}*"))
@@ -81,7 +81,7 @@ def swept(folder: Path, pid: int) -> None:
 
 
 @contextmanager
-def _refused(path: Path) -> Iterator[None]:
+def _refusing(path: Path) -> Iterator[None]:
     """What the file system says to the body becomes AuditorError(slug="bad-output")."""
     try:
         yield

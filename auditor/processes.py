@@ -18,10 +18,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .errors import AuditorError
-from .folder import swept
+from .folder import sweep
 
 if TYPE_CHECKING:
-    from .progress.shown import Shown
+    from .progress.shown import Display
 
 HERE = str(Path(__file__).resolve().parents[1])
 """What has to be on `sys.path` for a plain checkout to be found without being installed."""
@@ -79,7 +79,7 @@ class Process(subprocess.Popen[bytes]):
         self.wait()
 
 
-class _Terminated(BaseException):
+class _Termination(BaseException):
     """SIGTERM came."""
 
 
@@ -96,7 +96,7 @@ def unwound() -> Iterator[None]:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
-    except _Terminated:
+    except _Termination:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
@@ -105,10 +105,10 @@ def unwound() -> Iterator[None]:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)  # a second one must not stop the cleaning up
-    raise _Terminated
+    raise _Termination
 
 
-def supervised(run: Callable[[Told], int], shown: Shown, timeout: float | None) -> int:
+def supervise(run: Callable[[ToWatcher], int], shown: Display, timeout: float | None) -> int:
     """`run(progress)` in a copy of this process, which is watched from here; its exit code, which is 130 after Ctrl-C.
 
     What it tells of its progress is shown here, where nothing that it does can stop that. timeout: seconds after which
@@ -121,7 +121,7 @@ def supervised(run: Callable[[Told], int], shown: Shown, timeout: float | None) 
     child = os.fork()
     if child == 0:
         here.close()
-        told = Told(there)
+        told = ToWatcher(there)
         if shown.live:
             os.dup2(stderr, 1)  # where standard output was set aside, the other leads there too
             os.dup2(stderr, 2)
@@ -136,13 +136,13 @@ def supervised(run: Callable[[Told], int], shown: Shown, timeout: float | None) 
     return _Watch(child, here, said, shown, timeout).code()
 
 
-class Told:
+class ToWatcher:
     """The progress of a process that is watched, told to whoever watches it; it ends when that one is gone."""
 
     def __init__(self, watcher: Connection) -> None:
         self._watcher, self._heard = watcher, threading.Event()
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, _interrupted)
+            signal.signal(signal.SIGINT, _interrupt)
 
         def follow() -> None:
             with suppress(EOFError, OSError):
@@ -168,7 +168,7 @@ class Told:
             self._watcher.send(news)
 
 
-def _interrupted(number: int, frame: FrameType | None) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)  # a second one must not stop the cleaning up
     raise KeyboardInterrupt
 
@@ -176,7 +176,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 class _Watch:
     """One process, from its beginning to its end."""
 
-    def __init__(self, child: int, line: Connection, said: int, shown: Shown, timeout: float | None) -> None:
+    def __init__(self, child: int, line: Connection, said: int, shown: Display, timeout: float | None) -> None:
         self._child, self._line, self._shown, self._timeout = child, line, shown, timeout
         self._open: list[Any] = [line, *([said] if shown.live else [])]
         self._stage = ""
@@ -190,9 +190,9 @@ class _Watch:
         for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._pass_on)
-        status = self._ended()
+        status = self._wait()
         self._shown.close()
-        swept(Path(tempfile.gettempdir()), self._child)
+        sweep(Path(tempfile.gettempdir()), self._child)
         if self._done is not None:
             return self._done
         if self._signal == signal.SIGINT:
@@ -203,7 +203,7 @@ class _Watch:
             os.kill(os.getpid(), self._signal)
         raise self._ending(status)
 
-    def _ended(self) -> int:
+    def _wait(self) -> int:
         while True:
             ended, status = os.waitpid(self._child, os.WNOHANG)
             self._listen(0 if ended else LOOK)

@@ -8,28 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .errors import AuditorError
-
 _PACKAGE = Path(__file__).resolve().parent
 
 
 def resource_dir(name: str) -> Path:
-    """The directory "rules", "reports" or "docs". Raises: AuditorError(slug="resource-missing")."""
-    found = next((parent / name for parent in (_PACKAGE, _PACKAGE.parent) if (parent / name).is_dir()), None)
-    if found is None:
-        raise AuditorError(
-            f"{name!r} is neither in {_PACKAGE} nor beside it: reinstall the package, or run from a complete checkout",
-            slug="resource-missing",
-        )
-    return found
+    """The directory "rules", "reports" or "docs"."""
+    return next(parent / name for parent in (_PACKAGE, _PACKAGE.parent) if (parent / name).is_dir())
 
 
 @cache
 def errors() -> dict[str, str]:
-    """What is to be said of every error, by its slug: the sections of errors.md, as Markdown.
-
-    Raises: AuditorError(slug="resource-missing").
-    """
+    """What is to be said of every error, by its slug: the sections of errors.md, as Markdown."""
     text = (resource_dir("docs") / "errors.md").read_text(encoding="utf-8")
     found = re.findall(r"(?ms)^#{2,3} ([a-z0-9-]+)\n(.*?)(?=^#{2,3} |\Z)", text)
     return {name: said.strip() for name, said in found if said.strip()}

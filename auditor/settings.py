@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -25,9 +26,9 @@ from pydantic import (
 )
 
 from .artefact.strategies import GRAPHS, SHIPPED, known
-from .config import CODE, Ignore, Selection
+from .config import CODE, Ignore
 from .criteria import Criterion
-from .devices import chosen, followed, has_clock, is_native, kind_and_number, name_of, row_of
+from .devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .errors import AuditorError
 from .numerics.formats import DEFAULT, auditable, runs
 from .records.run import DIRECTIONS
@@ -51,7 +52,7 @@ SEEDS = 2**32
 class Option:
     """How a field is given. takes: what its values are, for who gave another; shown: what stands for one.
 
-    choices: what its values are; flag: on the command line, unless it is the name's, "" where there is none.
+    choices: what its values are; flag: on the command line, unless it is the name's, "" where there is none, as for what has to be given.
     path: whether a value is a path from where it is written, always or where there is such a file ("place").
     typed: what a type checker lets a caller give, where that is more than the field's type; help: what it is for.
     """
@@ -65,12 +66,14 @@ class Option:
     help: str = ""
 
 
+@cache
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     """{field: how it is given} of the fields that are anybody's to give: those with a help."""
     found = {}
     for name, field in kind.model_fields.items():
         if field.description is not None:
-            about = {"flag": f"--{name.replace('_', '-')}", "help": " ".join(field.description.split())}
+            flag = "" if field.is_required() else f"--{name.replace('_', '-')}"
+            about = {"flag": flag, "help": " ".join(field.description.split())}
             for part in field.metadata:
                 if isinstance(part, Option):
                     about |= {key: value for key, value in vars(part).items() if value != Option.__dict__[key]}
@@ -78,7 +81,7 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     return found
 
 
-def named(given: Any) -> Any:
+def split_names(given: Any) -> Any:
     """Names as they may be given: several, one, or `a,b` as on the command line; each once."""
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         return given
@@ -88,7 +91,7 @@ def named(given: Any) -> Any:
 
 
 def _ignores(value: Any) -> Any:
-    found = named(value)
+    found = split_names(value)
     return tuple({"code": one} if isinstance(one, str) else one for one in found) if isinstance(found, tuple) else found
 
 
@@ -102,7 +105,7 @@ def _device(value: Any) -> Any:
     return value if kind_and_number(value) else None
 
 
-def _explained(value: Ignore) -> Ignore:
+def _require_reason(value: Ignore) -> Ignore:
     if not (value.module.strip() and value.reason.strip()):
         raise ValueError("one without a module or a reason")
     return value
@@ -110,21 +113,27 @@ def _explained(value: Ignore) -> Ignore:
 
 SEVERAL = Option(shown="LIST", typed="str | Iterable[str]")
 CODES = Option("codes such as NRM001, or the letters of a family")
-Names = Annotated[tuple[str, ...], BeforeValidator(named), SEVERAL]
-Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidator(named), SEVERAL, CODES]
+Names = Annotated[tuple[str, ...], BeforeValidator(split_names), SEVERAL]
+Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidator(split_names), SEVERAL, CODES]
 Ignores = Annotated[tuple[Ignore, ...], BeforeValidator(_ignores), SEVERAL, CODES]
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
 Flag = Annotated[StrictBool, Option("True or False")]
-Directory = Annotated[
-    Path | None, Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")
-]
+A_DIRECTORY = Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")
+Location = Annotated[Path, A_DIRECTORY]
+Directory = Annotated[Path | None, A_DIRECTORY]
+Seconds = Annotated[Number | None, Field(gt=0), Option("a positive number of seconds", "SECONDS")]
 Function = Callable[..., Any] | None
 
 
-class Asked(BaseModel):
-    """What `auditor.audit()` can be asked, as its keywords."""
+class Settings(BaseModel):
+    """What an audit can be asked, as the keywords of `auditor.audit()`, and what is found out of that before it begins.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
+    found: the device that the model is on; limits: the criteria, read; listener: who hears of progress; scoring: the function that scores, found.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True, defer_build=True
+    )
 
     kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
     """keyword arguments of every call"""
@@ -178,7 +187,7 @@ class Asked(BaseModel):
     ignore: Ignores = ()
     """rules to leave out, likewise"""
     per_module_ignores: Annotated[
-        tuple[Annotated[Ignore, AfterValidator(_explained)], ...],
+        tuple[Annotated[Ignore, AfterValidator(_require_reason)], ...],
         Option("a list of tables: module, code and reason, each a string", flag="", typed="Iterable[dict[str, str]]"),
     ] = ()
     """rules to leave out in modules: tables of `module` (a glob), `code` and `reason`"""
@@ -194,13 +203,20 @@ class Asked(BaseModel):
         Option(f"a whole number from 0 to {SEEDS - 1}", "N"),
     ] = 0
     """of every random choice"""
-    timeout: Annotated[Number | None, Field(gt=0), Option("a positive number of seconds", "SECONDS")] = None
+    timeout: Seconds = None
     """the command ends where there is no progress for so long, and a plan fails that takes so long to answer or to be
     scored; unless given never, and half an hour"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
     """called as `progress(stage, detail, done, total)`; `total` is 0 where it is not known. What it raises ends the audit
     with [an error](errors.md#bad-callback) whose `__cause__` it is, so raising cancels an audit. `True` shows how far it
     is; notebooks show it unless `False` is given"""
+
+    command: str = "auditor.audit(model, example_inputs)"
+    found: str | None = None
+    rulebook: tuple[Rule, ...] = ()
+    limits: tuple[Criterion, ...] = ()
+    listener: Callable[[str, str, int, int], None] | None = None
+    scoring: Scoring | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -209,28 +225,14 @@ class Asked(BaseModel):
 
     @field_validator("*", mode="after")
     @classmethod
-    def _known(cls, value: Any, info: ValidationInfo) -> Any:
-        parts = [part for part in cls.model_fields[str(info.field_name)].metadata if isinstance(part, Option)]
-        choices = next((part.choices() for part in parts if part.choices is not None), None)
-        if choices is not None and value is not None:
+    def _check_choices(cls, value: Any, info: ValidationInfo) -> Any:
+        option = options_of(cls).get(str(info.field_name))
+        if option is not None and option.choices is not None and value is not None:
+            choices = option.choices()
             wrong = [one for one in (value if isinstance(value, tuple) else (value,)) if one not in choices]
             if wrong or value == ():
                 raise ValueError(", ".join(wrong) or "none")
         return value
-
-
-class Settings(Asked):
-    """What is asked of an audit, and what was found out of that before it begins.
-
-    found: the device that the model is on; limits: the criteria, read; listener: who hears of progress; scoring: the function that scores, found.
-    """
-
-    command: str = "auditor.audit(model, example_inputs)"
-    found: str | None = None
-    rulebook: tuple[Rule, ...] = ()
-    limits: tuple[Criterion, ...] = ()
-    listener: Callable[[str, str, int, int], None] | None = None
-    scoring: Scoring | None = None
 
     @model_validator(mode="after")
     def _together(self: S) -> S:
@@ -247,15 +249,11 @@ class Settings(Asked):
 
     @property
     def where(self) -> str:
-        """The device that the audit runs on: cpu, cuda:0, ...; several where `following` found a model on them.
+        """The device that the audit runs on: cpu, cuda:0, ...; several where its model is on them.
 
         Raises: AuditorError(slug="no-cuda").
         """
-        return self.found or chosen(self.device)
-
-    def following(self: S, devices: Collection[str]) -> S:
-        """The same for a model whose tensors are on these: an audit goes where its model is, unless told where to go."""
-        return self.having(found=followed(self.device, devices))
+        return self.found or choose(self.device)
 
     def having(self: S, **found: Any) -> S:
         """The same with what was found out."""
@@ -293,9 +291,9 @@ class Settings(Asked):
         return self.mode == "training"
 
     @property
-    def selection(self) -> Selection:
-        """Which findings are wanted."""
-        return Selection(self.select, (*self.ignore, *self.per_module_ignores))
+    def ignores(self) -> tuple[Ignore, ...]:
+        """Findings that are not wanted."""
+        return (*self.ignore, *self.per_module_ignores)
 
 
 def either(names: Collection[str]) -> str:

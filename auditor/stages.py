@@ -43,7 +43,7 @@ class Stages:
         try:
             yield
         except Exception as error:
-            _told(stage, error)
+            _explain(stage, error)
             raise
         self.seconds[stage] = time.perf_counter() - start
 
@@ -63,7 +63,7 @@ class Stages:
             self.progress(self._current, detail, min(self._done, self._total) if self._total else 0, self._total)
 
 
-def _told(stage: str, error: Exception) -> None:
+def _explain(stage: str, error: Exception) -> None:
     if isinstance(error, AuditorError) or time_is_up(error):
         return
     said = f"{type(error).__name__}: {first_line(error)[:200]}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli.parsers import parsed
+from auditor.cli.parsers import parse
 from tests.browser.sample import rows_of, with_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +73,7 @@ def test_yaml_recipes_call_the_command_line_as_it_is():
     found = re.findall(r"python -m auditor (.*?)(?: >> .*)?$", (ROOT / "docs/ci.md").read_text(), re.MULTILINE)
     assert len(found) > 4
     for words in (shlex.split(line.rstrip("\\")) for line in found):
-        assert parsed(words)
+        assert parse(words)
 
 
 def test_readme_has_blocks_of_both_kinds_and_none_without_a_language():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -16,30 +15,34 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..asked import Command, asked, resolved
+from .. import folder
+from ..asked import OPTIONS, Command, with_rules
 from ..errors import LoadError
-from ..progress.shown import Shown, reporter
+from ..progress.shown import Display, reporter
+from ..records.audit import FILES
 from ..report.words import count, printable
-from . import publish
-from .program import say, watched
-from .verbs import severe
+from .program import Verb, say, watch
+from .verbs import Target, default_directory, severe
 
 if TYPE_CHECKING:
-    from ..processes import Told
+    from ..processes import ToWatcher
     from ..records import Batch, Subject
     from ..records.audit import Audit
 
 
-def audit(args: argparse.Namespace) -> int:
-    """Audit a model. Raises: AuditorError."""
-    settings = asked(vars(args))
-    shown = reporter(settings.quiet or settings.dry_run)
-    return watched(
-        lambda told: _audited(settings, args.target, told), shown, settings.timeout, settings.debug, args.alone
-    )
+class AuditTarget(Verb):
+    """Which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, why, and what it costs. It needs no
+    name: `python -m auditor TARGET`."""
+
+    configurable = True
+    takes = ("target", *(name for name, option in OPTIONS.items() if option.flag))
+    target: Target
+
+    def run(self) -> int:
+        return watch(self, partial(_audit, self), reporter(self.quiet or self.dry_run))
 
 
-def _audited(settings: Command, target: str, progress: Told | Shown) -> int:
+def _audit(settings: AuditTarget, progress: ToWatcher | Display) -> int:
     """The audit: read what was asked for, import what it takes, and start the process that verifies, which imports that too
     while the user's code is loaded. From then on this process holds what it may.
 
@@ -52,26 +55,31 @@ def _audited(settings: Command, target: str, progress: Told | Shown) -> int:
         held.enter_context(warnings.catch_warnings())
         if not settings.debug:
             warnings.simplefilter("ignore")
-        progress("load", target, 0, 0)
+        progress("load", settings.target, 0, 0)
         from ..document.read import load
         from ..offload import limited
         from ..verify.artefact import standby
 
         known = load(settings.baseline) if settings.baseline else None  # before anything that takes its time
         if settings.out:
-            publish.check(settings.out, settings.model_explorer)
-        settings = resolved(settings).having(listener=progress)
+            _check(settings.out, settings)
+        settings = with_rules(settings).having(listener=progress)
         if settings.onnx:
             from ..graphs.onnxfile import require
 
             require()
         if not settings.dry_run:
             held.enter_context(standby())
-        held.enter_context(limited(settings.memory or _automatic(settings, target)))
-        return _ran(settings, target, progress, known, began, held)
+        held.enter_context(limited(settings.memory or _automatic(settings)))
+        return _ran(settings, progress, known, began, held)
 
 
-def _automatic(settings: Command, target: str) -> int | None:
+def _check(directory: Path, settings: Command) -> None:
+    """Raises before any work is done, where an audit cannot be written there: AuditorError(slug="bad-output")."""
+    folder.check_directory(directory, (*FILES, *(["model_explorer/graph.json"] if settings.model_explorer else [])))
+
+
+def _automatic(settings: AuditTarget) -> int | None:
     """The limit of a model that would not fit into what the machine has free, where its size is known before it is made."""
     if settings.native:
         return None
@@ -80,56 +88,53 @@ def _automatic(settings: Command, target: str) -> int | None:
     from ..offload import fitting
 
     with suppress(LoadError):  # whoever loads it says why
-        return fitting(weights_of(parse(target)))
+        return fitting(weights_of(parse(settings.target)))
     return None
 
 
 def _ran(
-    settings: Command, target: str, progress: Told | Shown, known: Audit | None, began: float, held: ExitStack
+    settings: AuditTarget, progress: ToWatcher | Display, known: Audit | None, began: float, held: ExitStack
 ) -> int:
     """Load the model, audit it, write the files, and once nothing else is held say what was asked for."""
     from ..flow import run
-    from ..loading import cautions
+    from ..loading import cautions, load
+    from ..report.model_explorer import files as explorer_files
+    from ..training.objective import load_training
 
-    subject = _subject(settings, target)
-    directory = settings.out or publish.default_directory(subject)
-    publish.check(directory, settings.model_explorer)
+    make = partial(load_training, loss=settings.loss) if settings.training else load
+    subject = make(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
+    directory = settings.out or default_directory(subject)
+    _check(directory, settings)
     for warning in cautions(subject):
         print(f"warning: {printable(warning)}", file=sys.stderr)
     if settings.evaluate is not None:  # looked for once the model is there: it may be beside it
         from ..score import named
 
         better, most = settings.better, settings.max_drop
-        scoring = named(settings.evaluate, target, better=better, max_drop=most, seed=settings.seed)
+        scoring = named(settings.evaluate, settings.target, better=better, max_drop=most, seed=settings.seed)
         settings = settings.having(scoring=scoring)
     if settings.dry_run:
         held.close()
-        say(described(subject, directory, settings))
+        say(describe(subject, directory, settings))
         return 0
     loaded = round(time.perf_counter() - began, 2)
-    found = run(subject, settings)
-    found = replace(found, environment=replace(found.environment, seconds={"load": loaded, **found.seconds}))
-    if settings.onnx and found.programs:
+    audit = run(subject, settings)
+    audit = replace(audit, environment=replace(audit.environment, seconds={"load": loaded, **audit.seconds}))
+    if settings.onnx and audit.programs:
         from ..graphs.onnxfile import with_onnx
 
         progress("onnx", "write, check, run", 0, 0)
-        found = with_onnx(found, settings.onnx)
+        audit = with_onnx(audit, settings.onnx)
     progress("write", str(directory), 0, 0)
-    files = publish.write(found, directory, settings.model_explorer)
+    files = audit.save(directory)
+    if settings.model_explorer:
+        files += folder.write(directory / "model_explorer", explorer_files(audit))
     progress.close()
     held.close()
-    return _told(settings, found, directory, files, known)
+    return _answer(settings, audit, directory, files, known)
 
 
-def _subject(settings: Command, target: str) -> Subject:
-    from ..loading import load
-    from ..training.objective import load_training
-
-    loaded = partial(load_training, loss=settings.loss) if settings.training else load
-    return loaded(target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
-
-
-def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
+def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
     """Say what was asked for; the exit code: 1 for findings at or above the level, and where the user's own score leaves
     no plan to recommend."""
     from ..document.compare import fresh
@@ -163,10 +168,8 @@ def _told(settings: Command, audit: Audit, directory: Path, files: Sequence[Path
     return severe(new, settings.fail_on)
 
 
-def described(subject: Subject, directory: Path, options: Command) -> str:
+def describe(subject: Subject, directory: Path, options: Command) -> str:
     """One line per choice that discovery and the options made; the model has run in FP32, nothing was measured."""
-    from ..records.audit import FILES
-
     numbers = sum(parameter.numel() for parameter in subject.model.parameters())
     made = f", from {subject.origin.symbol}" if subject.origin else ""
     plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)

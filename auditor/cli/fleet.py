@@ -2,86 +2,90 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from .. import folder
-from ..asked import asked
-from ..errors import AuditorError
 from ..processes import unwound
 from ..report.words import count, printable
-from .program import say
+from ..settings import Directory, Flag, Location, Option, Seconds, bad
+from .program import Verb, say
 
 if TYPE_CHECKING:
     from ..fleet.index import Row
     from ..fleet.running import Outcome, Task
-    from ..fleet.targets import Target
 
-INDEX, PLAN = "index.html", "plan.json"
-
-
-def fleet(args: argparse.Namespace) -> int:
-    """Make the audits that are not there, write the page. Raises: AuditorError."""
-    from ..fleet import index, running, targets
-
-    wanted, settings = targets.read(args.targets), asked(vars(args), configurable=False)
-    if args.baseline is not None and not args.baseline.is_dir():
-        raise AuditorError(f"{args.baseline} is no directory of an earlier fleet: name the --out of one", "bad-option")
-    folder.check_directory(args.out, (INDEX, running.KEPT))
-    outcomes = {} if args.force else running.kept_in(args.out)
-    known = {t.name: outcomes[t.name] for t in wanted if t.name in outcomes and _stands(outcomes[t.name], t, args.out)}
-    jobs = args.jobs or max((os.cpu_count() or 1) // 2, 1)
-    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // jobs, 1))}
-    tasks = [
-        running.Task(t, args.out / t.name, settings.timeout, args.retries, threads)
-        for t in wanted
-        if t.name not in known
-    ]
-    found = dict(known)
-
-    def write() -> list[Row]:
-        rows = index.rows_of(wanted, found, args.out, args.baseline)
-        folder.write(args.out, {INDEX: index.render(rows, args.baseline)})
-        return rows
-
-    def done(task: Task, ended: Outcome) -> None:
-        found[task.target.name] = ended
-        running.keep(args.out, found)
-        how = "audited" if ended.audited else f"failed: {ended.said}"
-        tell(f"  {len(found)} of {len(wanted)}, {task.target.name}, {ended.seconds:.0f} s, {how}")
-
-    def tell(line: str) -> None:
-        if not settings.quiet:
-            print(line, file=sys.stderr, flush=True)
-
-    tell(f"fleet: {count(len(wanted), 'model')}, {len(known)} audited before")
-    write()
-    with unwound():
-        try:
-            if args.address is not None:
-                from ..fleet.cluster import run_all as on_a_cluster
-
-                on_a_cluster(tasks, args.address, done)
-            else:
-                running.run_all(tasks, jobs, done)
-        finally:
-            rows = write()
-    say(f"{index.headline(rows)}\n" + "".join(_told(row) for row in rows))
-    say(f"Fleet    {args.out / INDEX}\n")
-    return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))
+Count = Annotated[int, Field(ge=0, lt=10_000)]
+INDEX = "index.html"
 
 
-def _told(row: Row) -> str:
-    """A line about a target that needs a look; nothing about others."""
-    why = row.said or "; ".join(row.worse)
-    return f"{row.name}: {row.state}, {printable(why)}\n" if why else ""
+class Fleet(Verb):
+    """Audit many models, each in a process of its own; DIR/index.html tells of all."""
 
+    takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
+    targets: Annotated[Location, Option(shown="TARGETS")]
+    """a TOML file of [[target]] tables: name, target, options of an audit"""
+    out: Annotated[Location, Option(flag="--out")]
+    """where the audits go, a folder each, and the page"""
+    jobs: Annotated[Count | None, Option("a whole number", "N")] = None
+    """audits at once; half of the processors unless given"""
+    timeout: Seconds = None
+    """for one audit, which fails beyond; none unless given"""
+    retries: Annotated[Count, Option("a whole number", "N")] = 1
+    """of one that a signal ended"""
+    force: Flag = False
+    """also audit what was audited with the same options before"""
+    baseline: Directory = None
+    """an earlier fleet: say what got worse since, and exit with 1"""
+    address: Annotated[str | None, Option(shown="ADDRESS")] = None
+    """a Ray cluster that makes the audits (auto: the one this is in)"""
 
-def _stands(ended: Outcome, target: Target, out: Path) -> bool:
-    """Whether a target need not be audited again."""
-    from ..fleet.running import asked_of
+    def run(self) -> int:
+        from ..fleet import cluster, index, running, targets
 
-    return ended.audited and ended.asked == asked_of(target) and (out / target.name / PLAN).is_file()
+        wanted = targets.read(self.targets)
+        if self.baseline is not None and not self.baseline.is_dir():
+            raise bad(f"{self.baseline} is no directory of an earlier fleet: name the --out of one")
+        folder.check_directory(self.out, (INDEX, running.KEPT))
+        outcomes = {} if self.force else running.standing(self.out, wanted)
+        processors = os.cpu_count() or 1
+        jobs = self.jobs or max(processors // 2, 1)
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(processors // jobs, 1)))}
+        tasks = [
+            running.Task(target, self.out / target.name, self.timeout, self.retries, threads)
+            for target in wanted
+            if target.name not in outcomes
+        ]
+
+        def tell(line: str) -> None:
+            if not self.quiet:
+                print(line, file=sys.stderr, flush=True)
+
+        def write() -> list[Row]:
+            rows = index.rows_of(wanted, outcomes, self.out, self.baseline)
+            folder.write(self.out, {INDEX: index.render(rows, self.baseline)})
+            return rows
+
+        def note(task: Task, outcome: Outcome) -> None:
+            outcomes[task.target.name] = outcome
+            running.keep(self.out, outcomes)
+            how = "audited" if outcome.has_audit else f"failed: {outcome.said}"
+            tell(f"  {len(outcomes)} of {len(wanted)}, {task.target.name}, {outcome.seconds:.0f} s, {how}")
+
+        tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
+        write()
+        with unwound():
+            try:
+                if self.address is not None:
+                    cluster.run_all(tasks, self.address, note)
+                else:
+                    running.run_all(tasks, jobs, note)
+            finally:
+                rows = write()
+        looks = [(row, row.said or "; ".join(row.worse)) for row in rows]
+        lines = [f"{row.name}: {row.state}, {printable(why)}\n" for row, why in looks if why]
+        say(f"{index.headline(rows)}\n{''.join(lines)}Fleet    {self.out / INDEX}\n")
+        return int(any(row.state in ("failed", "worse") or (row.findings or {}).get("error") for row in rows))

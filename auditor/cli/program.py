@@ -7,11 +7,12 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
+from ..asked import Command
 from ..errors import AuditorError, first_line, out_of_memory, time_is_up
-from ..processes import Told, supervised
-from ..progress.shown import Shown, ticking
+from ..processes import ToWatcher, supervise
+from ..progress.shown import Display, ticking
 from ..report.words import printable
 
 PROGRAM = "python -m auditor"
@@ -21,6 +22,21 @@ LONGEST = 1_600
 
 _answer: TextIO | None = None
 """Standard output, once it was set aside for `say`."""
+
+
+class Verb(Command):
+    """What a verb is asked. takes: its arguments, in the order of its help, those that it shares with an audit among them.
+
+    alone: whether this process is there for nothing else: however the user's code ends it, this one then says so.
+    """
+
+    configurable: ClassVar[bool] = False
+    takes: ClassVar[tuple[str, ...]] = ()
+    alone: bool = False
+
+    def run(self) -> int:
+        """Do it; the exit code. Raises: AuditorError."""
+        raise NotImplementedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,16 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _set_aside()
 
     def command() -> int:
-        from .parsers import parsed
+        from .parsers import parse
 
-        args = parsed(words)
-        args.command, args.alone = f"{PROGRAM} {shlex.join(words)}", argv is None
-        return int(args.run(args))
+        return parse(words).having(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None).run()
 
-    return answered(command, "--debug" in words)
+    return exit_code_of(command, "--debug" in words)
 
 
-def answered(command: Callable[[], int], debug: bool) -> int:
+def exit_code_of(command: Callable[[], int], debug: bool) -> int:
     """The exit code of a command; what it raises is put in one line on stderr."""
     try:
         return command()
@@ -53,7 +67,7 @@ def answered(command: Callable[[], int], debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), (_answer or sys.stdout).fileno())
         return 0
     except Exception as error:
-        message, hint = _explained(error)
+        message, hint = _explain(error)
         if debug:
             traceback.print_exc()
         text = printable(" ".join(message.split()))  # it may quote names out of a file or a model, however long
@@ -62,7 +76,7 @@ def answered(command: Callable[[], int], debug: bool) -> int:
         return 2
 
 
-def _explained(error: Exception) -> tuple[str, str]:
+def _explain(error: Exception) -> tuple[str, str]:
     """What to say of it, and what to do."""
     said = f"{type(error).__name__}: {first_line(error)}"
     if out_of_memory(error):
@@ -79,13 +93,10 @@ def _explained(error: Exception) -> tuple[str, str]:
     return f"internal error{where}, {said}", "please report it with --debug"
 
 
-def watched(run: Callable[[Told | Shown], int], shown: Shown, timeout: float | None, debug: bool, alone: bool) -> int:
-    """`run(progress)`, which runs the user's code; its exit code.
+def watch(verb: Verb, run: Callable[[ToWatcher | Display], int], shown: Display) -> int:
+    """`run(progress)`, which runs the user's code; its exit code."""
 
-    alone: whether this process is there for nothing else: however the code ends its own process, this one then says so.
-    """
-
-    def own(progress: Told | Shown) -> int:
+    def own(progress: ToWatcher | Display) -> int:
         try:
             return run(progress)
         except SystemExit as left:
@@ -95,13 +106,13 @@ def watched(run: Callable[[Told | Shown], int], shown: Shown, timeout: float | N
                 slug="process-ended",
             ) from left
 
-    if alone and hasattr(os, "fork"):
-        return supervised(lambda told: answered(lambda: own(told), debug), shown, timeout)
+    if verb.alone and hasattr(os, "fork"):
+        return supervise(lambda told: exit_code_of(lambda: own(told), verb.debug), shown, verb.timeout)
     with ticking(shown):
         return own(shown)
 
 
-class _Diverted:
+class _Diversion:
     """What `sys.stdout` is to everybody but `say`: its words go to stderr, its looks are those of standard output."""
 
     def __init__(self, answer: TextIO) -> None:
@@ -120,7 +131,7 @@ def _set_aside() -> None:
     sys.stdout.flush()
     _answer = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="backslashreplace")
     os.dup2(2, 1)
-    sys.stdout = _Diverted(_answer)  # type: ignore[assignment]
+    sys.stdout = _Diversion(_answer)  # type: ignore[assignment]
 
 
 def say(text: str) -> None:

@@ -2,119 +2,208 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import json
 import sys
 import warnings
 from collections.abc import Iterable
-from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from .. import folder
-from ..asked import LEVELS, Command, asked, rules_of
+from ..asked import LEVELS, rules_of
+from ..document.places import portable_path
 from ..errors import AuditorError
-from ..progress.shown import Shown
-from . import publish
-from .program import PROGRAM, say, watched
+from ..progress.shown import Display
+from ..settings import Location, Option
+from ..snippets import TOOLS
+from .program import PROGRAM, Verb, say, watch
 
 if TYPE_CHECKING:
     from ..document.compare import Comparison
-    from ..processes import Told
-    from ..records import Finding
+    from ..processes import ToWatcher
+    from ..records import Finding, Subject
 
 PATCHED = "patched_model.py"
 
+PlanFile = Annotated[Location, Option(shown="PLAN"), Field(description="a plan.json, or the directory of an audit")]
+Target = Annotated[str, Option(shown="TARGET"), Field(description="the file or module that holds the model")]
+PlanName = Annotated[str | None, Option(shown="NAME")]
+Level = Annotated[str, Option(choices=lambda: LEVELS)]
 
-def explain(args: argparse.Namespace) -> int:
-    """Print one rule, or one error, in words. Raises: AuditorError(slug="no-rule")."""
-    from ..resources import errors
-    from ..rulebook.explain import explain as in_words
 
-    if (slug := args.code.lower()) in errors():
-        say(f"{slug}\n\n{errors()[slug]}\n")
+class Explain(Verb):
+    """What a rule looks for, why that hurts, what to do; or what an error is about."""
+
+    takes = ("code", "rules")
+    code: Annotated[str, Option(shown="CODE")]
+    """a rule's code, such as SFT001, or the name of an error, such as bad-plan"""
+
+    def run(self) -> int:
+        """Print one rule, or one error, in words. Raises: AuditorError(slug="no-rule")."""
+        from ..resources import errors
+        from ..rulebook.explain import explain
+
+        if (slug := self.code.lower()) in errors():
+            say(f"{slug}\n\n{errors()[slug]}\n")
+            return 0
+        rules = {rule.code: rule for rule in rules_of(self.rules)}
+        if self.code.upper() not in rules:
+            close = difflib.get_close_matches(slug, [*map(str.lower, rules), *errors()], n=1)
+            meant = next((code for code in rules if [code.lower()] == close), *close) if close else ""
+            hint = f"did you mean {meant}?" if meant else f"`{PROGRAM} rules` lists the rules"
+            raise AuditorError(f"no rule and no error is called {self.code}: {hint}", slug="no-rule")
+        say(explain(rules[self.code.upper()]))
         return 0
-    found = {rule.code: rule for rule in rules_of(asked(vars(args), configurable=False).rules)}
-    if args.code.upper() not in found:
-        close = difflib.get_close_matches(args.code.lower(), [*map(str.lower, found), *errors()], n=1)
-        named = next((code for code in found if [code.lower()] == close), *close) if close else ""
-        hint = f"did you mean {named}?" if named else f"`{PROGRAM} rules` lists the rules"
-        raise AuditorError(f"no rule and no error is called {args.code}: {hint}", slug="no-rule")
-    say(in_words(found[args.code.upper()]))
-    return 0
 
 
-def rules(args: argparse.Namespace) -> int:
-    """Print the table of rules, or everything about them."""
-    from ..rulebook.explain import as_data, reference
+class Rules(Verb):
+    """Every rule, one per line, or as one Markdown document."""
 
-    found = rules_of(asked(vars(args), configurable=False).rules)
-    if args.format == "md":
-        say(reference(found))
-    elif args.format == "json":
-        say(json.dumps([as_data(rule) for rule in found], indent=2) + "\n")
-    else:
-        say("".join(f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}\n" for rule in found))
-    return 0
+    takes = ("format", "rules")
+    format: Annotated[str, Option(choices=lambda: ("text", "json", "md"))] = "text"
+    """what stdout gets"""
+
+    def run(self) -> int:
+        from ..rulebook.explain import as_data, reference
+
+        rules = rules_of(self.rules)
+        if self.format == "md":
+            say(reference(rules))
+        elif self.format == "json":
+            say(json.dumps([as_data(rule) for rule in rules], indent=2) + "\n")
+        else:
+            say("".join(f"{rule.code:<8} {rule.severity:<8} {rule.family:<12} {rule.name}\n" for rule in rules))
+        return 0
 
 
-def apply(args: argparse.Namespace) -> int:
-    """Write the patched model of a plan made earlier. Raises: PlanError where the plan does not fit the model, and
-    LoadError where a fresh process cannot build it."""
-    settings = asked(vars(args), configurable=False)
-    return watched(
-        lambda progress: _applied(args, settings, progress), Shown(), settings.timeout, settings.debug, args.alone
+class Apply(Verb):
+    """Write patched_model.py for TARGET, following a plan.json of an earlier audit."""
+
+    takes = ("plan_file", "target", "plan", "inputs", "weights", "out", "timeout", "seed")
+    plan_file: PlanFile
+    target: Target
+    plan: PlanName = None
+    """which of its plans; the recommended one unless given"""
+
+    def run(self) -> int:
+        return watch(self, self._write, Display())
+
+    def _write(self, progress: ToWatcher | Display) -> int:
+        from ..document.live import check_artefact, patched_source, read_plans
+        from ..loading import load
+        from ..report.words import count
+
+        progress("apply", self.target, 0, 0)
+        audit, plans, chosen = read_plans(self.plan_file, self.plan)
+        if self.out:
+            folder.check_directory(self.out, (PATCHED,))
+        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+            if not self.debug:
+                warnings.simplefilter("ignore")
+            subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
+            directory = self.out or default_directory(subject)
+            folder.check_directory(directory, (PATCHED,))
+            text = patched_source(subject, audit, plans, chosen, directory)
+            check_artefact(subject, plans, chosen, self.seed)
+        (file,) = folder.write(directory, {PATCHED: text})
+        islands = sum(choice.precision == "fp32" for choice in plans[chosen].scopes.values())
+        functions = len(plans[chosen].exceptions)
+        kept = [count(islands, "scope")] if islands or not functions else []
+        kept += [count(functions, "function")] if functions else []
+        say(
+            f"Plan     {chosen}, {' and '.join(kept)} in FP32, not verified on this model: audit it for that\n"
+            f"Patched  {file}\n"
+        )
+        return 0
+
+
+class Snippet(Verb):
+    """A plan as Python to paste, for another tool."""
+
+    takes = ("plan_file", "tool", "plan")
+    plan_file: PlanFile
+    tool: Annotated[str | None, Option(flag="--for", choices=lambda: TOOLS)] = None
+    """the tool; all of them unless given"""
+    plan: PlanName = None
+    """which plan; the recommended one, or its like for this tool, unless given"""
+
+    def run(self) -> int:
+        from ..snippets import snippet, snippets
+
+        one = [snippet(self.plan_file, self.tool, self.plan)] if self.tool else None
+        say("\n\n".join(one or snippets(self.plan_file, self.plan).values()))
+        return 0
+
+
+class ExplainLayer(Verb):
+    """What each plan of an audit runs a module or operation in, and why not lower."""
+
+    takes = ("plan_file", "name")
+    plan_file: PlanFile
+    name: Annotated[str, Option(shown="NAME")]
+    """a module path such as blocks.0.norm, or an operation's name"""
+
+    def run(self) -> int:
+        """Print why it does not run low. Raises: PlanError; AuditorError(slug="no-such-layer")."""
+        from ..document.read import load
+        from ..report.kept import explain_layer
+
+        say(explain_layer(load(self.plan_file), self.name))
+        return 0
+
+
+class Diff(Verb):
+    """What changed from one audit to another: findings, verdicts, plans."""
+
+    takes = ("before", "after", "html", "format", "fail_on")
+    before: Annotated[PlanFile, Option(shown="A")]
+    after: Annotated[Location, Option(shown="B")]
+    """the one to compare with it"""
+    html: Annotated[Path | None, Option("the path of a file", "FILE", path="path")] = None
+    """also write the comparison as one HTML file"""
+    format: Annotated[str, Option(choices=lambda: ("text", "json"))] = "text"
+    """what stdout gets"""
+    fail_on: Level = "never"
+    """exit with 1 if a finding this severe is new"""
+
+    def run(self) -> int:
+        """Print what changed. Raises: PlanError where either file cannot be read, AuditorError(slug="bad-output")."""
+        from ..document.compare import compare
+        from ..document.read import load
+
+        changes = compare(load(self.before), load(self.after))
+        files = str(self.before), str(self.after)
+        if self.html:
+            from ..report.diff import render
+
+            folder.check_directory(self.html.parent, (self.html.name,))
+            folder.write(self.html.parent, {self.html.name: render(changes, files)})
+        if self.format == "json":
+            say(json.dumps(_as_data(changes, files), indent=1) + "\n")
+        else:
+            from ..report.blocks import looks, to_terminal
+            from ..report.diff import overview
+
+            say(to_terminal(overview(changes, files), looks()))
+            say(f"Report   {self.html}\n" if self.html else "")
+        return severe(changes.new, self.fail_on)
+
+
+def _as_data(changes: Comparison, files: tuple[str, str]) -> dict[str, Any]:
+    from pydantic import TypeAdapter
+
+    from ..document.compare import Comparison
+
+    data = TypeAdapter(Comparison).dump_python(changes, mode="json", exclude={"before", "after"})
+    before, after = (
+        {"file": file, "name": side.subject.name, "recommended": side.recommended}
+        for file, side in zip(files, (changes.before, changes.after), strict=True)
     )
-
-
-def _applied(args: argparse.Namespace, settings: Command, progress: Told | Shown) -> int:
-    from ..document.live import check_artefact, patched_source, read_plans
-    from ..loading import load
-    from ..report.words import count
-
-    progress("apply", args.target, 0, 0)
-    audit, plans, chosen = read_plans(args.plan_file, args.plan)
-    if settings.out:
-        folder.check_directory(settings.out, (PATCHED,))
-    with redirect_stdout(sys.stderr), warnings.catch_warnings():
-        if not settings.debug:
-            warnings.simplefilter("ignore")
-        subject = load(args.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
-        directory = settings.out or publish.default_directory(subject)
-        folder.check_directory(directory, (PATCHED,))
-        text = patched_source(subject, audit, plans, chosen, directory)
-        check_artefact(subject, plans, chosen, settings.seed)
-    (file,) = folder.write(directory, {PATCHED: text})
-    islands = sum(choice.precision == "fp32" for choice in plans[chosen].scopes.values())
-    functions = len(plans[chosen].exceptions)
-    kept = [count(islands, "scope")] if islands or not functions else []
-    kept += [count(functions, "function")] if functions else []
-    say(
-        f"Plan     {chosen}, {' and '.join(kept)} in FP32, not verified on this model: audit it for that\n"
-        f"Patched  {file}\n"
-    )
-    return 0
-
-
-def snippet(args: argparse.Namespace) -> int:
-    """Print a plan as code for other tools. Raises: PlanError."""
-    from ..snippets import snippet as written
-    from ..snippets import snippets
-
-    texts = (
-        [written(args.plan_file, args.tool, args.plan)] if args.tool else snippets(args.plan_file, args.plan).values()
-    )
-    say("\n\n".join(texts))
-    return 0
-
-
-def explain_layer(args: argparse.Namespace) -> int:
-    """Print why a module or operation does not run low. Raises: PlanError; AuditorError(slug="no-such-layer")."""
-    from ..document.read import load
-    from ..report.kept import explain_layer as in_words
-
-    say(in_words(load(args.plan_file), args.name))
-    return 0
+    return {"before": before, "after": after, **data, "kept": changes.kept}
 
 
 def severe(findings: Iterable[Finding], level: str) -> int:
@@ -122,37 +211,23 @@ def severe(findings: Iterable[Finding], level: str) -> int:
     return int(any(LEVELS.index(finding.severity) <= LEVELS.index(level) for finding in findings) and level != "never")
 
 
-def diff(args: argparse.Namespace) -> int:
-    """Print what changed. Raises: PlanError where either file cannot be read, AuditorError(slug="bad-output")."""
-    from ..document.compare import compare
-    from ..document.read import load
+def default_directory(subject: Subject) -> Path:
+    """Where the files about a model go unless the user says otherwise.
 
-    found = compare(load(args.before), load(args.after))
-    files = str(args.before), str(args.after)
-    if args.html:
-        from ..report.diff import render
-
-        folder.check_directory(args.html.parent, (args.html.name,))
-        folder.write(args.html.parent, {args.html.name: render(found, files)})
-    if args.format == "json":
-        say(json.dumps(_as_data(found, files), indent=1) + "\n")
-    else:
-        from ..report.blocks import looks, to_terminal
-        from ..report.diff import overview
-
-        say(to_terminal(overview(found, files), looks()))
-        say(f"Report   {args.html}\n" if args.html else "")
-    return severe(found.new, args.fail_on)
+    If the audit of a model from another file is there, the names of the folders above its file are put in front.
+    """
+    name, file = subject.name, subject.origin.path if subject.origin else None
+    folders = list(Path(file).parts[-2:0:-1]) if file else []
+    while True:
+        safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".")
+        directory = Path("audits") / (safe or "model")
+        if not file or not folders or _audited_file(directory / "plan.json") in (None, portable_path(file)):
+            return directory
+        name = f"{folders.pop(0)}-{name}"
 
 
-def _as_data(found: Comparison, files: tuple[str, str]) -> dict[str, Any]:
-    from pydantic import TypeAdapter
-
-    from ..document.compare import Comparison
-
-    data = TypeAdapter(Comparison).dump_python(found, mode="json", exclude={"before", "after"})
-    before, after = (
-        {"file": file, "name": side.subject.name, "recommended": side.recommended}
-        for file, side in zip(files, (found.before, found.after), strict=True)
-    )
-    return {"before": before, "after": after, **data, "kept": found.kept}
+def _audited_file(plan: Path) -> str | None:
+    """The file of the model that a plan.json is about, if that can be known."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return str(json.loads(plan.read_text(encoding="utf-8"))["subject"]["file"] or "") or None
+    return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 from ..records.audit import FORMAT_VERSION, Audit, NodeReport
 from ..records.written import Written
 from .compare import contributions_of
-from .places import portable, shown
+from .places import portable, portable_path
 
 PLAN, MEASUREMENTS = "plan.json", "measurements.json"
 WIDTH = 240
@@ -30,18 +31,18 @@ def adapter(record: Any = Audit) -> TypeAdapter[Any]:
 
 def texts(audit: Audit) -> dict[str, str]:
     """plan.json and measurements.json, by their names."""
-    return {PLAN: laid_out(to_plan(audit)), MEASUREMENTS: one_a_line(to_measurements(audit))}
+    return {PLAN: laid_out(to_plan(audit)) + "\n", MEASUREMENTS: laid_out(to_measurements(audit), 2) + "\n"}
 
 
 def to_plan(audit: Audit) -> dict[str, Any]:
     """The contents of plan.json: numbers of seven significant digits, texts for those that are not finite."""
-    found = adapter().dump_python(_portable(audit), mode="json", exclude=measured(Audit))
+    found = adapter().dump_python(_portable(audit), mode="json", exclude=measured_fields(Audit))
     return {"format_version": FORMAT_VERSION, **found}
 
 
 def to_measurements(audit: Audit) -> dict[str, Any]:
     """The contents of measurements.json, in the same way."""
-    found = adapter().dump_python(_portable(audit), mode="json", include=measured(Audit))
+    found = adapter().dump_python(_portable(audit), mode="json", include=measured_fields(Audit))
     return {"format_version": FORMAT_VERSION, "plan": digest(to_plan(audit)), **found}
 
 
@@ -50,27 +51,27 @@ def to_document(audit: Audit) -> dict[str, Any]:
     return {"format_version": FORMAT_VERSION, **adapter().dump_python(_portable(audit), mode="json")}
 
 
-def merged(plan: Any, measurements: Any) -> Any:
+def merge(plan: Any, measurements: Any) -> Any:
     """Both in one document; what plan.json says stands."""
     if isinstance(plan, Mapping) and isinstance(measurements, Mapping):
-        return {**measurements, **{key: merged(item, measurements.get(key)) for key, item in plan.items()}}
+        return {**measurements, **{key: merge(item, measurements.get(key)) for key, item in plan.items()}}
     if isinstance(plan, list) and isinstance(measurements, list) and len(plan) == len(measurements):
-        return [merged(*both) for both in zip(plan, measurements, strict=True)]
+        return [merge(*both) for both in zip(plan, measurements, strict=True)]
     return plan
 
 
 @functools.cache
-def measured(type_: Any) -> Mapping[str, Any]:
+def measured_fields(type_: Any) -> Mapping[str, Any]:
     """What of a record is in measurements.json, as pydantic takes it to include or exclude that."""
     if not is_dataclass(type_):
-        found = next(filter(None, map(measured, get_args(type_))), {})
+        found = next(filter(None, map(measured_fields, get_args(type_))), {})
         return {"__all__": found} if found and get_origin(type_) in (tuple, Mapping) else found
     fields: dict[str, Any] = {}
     for name, hint in get_type_hints(type_, include_extras=True).items():
         marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
         if any(isinstance(mark, Written) and mark.measured for mark in marks):
             fields[name] = True
-        elif any(isinstance(mark, Written) for mark in marks) and (below := measured(get_args(hint)[0])):
+        elif any(isinstance(mark, Written) for mark in marks) and (below := measured_fields(get_args(hint)[0])):
             fields[name] = below
     return fields
 
@@ -95,16 +96,16 @@ def _portable(audit: Audit) -> Audit:
     subject = replace(
         about,
         target=portable(about.target),
-        file=shown(about.file) if about.file else None,
+        file=portable_path(about.file) if about.file else None,
         inputs_source=portable(about.inputs_source),
         weights_source=portable(about.weights_source),
     )
-    nodes = tuple(map(_placed, audit.nodes))
+    nodes = tuple(map(_with_places, audit.nodes))
     return replace(audit, subject=subject, nodes=nodes, contributions=contributions_of(audit))
 
 
-def _placed(report: NodeReport) -> NodeReport:
-    source, caller = (path and shown(path) for path in (report.node.source_path, report.node.caller_path))
+def _with_places(report: NodeReport) -> NodeReport:
+    source, caller = (path and portable_path(path) for path in (report.node.source_path, report.node.caller_path))
     return replace(report, node=replace(report.node, source_path=source, caller_path=caller))
 
 
@@ -116,36 +117,16 @@ def under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, ..
     return tuple(tuple(found) for found in names.values() if len(found) > 1)
 
 
-def laid_out(value: Any) -> str:
-    """An object or a list takes one line where that has at most WIDTH characters, else one for each of its items."""
-    return "".join(_lines(value, 0)) + "\n"
-
-
-def one_a_line(document: Mapping[str, Any]) -> str:
-    """The entries of the top; what they hold takes a line an item, however long that is."""
-    return "{\n" + ",\n".join(f" {json.dumps(key)}: {_items(value)}" for key, value in document.items()) + "\n}\n"
-
-
-def _lines(value: Any, depth: int, before: int = 0) -> Iterator[str]:
-    """before: how many characters of the line are taken."""
+def laid_out(value: Any, deepest: float = math.inf, depth: int = 0, before: int = 0) -> str:
+    """JSON in which an object or a list takes one line where that has at most WIDTH characters, or where it lies that deep,
+    else one for each of its items. before: how many characters of the line are taken."""
     short = json.dumps(value)
-    if not isinstance(value, dict | list) or not value or before + depth + len(short) <= WIDTH:
-        yield short
-        return
+    fits = depth >= deepest or before + depth + len(short) <= WIDTH
+    if fits or not value or not isinstance(value, dict | list):
+        return short
     start, end = ("{", "}") if isinstance(value, dict) else ("[", "]")
-    items = value.items() if isinstance(value, dict) else (("", item) for item in value)
-    yield start
-    for number, (key, item) in enumerate(items):
-        name = f"{json.dumps(key)}: " if isinstance(value, dict) else ""
-        yield f"{',' * (number > 0)}\n{' ' * (depth + 1)}{name}"
-        yield from _lines(item, depth + 1, len(name))
-    yield f"\n{' ' * depth}{end}"
-
-
-def _items(value: Any) -> str:
-    if not value or not isinstance(value, dict | list):
-        return json.dumps(value)
-    close = functools.partial(json.dumps, separators=(",", ":"))
-    if isinstance(value, dict):
-        return "{" + ",".join(f"\n  {json.dumps(key)}: {close(item)}" for key, item in value.items()) + "\n }"
-    return "[" + ",".join(f"\n  {close(item)}" for item in value) + "\n ]"
+    items = (
+        [(f"{json.dumps(k)}: ", x) for k, x in value.items()] if isinstance(value, dict) else [("", x) for x in value]
+    )
+    lines = [f"\n{' ' * (depth + 1)}{name}{laid_out(item, deepest, depth + 1, len(name))}" for name, item in items]
+    return f"{start}{','.join(lines)}\n{' ' * depth}{end}"

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..records import Audit, Finding, Node, NodeReport, Plan
 from ..records.measure import MEASURED
+from ..rulebook.rule import SEVERITIES
 
-LEVELS = ("info", "warning", "error")
 BAND = 2.0
 """How many times larger a contribution has to be than it was for what the measurement says of it to be new."""
 
@@ -90,7 +90,7 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
     One that is there for another plan's sake, or a number that is not BAND times what it was, is not new; an error is.
     Contributions under another budget are not comparable.
     """
-    steady = _unmoved(contributions_of(before), contributions_of(audit))
+    steady = _steady_between(contributions_of(before), contributions_of(audit))
     if settings(before)["budget"] != settings(audit)["budget"]:
         steady = _never
     left: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
@@ -125,7 +125,7 @@ def contributions_of(audit: Audit) -> Contributions:
     return found
 
 
-def _unmoved(before: Contributions, after: Contributions) -> Callable[[Finding], bool]:
+def _steady_between(before: Contributions, after: Contributions) -> Callable[[Finding], bool]:
     """Whether the contributions that a finding rests on are at most BAND times what they were."""
 
     def holds(finding: Finding) -> bool:
@@ -152,7 +152,7 @@ def _covers(old: Finding, finding: Finding, steady: Callable[[Finding], bool]) -
 
 
 def _level(finding: Finding) -> int:
-    return LEVELS.index(finding.severity)
+    return SEVERITIES.index(finding.severity)
 
 
 def _identity(finding: Finding) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ def _left_over(taken: Iterable[Finding], of: Iterable[Finding]) -> tuple[Finding
 
 
 def _verdict_changes(before: Sequence[NodeReport], after: Sequence[NodeReport]) -> tuple[VerdictChange, ...]:
-    old, new = _numbered(before), _numbered(after)
+    old, new = _by_place(before), _by_place(after)
     changes = []
     for key in {**new, **old}:
         was, now = old.get(key), new.get(key)
@@ -185,7 +185,7 @@ def _verdict_changes(before: Sequence[NodeReport], after: Sequence[NodeReport]) 
     return tuple(changes)
 
 
-def _numbered(reports: Sequence[NodeReport]) -> dict[tuple[str, str, int], NodeReport]:
+def _by_place(reports: Sequence[NodeReport]) -> dict[tuple[str, str, int], NodeReport]:
     """Operations by module, kind and count within it: names of graph nodes shift when one is added before them."""
     seen: Counter[tuple[str, str]] = Counter()
     found = {}

@@ -22,7 +22,7 @@ from ..numerics.formats import label, runs
 from ..plan.workbench import raising
 from ..records import Audit, Plan, Subject
 from ..verify import NotHandedOver, Verifier
-from .read import applicable, loaded, plan_of
+from .read import applicable, plan_of, read_json
 
 
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
@@ -35,7 +35,7 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise PlanError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
     audit, chosen = select(plan, name)
-    return _applied(model, audit, chosen)
+    return _apply(model, audit, chosen)
 
 
 def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
@@ -44,7 +44,7 @@ def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
     Raises: PlanError, also for a plan in a format that torch does not compute in, or that is a program of its own.
     """
     if isinstance(plan, (str, PathLike)):
-        plan = applicable(loaded(Path(plan)), str(plan))
+        plan = applicable(read_json(Path(plan)), str(plan))
     elif isinstance(plan, Mapping) and "plans" in plan:
         plan = applicable(plan, "the plan")
     elif isinstance(plan, Mapping) and "scopes" in plan:
@@ -52,9 +52,9 @@ def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
     if isinstance(plan, Plan):
         return None, _runnable(plan)
     if isinstance(plan, Audit):
-        return plan, _runnable(_named(plan.plans, name or plan.recommended))
+        return plan, _runnable(_plan_called(plan.plans, name or plan.recommended))
     if isinstance(plan, Mapping) and plan and all(isinstance(each, Plan) for each in plan.values()):
-        return None, _runnable(_named(plan, name))
+        return None, _runnable(_plan_called(plan, name))
     raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to one.", slug="bad-plan")
 
 
@@ -81,7 +81,7 @@ def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], ch
     """
     for plan in plans.values():
         with isolated(subject.model):  # what one plan rounds, the next may want in FP32
-            _applied(subject.model, audit, _runnable(plan))
+            _apply(subject.model, audit, _runnable(plan))
     parameters = size_of(subject.model)
     return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model))
 
@@ -117,7 +117,7 @@ def _runnable(plan: Plan) -> Plan:
     return plan
 
 
-def _named(plans: Mapping[str, Plan], name: str | None) -> Plan:
+def _plan_called(plans: Mapping[str, Plan], name: str | None) -> Plan:
     """The plan of this name. Raises: PlanError, which names the plans that can be run, since a user chooses among those."""
     if isinstance(name, str) and name in plans:
         return plans[name]
@@ -131,7 +131,7 @@ def _named(plans: Mapping[str, Plan], name: str | None) -> Plan:
     )
 
 
-def _applied(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
+def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
     try:
         found = size_of(model)
     except ValueError as error:

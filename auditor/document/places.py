@@ -22,17 +22,17 @@ def from_repository(path: Path) -> str:
 
 def portable(text: str) -> str:
     """A text with the absolute paths in it as `shown` has them."""
-    return _ABSOLUTE.sub(lambda found: shown(found[0]), text)
+    return _ABSOLUTE.sub(lambda found: portable_path(found[0]), text)
 
 
-def shown(path: str) -> str:
+def portable_path(path: str) -> str:
     """The same; a file of an installed package from where packages are installed."""
     parts = Path(path).parts
     at = next((number for number, part in enumerate(parts) if part in LIBRARIES), None)
     return "/".join(parts[at:]) if at is not None else from_repository(Path(path))
 
 
-def installed(path: str | None) -> bool:
+def is_installed(path: str | None) -> bool:
     """Whether a file belongs to an installed package, and so to no repository of the user's."""
     return path is not None and not LIBRARIES.isdisjoint(Path(path).parts)
 

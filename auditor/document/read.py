@@ -17,7 +17,7 @@ from ..folder import path_of
 from ..numerics.formats import FORMATS, NAME
 from ..records.audit import FORMAT_VERSION, Audit
 from ..records.plan import Plan
-from .codec import MEASUREMENTS, PLAN, adapter, digest, merged
+from .codec import MEASUREMENTS, PLAN, adapter, digest, merge
 
 Place = Sequence[str | int]
 """Keys and indices from the top of a document on."""
@@ -52,10 +52,10 @@ def load(directory: str | PathLike[str]) -> Audit:
     Raises: PlanError(slug="missing-plan" | "bad-plan").
     """
     file = _plan_in(path_of(directory, "the directory of an audit"))
-    document = loaded(file)
+    document = read_json(file)
     beside = _measured_beside(file, document)
     if beside is not None:
-        return audit_of(merged(document, beside), str(file))
+        return audit_of(merge(document, beside), str(file))
     alone = audit_of(document, str(file))
     return replace(alone, warnings=(*alone.warnings, ALONE))
 
@@ -66,12 +66,12 @@ def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
     Raises: PlanError(slug="missing-plan" | "bad-plan").
     """
     file = path_of(path, "a plan.json or its directory")
-    document = loaded(file)
+    document = read_json(file)
     applicable(document, str(file))
     return dict(document)
 
 
-def loaded(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     """What a plan.json holds, or the one in a directory. Raises: PlanError(slug="missing-plan" | "bad-plan")."""
     file = _plan_in(path)
     try:
@@ -129,7 +129,7 @@ def plan_of(plan: Mapping[str, Any], where: str) -> Plan:
 def programs_in(directory: Path) -> tuple[str, ...]:
     """Files beside the plan.json in a directory that it names as its programs; none where it cannot be read."""
     try:
-        plans = audit_of(loaded(directory), "").plans.values()
+        plans = audit_of(read_json(directory), "").plans.values()
     except PlanError:
         return ()
     programs = [plan.program for plan in plans if plan.program]
@@ -178,12 +178,12 @@ def _read(record: type, document: Any, where: str) -> Any:
     try:
         return adapter(record).validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
-        raise _explained(error.errors(include_url=False), where) from error
+        raise _explain(error.errors(include_url=False), where) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise PlanError(f"{where} is not a plan: {error}. {AGAIN}.", slug="bad-plan") from error
 
 
-def _explained(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
+def _explain(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
     """The first of what pydantic found."""
     first, more = errors[0], f" ({len(errors) - 1} more like it)" if len(errors) > 1 else ""
     if first["type"] == "json_invalid":
@@ -197,11 +197,11 @@ def _explained(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
 def _wrong(where: str, place: Place, expected: str, found: Any, more: str = "") -> PlanError:
     """One line: where, what should be there, what is, and what to do."""
     return PlanError(
-        f"{where}: `{json_path(place)}` should be {expected}, is {_shown(found)}{more}. {AGAIN}.", slug="bad-plan"
+        f"{where}: `{json_path(place)}` should be {expected}, is {_short(found)}{more}. {AGAIN}.", slug="bad-plan"
     )
 
 
-def _shown(value: Any) -> str:
+def _short(value: Any) -> str:
     """A value in at most a few words."""
     if value and isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"

@@ -47,14 +47,14 @@ def objects() -> dict[str, Any]:
 def json_schema(file: str = PLAN) -> str:
     """docs/plan.schema.json, or docs/measurements.schema.json: what this version writes."""
     found = objects()
-    split = {name for name, part in found.items() if any(map(_measured, part["properties"].values()))}
+    split = {name for name, part in found.items() if any(map(_is_measured, part["properties"].values()))}
     for name, part in found.items():
-        kept = {key: value for key, value in part["properties"].items() if _kept(value, name in split, split, file)}
+        kept = {key: value for key, value in part["properties"].items() if _is_in(value, name in split, split, file)}
         part["properties"] = {key: _bare(value) for key, value in kept.items()}
     top = found.pop("Audit")["properties"]
     properties = {**_TOP, **(_BESIDE if file == MEASUREMENTS else {}), **top}
     head = {"$schema": _Schema.schema_dialect, "title": f"{file}, format_version {FORMAT_VERSION}"}
-    reached = _reached(properties, found)
+    reached = _objects_in(properties, found)
     return (
         json.dumps(
             {**head, **_object(properties), "$defs": {name: reached[name] for name in sorted(reached)}}, indent=2
@@ -78,21 +78,21 @@ def with_tables(page: str) -> str:
 def _table(part: Any) -> str:
     """One row for each key of an object, as Markdown."""
     rows = [
-        f"| `{key}`{' (measurements.json)' if _measured(value) else ''} | {value['description']} |"
+        f"| `{key}`{' (measurements.json)' if _is_measured(value) else ''} | {value['description']} |"
         for key, value in part["properties"].items()
     ]
     return "\n".join(("", "| field | meaning |", "|---|---|", *rows, "", ""))
 
 
-def _measured(value: Any) -> bool:
+def _is_measured(value: Any) -> bool:
     return bool(value.get("measured"))
 
 
-def _kept(value: Any, in_split: bool, split: set[str], file: str) -> bool:
+def _is_in(value: Any, in_split: bool, split: set[str], file: str) -> bool:
     """Whether a file holds a field; of objects that are in both each has its share."""
     if file == PLAN:
-        return not _measured(value)
-    return not in_split or _measured(value) or any(f'"#/$defs/{name}"' in json.dumps(value) for name in split)
+        return not _is_measured(value)
+    return not in_split or _is_measured(value) or any(f'"#/$defs/{name}"' in json.dumps(value) for name in split)
 
 
 def _bare(value: Any) -> Any:
@@ -104,12 +104,12 @@ def _object(properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties]}
 
 
-def _reached(properties: Any, objects: Any) -> dict[str, Any]:
+def _objects_in(properties: Any, objects: Any) -> dict[str, Any]:
     """The objects that these properties hold, and what those do."""
     names = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(properties))) & objects.keys()
     others = {name: part for name, part in objects.items() if name not in names}
     found = {name: _object(objects[name]["properties"]) for name in names}
-    return {**found, **{k: v for name in names for k, v in _reached(objects[name]["properties"], others).items()}}
+    return {**found, **{k: v for name in names for k, v in _objects_in(objects[name]["properties"], others).items()}}
 
 
 def main(directory: Path) -> None:

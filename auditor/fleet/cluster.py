@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,20 +24,20 @@ def run_all(tasks: Sequence[Task], address: str, done: Callable[[Task, Outcome],
     A task whose node is lost is made again elsewhere, as often as its retries say; one that is lost for good harms no
     other. Targets' files have to be there, at the same paths, on every node. Raises: AuditorError(slug="no-ray").
     """
-    ray = _connected(address)
+    ray = _connect(address)
     try:
-        audited = ray.remote(num_cpus=1)(_audited)
+        audited = ray.remote(num_cpus=1)(_audit)
         waiting = {audited.options(max_retries=task.retries).remote(task): task for task in tasks}
         while waiting:
             ready, _ = ray.wait([*waiting], num_returns=1)
             for reference in ready:
                 task = waiting.pop(reference)
-                done(task, _kept(task, ray, reference))
+                done(task, _outcome_of(task, ray, reference))
     finally:
         ray.shutdown()
 
 
-def _connected(address: str) -> Any:
+def _connect(address: str) -> Any:
     try:
         import ray
     except ImportError as error:
@@ -52,20 +51,15 @@ def _connected(address: str) -> Any:
     return ray
 
 
-def _audited(task: Task) -> Answer:
+def _audit(task: Task) -> Answer:
     """What runs on a node: the audit, into a folder of the node's own."""
-    scratch = Path(tempfile.mkdtemp(prefix=folder.own()))
-    try:
-        ended = run(replace(task, directory=scratch / "audit"))
-        there = [scratch / "audit" / name for name in FILES]
-        return ended, {
-            file.name: file.read_text(encoding="utf-8") for file in there if ended.audited and file.is_file()
-        }
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=folder.own(), ignore_cleanup_errors=True) as scratch:
+        ended = run(replace(task, directory=Path(scratch, "audit")))
+        there = [Path(scratch, "audit", name) for name in FILES]
+        return ended, {file.name: file.read_text(encoding="utf-8") for file in there if file.is_file()}
 
 
-def _kept(task: Task, ray: Any, reference: Any) -> Outcome:
+def _outcome_of(task: Task, ray: Any, reference: Any) -> Outcome:
     try:
         ended, texts = ray.get(reference)
     except ray.exceptions.RayError as error:

@@ -78,7 +78,7 @@ def _row(target: Target, outcome: Outcome | None, directory: Path, baseline: Pat
     if outcome is None:
         return Row(target.name, named, "waiting")
     before = _record(baseline / target.name) if baseline is not None else None
-    after = _record(directory / target.name) if outcome.audited else None
+    after = _record(directory / target.name) if outcome.has_audit else None
     if after is None:
         lost = ["there was an audit before"] if before is not None else []
         said = outcome.said or "its files are not there, or cannot be read"

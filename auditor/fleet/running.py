@@ -16,9 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from .. import __version__, folder
+from ..document.codec import PLAN
 from ..processes import GRACE, HERE, Process, how_ended
 from .targets import Target
 
@@ -41,14 +42,12 @@ class Outcome(BaseModel):
     tries: int = 1
 
     @property
-    def audited(self) -> bool:
+    def has_audit(self) -> bool:
         """Whether there is an audit: with findings or without."""
         return self.code in (0, 1)
 
 
-class _File(BaseModel):
-    format_version: int = 1
-    targets: dict[str, Outcome]
+_OUTCOMES = TypeAdapter(dict[str, Outcome])
 
 
 @dataclass(frozen=True)
@@ -78,16 +77,25 @@ def asked_of(target: Target) -> str:
     return digest.hexdigest()[:16]
 
 
-def kept_in(directory: Path) -> dict[str, Outcome]:
-    """How targets ended that were audited into a directory before; none where that cannot be read."""
-    with suppress(OSError, ValueError):
-        return _File.model_validate_json((directory / KEPT).read_text(encoding="utf-8")).targets
-    return {}
+def standing(directory: Path, targets: Sequence[Target]) -> dict[str, Outcome]:
+    """How targets ended that were audited into a directory before as they are asked for now; none where that cannot be read."""
+    try:
+        before = _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {
+        target.name: outcome
+        for target in targets
+        if (outcome := before.get(target.name)) is not None
+        and outcome.has_audit
+        and outcome.asked == asked_of(target)
+        and (directory / target.name / PLAN).is_file()
+    }
 
 
 def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:
     """Write how the targets ended. Raises: AuditorError(slug="bad-output")."""
-    folder.write(directory, {KEPT: _File(targets=dict(outcomes)).model_dump_json(indent=1) + "\n"})
+    folder.write(directory, {KEPT: _OUTCOMES.dump_json(dict(outcomes), indent=1) + b"\n"})
 
 
 def run_all(tasks: Sequence[Task], jobs: int, done: Callable[[Task, Outcome], None]) -> None:
@@ -113,7 +121,7 @@ def run(task: Task, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
     start, tries, crashed = time.monotonic(), 0, True
     while crashed and tries <= task.retries and not (tries and unwanted()):
         tries += 1
-        code, said, crashed = _tried(task, unwanted)
+        code, said, crashed = _try(task, unwanted)
     taken = round(time.monotonic() - start, 2)
     return Outcome(asked=asked_of(task.target), code=code, said=said, seconds=taken, tries=tries)
 
@@ -123,7 +131,7 @@ def command_of(task: Task) -> list[str]:
     return [sys.executable, "-m", "auditor", *task.target.words, "--out", str(task.directory.absolute()), "--quiet"]
 
 
-def _tried(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
+def _try(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
     """Exit code, the line that says why there is no audit, and whether a signal is why, which may not come again."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
     environment = {**os.environ, **task.environment, "PYTHONPATH": path}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..asked import OPTIONS, Command, checked, key_of, keyed
+from ..asked import OPTIONS, Command, by_option, key_of, validate
 from ..config import tables
 from ..errors import AuditorError
 
@@ -31,11 +31,8 @@ class Target:
 def read(file: Path) -> tuple[Target, ...]:
     """The targets of a file, in their order. Raises: AuditorError(slug="bad-fleet"), naming the file and the target."""
     table = tables(file, "bad-fleet")
-    unknown = sorted(table.keys() - {"target", "defaults"})
-    if unknown:
-        raise _bad(
-            file, f"there is no table {unknown[0]!r}: it holds [[target]] tables, and [defaults] for all of them"
-        )
+    for unknown in table.keys() - {"target", "defaults"}:
+        raise _bad(file, f"there is no table {unknown!r}: it holds [[target]] tables, and [defaults] for all of them")
     entries = table.get("target")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise _bad(file, "it names no model: add a [[target]] table with name and target")
@@ -62,7 +59,7 @@ def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[s
     what = f"target {name!r}"
     options = {**shared, **_options(file, what, given)}
     try:
-        checked(Command, options, lambda name: (f"{file}: {what}: {key_of(name)}", "bad-fleet"))
+        validate(Command, options, lambda name: (f"{file}: {what}: {key_of(name)}", "bad-fleet"))
     except AuditorError as error:
         raise error if error.slug == "bad-fleet" else _bad(file, f"{what}: {error}") from error
     return Target(name, (*_words(options), target), file.resolve().parent)
@@ -71,10 +68,7 @@ def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[s
 def _options(file: Path, what: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise _bad(file, f"{what} is no table")
-    try:
-        return keyed(given, f"{what} has no option of an audit in a fleet", NOT_HERE)
-    except AuditorError as error:
-        raise _bad(file, str(error)) from error
+    return by_option(given, f"{file}: {what} has no option of an audit in a fleet", "bad-fleet", NOT_HERE)
 
 
 def _words(given: Mapping[str, Any]) -> list[str]:

@@ -26,7 +26,7 @@ WIPED = "\r\x1b[2K"
 """What takes the line of a terminal away."""
 
 
-class Shown:
+class Display:
     """How far an audit is: in which stage of how many, and for how long it runs. By itself it shows nothing."""
 
     live = False
@@ -82,7 +82,7 @@ class Shown:
         """`measure 3/9`."""
         return f"{self.stage} {self._stages.index(self.stage) + 1}/{len(self._stages)}"
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """`34% done, 12 s`."""
         return f"{percent(self.share)} done, {self.elapsed}"
 
@@ -97,15 +97,15 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02} h"
 
 
-class Lines(Shown):
+class Lines(Display):
     """One plain line when a stage begins, and one every ten seconds while it lasts."""
 
     def show(self, begins: bool) -> None:
         began = f"{self.stage}: {self.detail}" if self.detail else self.stage
-        print(printable(began if begins else f"  {self.place()}, {self.said()}"), file=sys.stderr, flush=True)
+        print(printable(began if begins else f"  {self.place()}, {self.summary()}"), file=sys.stderr, flush=True)
 
 
-class Bar(Shown):
+class Bar(Display):
     """A line on a terminal that is wiped at the end: the stage, the share of the stages that is done, and the time."""
 
     live = True
@@ -120,7 +120,7 @@ class Bar(Shown):
         self._turns += 1
         full = round(self.share * WIDTH)
         bar = self._cells[0] * full + self._cells[1] * (WIDTH - full)
-        line = f"{TURNS[self._turns % 4]} {self.place()} {bar} {self.said()} {printable(self.detail)}"
+        line = f"{TURNS[self._turns % 4]} {self.place()} {bar} {self.summary()} {printable(self.detail)}"
         self._print(WIPED + line[: shutil.get_terminal_size().columns - 1])
 
     def write(self, said: bytes) -> None:
@@ -145,7 +145,7 @@ def in_notebook() -> bool:
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
-class Cell(Shown):
+class Cell(Display):
     """A line below the cell of a notebook that changes; it says at the end how long the audit took."""
 
     every = 0.5
@@ -155,7 +155,7 @@ class Cell(Shown):
         self._id, self._open = uuid.uuid4().hex, False
 
     def show(self, begins: bool) -> None:
-        said = f"{self.place()}, {self.said()}: {printable(self.detail)}"
+        said = f"{self.place()}, {self.summary()}: {printable(self.detail)}"
         self._display(said.removesuffix(": "), f'<progress max="1" value="{self.share:.3f}"></progress> ')
 
     def close(self, failed: bool = False) -> None:
@@ -170,10 +170,10 @@ class Cell(Shown):
         self._open = True
 
 
-def reporter(quiet: bool = False) -> Shown:
+def reporter(quiet: bool = False) -> Display:
     """The one that fits this notebook, or this stderr."""
     if quiet:
-        return Shown()
+        return Display()
     if in_notebook():
         return Cell()
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
@@ -181,7 +181,7 @@ def reporter(quiet: bool = False) -> Shown:
 
 
 @contextmanager
-def ticking(shown: Shown) -> Iterator[Shown]:
+def ticking(shown: Display) -> Iterator[Display]:
     """In the body it is shown again and again, from a thread; it is closed after that."""
     over = threading.Event()
 

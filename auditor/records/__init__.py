@@ -1,83 +1,48 @@
 """The nouns that flow from stage to stage; every record is frozen and holds data, not behaviour."""
 
-from __future__ import annotations
-
-from .audit import FORMAT_VERSION, Audit, Dtypes, Environment, NodeReport, Proposal, Provenance
-from .graph import (
-    AutocastRegion,
-    Batch,
-    Call,
-    Capture,
-    Literals,
-    ModelPath,
-    Node,
-    Objective,
-    Origin,
-    Placeholder,
-    Progress,
-    Subject,
-)
-from .measure import (
-    Contribution,
-    Distance,
-    Finding,
-    FlaggedRegion,
-    Linearity,
-    Magnitudes,
-    NodeError,
-    Noise,
-    Verdict,
-    Weight,
-)
-from .plan import Memory, Plan, Reason, ScopeChoice, Verification
-from .program import Kept, Onnx, Program
-from .run import Baseline, CriterionValue, Evaluation, NonFinite, Score, Timed, Times, Timing, Today
-
-__all__ = [
-    "FORMAT_VERSION",
-    "Audit",
-    "AutocastRegion",
-    "Baseline",
-    "Batch",
-    "Call",
-    "Capture",
-    "Contribution",
-    "CriterionValue",
-    "Distance",
-    "Dtypes",
-    "Environment",
-    "Evaluation",
-    "Finding",
-    "FlaggedRegion",
-    "Kept",
-    "Linearity",
-    "Literals",
-    "Magnitudes",
-    "Memory",
-    "ModelPath",
-    "Node",
-    "NodeError",
-    "NodeReport",
-    "Noise",
-    "NonFinite",
-    "Objective",
-    "Onnx",
-    "Origin",
-    "Placeholder",
-    "Plan",
-    "Program",
-    "Progress",
-    "Proposal",
-    "Provenance",
-    "Reason",
-    "ScopeChoice",
-    "Score",
-    "Subject",
-    "Timed",
-    "Times",
-    "Timing",
-    "Today",
-    "Verdict",
-    "Verification",
-    "Weight",
-]
+from .audit import FORMAT_VERSION as FORMAT_VERSION
+from .audit import Audit as Audit
+from .audit import Dtypes as Dtypes
+from .audit import Environment as Environment
+from .audit import NodeReport as NodeReport
+from .audit import Proposal as Proposal
+from .audit import Provenance as Provenance
+from .graph import AutocastRegion as AutocastRegion
+from .graph import Batch as Batch
+from .graph import Call as Call
+from .graph import Capture as Capture
+from .graph import Literals as Literals
+from .graph import ModelPath as ModelPath
+from .graph import Node as Node
+from .graph import Objective as Objective
+from .graph import Origin as Origin
+from .graph import Placeholder as Placeholder
+from .graph import Progress as Progress
+from .graph import Subject as Subject
+from .measure import Contribution as Contribution
+from .measure import Distance as Distance
+from .measure import Finding as Finding
+from .measure import FlaggedRegion as FlaggedRegion
+from .measure import Linearity as Linearity
+from .measure import Magnitudes as Magnitudes
+from .measure import NodeError as NodeError
+from .measure import Noise as Noise
+from .measure import Verdict as Verdict
+from .measure import Weight as Weight
+from .plan import Memory as Memory
+from .plan import Plan as Plan
+from .plan import Reason as Reason
+from .plan import ScopeChoice as ScopeChoice
+from .plan import Verification as Verification
+from .program import Kept as Kept
+from .program import Onnx as Onnx
+from .program import Program as Program
+from .run import Baseline as Baseline
+from .run import CriterionValue as CriterionValue
+from .run import Evaluation as Evaluation
+from .run import NonFinite as NonFinite
+from .run import Score as Score
+from .run import Timed as Timed
+from .run import Times as Times
+from .run import Timing as Timing
+from .run import Today as Today

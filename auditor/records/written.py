@@ -39,27 +39,27 @@ class Written:
     exact: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        narrowed: CoreSchema = self._narrowed(handler(source))
+        narrowed: CoreSchema = self._narrow(handler(source))
         return narrowed
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {**handler(schema), "description": self.meaning, "measured": self.measured}
 
-    def _narrowed(self, schema: Any) -> Any:
+    def _narrow(self, schema: Any) -> Any:
         """The schema with bounds, choices and digits in its leaves."""
         match schema["type"]:
             case "nullable":
-                return {**schema, "schema": self._narrowed(schema["schema"])}
+                return {**schema, "schema": self._narrow(schema["schema"])}
             case "tuple":
-                return {**schema, "items_schema": [self._narrowed(item) for item in schema["items_schema"]]}
+                return {**schema, "items_schema": [self._narrow(item) for item in schema["items_schema"]]}
             case "dict":
                 keys = schema["keys_schema"]
                 keys = core_schema.int_schema(ge=EXPONENTS[0], le=EXPONENTS[1]) if keys["type"] == "int" else keys
-                return {**schema, "keys_schema": keys, "values_schema": self._narrowed(schema["values_schema"])}
+                return {**schema, "keys_schema": keys, "values_schema": self._narrow(schema["values_schema"])}
             case "float":
                 limited = core_schema.float_schema(ge=self.least, le=self.most, strict=True)
                 encode = core_schema.plain_serializer_function_ser_schema(self._number)
-                return core_schema.no_info_before_validator_function(revived, limited, serialization=encode)
+                return core_schema.no_info_before_validator_function(revive, limited, serialization=encode)
             case "int":
                 least = None if self.least is None else int(self.least)
                 return core_schema.int_schema(ge=least, le=LARGEST, strict=True)
@@ -67,7 +67,7 @@ class Written:
                 return core_schema.literal_schema(list(self.choices))
             case "any":
                 encode = core_schema.plain_serializer_function_ser_schema(plain)
-                return core_schema.no_info_after_validator_function(revived, schema, serialization=encode)
+                return core_schema.no_info_after_validator_function(revive, schema, serialization=encode)
         return schema
 
     def _number(self, value: float | None) -> Any:
@@ -110,10 +110,10 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
-def revived(value: Any) -> Any:
+def revive(value: Any) -> Any:
     """What `plain` was made of: a number, where a text stands for one."""
     if isinstance(value, list):
-        return [revived(item) for item in value]
+        return [revive(item) for item in value]
     if isinstance(value, dict):
-        return {key: revived(item) for key, item in value.items()}
+        return {key: revive(item) for key, item in value.items()}
     return NOT_FINITE.get(value, value) if isinstance(value, str) else value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..document.places import from_repository, installed
+from ..document.places import from_repository, is_installed
 from ..paths import pattern
 from ..records import Finding, Node
 from ..records.audit import Audit
@@ -40,14 +40,14 @@ def places(audit: Audit) -> Mapping[str, Place]:
 
 def callers(audit: Audit) -> Mapping[str, Place]:
     """The place of the call that led to a node, where that is in the user's code and not its place already."""
-    own = {r.node.name: r.node for r in audit.nodes if r.node.caller_path and not installed(r.node.source_path)}
+    own = {r.node.name: r.node for r in audit.nodes if r.node.caller_path and not is_installed(r.node.source_path)}
     found = {name: _caller(node) for name, node in own.items()}
     return {name: place for name, place in found.items() if place is not None}
 
 
 def _place(audit: Audit, node: Node) -> Place:
     name, line = written_at(node.source)
-    if line and node.source_path and not installed(node.source_path):
+    if line and node.source_path and not is_installed(node.source_path):
         return Place(from_repository(Path(node.source_path)), line)
     if (caller := _caller(node)) is not None:
         return caller
@@ -58,7 +58,7 @@ def _place(audit: Audit, node: Node) -> Place:
 
 def _caller(node: Node) -> Place | None:
     _, line = written_at((node.called_from or "").partition(" in ")[0])
-    if not line or node.caller_path is None or installed(node.caller_path):
+    if not line or node.caller_path is None or is_installed(node.caller_path):
         return None
     return Place(from_repository(Path(node.caller_path)), line)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..config import Ignore, Selection
+from ..config import Ignore
 from ..numerics.formats import auditable
 from ..records import Capture, Finding, Verdict
 from ..records.measure import MEASURED
@@ -170,15 +170,16 @@ def _batch_of(finding: Finding, capture: Capture, verdicts: Mapping[str, Mapping
     return min((verdict.batch for verdict in wrong), default=capture.nodes[finding.node].batch)
 
 
-def silenced(findings: Sequence[Finding], selection: Selection, rules: Sequence[Rule]) -> tuple[Finding, ...]:
-    """The findings that a selection lets through, and behind them one for each of its ignores that matches none."""
-    chosen = [finding for finding in findings if _selected(finding.rule, selection)]
-    unused = [ignore for ignore in selection.ignores if not any(_ignores(ignore, finding) for finding in chosen)]
+def silenced(
+    findings: Sequence[Finding], select: Sequence[str], ignores: Sequence[Ignore], rules: Sequence[Rule]
+) -> tuple[Finding, ...]:
+    """The findings whose codes begin as wanted, if that is said, and behind them one for each of the ignores that matches none."""
+    wanted = tuple(select) or ""
+    chosen = [finding for finding in findings if finding.rule.startswith(wanted)]
+    unused = [ignore for ignore in ignores if not any(_ignores(ignore, finding) for finding in chosen)]
     rule = next((rule for rule in rules if rule.code == UNUSED_IGNORE), None)
-    stale = [_unused(rule, ignore) for ignore in unused] if rule and _selected(UNUSED_IGNORE, selection) else []
-    return tuple(
-        finding for finding in [*chosen, *stale] if not any(_ignores(ignore, finding) for ignore in selection.ignores)
-    )
+    stale = [_unused(rule, ignore) for ignore in unused] if rule and UNUSED_IGNORE.startswith(wanted) else []
+    return tuple(finding for finding in [*chosen, *stale] if not any(_ignores(one, finding) for one in ignores))
 
 
 def _is_cause(finding: Finding) -> bool:
@@ -196,10 +197,6 @@ def _confront(finding: Finding, verdicts: Mapping[str, Verdict]) -> Finding:
     if agrees or finding.severity == "info":
         return replace(finding, agrees=agrees)
     return replace(finding, agrees=False, severity="info")
-
-
-def _selected(code: str, selection: Selection) -> bool:
-    return not selection.select or any(code.startswith(prefix) for prefix in selection.select)
 
 
 def _ignores(ignore: Ignore, finding: Finding) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import networkx as nx
 from pydantic import TypeAdapter, ValidationError
 
-from ..errors import RuleError
+from ..errors import AuditorError
 from ..resources import resource_dir
 from .conditions import Condition
 from .facts import EACH
@@ -28,14 +28,16 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
     """Every rule under the directories (`<family>/<CODE>-<name>.toml`), by code; the shipped ones by default.
 
     Nodes of chains that several rules of a directory have stand in its `nodes.toml`.
-    Raises: RuleError(slug="rule-..."), also for a directory without rules, a code used twice, a family whose codes
+    Raises: AuditorError(slug="rule-..."), also for a directory without rules, a code used twice, a family whose codes
     have different prefixes, and a rule that supersedes what it can not stand for.
     """
     rules: list[Rule] = []
     for directory in [resource_dir("rules")] if directories is None else directories:
         paths = sorted(Path(directory).glob("*/*.toml"))
         if not paths:
-            raise RuleError(f"{directory} holds no rule; expected <family>/<CODE>-<name>.toml", slug="rule-none-found")
+            raise AuditorError(
+                f"{directory} holds no rule; expected <family>/<CODE>-<name>.toml", slug="rule-none-found"
+            )
         common = Path(directory) / "nodes.toml"
         shared = _validated(common, _NODES, _table(common)) if common.exists() else {}
         rules += [_read(path, shared) for path in paths]
@@ -82,7 +84,7 @@ def _table(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         line = re.search(r"at line (\d+)", str(error))
-        raise RuleError(f"{path}:{line[1] if line else 1}: file: {error}", slug="rule-not-toml") from error
+        raise AuditorError(f"{path}:{line[1] if line else 1}: file: {error}", slug="rule-not-toml") from error
 
 
 def _validated(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> Any:
@@ -134,10 +136,12 @@ def _check_codes(rules: Sequence[Rule]) -> None:
     for rule in rules:
         other = codes.setdefault(rule.code, rule)
         if other is not rule:
-            raise RuleError(f"{rule.path}:1: code: {rule.code} is already used by {other.path}", slug="rule-code-twice")
+            raise AuditorError(
+                f"{rule.path}:1: code: {rule.code} is already used by {other.path}", slug="rule-code-twice"
+            )
         first = prefixes.setdefault(rule.family, rule)
         if first.code[:3] != rule.code[:3]:
-            raise RuleError(
+            raise AuditorError(
                 f"{rule.path}:1: code: the family {rule.family!r} uses {first.code[:3]}", slug="rule-prefix"
             )
 
@@ -160,10 +164,12 @@ def _check_superseded(rules: dict[str, Rule]) -> None:
 
 
 def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "rule-bad-value") -> NoReturn:
-    """Raises: RuleError, with file, line and key."""
+    """Raises: AuditorError, with file, line and key."""
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     shown = key if key.isprintable() else ascii(key)
-    raise RuleError(f"{path}:{_line(path.read_text(encoding='utf-8'), place)}: {shown or 'file'}: {problem}", slug=slug)
+    raise AuditorError(
+        f"{path}:{_line(path.read_text(encoding='utf-8'), place)}: {shown or 'file'}: {problem}", slug=slug
+    )
 
 
 def _line(text: str, place: Sequence[str | int]) -> int:

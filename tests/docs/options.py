@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import auditor
 from auditor.asked import Command
-from auditor.settings import Asked, Option, either, options_of
+from auditor.settings import Option, Settings, either, options_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HEADS = {"command-line.md": "option", "api.md": "argument"}
@@ -22,7 +22,7 @@ def table(document: str) -> str:
     """A row for every option, with its choices and its default."""
     line = document == "command-line.md"
     rows = []
-    for name, option in options_of(Command if line else Asked).items():
+    for name, option in options_of(Command if line else Settings).items():
         if line and not option.flag:
             continue
         called = [f"`{name}`"] if not line else ["`-q`"] * (name == "quiet") + [f"`{option.flag}`"]
@@ -69,9 +69,9 @@ def stub() -> str:
         "    example_inputs: Any,",
         "    *,",
     ]
-    kinds = get_type_hints(Asked)
-    for name, option in options_of(Asked).items():
-        default = repr(Asked.model_fields[name].default).replace("'", '"')
+    kinds = get_type_hints(Settings)
+    for name, option in options_of(Settings).items():
+        default = repr(Settings.model_fields[name].default).replace("'", '"')
         lines.append(f"    {name}: {option.typed or _typed(kinds[name])} = {default},")
     return "\n".join([*lines, ") -> Audit: ...", ""])
 

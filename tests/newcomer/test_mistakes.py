@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor import cli
-from auditor.asked import asked
+from auditor.asked import Command, command_of
 from auditor.errors import AuditorError, LoadError, PlanError
 from auditor.records import Audit
 from tests.support.subjects import normal
@@ -203,7 +203,7 @@ def test_a_module_that_is_called_nearly_like_a_verb_is_a_target(
 
 def test_quick_and_onnx_go_together_where_programs_are_asked_for() -> None:
     """Beside the refusal: `--strategies graph` is what it advises."""
-    assert asked({"quick": True, "onnx": "fp32", "strategies": "graph"}).strategies == ("graph",)
-    assert asked({"onnx": "fp32"}).strategies == ("autocast", "cast", "graph")
+    assert command_of({"quick": True, "onnx": "fp32", "strategies": "graph"}, Command).strategies == ("graph",)
+    assert command_of({"onnx": "fp32"}, Command).strategies == ("autocast", "cast", "graph")
     with pytest.raises(AuditorError, match="or add --strategies graph"):
-        asked({"quick": True, "onnx": "fp32"})
+        command_of({"quick": True, "onnx": "fp32"}, Command)

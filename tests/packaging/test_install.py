@@ -21,17 +21,10 @@ print(json.dumps({
 """
 
 
-def expected(checkout: Path) -> tuple[list[str], list[str]]:
-    rules = sorted(path.name[:6] for path in checkout.glob("rules/*/*.toml"))
-    return rules, sorted(path.name for path in checkout.glob("reports/*.jinja"))
-
-
 def check(answer: str, checkout: Path, package: Path, data: Path) -> None:
     found = json.loads(answer)
-    rules, templates = expected(checkout)
-    assert rules
-    assert templates
-    assert (found["rules"], found["templates"]) == (rules, templates)
+    assert found["rules"] == sorted(path.name[:6] for path in checkout.glob("rules/*/*.toml")) != []
+    assert found["templates"] == sorted(path.name for path in checkout.glob("reports/*.jinja")) != []
     assert Path(found["package"]).parent == package
     assert found["folders"] == [str(data / "rules"), str(data / "reports")]
 
@@ -41,15 +34,10 @@ def test_wheel(wheel, checkout, tmp_path):
     install(python, wheel)
     package = next((tmp_path / "venv").glob("lib/python*/site-packages/auditor"))
     check(run([python, "-c", PROBE], tmp_path), checkout, package, data=package)
+    check(run([python, "-c", PROBE], checkout), checkout, checkout / "auditor", data=checkout)  # a checkout comes first
     assert "explain-layer" in run([python.parent / "auditor", "--help"], tmp_path)
     assert run([python, "-m", "auditor", "--version"], tmp_path).startswith("auditor ")
     assert "No file and no importable module" in run([python, "-m", "auditor", "explain", "missing-target"], tmp_path)
-
-
-def test_wheel_run_from_inside_the_checkout(wheel, checkout, tmp_path):
-    python = make_venv(tmp_path / "venv")
-    install(python, wheel)
-    check(run([python, "-c", PROBE], checkout), checkout, checkout / "auditor", data=checkout)
 
 
 def test_editable_install(checkout, tmp_path):
@@ -57,11 +45,6 @@ def test_editable_install(checkout, tmp_path):
     install(python, "--editable", checkout)
     check(run([python, "-c", PROBE], tmp_path), checkout, checkout / "auditor", data=checkout)
     assert not (checkout / "auditor" / "rules").exists()
-
-
-def test_plain_checkout(checkout, tmp_path):
-    python = make_venv(tmp_path / "venv")
-    check(run([python, "-c", PROBE], checkout), checkout, checkout / "auditor", data=checkout)
 
 
 def test_wheel_holds_the_package_and_its_data_alone(wheel, checkout):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import auditor
 from tests.packaging.conftest import run
 
 
@@ -24,6 +25,7 @@ def metadata(wheel: Path) -> Message:
 def test_both_files_pass_the_check_of_the_index(built: Path) -> None:
     files = sorted(built.iterdir())
     assert [file.suffix for file in files] == [".whl", ".gz"]
+    assert all(auditor.__version__ in file.name for file in files)
     assert run([sys.executable, "-m", "twine", "check", "--strict", *files], built).count("PASSED") == 2
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.devices import chosen
+from auditor.devices import choose
 from auditor.errors import AuditorError
 from auditor.isolation.process import ieee
 from tests.pretend_gpu.memory import ALLOCATOR
@@ -72,7 +72,7 @@ def test_a_recurrent_layer_has_a_way_back_in_training_alone() -> None:
 
 @natively
 def test_a_device_that_is_not_there_is_named() -> None:
-    assert chosen("pretend") == "pretend:0" and chosen(torch.device("pretend", 1)) == "pretend:1"
+    assert choose("pretend") == "pretend:0" and choose(torch.device("pretend", 1)) == "pretend:1"
     with pytest.raises(AuditorError, match="pretend:0, pretend:1 alone") as caught:
-        chosen("pretend:2")
+        choose("pretend:2")
     assert caught.value.slug == "no-cuda"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from auditor.asked import asked
+from auditor.asked import Command, command_of
 from auditor.loading import from_object
 from auditor.rulebook.facts import EACH
 from auditor.rulebook.findings import classify, silenced
@@ -76,6 +76,7 @@ def test_the_example_of_an_unused_ignore(tmp_path: Path, monkeypatch: pytest.Mon
     norm = finding("NRM001", "pow_1", owner="blocks.0.ln")
     file = tmp_path / "pyproject.toml"
     file.write_text(rule.example.code)
-    assert [item.rule for item in silenced((norm,), asked({}).selection, RULES)] == ["NRM001", "CFG001"]
+    found = command_of({}, Command)
+    assert [item.rule for item in silenced((norm,), found.select, found.ignores, RULES)] == ["NRM001", "CFG001"]
     file.write_text(rule.example.fixed)
-    assert silenced((norm,), asked({}).selection, RULES) == ()
+    assert silenced((norm,), (found := command_of({}, Command)).select, found.ignores, RULES) == ()

@@ -62,7 +62,7 @@ def test_a_killed_node_costs_no_audit(cluster, tmp_path):
     ends = {}
     run_all(tasks, nodes.address, lambda task, ended: ends.update({task.target.name: ended}))
     killer.join()
-    assert {name: ended.audited for name, ended in ends.items()} == {name: name != "broken" for name in names}
+    assert {name: ended.has_audit for name, ended in ends.items()} == {name: name != "broken" for name in names}
     assert "missing.py does not exist" in ends["broken"].said
     for name in ("a", "b", "c", "d"):
         plan = json.loads((tmp_path / "out" / name / "plan.json").read_text())

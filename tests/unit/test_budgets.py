@@ -44,7 +44,7 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2820, "capture"),
-    "cli": (1490, "settings"),
+    "cli": (1420, "settings"),
     "criteria": (960, "criteria"),
     "document": (900, "document"),
     "execution": (1280, "execution"),
@@ -52,7 +52,7 @@ BUDGET = {
     "graphs": (1390, "graphs"),
     "isolation": (1310, "isolation"),
     "loading": (2090, "loading"),
-    "loose files": (1350, "flow"),
+    "loose files": (1340, "flow"),
     "measure": (2300, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),

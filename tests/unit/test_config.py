@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.asked import asked, configured
-from auditor.config import Ignore, Selection
+from auditor.asked import Command, command_of, configuration
+from auditor.config import Ignore
 from auditor.criteria import criteria_of
 from auditor.errors import AuditorError
 
 
 def read(folder):
-    return configured(folder)[1]
+    return configuration(folder)[1]
 
 
 @pytest.fixture
 def selection(monkeypatch):
     def selected(folder):
         monkeypatch.chdir(folder)
-        return asked({}).selection
+        return command_of({}, Command)
 
     return selected
 
@@ -90,19 +90,18 @@ reason = "its input is normalised before"
 def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path, selection):
     (tmp_path / "pyproject.toml").write_text(CHOICES)
     (tmp_path / "deep").mkdir()
-    assert selection(tmp_path / "deep") == Selection(
-        select=("NRM", "SFT001"),
-        ignores=(
-            Ignore("NRM004", source="pyproject.toml:4"),
-            Ignore("NRM001", "blocks.*.norm", "its input is normalised before", "pyproject.toml:7"),
-        ),
+    found = selection(tmp_path / "deep")
+    assert found.select == ("NRM", "SFT001")
+    assert found.ignores == (
+        Ignore("NRM004", source="pyproject.toml:4"),
+        Ignore("NRM001", "blocks.*.norm", "its input is normalised before", "pyproject.toml:7"),
     )
-    assert asked({}).max_error == 0.5
-    assert asked({"ignore": "SFT"}).selection.ignores[0] == Ignore("SFT")
+    assert command_of({}, Command).max_error == 0.5
+    assert command_of({"ignore": "SFT"}, Command).ignores[0] == Ignore("SFT")
 
 
 def test_flags_are_true_or_false_and_the_command_line_wins(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text("[tool.auditor]\nquick = true\nmeasure-time = false\n")
     monkeypatch.chdir(tmp_path)
-    assert (asked({}).quick, asked({}).measure_time) == (True, False)
-    assert asked({"quick": False}).quick is False
+    assert (command_of({}, Command).quick, command_of({}, Command).measure_time) == (True, False)
+    assert command_of({"quick": False}, Command).quick is False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from auditor.asked import checked
-from auditor.devices import chosen, followed, is_native, is_spread, libraries, name_of, row_of, type_of
+from auditor.asked import validate
+from auditor.devices import choose, follow, is_native, is_spread, libraries, name_of, row_of, type_of
 from auditor.errors import AuditorError
 from auditor.settings import Settings
 
@@ -30,28 +30,28 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_devices_have_a_number(asked: object, device: str) -> None:
-    assert chosen(asked) == device
+    assert choose(asked) == device
     assert is_native(device) == (type_of(device) == "cuda")
 
 
 @pytest.mark.usefixtures("two")
 def test_a_gpu_that_is_not_there_is_told_from_those_that_are() -> None:
     with pytest.raises(AuditorError, match="sees cuda:0, cuda:1 alone") as caught:
-        chosen("cuda:2")
+        choose("cuda:2")
     assert caught.value.slug == "no-cuda"
 
 
 @pytest.mark.parametrize("asked", ["mps", "xpu:0", "gpu", "cuda:", "cuda:x", "cpu:1", 0])
 def test_what_is_no_device_of_an_audit(asked: object) -> None:
     with pytest.raises(AuditorError, match="device takes auto, cpu, cuda or cuda:N"):
-        checked(Settings, {"device": asked})
+        validate(Settings, {"device": asked})
 
 
 def test_without_a_gpu_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert chosen("auto") == "cpu" == name_of("cpu")
+    assert choose("auto") == "cpu" == name_of("cpu")
     with pytest.raises(AuditorError, match="sees no CUDA device"):
-        chosen("cuda:1")
+        choose("cuda:1")
 
 
 @pytest.mark.usefixtures("two")
@@ -67,7 +67,7 @@ def test_without_a_gpu_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_an_audit_follows_its_model_unless_told_where_to_go(asked: str, found: set[str], device: str) -> None:
-    chosen_one = followed(asked, found)
+    chosen_one = follow(asked, found)
     assert chosen_one == device
     assert is_spread(chosen_one) == ("," in device) and is_native(chosen_one) == (device != "cpu")
 

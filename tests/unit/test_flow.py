@@ -150,7 +150,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, ran: list[str]) -> Begun:
                     raise error
             return audit
 
-        monkeypatch.setattr("auditor.flow._audited", audited_there)
+        monkeypatch.setattr("auditor.flow._audit", audited_there)
         return run(audit.subject, Settings(command="", device=device))
 
     return begin

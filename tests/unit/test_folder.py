@@ -14,7 +14,7 @@ import pytest
 
 from auditor import folder
 from auditor.errors import AuditorError
-from auditor.folder import check_directory, own, swept, write
+from auditor.folder import check_directory, own, sweep, write
 
 
 def refusal(action: Callable[[], object]) -> str:
@@ -130,7 +130,7 @@ def test_what_a_process_left_is_taken_away_and_nothing_else(tmp_path: Path) -> N
     (tmp_path / f"{own(7)}file").touch()
     (tmp_path / f"{own(77)}xyz").mkdir()
     (tmp_path / "mine").touch()
-    swept(tmp_path, 7)
+    sweep(tmp_path, 7)
     assert {path.name for path in tmp_path.iterdir()} == {f"{own(77)}xyz", "mine"}
     assert re.fullmatch(r"\.auditor-\d+-", own())
     assert folder.own(7) != folder.own(77)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from auditor.asked import Command, checked
+from auditor.asked import Command, validate
 from auditor.errors import AuditorError
-from auditor.settings import Settings, named, options_of
+from auditor.settings import Settings, options_of, split_names
 
 
 def options(**asked: Any) -> Settings:
-    return checked(Settings, asked)
+    return validate(Settings, asked)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_cannot_be_asked_is_said_in_one_line(asked: dict[str, Any], words: 
     ],
 )
 def test_names_are_given_one_by_one_or_together(given: Any, names: tuple[str, ...]) -> None:
-    assert named(given) == names
+    assert split_names(given) == names
 
 
 def test_quick_takes_the_first_of_what_was_asked_for() -> None:
@@ -76,7 +76,7 @@ def test_what_is_no_size_is_one_line(text: object) -> None:
 
 
 def test_text_is_read_as_the_command_line_and_toml_have_it() -> None:
-    found = checked(
+    found = validate(
         Command, {"max_error": "0.5", "seed": "7", "select": "NRM,SFT001", "mode": "training", "out": "a b"}
     )
     assert (found.max_error, found.seed, found.select, found.use) == (0.5, 7, ("NRM", "SFT001"), "training")

@@ -28,47 +28,30 @@ def folder(monkeypatch, tmp_path):
     return tmp_path, ran
 
 
-@pytest.fixture
-def baseline(folder):
-    """Everything that audit finds but its first finding."""
-    path, _ = folder
+def test_only_new_findings_fail_and_are_annotated(folder, capsys):
+    path, ran = folder
     document = make_audit(60).to_dict()
-    document["findings"] = [f for f in document["findings"] if f["severity"] != "error"]
+    (path / "all.json").write_text(json.dumps(document))
+    document["findings"] = [finding for finding in document["findings"] if finding["severity"] != "error"]
     (path / "old.json").write_text(json.dumps(document))
-    return path / "old.json"
-
-
-def test_only_new_findings_fail(folder, baseline, capsys):
-    whole = json.dumps(make_audit(60).to_dict())
     assert cli.main(["model.py", "-q", "--baseline", "old.json"]) == 1
     assert "1 new" in capsys.readouterr().out
-    (folder[0] / "old.json").write_text(whole)
-    assert cli.main(["model.py", "-q"]) == 1
-    capsys.readouterr()
-    assert cli.main(["model.py", "-q", "--baseline", "old.json", "--fail-on", "info"]) == 0
+    assert cli.main(["model.py", "-q", "--baseline", "all.json", "--fail-on", "info"]) == 0
     assert "0 new" in capsys.readouterr().out
+    cli.main(["model.py", "-q", "--baseline", "old.json", "--format", "github"])
+    (annotation,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("::"))
+    assert "RNG001" in annotation
+    ran.clear()
+    assert cli.main(["model.py", "--baseline", "absent.json"]) == 2
+    assert "absent.json cannot be read" in capsys.readouterr().err
+    assert ran == []
 
 
-def test_a_baseline_may_be_the_directory_of_an_audit_and_come_from_the_configuration(folder, baseline):
+def test_a_baseline_may_be_the_directory_of_an_audit_and_come_from_the_configuration(folder):
     path, _ = folder
     assert cli.main(["model.py", "-q", "--out", "first"]) == 1
     (path / "pyproject.toml").write_text('[tool.auditor]\nbaseline = "first"\n')
     assert cli.main(["model.py", "-q"]) == 0
-
-
-def test_annotations_are_for_what_is_new(folder, baseline, capsys):
-    cli.main(["model.py", "-q", "--baseline", "old.json", "--format", "github"])
-    annotations = [line for line in capsys.readouterr().out.splitlines() if line.startswith("::")]
-    assert len(annotations) == 1
-    assert "RNG001" in annotations[0]
-
-
-def test_a_wrong_baseline_is_found_before_the_audit_runs(folder, capsys):
-    path, ran = folder
-    assert cli.main(["model.py", "--baseline", "absent.json"]) == 2
-    assert "absent.json cannot be read" in capsys.readouterr().err
-    assert ran == []
-    assert [p.name for p in path.iterdir()] == ["model.py"]
 
 
 def test_dry_run_says_what_was_found_and_writes_nothing(folder, capsys):
@@ -89,5 +72,3 @@ def test_model_explorer_files_lie_beside_the_report(folder):
     cli.main(["model.py", "-q", "--model-explorer"])
     written = {p.name for p in (path / "audits" / "model" / "model_explorer").iterdir()}
     assert {"graph.json", "fp16_effect.json", "bf16_verdict.json", "plan.json"} <= written
-    cli.main(["model.py", "-q", "--model-explorer"])  # a second run replaces them
-    assert {p.name for p in (path / "audits" / "model" / "model_explorer").iterdir()} == written

@@ -47,9 +47,6 @@ def test_text_fits_and_says_what_changed(run):
     assert [line for line in out.out.splitlines() if len(line) > 100 and not line.startswith("model.py:")] == []
     assert "\x1b" not in out.out
     assert out.err == ""
-
-
-def test_nothing_changed(run):
     assert "Nothing changed" in run("before", "before")[1].out
 
 

@@ -14,11 +14,7 @@ from auditor import cli
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["--help"],
-        ["diff", "a"],
-        ["absent.py", "--formats", "x"],
-    ],
+    [["--help"], ["absent.py", "--formats", "x"]],
 )
 def test_torch_is_not_imported_before_it_is_needed(root, words):
     code = f"""
@@ -44,21 +40,19 @@ def test_the_version_is_said_by_every_verb(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"),
+    ("words", "said"),
     [
-        (["model.py", "--fromats", "fp16"], "--formats"),
-        (["model.py", "--max_error=0.1"], "--max-error"),
-        (["model.py", "--basline", "x", "--quite"], "--baseline and --quiet"),
-        (["diff", "a", "b", "--htlm", "c.html"], "--html"),
+        (["model.py", "--max_error=0.1"], ": did you mean --max-error?"),
+        (["model.py", "--basline", "x", "--quite"], ": did you mean --baseline and --quiet?"),
+        (["diff", "a", "b", "--htlm", "c.html"], ": did you mean --html?"),
+        (["model.py", "--zzzzzzz"], "error: unrecognized arguments: --zzzzzzz"),
+        (["fleet", "a.toml", "--out", "b", "--jobs", "many"], "--jobs takes a whole number, not 'many'"),
+        (["fleet", "a.toml"], "the following arguments are required: --out"),
+        (["rules", "--format", "sarif"], "invalid choice: 'sarif'"),
     ],
 )
-def test_a_misspelt_option_is_told_from_what_it_was_meant_to_be(words, meant, capsys):
+def test_a_wrong_option_is_one_line_and_what_was_meant(words, said, capsys):
     assert cli.main(words) == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert first.endswith(f": did you mean {meant}?")
+    assert said in first
     assert second.startswith("hint: ")
-
-
-def test_an_option_like_no_other_is_just_refused(capsys):
-    assert cli.main(["model.py", "--zzzzzzz"]) == 2
-    assert capsys.readouterr().err.startswith("error: unrecognized arguments: --zzzzzzz\n")

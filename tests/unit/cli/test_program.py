@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from auditor import cli
-from auditor.cli import publish
 from auditor.errors import CaptureError
+from auditor.folder import write
 from auditor.records import Environment
+from auditor.records.audit import FILES
 from auditor.report.reporters import REPORTERS
 
 MODEL = """
@@ -33,8 +35,8 @@ class FakeAudit:
     environment: Environment = field(default_factory=lambda: Environment("0", "2", "cpu", "emulated", 0))
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def texts(self, directory: Path) -> dict[str, str]:
-        return dict.fromkeys(publish.FILES, "whole")
+    def save(self, directory: Path) -> tuple[Path, ...]:
+        return write(directory, dict.fromkeys(FILES, "whole"))
 
 
 class Stages:
@@ -71,7 +73,7 @@ def test_files_summary_and_streams(stages, capsys, tmp_path):
     assert cli.main(["model.py"]) == 0
     captured = capsys.readouterr()
     folder = tmp_path / "audits" / "model"
-    assert {p.name for p in folder.iterdir()} == set(publish.FILES)
+    assert {p.name for p in folder.iterdir()} == set(FILES)
     assert [p.name for p in (tmp_path / "audits").iterdir()] == ["model"]
     assert captured.out.startswith("rendered by text\n")
     assert "Report   audits/model/report.html" in captured.out
@@ -87,9 +89,8 @@ def test_files_summary_and_streams(stages, capsys, tmp_path):
     ("severities", "fail_on", "code"),
     [
         ((), "info", 0),
-        (("error",), "error", 1),
         (("warning", "info"), "warning", 1),
-        (("info",), "info", 1),
+        (("warning",), None, 0),
         (("error",), "never", 0),
         (("error",), None, 1),
     ],
@@ -106,18 +107,9 @@ def test_options_reach_the_stages(stages, tmp_path):
     (tmp_path / "x.py").write_text("import torch\ndef f(): return torch.ones(5, 3)\ndef loss(y): return y.sum()\n")
     assert cli.main(words) == 0
     (call,) = stages.calls
-    expected = {
-        "formats": ("bf16",),
-        "strategies": ("cast",),
-        "max_error": 0.5,
-        "device": "cpu",
-        "mode": "training",
-        "seed": 7,
-        "gpu": "RTX 4090",
-        "command": "python -m auditor "
-        + " ".join(words).replace("else where", "'else where'").replace("RTX 4090", "'RTX 4090'"),
-    }
-    assert {name: call[name] for name in expected} == expected
+    expected = {"formats": ("bf16",), "strategies": ("cast",), "max_error": 0.5, "device": "cpu", "mode": "training"}
+    expected |= {"seed": 7, "gpu": "RTX 4090", "command": f"python -m auditor {shlex.join(words)}"}
+    assert expected.items() <= call.items()
     assert call["subject"].batches[0][0][0].shape == (5, 3)
     assert call["subject"].objective.source == "--loss x.py:loss"
     assert (tmp_path / "else where" / "plan.json").exists()
@@ -164,33 +156,24 @@ def test_interrupt(stages, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        ([], "the following arguments are required: TARGET | VERB"),
         (["."], "name the file that holds the model, for example model.py"),
         (["model.py", "--weights", "absent.pt"], "absent.pt does not exist"),
-        (["model.py", "--out", "model.py"], "model.py is a file"),
         (["model.py", "--rules", "absent"], "absent"),
+        (["model.py", "--formats", "fp17"], "--formats takes fp16"),
+        (["model.py", "--loss", "x.py:loss"], "add --mode training"),
+        (["model.py", "--max-error", "nan"], "--max-error takes a positive number"),
+        (["model.py", "--device", "tpu"], "--device takes auto"),
+        (["model.py", "--out", "model.py/x"], "model.py"),
+        (["model.py", "--out", "/dev/null"], "/dev/null"),
         (["explain", "XXX999"], "no rule and no error is called XXX999"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(stages, capsys, tmp_path, words, text):
+def test_bad_input_is_one_line_before_anything_runs(stages, capsys, tmp_path, words, text):
     assert cli.main(words) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert text in line
     assert not (tmp_path / "audits").exists()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["model.py", "--formats", "fp17"],
-        ["model.py", "--loss", "x.py:loss"],
-        ["model.py", "--max-error", "nan"],
-        ["model.py", "--device", "tpu"],
-        ["model.py", "--target", "T4"],
-    ],
-)
-def test_bad_options_exit_with_2(stages, words):
-    assert cli.main(words) == 2
     assert stages.calls == []
 
 
@@ -222,18 +205,7 @@ def test_the_report_is_opened_when_it_is_there(stages, capsys, monkeypatch, tmp_
     assert cli.main(["model.py", "-q", "--open", "--out", "a b"]) == 0
     assert opened == [(tmp_path / "a b" / "report.html").as_uri()]
     assert (tmp_path / "a b" / "report.html").exists()
-    assert cli.main(["model.py", "-q", "--open", "--dry-run"]) == 0
-    assert len(opened) == 1
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     capsys.readouterr()
     assert cli.main(["model.py", "-q", "--open"]) == 0
     assert "no browser could be opened: audits/model/report.html is the report" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("place", ["/proc/x", "model.py/x", "/dev/null"])
-def test_where_nothing_can_be_written_is_said_before_the_model_is_loaded(place, stages, capsys):
-    assert cli.main(["model.py", "--out", place]) == 2
-    told = capsys.readouterr()
-    assert "bad-output" in told.err
-    assert "noise from the user's file" not in told.out + told.err
-    assert stages.calls == []

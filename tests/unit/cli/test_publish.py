@@ -8,35 +8,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from auditor.cli.publish import FILES, check, default_directory, write
-from auditor.document.places import shown
-from auditor.errors import AuditorError
+from auditor import cli
+from auditor.cli.verbs import default_directory
+from auditor.document.places import portable_path
 from tests.unit.report.factory import make_audit
 
 AUDIT = make_audit(4)
 
 
-def test_the_files_asked_after_are_those_written(tmp_path):
-    files = write(AUDIT, tmp_path / "audit", explorer=False)
-    assert {str(file.relative_to(tmp_path / "audit")) for file in files} == set(FILES)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_users_own_directory_is_not_replaced(name, tmp_path):
-    (tmp_path / name / "mine").mkdir(parents=True)
-    with pytest.raises(AuditorError, match=f"{name} is a directory") as caught:
-        check(tmp_path, explorer=False)
-    assert caught.value.slug == "bad-output"
-    with pytest.raises(AuditorError, match="cannot be written to"):
-        write(AUDIT, tmp_path, explorer=False)
-    assert (tmp_path / name / "mine").exists()
-
-
-def test_a_file_where_the_explorers_files_go(tmp_path):
-    (tmp_path / "model_explorer").touch()
-    check(tmp_path, explorer=False)
-    with pytest.raises(AuditorError, match="model_explorer is a file"):
-        check(tmp_path, explorer=True)
+@pytest.mark.parametrize(
+    ("there", "words", "said"),
+    [
+        ("plan.json/mine", [], "plan.json is a directory"),
+        ("model_explorer", ["--model-explorer"], "model_explorer is a file"),
+    ],
+)
+def test_what_the_user_has_there_is_not_replaced(there, words, said, tmp_path, capsys):
+    (tmp_path / there).parent.mkdir(exist_ok=True)
+    (tmp_path / there).touch()
+    assert cli.main(["absent.py", "--out", str(tmp_path), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert (tmp_path / there).exists()
 
 
 @pytest.mark.parametrize(
@@ -52,5 +44,7 @@ def test_a_model_of_another_file_gets_a_directory_of_its_own(tmp_path, monkeypat
     first, other = (
         SimpleNamespace(name="net", origin=SimpleNamespace(path=str(tmp_path / at))) for at in ("b/n", "a/n")
     )
-    replace(AUDIT, subject=replace(AUDIT.subject, file=shown(first.origin.path))).save(tmp_path / "audits" / "net")
+    replace(AUDIT, subject=replace(AUDIT.subject, file=portable_path(first.origin.path))).save(
+        tmp_path / "audits" / "net"
+    )
     assert [default_directory(one) for one in (first, other)] == [Path("audits/net"), Path("audits/a-net")]

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.document.codec import laid_out, one_a_line
+from auditor.document.codec import laid_out
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=60)
 TREES = st.recursive(PLAIN, lambda inside: st.lists(inside) | st.dictionaries(st.text(max_size=9), inside))
@@ -18,28 +18,17 @@ TREES = st.recursive(PLAIN, lambda inside: st.lists(inside) | st.dictionaries(st
 @given(TREES)
 def test_what_is_laid_out_is_the_same_data(tree: Any) -> None:
     assert json.loads(laid_out(tree)) == tree
-    assert json.loads(one_a_line({"top": tree})) == {"top": tree}
+    assert json.loads(laid_out(tree, 2)) == tree
 
 
-def test_what_fits_stands_on_one_line() -> None:
-    scopes = {f"blocks.{i}": {"precision": "fp32", "because": ["NRM001"]} for i in range(5)}
-    lines = laid_out({"scopes": scopes, "empty": {}}).splitlines()
-    assert lines[2] == '  "blocks.0": {"precision": "fp32", "because": ["NRM001"]},'
-    assert lines[-2:] == [' "empty": {}', "}"]
-    assert len(lines) == 2 + 2 + len(scopes) + 1
-
-
-def test_one_line_an_item_below_the_top() -> None:
-    lines = one_a_line({"n": 1, "nodes": [{"a": 1, "b": [2]}, {"a": 2}], "plans": {"x": {"p": []}}}).splitlines()
-    assert lines == [
-        "{",
-        ' "n": 1,',
-        ' "nodes": [',
-        '  {"a":1,"b":[2]},',
-        '  {"a":2}',
-        " ],",
-        ' "plans": {',
-        '  "x": {"p":[]}',
-        " }",
+def test_what_fits_or_lies_deep_stands_on_one_line() -> None:
+    nodes = [{"a": number, "b": ["x" * 250] * number} for number in (1, 2)]
+    head = ["{", ' "n": 1,', ' "nodes": [']
+    assert laid_out({"n": 1, "nodes": nodes}, 2).splitlines() == [
+        *head,
+        f"  {json.dumps(nodes[0])},",
+        f"  {json.dumps(nodes[1])}",
+        " ]",
         "}",
     ]
+    assert laid_out({"n": 1, "nodes": nodes}).splitlines()[:6] == [*head, "  {", '   "a": 1,', '   "b": [']

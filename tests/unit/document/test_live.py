@@ -34,21 +34,17 @@ def document(parameters: int) -> dict[str, Any]:
     return documents.document(plans, "autocast_bf16", parameters=parameters)
 
 
-def test_another_number_of_parameters() -> None:
-    count = sum(p.numel() for p in seeded(Net).parameters())
-    apply(seeded(Net), document(count))
-    with pytest.raises(PlanError, match=f"{count + 1} parameters, this one has {count}") as caught:
-        apply(seeded(Net), document(count + 1))
-    assert caught.value.slug == "plan-mismatch"
-
-
-def test_a_plan_is_chosen_by_name() -> None:
+def test_a_plan_is_chosen_by_name_for_the_model_that_it_was_made_for() -> None:
     count = sum(p.numel() for p in seeded(Net).parameters())
     assert apply(seeded(Net), document(count), "cast_bf16").first.weight.dtype is torch.bfloat16
     assert apply(seeded(Net), document(count)).first.weight.dtype is torch.float32
-    with pytest.raises(PlanError) as caught:
-        apply(seeded(Net), document(count), "cast_fp16")
-    assert caught.value.slug == "no-such-plan"
+    for told, name, slug in (
+        (document(count), "cast_fp16", "no-such-plan"),
+        (document(count + 1), None, "plan-mismatch"),
+    ):
+        with pytest.raises(PlanError) as caught:
+            apply(seeded(Net), told, name)
+        assert caught.value.slug == slug
 
 
 def test_plans_that_cannot_be_run_are_not_offered() -> None:
@@ -77,39 +73,25 @@ def test_strategy_format_and_scopes_are_enough_of_a_plan() -> None:
         select({**CAST, "format": "half"}, None)
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "plan.json"
-    write(path, cast_bf16=CAST, autocast_bf16=AUTOCAST)
-    return path
-
-
-def write(path: Path, **plans: Any) -> None:
-    parameters = sum(parameter.numel() for parameter in Net().parameters())
-    path.write_text(json.dumps(documents.document(plans, "cast_bf16", parameters=parameters)))
-
-
-def test_plans_that_run_are_taken_without_what_was_measured(file: Path) -> None:
-    write(file, cast_bf16=CAST | {"measured_error": 0.1, "verified": True}, cast_fp8=CAST | {"format": "fp8_e4m3"})
-    audit, plans, name = read_plans(file, None)
-    assert (audit.recommended, name, set(plans)) == ("cast_bf16", "cast_bf16", {"cast_bf16"})
-    assert (plans[name].measured_error, plans[name].verified) == (None, False)
-    assert {path: (choice.precision, choice.output) for path, choice in plans[name].scopes.items()} == {
-        "": ("bf16", "cast"),
-        "norm": ("fp32", "cast"),
-        "head.2": ("fp32", "keep"),
-    }
-
-
 def subject(tmp_path: Path) -> Subject:
     origin = Origin(str(tmp_path / "model.py"), None, "Net", "class")
     return replace(subject_of(seeded(Net), torch.ones(1, 4)), origin=origin)
 
 
-def test_the_text_holds_every_plan_and_what_one_rounds_the_next_may_want_in_fp32(file: Path, tmp_path: Path) -> None:
+def test_plans_that_run_are_written_without_what_was_measured(tmp_path: Path) -> None:
+    parameters = sum(parameter.numel() for parameter in Net().parameters())
+    given = {
+        "cast_bf16": CAST | {"measured_error": 0.1, "verified": True},
+        "autocast_bf16": AUTOCAST,
+        "cast_fp8": CAST | {"format": "fp8_e4m3"},
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(documents.document(given, "cast_bf16", parameters=parameters)))
+    audit, plans, name = read_plans(tmp_path / "plan.json", None)
+    assert (audit.recommended, name, set(plans)) == ("cast_bf16", "cast_bf16", {"cast_bf16", "autocast_bf16"})
+    assert (plans[name].measured_error, plans[name].verified) == (None, False)
     model = subject(tmp_path)
-    text = patched_source(model, *read_plans(file, None), tmp_path)
+    text = patched_source(model, audit, plans, name, tmp_path)
     compile(text, "patched_model.py", "exec")
-    assert "autocast_bf16" in text
-    assert "cast_bf16" in text
+    assert "autocast_bf16" in text and "cast_bf16" in text
+    # what one plan rounds, the next may want in FP32
     assert {parameter.dtype for parameter in model.model.parameters()} == {torch.float32}

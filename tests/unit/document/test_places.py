@@ -6,38 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from auditor.document.places import from_repository, installed, portable, shown
+from auditor.document.places import from_repository, is_installed, portable, portable_path
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    (tmp_path / "repo" / ".git").mkdir(parents=True)
-    (tmp_path / "repo" / "models").mkdir()
-    return tmp_path / "repo"
-
-
-def test_a_file_of_a_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in (repository, repository / "models", repository.parent):
-        monkeypatch.chdir(folder)
-        assert from_repository(repository / "models" / "net.py") == "models/net.py"
-
-
-def test_a_file_of_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert from_repository(tmp_path / "work" / "net.py") == "work/net.py"
-    monkeypatch.chdir(tmp_path / "work")
-    assert from_repository(tmp_path / "net.py") == "net.py"
-    assert from_repository(Path("net.py")) == "net.py"
-
-
-def test_an_installed_file() -> None:
+def test_a_file_is_seen_from_its_repository_or_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("repo/.git", "repo/models", "work"):
+        (tmp_path / folder).mkdir(parents=True)
+    for folder, file, said in (
+        ("repo", "repo/models/net.py", "models/net.py"),
+        (".", "repo/models/net.py", "models/net.py"),
+        (".", "work/net.py", "work/net.py"),
+        ("work", "net.py", "net.py"),
+    ):
+        monkeypatch.chdir(tmp_path / folder)
+        assert from_repository(tmp_path / file) == said
     path = "/home/me/env/lib/python3.12/site-packages/timm/layers/mlp.py"
-    assert shown(path) == "site-packages/timm/layers/mlp.py" == shown(shown(path))
-    assert installed(path)
-    assert installed(shown(path))
-    assert not installed("model.py")
-    assert not installed(None)
+    assert portable_path(path) == "site-packages/timm/layers/mlp.py" == portable_path(portable_path(path))
+    assert is_installed(path) and is_installed(portable_path(path))
+    assert not is_installed("model.py") and not is_installed(None)
 
 
 @pytest.mark.parametrize(

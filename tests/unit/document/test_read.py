@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from auditor.document.codec import merged, to_measurements, to_plan
+from auditor.document.codec import merge, to_measurements, to_plan
 from auditor.document.read import AGAIN, applicable, audit_of, json_path, load, load_plan
 from auditor.errors import PlanError
 from tests.support.documents import Place, places, replaced, without
@@ -54,16 +54,10 @@ def refusal(read: Callable[[Any, str], Any], document: Any) -> str | None:
     return said
 
 
-def whole(document: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """Both in one."""
-    found: dict[str, Any] = merged(document, measured)
-    return found
-
-
 def test_what_lacks_one_thing_is_read_or_refused_with_its_place(
     document: dict[str, Any], measured: dict[str, Any]
 ) -> None:
-    found = whole(document, measured)
+    found = merge(document, measured)
     known = [("format_version",), ("plans", document["recommended"])]
     for place in places(found):
         said = None if isinstance(place[-1], int) else refusal(audit_of, without(found, place))
@@ -71,7 +65,7 @@ def test_what_lacks_one_thing_is_read_or_refused_with_its_place(
 
 
 def test_what_is_wrong_in_one_place_is_said_with_that_place(document: dict[str, Any], measured: dict[str, Any]) -> None:
-    found = whole(document, measured)
+    found = merge(document, measured)
     for place in places(found):
         if place[0] in ("findings", "plan") and (len(place) == 1 or "evidence" in place):
             continue  # facts of a rule are of any kind
@@ -91,12 +85,7 @@ def test_what_is_wrong_in_one_place_is_said_with_that_place(document: dict[str, 
         (("environment", "execution"), "guessed", "should be 'native' or 'emulated', is \"guessed\"."),
         (("warnings",), [1, 2, 3], "`$.warnings[0]` should be text, is 1 (2 more like it)."),
         (("format_version",), "1", "`$.format_version` should be 1, is"),
-        (
-            ("format_version",),
-            True,
-            "`$.format_version` should be 1, is true.",
-        ),
-        (("format_version",), 3, "`$.format_version` should be 1, is 3."),
+        (("format_version",), True, "`$.format_version` should be 1, is true."),
         (("recommendation",), "x", None),
         (("warnings",), "a" * 60, f'is "{"a" * 36}...'),
         (
@@ -120,35 +109,20 @@ def test_names_that_are_not_known_matter_where_a_plan_is_applied(document: dict[
         assert refusal(audit_of, changed) is None
 
 
-@pytest.mark.parametrize("cut", [0, 1, 2, 100, 2000])
-def test_a_file_that_ends_early(document: dict[str, Any], tmp_path: Path, cut: int) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps(document)[:cut], encoding="utf-8")
-    for reader in (load_plan, load):
-        with pytest.raises(PlanError, match=r"plan\.json is not a plan: .+ Audit the model again") as caught:
-            reader(file)
-        assert caught.value.slug == "bad-plan"
-
-
 @pytest.mark.parametrize(
-    "content", [b"\xff\xfe", b"{,}", b"[" * 100_000, b"1" * 5000, b'{"a": ' * 3000 + b"1" + b"}" * 3000]
+    "content", [b"", b"{", b'{"format_version": 1', b"\xff\xfe", b"[" * 100_000, b"1" * 5000, b'{"a": ' * 3000 + b"1"]
 )
-def test_files_that_are_no_json(content: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    file.write_bytes(content)
-    with pytest.raises(PlanError) as caught:
-        load_plan(file)
-    assert caught.value.slug == "bad-plan"
-    assert "\n" not in str(caught.value)
+def test_a_file_that_is_no_json(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_bytes(content)
+    for reader in (load_plan, load):
+        with pytest.raises(PlanError, match=r"plan\.json is not a plan: [^\n]+ Audit the model again") as caught:
+            reader(tmp_path)
+        assert caught.value.slug == "bad-plan"
 
 
 def test_paths_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "folder" / "plan.json").mkdir(parents=True)
-    for path, reason in (
-        (tmp_path, "No such file"),
-        (tmp_path / "folder", "Is a directory"),
-        (tmp_path / "none.json", "No such file"),
-    ):
+    for path, reason in ((tmp_path, "No such file"), (tmp_path / "folder", "Is a directory")):
         with pytest.raises(PlanError, match=reason) as caught:
             load_plan(path)
         assert caught.value.slug == "missing-plan"

@@ -7,7 +7,7 @@ import pytest
 from auditor.document.codec import to_document
 from auditor.document.read import audit_of
 from auditor.fleet.index import headline, render, rows_of, worse
-from auditor.fleet.running import KEPT, Outcome, asked_of, keep, kept_in
+from auditor.fleet.running import KEPT, Outcome, asked_of, keep, standing
 from auditor.fleet.targets import Target
 from tests.unit.report.factory import make_audit
 
@@ -40,6 +40,8 @@ def test_rows_link_to_reports_and_say_why_there_is_none(tmp_path, audit):
     page = render([*rows.values()], None)
     assert 'href="good%20one/report.html"' in page
     assert "no such &lt;file&gt;" in page
+    (row,) = rows_of([target("good one", tmp_path)], {"good one": ends["broken"]}, tmp_path / "new", tmp_path)
+    assert (row.state, row.worse) == ("failed", ["there was an audit before"])
     assert headline([*rows.values()]) == "4 models: 2 failed, 1 not audited yet."
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
 
@@ -58,19 +60,16 @@ def test_what_got_worse_is_told_and_what_did_not_is_not(document):
     assert f"{name} was recommended, and no plan is" in worse(before, audit_of(after, "after"))
 
 
-def test_a_target_that_fails_where_it_had_an_audit_says_so(tmp_path, audit):
-    audit.save(tmp_path / "old" / "a")
-    ends = {"a": Outcome(asked="", code=2, said="it broke")}
-    (row,) = rows_of([target("a", tmp_path)], ends, tmp_path / "new", tmp_path / "old")
-    assert (row.state, row.said, row.worse) == ("failed", "it broke", ["there was an audit before"])
-
-
-def test_outcomes_are_kept_and_a_damaged_file_counts_as_none(tmp_path):
-    ends = {"a": Outcome(asked="x", code=0, seconds=1.5), "b": Outcome(asked="y", code=-9, said="killed", tries=2)}
-    keep(tmp_path, ends)
-    assert kept_in(tmp_path) == ends
-    (tmp_path / KEPT).write_text('{"targets": {"a": 1}}', encoding="utf-8")
-    assert kept_in(tmp_path) == {}
+def test_outcomes_that_stand_are_kept_and_a_damaged_file_counts_as_none(tmp_path):
+    targets = [target(name, tmp_path) for name in "abc"]
+    good = Outcome(asked=asked_of(targets[0]), code=0, seconds=1.5)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "plan.json").touch()
+    other = Outcome(asked=asked_of(targets[2]), code=0)  # whose files are gone
+    keep(tmp_path, {"a": good, "b": Outcome(asked=asked_of(targets[1]), code=-9, said="killed", tries=2), "c": other})
+    assert standing(tmp_path, targets) == {"a": good}
+    (tmp_path / KEPT).write_text('{"a": 1}', encoding="utf-8")
+    assert standing(tmp_path, targets) == {}
 
 
 def test_a_changed_file_or_option_is_asked_for_anew(tmp_path):

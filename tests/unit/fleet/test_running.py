@@ -24,17 +24,17 @@ def scripted(monkeypatch, tmp_path):
 
 
 def test_findings_are_an_audit_and_an_error_says_its_line(scripted):
-    assert run(scripted("a", "import sys; sys.exit(1)")).audited
+    assert run(scripted("a", "import sys; sys.exit(1)")).has_audit
     script = "import sys; print('warning: w\\nerror: no such file\\nhint: look', file=sys.stderr); sys.exit(2)"
     ended = run(scripted("b", script))
-    assert not ended.audited
+    assert not ended.has_audit
     assert ended.said == "no such file"
 
 
 def test_one_that_a_signal_ended_is_tried_again_and_others_are_not(scripted):
     killed = run(scripted("a", "import os; os.kill(os.getpid(), 9)", retries=2))
     assert (killed.tries, killed.said) == (3, "the process was killed by SIGKILL")
-    assert not killed.audited
+    assert not killed.has_audit
     assert run(scripted("b", "import sys; sys.exit(2)", retries=2)).tries == 1
 
 
@@ -62,7 +62,7 @@ def test_one_that_is_given_up_leaves_nothing_that_it_started(scripted, tmp_path)
 def test_a_fleet_goes_on_where_one_fails(scripted):
     ends = {}
     tasks = [scripted("a", "import os; os.abort()"), scripted("b", "pass"), scripted("c", "import sys; sys.exit(2)")]
-    run_all(tasks, 2, lambda task, ended: ends.update({task.target.name: ended.audited}))
+    run_all(tasks, 2, lambda task, ended: ends.update({task.target.name: ended.has_audit}))
     assert ends == {"a": False, "b": True, "c": False}
 
 

@@ -49,7 +49,6 @@ ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
     [
         ("", "it names no model"),
         ("[[target]\n", "targets.toml: "),
-        ("[target]\nname = 'a'\n", "it names no model"),
         (ONE + "[[targets]]\n", "there is no table 'targets'"),
         ("[[target]]\ntarget = 'a.py'\n", "target 1 needs a name"),
         ("[[target]]\nname = '../a'\ntarget = 'a.py'\n", "target 1 needs a name"),
@@ -59,14 +58,9 @@ ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
         (ONE + "formatz = 'fp16'\n", "no option of an audit in a fleet 'formatz': did you mean formats?"),
         (ONE + "out = 'b'\n", "target 'a' has no option of an audit in a fleet 'out'"),
         (ONE + "formats = 'fp7'\n", "target 'a': formats takes fp16, bf16"),
-        (ONE + "max-error = -1\n", "target 'a': max-error takes a positive number, not -1"),
         (ONE + "seed = {}\n", "seed takes a whole number"),
         (ONE + "[defaults]\nsed = 1\n", "[defaults] has no option of an audit in a fleet 'sed': did you mean seed?"),
-        (ONE + "[defaults]\ntarget = 'T4'\n", "[defaults] has no option of an audit in a fleet 'target'"),
-        (
-            ONE + "no-measure-time = true\n",
-            "'no-measure-time': did you mean measure-time?",
-        ),
+        (ONE + "no-measure-time = true\n", "'no-measure-time': did you mean measure-time?"),
     ],
 )
 def test_a_file_that_will_not_do_is_refused_in_one_line(tmp_path, text, said):
@@ -75,8 +69,3 @@ def test_a_file_that_will_not_do_is_refused_in_one_line(tmp_path, text, said):
     assert raised.value.slug == "bad-fleet"
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(AuditorError, match="cannot be read"):
-        read(tmp_path / "none.toml")

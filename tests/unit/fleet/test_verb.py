@@ -39,7 +39,8 @@ def fleet(monkeypatch, tmp_path):
     )
 
     def called(text, *options):
-        (tmp_path / "targets.toml").write_text(text, encoding="utf-8")
+        if text is not None:
+            (tmp_path / "targets.toml").write_text(text, encoding="utf-8")
         return cli.main(["fleet", "targets.toml", "--out", "out", "--jobs", "1", *options])
 
     return called
@@ -50,23 +51,18 @@ def calls(tmp_path):
     return file.read_text().split() if file.exists() else []
 
 
-def test_what_is_done_is_not_done_again(fleet, tmp_path, capsys):
+def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(fleet, tmp_path, capsys):
     fleet(FLEET)
     assert calls(tmp_path) == ["one.py", "two.py"]
-    fleet(FLEET + BAD)
-    assert calls(tmp_path) == ["one.py", "two.py", "bad.py"]
+    assert fleet(FLEET + BAD) == 1
+    assert fleet(FLEET + BAD) == 1
+    assert calls(tmp_path) == ["one.py", "two.py", "bad.py", "bad.py"]
     fleet(FLEET + BAD, "--force")
-    assert len(calls(tmp_path)) == 6
+    assert len(calls(tmp_path)) == 7
     told = capsys.readouterr()
     assert "bad: failed, it cannot be loaded\n" in told.out
     assert "Fleet    out/index.html\n" in told.out
     assert "3 of 3, bad, " in told.err
-
-
-def test_a_failure_is_exit_code_1_and_is_tried_anew_next_time(fleet, tmp_path):
-    assert fleet(BAD) == 1
-    assert fleet(BAD) == 1
-    assert calls(tmp_path) == ["bad.py", "bad.py"]
     assert "it cannot be loaded" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
 
 
@@ -76,6 +72,7 @@ def test_a_failure_is_exit_code_1_and_is_tried_anew_next_time(fleet, tmp_path):
         ("[[target]]\nname = 'a'\n", (), "target 'a' has no `target`"),
         (FLEET, ("--baseline", "nowhere"), "nowhere is no directory of an earlier fleet"),
         (FLEET, ("--out", "targets.toml"), "targets.toml"),
+        (None, (), "cannot be read"),
     ],
 )
 def test_wrong_input_is_one_line_and_writes_nothing(fleet, tmp_path, capsys, text, options, said):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from auditor.config import Ignore, Selection
+from auditor.config import Ignore
 from auditor.records import Finding, Verdict
 from auditor.rulebook.findings import classify, confronted, silenced
 from auditor.rulebook.gather import gather
@@ -99,10 +99,10 @@ def test_facts_of_the_measurement_fire_their_rules() -> None:
 
 def test_select_and_ignore_go_by_the_beginning_of_a_code() -> None:
     found = (finding("NRM001", "a", "block.norm"), finding("NRM004", "a", "block.norm"), finding("SFT001", "b", "head"))
-    assert silenced(found, Selection(), RULES) == found
-    assert codes(silenced(found, Selection(select=("NRM",)), RULES)) == [("NRM001", "a"), ("NRM004", "a")]
-    assert codes(silenced(found, Selection(ignores=(Ignore("NRM"),)), RULES)) == [("SFT001", "b")]
-    assert codes(silenced(found, Selection(ignores=(Ignore("NRM004", "block.*"),)), RULES)) == [
+    assert silenced(found, (), (), RULES) == found
+    assert codes(silenced(found, ("NRM",), (), RULES)) == [("NRM001", "a"), ("NRM004", "a")]
+    assert codes(silenced(found, (), (Ignore("NRM"),), RULES)) == [("SFT001", "b")]
+    assert codes(silenced(found, (), (Ignore("NRM004", "block.*"),), RULES)) == [
         ("NRM001", "a"),
         ("SFT001", "b"),
     ]
@@ -111,7 +111,7 @@ def test_select_and_ignore_go_by_the_beginning_of_a_code() -> None:
 def test_an_unused_ignore_is_a_finding() -> None:
     found = (finding("NRM001", "a", "block.norm"),)
     stale = Ignore("NRM001", "blocks.*", "checked by hand", "pyproject.toml:7")
-    kept, unused = silenced(found, Selection(ignores=(stale,)), RULES)
+    kept, unused = silenced(found, (), (stale,), RULES)
     assert kept == found[0]
     assert (unused.rule, unused.severity, unused.source, unused.node) == ("CFG001", "warning", "pyproject.toml:7", "")
     assert unused.message == "nothing in this audit matches this entry of [tool.auditor]: NRM001 in 'blocks.*'"
@@ -120,6 +120,6 @@ def test_an_unused_ignore_is_a_finding() -> None:
 
 def test_a_used_ignore_is_none_and_the_finding_itself_can_be_ignored() -> None:
     found = (finding("NRM001", "a"),)
-    assert silenced(found, Selection(ignores=(Ignore("NRM001"),)), RULES) == ()
-    assert silenced((), Selection(ignores=(Ignore("NRM001"), Ignore("CFG001"))), RULES) == ()
-    assert silenced((), Selection(select=("SFT",), ignores=(Ignore("NRM001"),)), RULES) == ()
+    assert silenced(found, (), (Ignore("NRM001"),), RULES) == ()
+    assert silenced((), (), (Ignore("NRM001"), Ignore("CFG001")), RULES) == ()
+    assert silenced((), ("SFT",), (Ignore("NRM001"),), RULES) == ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.errors import RuleError
+from auditor.errors import AuditorError
 from auditor.rulebook.explain import reference
 from auditor.rulebook.load import load_rules
 from tests.support.rule_files import RULE, write
@@ -16,12 +16,12 @@ from tests.support.rule_files import RULE, write
 def test_codes_are_unique_and_families_share_a_prefix(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, family="others")
-    with pytest.raises(RuleError) as twice:
+    with pytest.raises(AuditorError) as twice:
         load_rules([tmp_path])
     assert twice.value.slug == "rule-code-twice"
     (tmp_path / "others" / "TST001-bad-thing.toml").unlink()
     write(tmp_path, stem="ABC001-bad-thing")
-    with pytest.raises(RuleError) as prefix:
+    with pytest.raises(AuditorError) as prefix:
         load_rules([tmp_path])
     assert prefix.value.slug == "rule-prefix"
 
@@ -37,13 +37,13 @@ def test_codes_are_unique_and_families_share_a_prefix(tmp_path: Path) -> None:
 def test_a_rule_supersedes_only_what_it_can_stand_for(tmp_path: Path, first: str, second: str, words: str) -> None:
     path = write(tmp_path, RULE.replace('formats = ["fp16"]', f'formats = ["fp16"]\n{first}'))
     write(tmp_path, RULE.replace('formats = ["fp16"]', second), stem="TST002-bad-thing")
-    with pytest.raises(RuleError) as caught:
+    with pytest.raises(AuditorError) as caught:
         load_rules([tmp_path])
     assert str(caught.value) == f"{path}:4: supersedes: {words}"
 
 
 def test_a_directory_without_rules_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuleError, match="holds no rule"):
+    with pytest.raises(AuditorError, match="holds no rule"):
         load_rules([tmp_path])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.errors import RuleError
+from auditor.errors import AuditorError
 from auditor.rulebook.conditions import Condition
 from auditor.rulebook.explain import explain
 from auditor.rulebook.load import load_rules
@@ -93,7 +93,7 @@ def test_a_malformed_file_is_refused_by_file_line_and_key(
 ) -> None:
     assert old in RULE
     path = write(tmp_path, RULE.replace(old, new))
-    with pytest.raises(RuleError) as caught:
+    with pytest.raises(AuditorError) as caught:
         load_rules([tmp_path])
     assert str(caught.value).startswith(f"{path}:{line}: ")
     assert words in str(caught.value)
@@ -111,7 +111,7 @@ def test_a_malformed_file_is_refused_by_file_line_and_key(
 )
 def test_a_malformed_chain_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
     write(tmp_path, RULE + CHAIN.replace(old, new))
-    with pytest.raises(RuleError, match=words.replace("?", r"\?")):
+    with pytest.raises(AuditorError, match=words.replace("?", r"\?")):
         load_rules([tmp_path])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -52,15 +52,10 @@ def test_a_number_by_itself_is_one(value: Any) -> None:
         (None, "is nothing: a score is a number"),
         ("0.5", "is a str"),
         ({"accuracy": 0.5}, "is a dict"),
-        ({0.5}, "is a set"),
-        (1j, "is a complex"),
         (float("nan"), "what the function gave is nan: a score is finite"),
         (torch.zeros(2, 2), "is a tensor of shape [2, 2]"),
-        (np.zeros((2, 2)), "is a tensor of shape [2, 2]"),
         ([], "gave no number at all"),
-        (torch.zeros(0), "gave no number at all"),
         ([0.5, None], "number 1 is nothing"),
-        ([0.5, float("inf")], "number 1 is inf"),
         ([torch.zeros(2), torch.tensor([0.0, float("nan")])], "number 3 is nan"),
         ([torch.zeros(1, 2)], "number 0 is a tensor of shape [1, 2]"),
     ],
@@ -137,3 +132,34 @@ def test_the_model_and_the_tensors_that_the_function_holds_come_back() -> None:
     assert first == second
     assert (float(model.calls), model.seen, float(metric["total"])) == (0.0, [], 0.0)
     torch.testing.assert_close(torch.random.get_rng_state(), generator, rtol=0, atol=0)
+
+
+def two_layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).eval()
+
+
+def halved(net: nn.Module) -> float:
+    return float(net.half()(INPUTS.half()).sum())
+
+
+def loaded(net: nn.Module) -> float:
+    net.load_state_dict({name: torch.zeros_like(x) for name, x in net.state_dict().items()})
+    return float(net(INPUTS).sum())
+
+
+def replaced(net: Any) -> float:
+    net[0] = nn.Identity()
+    return float(net(INPUTS).sum())
+
+
+@pytest.mark.parametrize("function", [halved, loaded, replaced])
+def test_a_function_that_changes_the_model_is_found(function: Callable[[nn.Module], float]) -> None:
+    net = two_layers()
+    before = {name: x.clone() for name, x in net.state_dict().items()}
+    with pytest.raises(Unscored, match=r"^the function changed the model \((parameter|module) '"):
+        scored(function, net)
+    if function is halved:
+        return
+    for name, x in net.state_dict().items():
+        torch.testing.assert_close(x, before[name], rtol=0, atol=0)

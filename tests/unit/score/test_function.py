@@ -72,10 +72,7 @@ def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
     [
         ("{}:nowhere", "", "missing-score", "own_scores.py has no 'nowhere'"),
         ("", "", "missing-score", "--evaluate names no function: write --evaluate file.py:name"),
-        ("", "own_scores.py:Net", "missing-score", "--evaluate names no function"),
-        ("{}", "", "missing-score", "names no function"),
         ("{}:number", "", "missing-score", "is of type int: a score is a function of the model"),
-        ("{}:Scores", "", "missing-score", "is of type type"),
         ("{}:layer", "", "missing-score", "is of type Linear"),
         ("accuracy", "timm:resnet18", "missing-score", "has no file to look in"),
         ("nowhere.py:accuracy", "", "missing-target", "does not exist"),

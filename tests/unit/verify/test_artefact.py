@@ -41,7 +41,7 @@ def get_model():
 """
 QUIET = "def act(*seen): pass\n"
 LAYERS = 4 * 4 + 4
-PLANS = ("autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16")
+PLANS = ("autocast_fp16", "cast_fp16", "cast_bf16")
 
 
 def plan(name: str) -> Plan:
@@ -105,34 +105,32 @@ def test_a_process_that_dies_costs_the_plan_it_was_at(tmp_path: Path, processes:
     deaths = """
 def act(*seen):
     if seen == ("torch.float16", "torch.float32"): os.kill(os.getpid(), signal.SIGSEGV)
-    if seen == ("torch.bfloat16", "torch.float32"): sys.exit(0)
     if seen == ("torch.float16", "torch.float16"):
         os.write(2, b'first\\n\\xff\\xfe\\x00 last\\n')
         os._exit(3)
 """
     with verifier_of(tmp_path, deaths) as verifier:
         found = verifier.answers(file := emitted(tmp_path, *PLANS), PLANS)
-        assert len(processes) == 4  # another one goes on after each that died
+        assert len(processes) == 3  # another one goes on after each that died
         assert verifier._process is not None
         verifier._process.kill()
         verifier._process.wait()
         again = verifier.answers(file, ["cast_bf16"])
     ended = "not run, the process that ran it"
-    assert [found[name] for name in PLANS[:3]] == [
+    assert [found[name] for name in PLANS[:2]] == [
         f"{ended} was killed by SIGSEGV",
-        f"{ended} ended with exit code 0 and no answer",
         f"{ended} ended with exit code 3 and no answer: \ufffd\ufffd\ufffd last",
     ]
     assert torch.equal(again["cast_bf16"].outputs[0][0], found["cast_bf16"].outputs[0][0])
-    assert len(processes) == 5
+    assert len(processes) == 4
 
 
 def test_a_plan_that_hangs_is_given_up(tmp_path: Path) -> None:
     with verifier_of(tmp_path, "def act(y, w):\n    if y == 'torch.bfloat16': time.sleep(1000)\n") as verifier:
         verifier.answers(emitted(tmp_path, *PLANS), ["cast_fp16"])
-        verifier._timeout = 1.5
+        verifier._timeout = 0.5
         found = verifier.answers(emitted(tmp_path, *PLANS), ["cast_bf16"])
-    assert found == {"cast_bf16": "not run, the process that ran it gave no answer within 1.5 seconds"}
+    assert found == {"cast_bf16": "not run, the process that ran it gave no answer within 0.5 seconds"}
 
 
 def test_neither_noise_nor_threads_nor_arguments_nor_numbers_drawn_at_import_matter(tmp_path: Path) -> None:
@@ -160,7 +158,6 @@ def get_model(): return Net()
     ("source", "said"),
     [
         ("os._exit(5)", r"exit code 5"),
-        ("def act(*y): pass\ndef get_model(): open('nothing')", r"building the model .* FileNotFoundError.*net\.py:21"),
         ("def act(*y): raise OSError('gone')", r"running the model in FP32 .* OSError: gone \(net\.py:20\)"),
     ],
 )
@@ -187,16 +184,13 @@ class Local:
     """A class that no other process can import by the name it is given."""
 
 
-def test_inputs_that_no_other_process_can_read(tmp_path: Path) -> None:
-    with pytest.raises(NotHandedOver, match="the inputs cannot be pickled"):
-        run(tmp_path / "unwritten", QUIET, "cast_bf16", batches=[((torch.ones(2, 4), lambda: None), {})])
-    Local.__module__ = "nowhere"
-    sys.modules["nowhere"] = sys.modules[__name__]
-    try:
-        with pytest.raises(NotHandedOver, match="the inputs cannot be read in another process"):
-            run(tmp_path / "unread", QUIET, "cast_bf16", batches=[((Local(),), {})])
-    finally:
-        del sys.modules["nowhere"]
+@pytest.mark.parametrize("said", ["read in another process", "pickled"])
+def test_inputs_that_no_other_process_has(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Local, "__module__", "nowhere")
+    monkeypatch.setitem(sys.modules, "nowhere", sys.modules[__name__])
+    given = (lambda: None) if said == "pickled" else Local()
+    with pytest.raises(NotHandedOver, match=f"the inputs cannot be {said}"):
+        run(tmp_path, QUIET, "cast_bf16", batches=[((given,), {})])
 
 
 PARENT = """

@@ -83,26 +83,6 @@ def test_every_batch_takes_its_own_path() -> None:
         assert torch.equal(down, linear(-x[:2], model.down, torch.bfloat16))
 
 
-class RaisesByHand(nn.Module):
-    """Raises a low value by hand inside a low scope: common, and an assertion of the tracer's must not stop it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lin(x).float().softmax(-1)
-
-
-def test_a_cast_by_hand_in_a_low_scope_can_be_exported() -> None:
-    model, x = seeded(RaisesByHand), normal(3, 4)
-    patched = apply_plan(model, plan("bf16"))
-    exported = torch.export.export(patched, (x,)).module()
-    assert torch.equal(exported(x), patched(x))
-    ((actual,),) = run_patched(patched, [((x,), {})], "cpu")
-    assert torch.equal(actual, linear(x, model.lin, torch.bfloat16).float().softmax(-1))
-
-
 class Moody(nn.Module):
     """Another model, or none, with gradients enabled."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,3 @@ def test_a_model_in_hand_is_scored_here_and_comes_back() -> None:
     assert told == [1, 2]
     assert net.weight.dtype is torch.float32
     assert "forward" not in vars(net)
-    more = replace(plans["cast_bf16"], scopes={"": ScopeChoice("bf16"), "gone": ScopeChoice("bf16")})
-    refused = Runs(partial(in_hand, net, {"cast_bf16": more})).score("cast_bf16", scoring)
-    assert isinstance(refused, str)
-    assert "the plan names the scope 'gone'" in refused

@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.records import Timed, Times
 from auditor.score import Given
-from auditor.verify import FP32, Answers, Runs, counted, failure_of
+from auditor.verify import FP32, Answers, Runs, counted
 from auditor.verify.artefact import COUNTED, _read, hand
 from auditor.verify.loaders import import_file, patched
 from auditor.verify.worker import built, score, write
@@ -136,13 +135,6 @@ def test_the_plan_is_applied_for_as_long_as_the_function_runs(job: dict[str, Any
     assert score(runs(PATCHED, net), FP32, job, tmp_path) == Given((2.0, 2.0), False, 2)
     assert net.weight.tolist() == [[1.0, 1.0]]
     assert (tmp_path / COUNTED).read_text() in (counted("plan", 1), counted(FP32, 1))
-
-
-def test_what_an_operation_refuses_is_said_without_the_name_of_a_class() -> None:
-    refused = UnsupportedInFormat("linear got float16 and float32 together")
-    assert failure_of(refused) == "linear got float16 and float32 together"
-    assert failure_of(ValueError("no")) == "ValueError: no"
-    assert failure_of(KeyError()) == "KeyError"
 
 
 def test_what_goes_wrong_is_one_line(job: dict[str, Any], tmp_path: Path) -> None:
