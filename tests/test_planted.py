@@ -100,8 +100,8 @@ def test_what_it_says_of_the_recommended_plan_is_so(bad: Audit) -> None:
     assert (plan.format, plan.verified) == ("bf16", True)
     said = {cause.worst.source: cause.bearing for cause in found.wanting}
     opening = f"{title}, the recommended plan,"
-    assert said[line("eps")] == f"{opening} is spared this, which only occurs in FP16 {CAST}."
-    assert said[line("masked")] == f"{opening} is spared this, which only occurs in FP16 {AUTOCAST} or FP16 {CAST}."
+    assert said[line("eps")] == f"{opening} avoids this, which only occurs in FP16 {CAST}."
+    assert said[line("masked")] == f"{opening} avoids this, which only occurs in FP16 {AUTOCAST} or FP16 {CAST}."
     for name in ("autocast_fp16", "cast_fp16"):
         assert bad.baselines[name].failure is not None  # -1e9 cannot be written in FP16
         assert bad.baselines[name.replace("fp16", "bf16")].finite
@@ -129,9 +129,9 @@ def test_where_no_plan_holds_errors_say_so() -> None:
         plan.verified and "fp16" in {c.precision for c in plan.scopes.values()} for plan in audit.plans.values()
     )
     found = causes(audit)
-    assert found.about == "No plan that holds the budget runs anything low: severities are those of the rules."
+    assert found.about == "No plan within the budget uses low precision: severities are those of the rules."
     assert found.wanting[0].severity == "error"
-    assert found.wanting[0].bearing == "No plan that holds the budget runs anything low, and this is part of why."
+    assert found.wanting[0].bearing == "No plan within the budget uses low precision, and this is part of why."
 
 
 EXITS = """

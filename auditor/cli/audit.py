@@ -141,8 +141,7 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
     from ..plan.recommend import outcome
     from ..report.blocks import Lines, looks, to_terminal
     from ..report.kept import explain_layer
-    from ..report.overview import LINES
-    from ..report.reporters import REPORTERS, text
+    from ..report.reporters import LINES, REPORTERS, text
     from ..report.view import following
 
     new, report = fresh(known, audit) if known else audit.findings, directory / "report.html"

@@ -45,7 +45,7 @@ def gained(saves: float, objective: str) -> str:
 
 def no_gain(most: float, objective: str, *, alone: bool) -> str:
     """Why what could be low is not. most: what of all such saves most; alone: not all of it holds the budget together."""
-    short = ", less than what it adds to the plan must save" if most > 0 else ""
+    short = ", below the threshold for one more change of precision" if most > 0 else ""
     return f"lowering it{' alone' if alone else ''} {gained(most, objective)}{short}"
 
 

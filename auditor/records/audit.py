@@ -172,7 +172,7 @@ class Audit:
 
     def __repr__(self) -> str:
         """What it came to, in a few lines."""
-        from ..report.overview import summary
+        from ..report.reporters import summary
 
         return summary(self)
 
@@ -237,6 +237,6 @@ class Audit:
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""
         from ..report.blocks import to_html
-        from ..report.overview import overview
+        from ..report.reporters import overview
 
         return to_html(overview(self))

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -99,17 +98,9 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Tick:
-    """A labelled position on an axis."""
-
-    at: float
-    text: str
-
-
-@dataclass(frozen=True)
 class Chart:
-    """A picture of `height` pixels. paths: (CSS class, SVG path); legend: (CSS class, words); rows: the operation that each
-    point of the curves stands for, to be looked up."""
+    """A picture of `height` pixels. paths: (CSS class, SVG path); legend: (CSS class, words); ticks: (position on an axis,
+    words); rows: the operation that each point of the curves stands for, to be looked up."""
 
     label: str
     about: str
@@ -117,8 +108,8 @@ class Chart:
     paths: tuple[tuple[str, str], ...]
     legend: tuple[tuple[str, str], ...]
     x_title: str
-    x_ticks: tuple[Tick, ...] = ()
-    y_ticks: tuple[Tick, ...] = ()
+    x_ticks: tuple[tuple[float, str], ...] = ()
+    y_ticks: tuple[tuple[float, str], ...] = ()
     rows: tuple[int, ...] = ()
 
 
@@ -280,9 +271,9 @@ def html(blocks: Iterable[Block]) -> Markup:
 def _html(block: Block) -> Markup:
     match block:
         case Title(text, about):
-            return _tagged("<p><strong>{}</strong> {}</p>", text, about)
+            return _markup("<p><strong>{}</strong> {}</p>", text, about)
         case Lines(label, texts, style, listed):
-            head = _tagged("<b>{}</b> " * bool(label), label)
+            head = _markup("<b>{}</b> " * bool(label), label)
             if not listed:
                 return Markup('<p class="{}">{}{}</p>').format(style, head, prose(" ".join(texts)))
             points = Markup().join(Markup("<li>{}</li>").format(prose(text)) for text in texts)
@@ -290,22 +281,22 @@ def _html(block: Block) -> Markup:
         case Code(label, text):
             copied = Markup('<button type="button" class="copy quiet" hidden aria-label="Copy: {}">Copy</button>')
             code = Markup('<div class="code">{}<pre tabindex="0"><code>{}</code></pre></div>')
-            head = _tagged("<h3>{}</h3>", label) if label else Markup()
+            head = _markup("<h3>{}</h3>", label) if label else Markup()
             return head + code.format(copied.format(label or "the code"), text)
         case Table():
             return _html_table(block)
         case Entries(label, about, entries, more):
             entry = Markup('<li class="{}"><code>{}</code><br>{}</li>')
             items = Markup().join(entry.format(e.style, printable(e.head), prose(" ".join(e.notes))) for e in entries)
-            said = _tagged("<p><b>{}</b> {}</p>", label, about) + Markup("<ul>{}</ul>" * bool(items)).format(items)
-            return said + _tagged('<p class="muted">{}</p>' * bool(more), more)
+            said = _markup("<p><b>{}</b> {}</p>", label, about) + Markup("<ul>{}</ul>" * bool(items)).format(items)
+            return said + _markup('<p class="muted">{}</p>' * bool(more), more)
         case Fold(label, blocks):
-            return _tagged('<details class="fold"><summary>{}</summary>', label) + html(blocks) + Markup("</details>")
+            return _markup('<details class="fold"><summary>{}</summary>', label) + html(blocks) + Markup("</details>")
         case Chart():
             return _html_chart(block)
 
 
-def _tagged(markup: str, *texts: str) -> Markup:
+def _markup(markup: str, *texts: str) -> Markup:
     return Markup(markup).format(*map(printable, texts))
 
 
@@ -315,7 +306,7 @@ def prose(text: str) -> Markup:
     pieces = line.split("`")
     if len(pieces) % 2 == 0:
         return Markup.escape(line)
-    return Markup().join(_tagged("<code>{}</code>" if i % 2 else "{}", piece) for i, piece in enumerate(pieces))
+    return Markup().join(_markup("<code>{}</code>" if i % 2 else "{}", piece) for i, piece in enumerate(pieces))
 
 
 def _html_table(table: Table) -> Markup:
@@ -330,7 +321,7 @@ def _html_table(table: Table) -> Markup:
     body = Markup("\n").join(
         row(cells, "td", "chosen" if i == table.bold else "") for i, cells in enumerate(table.rows)
     )
-    caption = _tagged("<caption>{}</caption>", table.caption) if table.caption else ""
+    caption = _markup("<caption>{}</caption>", table.caption) if table.caption else ""
     return Markup(
         '<div class="scroll" tabindex="0" role="group" aria-label="{}"><table class="plain">{}<thead>{}</thead><tbody>{}</tbody>'
         "</table></div>"
@@ -340,12 +331,12 @@ def _html_table(table: Table) -> Markup:
 def _html_chart(chart: Chart) -> Markup:
     bottom = chart.height - BOTTOM
     tick = '<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>'
-    drawn = [Markup(f'<path class="grid" d="M{LEFT} {t.at:g}H{RIGHT}"/>') for t in chart.y_ticks if chart.x_ticks]
+    drawn = [Markup(f'<path class="grid" d="M{LEFT} {y:g}H{RIGHT}"/>') for y, _ in chart.y_ticks]
     drawn += [Markup('<path class="{}" d="{}"/>').format(*path) for path in chart.paths if path[1]]
-    drawn += [Markup(tick).format(LEFT - 6, t.at + 4, "end", t.text) for t in chart.y_ticks]
-    drawn += [Markup(tick).format(t.at, bottom + 18, "middle", t.text) for t in chart.x_ticks]
+    drawn += [Markup(tick).format(LEFT - 6, y + 4, "end", text) for y, text in chart.y_ticks]
+    drawn += [Markup(tick).format(x, bottom + 18, "middle", text) for x, text in chart.x_ticks]
     drawn += [Markup(tick).format(RIGHT, chart.height - 4, "end", chart.x_title)]
-    keys = Markup().join(_tagged('<span class="key {}">{}</span>', *key) for key in chart.legend)
+    keys = Markup().join(_markup('<span class="key {}">{}</span>', *key) for key in chart.legend)
     rows = Markup(' data-rows="{}"').format(",".join(map(str, chart.rows))) if chart.rows else ""
     return Markup(
         '<h3>{0}</h3><p class="about">{1}</p><figure class="chart"><p class="legend">{2}</p>'
@@ -367,14 +358,8 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
-    made.globals.update(asset=lambda name: asset(folder / name), words=words, rule_text=rule_text)
+    made.globals.update(
+        asset=lambda name: Markup((folder / name).read_text(encoding="utf-8")), words=words, rule_text=rule_text
+    )
     made.filters.update(sentence=words.sentence, prose=prose, show=words.printable, html=html)
     return made
-
-
-def asset(path: Path) -> Markup:
-    """A style sheet or script of our own, inlined as it is; it may not close the element that holds it."""
-    text = path.read_text(encoding="utf-8")
-    if re.search(r"</(script|style)", text, re.IGNORECASE):
-        raise ValueError(f"{path.name} holds a closing tag and cannot be inlined")
-    return Markup(text)

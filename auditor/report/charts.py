@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import flushed, merged, significant, subnormal
 from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
 from ..records.training import Training
-from .blocks import BOTTOM, LEFT, RIGHT, Chart, Tick
+from .blocks import BOTTOM, LEFT, RIGHT, Chart
 from .words import label, percent, power
 
 HEIGHT, TOP, INSET = 330, 12, 8
@@ -37,8 +37,8 @@ def depth_chart(audit: Audit) -> Chart | None:
     per_point = math.ceil(len(nodes) / BINS)
     bins = [nodes[i : i + per_point] for i in range(0, len(nodes), per_point)]
     curves = {f: ([_worst(b, f, True) for b in bins], [_worst(b, f, False) for b in bins]) for f in audit.formats}
-    if audit.plan_errors:
-        curves["plan"] = ([_planned(b, audit.plan_errors) for b in bins], [])
+    if e := audit.plan_errors:
+        curves["plan"] = ([max((e[r.node.name] for _, r in b if r.node.name in e), default=None) for b in bins], [])
     decades = _decades([v for pair in curves.values() for curve in pair for v in curve] + [audit.max_error])
     x = scale(0, max(len(bins) - 1, 1), LEFT + INSET, RIGHT - INSET)
     y = scale(decades[0], decades[-1], HEIGHT - BOTTOM, TOP + MARKS * len(curves))
@@ -64,8 +64,8 @@ def depth_chart(audit: Audit) -> Chart | None:
         tuple(paths),
         tuple(legend),
         "operation, in order",
-        tuple(Tick(x(i / per_point), f"{i:,}") for i in _round_steps(len(nodes) - 1)),
-        tuple(Tick(y(d), power(10, d)) for d in decades),
+        tuple((x(i / per_point), f"{i:,}") for i in _round_steps(len(nodes) - 1)),
+        tuple((y(d), power(10, d)) for d in decades),
         tuple(b[0][0] for b in bins),
     )
 
@@ -74,10 +74,6 @@ def _worst(nodes: Iterable[tuple[int, NodeReport]], fmt: str, propagated: bool) 
     errors = [r.errors[fmt] for _, r in nodes if fmt in r.errors]
     values = [e.propagated_error if propagated else e.local_error for e in errors]
     return max((math.inf if math.isnan(v) else v for v in values if v is not None), default=None)
-
-
-def _planned(nodes: Iterable[tuple[int, NodeReport]], errors: Mapping[str, float]) -> float | None:
-    return max((errors[r.node.name] for _, r in nodes if r.node.name in errors), default=None)
 
 
 def _log(value: float) -> float:
@@ -126,12 +122,12 @@ def gradient_chart(found: Training) -> Chart | None:
         legend.append(("gradient-scaled", f"scaled by {init:,.10g}"))
     return Chart(
         "Gradients against FP16's window",
-        f"{_lost(pool, shift, init)} Heights are shares of the gradients, on a square-root scale.",
+        f"{_losses(pool, shift, init)} Heights are shares of the gradients, on a square-root scale.",
         height,
         tuple(paths),
         (*legend, *BANDS),
         "magnitude of a gradient",
-        tuple(Tick(x(e), power(2, e)) for e in (-40, -32, -24, -14, 0, 16)),
+        tuple((x(e), power(2, e)) for e in (-40, -32, -24, -14, 0, 16)),
     )
 
 
@@ -147,7 +143,7 @@ def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height
     return f"M{x(drawn[0]):g} {height - BOTTOM}{steps}V{height - BOTTOM}z"
 
 
-def _lost(pool: Magnitudes, shift: int, init: float | None) -> str:
+def _losses(pool: Magnitudes, shift: int, init: float | None) -> str:
     fp16 = FORMATS["fp16"]
 
     def shares(by: int) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from ..records import Baseline, CriterionValue, Evaluation, Plan, Proposal, Scor
 from ..records.audit import Audit
 from .words import count, plan_title, ratio
 
-SHARES = "Errors are the largest share of what a criterion allows; 1 is all of it."
+SHARES = "An error is the share of its limit that the tightest criterion uses; 1 is the limit."
 """What numbers of plans mean where criteria were set."""
 NEAR = 2.0
 """Standard errors from the limit of a score within which other samples might tell otherwise."""
@@ -30,34 +30,23 @@ def binding(values: Sequence[CriterionValue]) -> CriterionValue | None:
     return max(known, key=lambda one: one.share or 0.0) if known and len(values) > 1 else None
 
 
-def loosest(audit: Audit) -> tuple[str, CriterionValue] | None:
-    """Of the formats without a plan the one that comes nearest to holding, by its plan's name, and the criterion that it
-    misses by most; None where all hold, or none ran."""
-    missing = [
-        (name, max(broken, key=lambda one: one.share or 0.0))
-        for name, found in audit.baselines.items()
-        if (broken := [one for one in found.criteria if not one.holds and one.share is not None])
-    ]
-    return min(missing, key=lambda pair: pair[1].share or 0.0) if missing else None
-
-
-def missed(values: Sequence[CriterionValue]) -> str:
+def missed_criteria(values: Sequence[CriterionValue]) -> str:
     """The criteria that do not hold, with what they came to."""
-    return "; ".join(_held(one) for one in values if not one.holds)
+    return "; ".join(_limit_line(one) for one in values if not one.holds)
 
 
 def _line(one: CriterionValue, before: CriterionValue | None, most: bool) -> str:
-    without = f"; without the plan {valued(before)}" if before is not None and before.value != one.value else ""
-    return f"{_held(one)}{', nearest to its limit' if most and one.holds else ''}{without}"
+    without = f"; without the plan {shown_value(before)}" if before is not None and before.value != one.value else ""
+    return f"{_limit_line(one)}{', nearest to its limit' if most and one.holds else ''}{without}"
 
 
-def _held(one: CriterionValue) -> str:
+def _limit_line(one: CriterionValue) -> str:
     allowed = "at most" if one.sign == "<=" else "at least"
     broken = "" if one.holds else ": does not hold"
-    return f"{one.output}: {one.kind} {valued(one)}, {allowed} {one.limit:.12g}{broken}"
+    return f"{one.output}: {one.kind} {shown_value(one)}, {allowed} {one.limit:.12g}{broken}"
 
 
-def valued(one: CriterionValue) -> str:
+def shown_value(one: CriterionValue) -> str:
     """The value, in as many digits as tell on which side of the limit it is, and of the ends of a scale."""
     if one.value is None:
         return "not finite" if one.share is None else "not there"
@@ -78,7 +67,7 @@ def proposal_words(found: Proposal) -> str:
             f"By default no entry of {found.output} may differ from FP32's ({found.because}): --criterion '{allowing}' allows a "
             "share X of them."
         )
-    return f"{found.output}: {found.because}. A limit of its own: --criterion '{found.criterion}'"
+    return f"{found.output}: {found.because}. To judge it by a limit of its own: --criterion '{found.criterion}'"
 
 
 def no_plan(audit: Audit) -> str:
@@ -90,7 +79,7 @@ def no_plan(audit: Audit) -> str:
     if best is None:
         return said
     what = "share of a criterion" if audit.criteria else "error"
-    return f"{said} The smallest {what} within reach with anything low is {ratio(best.reach)}, in {plan_title(best)}."
+    return f"{said} The smallest {what} of a run with anything in low precision is {ratio(best.reach)}, in {plan_title(best)}."
 
 
 def score_headline(audit: Audit) -> str:
@@ -134,9 +123,7 @@ def score_words(found: Evaluation | None, score: Score | None) -> str:
 
 def advice(audit: Audit) -> str:
     """What to do where plans are left out for their score alone."""
-    if any(
-        plan.score is not None and plan.score.passed is False and not plan.score.failure
-        for plan in audit.plans.values()
-    ):
+    scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
+    if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."
     return "The function gives no score under them: the plans below say why."

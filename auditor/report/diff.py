@@ -8,7 +8,7 @@ from ..document.compare import Comparison, VerdictChange, figures
 from ..numerics.formats import runs
 from ..records import Finding, Plan
 from .blocks import Block, Entries, Entry, Lines, Table, Title, environment
-from .words import SEVERITIES, count, fold, folded, label, op, ratio, scope, sentence
+from .words import SEVERITIES, count, fold, fold_paths, label, op, ratio, scope, sentence
 
 SHOWN, ROWS = 12, 200
 """Kinds of findings, and of verdicts, that a terminal shows, and the HTML document; `--format json` has them all."""
@@ -59,9 +59,9 @@ def error(plan: Plan | None) -> str:
     """A plan's measured error, or why there is none."""
     if plan is None:
         return "no plan"
-    if plan.measured_error is None:
-        return "failed" if runs(plan.format) else "not run"
-    return ratio(plan.measured_error)
+    return (
+        ratio(plan.measured_error) if plan.measured_error is not None else "failed" if runs(plan.format) else "not run"
+    )
 
 
 def speedup(plan: Plan | None) -> str:
@@ -72,13 +72,12 @@ def speedup(plan: Plan | None) -> str:
 def exceptions(before: Plan | None, after: Plan | None) -> str:
     """Functions that stay FP32 in low modules on one side alone; nothing where they are the same."""
     first, second = (
-        [f"{name} in {scope(path)}" for path, name in side.exceptions] if side else [] for side in (before, after)
+        {f"{name} in {scope(path)}": None for path, name in side.exceptions} if side else {} for side in (before, after)
     )
-    sides = (
-        ("in FP32 now", [each for each in second if each not in first]),
-        ("no longer in FP32", [each for each in first if each not in second]),
-    )
-    said = [f"{words}: {', '.join(found)}" for words, found in sides if found]
+    sides = (("in FP32 now", second, first), ("no longer in FP32", first, second))
+    said = [
+        f"{words}: {', '.join(new)}" for words, here, there in sides if (new := [f for f in here if f not in there])
+    ]
     return f"Functions of low modules {'; '.join(said)}." if said else ""
 
 
@@ -107,7 +106,7 @@ def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Entries:
     groups.sort(key=lambda same: SEVERITIES.index(same[0].severity))
 
     def entry(same: list[Finding]) -> Entry:
-        f, where = same[0], folded([each.owner for each in same])
+        f, where = same[0], fold_paths([each.owner for each in same])
         head = f"{f.source or op(f.op)} {f.rule} {f.severity} in {where}: {sentence(f.message or f.name)}"
         return Entry(head, (), f.severity)
 
@@ -121,7 +120,7 @@ def _verdicts(found: Comparison, shown: int) -> Entries:
     groups.sort(key=lambda same: ranks.get(same[0].before or "", 1) - ranks.get(same[0].after or "", 1))
 
     def entry(same: list[VerdictChange]) -> Entry:
-        c, where = same[0], folded([each.node.owner for each in same])
+        c, where = same[0], fold_paths([each.node.owner for each in same])
         return Entry(f"{label(c.format)}: {c.before or 'absent'} -> {c.after or 'absent'}, {op(c.node.op)} in {where}")
 
     return _entries("Changed", count(len(found.verdicts), "verdict"), list(map(entry, groups)), shown)

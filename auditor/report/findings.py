@@ -4,126 +4,79 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..artefact.strategies import strategy_of
-from ..numerics.formats import FORMATS
 from ..paths import pattern, place, within
 from ..records import Finding, NodeReport, Plan
 from ..records.audit import Audit
 from ..records.measure import MEASURED
-from .kept import tally
-from .use import keep_by_hand
-from .words import SEVERITIES, count, label, listed, magnitude, percent, plan_title, ratio, scope
+from .kept import keep_alone, tally
+from .words import SEVERITIES, count, label, list_paths, percent, plan_title, scope
 
 CONFIDENCES = ("high", "medium", "low")
 MODULES_NAMED = 3
 
 
-@dataclass(frozen=True)
 class Cause:
     """Findings that begin at one operation of one line, in every module that runs it: `members`.
 
     rules: members by rule, in each the one first that moves the outputs most, and those of the rule first that says best
-    what is wrong.
+    what is wrong. worst: the first of these; report: of its operation. where: its modules; shapes: their paths without
+    block numbers. size: how many findings, nothing where it is one.
     """
 
-    audit: Audit
-    members: tuple[Finding, ...]
-    rules: Mapping[str, Sequence[Finding]]
-    report: NodeReport | None
-    effect: float
+    def __init__(self, audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> None:
+        self._audit, self.members = audit, members
+        effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
+        self.rules: dict[str, list[Finding]] = {}
+        for finding in sorted(members, key=lambda f: (_weight(f), not _begins(f), -effects[id(f)])):
+            self.rules.setdefault(finding.rule, []).append(finding)
+        self.worst, self.effect = next(iter(self.rules.values()))[0], max(effects.values())
+        self.report = reports.get(self.worst.node)
+        self.severity = min((finding.severity for finding in members), key=SEVERITIES.index)
+        self.formats = tuple(dict.fromkeys(fmt for finding in members for fmt in finding.formats))
+        self.owners = list(dict.fromkeys(finding.owner for finding in members))
+        self.where = list_paths(self.owners, MODULES_NAMED)
+        self.shapes = tuple(dict.fromkeys(scope(pattern(owner)) for owner in self.owners))
+        self.operations = len({finding.node for finding in members})
+        several = len(members) > 1
+        self.size = f"{count(len(members), 'finding')}: {', '.join(self.rules)}" if several else ""
+        self.agreement = AGREEMENT[self.worst.agrees]
+        self.snippet = keep_alone(audit, self.worst.owner)
 
     @property
-    def severity(self) -> str:
-        """The highest of its findings."""
-        return min((finding.severity for finding in self.members), key=SEVERITIES.index)
-
-    @property
-    def worst(self) -> Finding:
-        """The finding that says best what is wrong; `report` is of its operation."""
-        return next(iter(self.rules.values()))[0]
-
-    @property
-    def formats(self) -> tuple[str, ...]:
-        """Formats that any of its findings is about."""
-        return tuple(dict.fromkeys(fmt for finding in self.members for fmt in finding.formats))
-
-    @property
-    def where(self) -> str:
-        """The modules in words: `layers.{0-2}.attn, layers.{1,3}.mlp and 2 more modules`."""
-        return listed(list(dict.fromkeys(finding.owner for finding in self.members)), MODULES_NAMED)
-
-    @property
-    def shapes(self) -> tuple[str, ...]:
-        """Its modules with their block numbers blanked: `layers.*.attn`."""
-        return tuple(dict.fromkeys(scope(pattern(finding.owner)) for finding in self.members))
-
-    @property
-    def operations(self) -> int:
-        """How many operations there are findings on."""
-        return len({finding.node for finding in self.members})
-
-    @property
-    def size(self) -> str:
-        """How much there is in it, in a clause: `6 findings: ACT006, CON002`; nothing where it is one."""
-        if len(self.members) == 1:
-            return ""
-        found = f"{count(len(self.members), 'finding')}: {', '.join(self.rules)}"
-        return f"{found}; {self.around}" if self.around else found
-
-    @property
-    def around(self) -> str:
-        """What the measurement alone adds to what a rule says, in a clause."""
-        if self.worst.rule in MEASURED:
-            return ""
-        alone: dict[str, set[str]] = {}
-        for finding in self.members:
-            if finding.rule in MEASURED:
-                alone.setdefault(finding.formats[0], set()).add(finding.node)
-        found = [f"{count(len(nodes), 'operation')} in {label(fmt)}" for fmt, nodes in alone.items()]
-        return f"with it unsafe: {', '.join(found)}" if found else ""
-
-    @property
-    def agreement(self) -> str:
-        """Whether the measurement bears it out."""
-        return AGREEMENT[self.worst.agrees]
+    def rank(self) -> tuple[int, int, bool, float, int, str, str]:
+        """Its place among others: the least is shown first."""
+        worst = self.worst
+        declared = SEVERITIES.index(worst.declared or worst.severity)
+        confidence, measured = CONFIDENCES.index(worst.confidence), worst.rule in MEASURED
+        return SEVERITIES.index(self.severity), declared, measured, -self.effect, confidence, worst.rule, worst.node
 
     @property
     def planned(self) -> str:
         """What its operations compute in under the recommended plan."""
         names = {finding.node for finding in self.members}
-        return tally(report for report in self.audit.nodes if report.node.name in names)
-
-    @property
-    def snippet(self) -> str | None:
-        """Code that keeps its module in FP32."""
-        return keep_by_hand(self.audit, self.worst.owner)
+        return tally(report for report in self._audit.nodes if report.node.name in names)
 
     @cached_property
     def bearing(self) -> str:
         """What becomes of its operations under the plan that is followed."""
-        return _bearing(self.audit, [finding for finding in self.members if finding.bearing])
+        return _bearing(self._audit, [finding for finding in self.members if finding.bearing])
 
     @property
     def cost(self) -> str:
         """What keeping its modules in FP32 takes out of low precision: the FLOPs of all inside them."""
-        total = sum(report.flops for report in self.audit.nodes)
-        owners = {finding.owner for finding in self.members}
+        nodes, owners = self._audit.nodes, self.owners
+        total = sum(report.flops for report in nodes)
         if not total or "" in owners:
             return ""
-        inside = (r.flops for r in self.audit.nodes if any(within(r.node.owner, owner) for owner in owners))
-        share = sum(inside) / total
+        share = sum(r.flops for r in nodes if any(within(r.node.owner, owner) for owner in owners)) / total
         what = f"takes {percent(share)} of the FLOPs out of low precision" if share else "only adds dtype conversions"
         return f"Keeping {'this module' if len(owners) == 1 else f'these {len(owners):,} modules'} in FP32 {what}."
-
-    @property
-    def facts(self) -> tuple[tuple[str, str], ...]:
-        """What a rule read, then what was measured of the operation."""
-        return tuple(_facts(self.worst, self.report, self.audit.formats))
 
 
 @dataclass(frozen=True)
@@ -158,22 +111,13 @@ def causes(audit: Audit) -> Causes:
     for finding in audit.findings:
         alone = (finding.rule, finding.severity, pattern(finding.owner), finding.op, finding.source)
         groups.setdefault(finding.cause or alone, []).append(finding)
-    found = sorted((_cause(audit, members, reports) for members in groups.values()), key=_rank)
+    found = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
     wanting = tuple(cause for cause in found if cause.severity != "info")
     return Causes(wanting, tuple(cause for cause in found if cause.severity == "info"), _about(audit))
 
 
-def _cause(audit: Audit, members: list[Finding], reports: Mapping[str, NodeReport]) -> Cause:
-    effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
-    rules: dict[str, list[Finding]] = {}
-    for finding in sorted(members, key=lambda f: (_weight(f), not _begins(f), -effects[id(f)])):
-        rules.setdefault(finding.rule, []).append(finding)
-    worst = next(iter(rules.values()))[0]
-    return Cause(audit, tuple(members), rules, reports.get(worst.node), max(effects.values()))
-
-
 def _weight(finding: Finding) -> tuple[bool, int, bool, int]:
-    """What says best what is wrong: what is borne out, then how severe it is here, rules before the measurement alone, then
+    """What says best what is wrong: what was confirmed, then how severe it is here, rules before the measurement alone, then
     how severe it is in its file."""
     declared = SEVERITIES.index(finding.declared or finding.severity)
     return finding.agrees is False, SEVERITIES.index(finding.severity), finding.rule in MEASURED, declared
@@ -183,19 +127,6 @@ def _begins(finding: Finding) -> bool:
     """Whether its operation is the one that the cause goes by."""
     where = place(finding.source, finding.owner, finding.op)
     return finding.cause in (where, f"{where}: precision")
-
-
-def _rank(cause: Cause) -> tuple[int, int, bool, float, int, str, str]:
-    worst = cause.worst
-    return (
-        SEVERITIES.index(cause.severity),
-        SEVERITIES.index(worst.declared or worst.severity),
-        worst.rule in MEASURED,
-        -cause.effect,
-        CONFIDENCES.index(worst.confidence),
-        worst.rule,
-        worst.node,
-    )
 
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
@@ -208,21 +139,21 @@ def _about(audit: Audit) -> str:
     """Which plan severities speak of, in a sentence."""
     plan = audit.plans.get(next((f.plan for f in audit.findings if f.plan), ""))
     if plan is not None:
-        return f"Severities are for {_followed(audit, plan)}."
+        return f"Severities are for {_plan_words(audit, plan)}."
     if any(finding.bearing == "stops" for finding in audit.findings):
-        return "No plan that holds the budget runs anything low: severities are those of the rules."
+        return "No plan within the budget uses low precision: severities are those of the rules."
     return ""
 
 
-def _followed(audit: Audit, plan: Plan) -> str:
+def _plan_words(audit: Audit, plan: Plan) -> str:
     role = "recommended plan" if plan.name == audit.recommended else "fastest plan that holds the budget"
     return f"{plan_title(plan)}, the {role}"
 
 
 BEARINGS = {
     "kept": "keeps {} in FP32",
-    "low": "runs {} low and holds the budget",
-    "reads": "runs {} in FP32, on values that are low, and holds the budget",
+    "low": "runs {} in low precision and holds the budget",
+    "reads": "runs {} in FP32, on low-precision values, and holds the budget",
 }
 
 
@@ -231,7 +162,7 @@ def _bearing(audit: Audit, spoken: Sequence[Finding]) -> str:
     plan = audit.plans.get(spoken[0].plan or "") if spoken else None
     if plan is None:
         stops = spoken and spoken[0].bearing == "stops"
-        return "No plan that holds the budget runs anything low, and this is part of why." if stops else ""
+        return "No plan within the budget uses low precision, and this is part of why." if stops else ""
     nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
     every = {finding.node for finding in spoken}
     said = [text.format(_these(nodes[how], every)) for how, text in BEARINGS.items() if nodes[how]]
@@ -240,8 +171,8 @@ def _bearing(audit: Audit, spoken: Sequence[Finding]) -> str:
         met = dict.fromkeys((f, how) for finding in here for f, by in finding.met.items() for how in by)
         under = " or ".join(f"{label(fmt)} {strategy_of(how).title}" for fmt, how in met)
         what = "this" if others == every else f"what {_these(others, every)} would do"
-        said.append(f"is spared {what}{f', which only occurs in {under}' if under else ''}")
-    return f"{_followed(audit, plan)}, {'; '.join(said)}."
+        said.append(f"avoids {what}{f', which only occurs in {under}' if under else ''}")
+    return f"{_plan_words(audit, plan)}, {'; '.join(said)}."
 
 
 def _these(nodes: Collection[str], every: Collection[str]) -> str:
@@ -251,51 +182,7 @@ def _these(nodes: Collection[str], every: Collection[str]) -> str:
 
 
 AGREEMENT = {
-    True: "The measurement bears this out.",
-    False: "The measurement does not bear this out on these inputs.",
+    True: "The measurement confirms this.",
+    False: "The measurement does not confirm this on these inputs.",
     None: "This was not measured.",
 }
-_MOVES = {
-    "first-order": "predicted to move the output",
-    "group": "moves the output, low together with others",
-    "not-run": "not run; predicted to move the output",
-}
-
-
-def _facts(finding: Finding, report: NodeReport | None, formats: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for key, value in finding.evidence.items():
-        yield key.replace("_", " ").replace(".", " "), _fact(value)
-    if report is None:
-        return
-    for fmt in finding.formats:
-        error, contribution = report.errors.get(fmt), report.contributions.get(fmt)
-        if error is not None and error.unsupported:
-            yield f"in {label(fmt)}", "does not run"
-        elif contribution is not None:
-            moves = _MOVES.get(contribution.decided_by, "moves the output")
-            yield f"{moves}, {label(fmt)}", ratio(contribution.isolated)
-        if error is not None and (error.overflow or error.nan):
-            yield f"non-finite values, {label(fmt)}", f"{error.overflow + error.nan:,}"
-        if error is not None and error.underflow > 0:
-            yield f"flushed to zero, {label(fmt)}", percent(error.underflow)
-    if report.range:
-        largest = report.range.max_abs
-        if largest not in finding.evidence.values():
-            yield "largest |x|", magnitude(largest)
-        narrow = FORMATS[min(formats, key=lambda name: FORMATS[name].largest)]
-        bits = narrow.headroom_bits(largest)
-        room = f"{bits:.1f} bits" if bits >= 0 else f"past it by {-bits:.1f} bits"
-        yield f"headroom to {magnitude(narrow.largest)} ({label(narrow.name)})", room
-
-
-def _fact(value: Any) -> str:
-    match value:
-        case bool() | None:
-            return {True: "yes", False: "no", None: "not known"}[value]
-        case int():
-            return f"{value:,}"
-        case float():
-            return magnitude(value)
-        case list() | tuple():
-            return ", ".join(map(_fact, value))
-    return str(value)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import AuditorError
 from ..numerics.formats import FORMATS
-from ..paths import nearest, pattern, within
-from ..plan.clauses import apart, gained
+from ..paths import enclosing, nearest, pattern, within
 from ..records import Dtypes, NodeReport, Plan, Reason
 from ..records.audit import Audit
 from ..records.program import Kept
-from .words import fold, label, listed, unfolded
+from .words import fold, label, list_paths
 
 _CODE = re.compile(r"[A-Z]{3}\d{3}")
 """The code of a rule."""
@@ -45,15 +44,9 @@ class Island:
     def name(self) -> str:
         """What it is called: a path, several as one, or the root's own operations; functions stay FP32 in all below, too."""
         if self.functions:
-            place = "the whole model" if self.paths == ("",) else listed(self.paths, 2)
+            place = "the whole model" if self.paths == ("",) else list_paths(self.paths, 2)
             return f"{', '.join(self.functions)} in {place}"
-        return listed([own(path) for path in self.paths], 2, self.noun)
-
-    @property
-    def which(self) -> str:
-        """All of its paths, where the name does not say them."""
-        hidden = " x" in self.name or " more " in self.name
-        return unfolded(map(own, self.paths)) if hidden else ""
+        return list_paths([own(path) for path in self.paths], 2, self.noun)
 
     @property
     def why(self) -> str:
@@ -82,7 +75,7 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     """
     if plan.program is not None:
         same_kind = fold(plan.program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
-        return tuple(map(_operations, same_kind))
+        return tuple(map(_one_kind, same_kind))
     scopes = plan.scopes
     if plan.reasons:
         found = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
@@ -93,38 +86,27 @@ def islands(plan: Plan) -> tuple[Island, ...]:
         modules = [Island(tuple(path for path, _ in same), "fp32", _because(plan, same)) for same in groups]
     else:
         apart = [path for path, choice in scopes.items() if path and not choice.keep]
-        alike = fold(apart, str, lambda path: (scopes[path].precision, _unnumbered(scopes[path].because)))
+        alike = fold(apart, str, lambda path: (scopes[path].precision, _without_numbers(scopes[path].because)))
         modules = [Island(tuple(same), scopes[same[0]].precision, scopes[same[0]].because) for same in alike]
     keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
     functions = (Island(tuple(same), "fp32", scopes[same[0]].because, scopes[same[0]].keep) for same in keeping)
     return (*modules, *functions)
 
 
-def _operations(same: Sequence[Kept]) -> Island:
+def _one_kind(same: Sequence[Kept]) -> Island:
     others = "; the others likewise" if len({kept.because for kept in same}) > 1 else ""
     return Island(tuple(kept.name for kept in same), "fp32", (same[0].because + others,), noun="operation")
 
 
 def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
-    """Codes of rules, then why: the clause of all of them, or how far those of the others reach."""
+    """Codes of rules, then why, with the figures of the first."""
     fired = (text for path, _ in found if path in plan.scopes for text in plan.scopes[path].because)
     codes = tuple(dict.fromkeys(text for text in fired if _CODE.fullmatch(text)))
-    first = found[0][1]
-    adds = [reason.adds for _, reason in found if reason.adds is not None]
-    if len(set(_unnumbered(reason.words for _, reason in found))) == 1:
-        return (*codes, first.words)
-    if len(adds) < len(found):
-        return (*codes, f"{first.words}; the others likewise")
-    low, high = apart(max(min(adds), 0.0), max(max(adds), 0.0))
-    saves = max(reason.saves or 0.0 for _, reason in found)
-    reach = f"at most {high}" if first.kind == "no-gain" else f"{low} to {high}" if low != high else low
-    gain = gained(saves, plan.objective)
-    limited = first.kind in ("budget", "margin") and first.left is not None
-    left = f"; {first.left:.2g} of the budget is left" if limited else ""
-    return (*codes, f"lowering one of them adds {reach} of error, and {gain}{left}")
+    same = len(set(_without_numbers(reason.words for _, reason in found))) == 1
+    return (*codes, found[0][1].words + ("" if same else "; the others likewise"))
 
 
-def _unnumbered(because: Iterable[str]) -> tuple[str, ...]:
+def _without_numbers(because: Iterable[str]) -> tuple[str, ...]:
     """Clauses without the numbers that nodes of repeated blocks have."""
     return tuple(re.sub(r"_\d+\b", "", why) for why in because)
 
@@ -149,7 +131,7 @@ def tally(reports: Iterable[NodeReport]) -> str:
 
 def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
     """Says why an operation computes in FP32 under a plan that lowers something; nothing of those that do not."""
-    modules = {path: reason.words for reason in plan.reasons for path in reason.modules}
+    modules = _modules(plan)
     operations = {name: reason.words for reason in plan.reasons for name in reason.operations}
 
     def why(report: NodeReport) -> str:
@@ -158,12 +140,12 @@ def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
             return ""
         if precision_of(node.owner, plan) == "fp32":
             return f"{KEPT}: {modules[node.owner]}" if node.owner in modules else KEPT
-        return operations.get(node.name) or _promoted(ran)
+        return operations.get(node.name) or _mixed_inputs(ran)
 
     return why
 
 
-def _promoted(ran: Dtypes) -> str:
+def _mixed_inputs(ran: Dtypes) -> str:
     """Of an operation whose result is low all the same, such as a batch norm with FP32 statistics."""
     reads = {_FORMATS[dtype] for dtype in ran.inputs if dtype in _FORMATS}
     mixed = len(reads) > 1 and "fp32" in reads
@@ -178,7 +160,8 @@ def explain_layer(audit: Audit, name: str) -> str:
     Raises: AuditorError(slug="no-such-layer").
     """
     owners = {report.node.name: report.node.owner for report in audit.nodes}
-    modules = _modules(audit.plans.values(), owners.values())
+    paths = {path for plan in audit.plans.values() for path in (*plan.scopes, *_modules(plan))} | {*owners.values()}
+    modules = {above for path in paths for above in enclosing(path)}
     if name not in modules and name not in owners:
         close = difflib.get_close_matches(name, [*modules, *owners], n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else "module paths and names of operations are in plan.json"
@@ -186,49 +169,54 @@ def explain_layer(audit: Audit, name: str) -> str:
     text = [own(name)]
     for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):
         mark = " (recommended)" if title == audit.recommended else ""
-        if name in modules:
-            inside = sorted(_inside(plan, owners, name))
-            left = [f"and {len(inside) - INSIDE} more, in plan.json"] if len(inside) > INSIDE else []
-            low = precision_of(name, plan) != "fp32"
-            lines = [label(plan.format) if low else f"FP32: {_words(plan, name)}", *inside[:INSIDE], *left]
-        else:
-            lines = [_operation(plan, owners[name], name)]
-        text += [f"  {title}{mark}: {lines[0]}", *(f"    {line}" for line in lines[1:])]
+        first, *inside = _module(plan, name, owners) if name in modules else [_operation(plan, name, owners[name])]
+        left = [f"and {len(inside) - INSIDE} more, in plan.json"] if len(inside) > INSIDE else []
+        text += [f"  {title}{mark}: {first}", *(f"    {line}" for line in [*sorted(inside)[:INSIDE], *left])]
     return "\n".join(text) + "\n"
 
 
-def _modules(plans: Iterable[Plan], owners: Iterable[str]) -> set[str]:
-    """Every module that is known of, those that only hold others too."""
-    paths = {path for plan in plans for path in (*plan.scopes, *(m for reason in plan.reasons for m in reason.modules))}
-    return {path.rsplit(".", n)[0] for path in paths | {*owners} for n in range(path.count(".") + 1)} | {""}
+def _modules(plan: Plan) -> dict[str, str]:
+    """{module that is not low: why}."""
+    return {path: reason.words for reason in plan.reasons for path in reason.modules}
 
 
-def _operation(plan: Plan, owner: str, name: str) -> str:
-    kept = next((kept for kept in plan.program.kept if kept.node == name), None) if plan.program else None
-    reason = next((reason for reason in plan.reasons if name in reason.operations), None)
-    if kept is not None:
-        return f"FP32: {kept.because}"
-    if reason is not None:
-        return f"not low: {reason.words}"
+def _operations(plan: Plan) -> dict[str, str]:
+    """{operation that is not low: what it runs in, and why}."""
+    words = {name: f"not low: {reason.words}" for reason in plan.reasons for name in reason.operations}
+    program = plan.program.kept if plan.program else ()
+    return words | {kept.node: f"FP32: {kept.because}" for kept in program if kept.node}
+
+
+def _module(plan: Plan, name: str, owners: Mapping[str, str]) -> list[str]:
+    """What a module runs in, then what lies in it and is not low, with why; of the root, what is its own."""
+    modules = _modules(plan)
+    none = "it has no operations of its own" if plan.reasons else "this file holds no reasons"
+    low = precision_of(name, plan) != "fp32"
+    inside = [path for path in modules if name and path != name and within(path, name)]
+    integer = {node for reason in plan.reasons if reason.kind == "not-floating" for node in reason.operations}
+    here = {node: why for node, why in _operations(plan).items() if node not in integer and node in owners}
+    deep = plan.program is not None and name
+    return [
+        label(plan.format) if low else f"FP32: {modules.get(name, none)}",
+        *(f"{path} FP32: {modules[path]}" for path in inside),
+        *(f"{n} {why}" for n, why in here.items() if owners[n] == name or (deep and within(owners[n], name))),
+    ]
+
+
+def _operation(plan: Plan, name: str, owner: str) -> str:
+    if (why := _operations(plan).get(name)) is not None:
+        return why
     if precision_of(owner, plan) == "fp32":
-        return f"FP32 with {own(owner)}: {_words(plan, owner)}"
+        return f"FP32 with {own(owner)}: {_module(plan, owner, {})[0].removeprefix('FP32: ')}"
     return f"{label(plan.format)}, as {own(owner)}"
 
 
-def _words(plan: Plan, path: str) -> str:
-    found = next((reason.words for reason in plan.reasons if path in reason.modules), None)
-    return found or ("it has no operations of its own" if plan.reasons else "this file holds no reasons")
-
-
-def _inside(plan: Plan, owners: Mapping[str, str], name: str) -> Iterator[str]:
-    """What lies in a module and is not low, with why; of the root, what is its own."""
-    for kept in plan.program.kept if plan.program else ():
-        owner = owners.get(kept.node or "")
-        if owner is not None and (owner == name or (name and within(owner, name))):
-            yield f"{kept.node} FP32: {kept.because}"
-    for reason in plan.reasons:
-        below = (path for path in reason.modules if name and path != name and within(path, name))
-        yield from (f"{path} FP32: {reason.words}" for path in below)
-        if reason.kind != "not-floating":
-            here = (operation for operation in reason.operations if owners.get(operation) == name)
-            yield from (f"{operation} not low: {reason.words}" for operation in here)
+def keep_alone(audit: Audit, owner: str) -> str | None:
+    """Code that runs a model low under the recommended plan's strategy, but for one module; None where no plan is recommended
+    or it is a program, and for the root."""
+    plan = audit.plans.get(audit.recommended or "")
+    if plan is None or plan.program is not None or not owner:
+        return None
+    scopes = {"": {"precision": plan.format}, owner: {"precision": "fp32"}}
+    made = {"strategy": plan.strategy, "format": plan.format, "scopes": scopes}
+    return f"import auditor\n\nmodel = auditor.apply(model, {made!r})\n"

@@ -35,11 +35,11 @@ def files(audit: Audit) -> dict[str, str]:
         moves = _overlay(f"{label(fmt)} moves output", _effects(audit, fmt), {"gradient": stops})
         verdicts = {r.node.name: r.verdicts[fmt].verdict for r in audit.nodes if fmt in r.verdicts}
         documents[f"{fmt}_effect.json"] = moves
-        documents[f"{fmt}_verdict.json"] = _overlay(f"{label(fmt)} verdict", _colored(verdicts, VERDICT_COLORS))
+        documents[f"{fmt}_verdict.json"] = _overlay(f"{label(fmt)} verdict", _colors(verdicts, VERDICT_COLORS))
     if audit.recommended in audit.plans:
         colors = {"fp32": FP32_COLOR, **dict(zip(auditable(), cycle(LOW_COLORS), strict=False))}
         computed = {r.node.name: computed_in(r) for r in audit.nodes}
-        documents["plan.json"] = _overlay(f"plan {audit.recommended}", _colored(computed, colors))
+        documents["plan.json"] = _overlay(f"plan {audit.recommended}", _colors(computed, colors))
     return {name: json.dumps(made, indent=1, allow_nan=False) + "\n" for name, made in documents.items()}
 
 
@@ -97,9 +97,6 @@ def _effects(audit: Audit, fmt: str) -> dict[str, Any]:
     return {name: {"value": round(value, 3)} for name, value in logs.items()}
 
 
-def _colored(words: Mapping[str, str | None], colors: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    return {
-        name: {"value": word, "bgColor": colors[word], "textColor": "#1c1f24"}
-        for name, word in words.items()
-        if word is not None and word in colors
-    }
+def _colors(words: Mapping[str, str | None], colors: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    known = {name: word for name, word in words.items() if word in colors}
+    return {n: {"value": word, "bgColor": colors[word], "textColor": "#1c1f24"} for n, word in known.items() if word}

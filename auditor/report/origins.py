@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from ..artefact.strategies import strategy_of
-from ..records import NodeError, NodeReport, NonFinite
+from ..records import NodeReport, NonFinite
 from ..records.audit import Audit
 from .blocks import Block, Lines, Table
 from .words import count, fold, label, op, percent, plan_title, ratio, scope, where
@@ -19,19 +18,15 @@ def origins(audit: Audit) -> list[Block]:
     """Format by format: where values first turn Inf or NaN, what adds most error, what hurts together."""
     if not audit.nodes:
         return [Lines("", ("No operation was measured.",), "empty")]
-    readers: dict[str, list[NodeReport]] = {}
-    for report in audit.nodes:
-        for name in report.node.inputs:
-            readers.setdefault(name, []).append(report)
-    return [block for fmt in audit.formats for block in _origins(audit, fmt, readers)]
+    return [block for fmt in audit.formats for block in _origins(audit, fmt)]
 
 
-def _origins(audit: Audit, fmt: str, readers: Mapping[str, list[NodeReport]]) -> Iterator[Block]:
+def _origins(audit: Audit, fmt: str) -> Iterator[Block]:
     runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
     first = {run.first.node: run.first for run in runs if run.first is not None}
     born = [r for r in audit.nodes if fmt in r.errors and (r.errors[fmt].born or r.node.name in first)]
     kinds = fold(born, lambda r: r.node.owner, lambda r: (r.node.op, r.errors[fmt].cause))
-    said = [_birth(same, fmt, readers, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
+    said = [_birth(same, fmt, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
     if not kinds:
         alone = "no operation alone makes Inf or NaN: the run of the whole model does"
         finite = "no value that is finite in FP32 becomes Inf or NaN"
@@ -45,34 +40,16 @@ def _origins(audit: Audit, fmt: str, readers: Mapping[str, list[NodeReport]]) ->
     yield from _regions(audit, fmt)
 
 
-def _birth(same: list[NodeReport], fmt: str, readers: Mapping[str, list[NodeReport]], first: NonFinite | None) -> str:
-    """What begins at an operation, in how many blocks, why, and how far it is passed on."""
+def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
+    """What begins at an operation, in how many blocks, and why."""
     report, error = same[0], same[0].errors[fmt]
-    heirs: dict[str, NodeReport] = {}
-    frontier = [report]
-    while frontier:
-        for reader in readers.get(frontier.pop().node.name, ()):
-            inherited = reader.errors.get(fmt)
-            if reader.node.name not in heirs and inherited and not inherited.born and _broken(inherited):
-                heirs[reader.node.name] = reader
-                frontier.append(reader)
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
     value = error.cause or "not known" if alone else first.value if first else "Inf or NaN"
-    begins = (
-        "Does not run:"
-        if value == "unsupported"
-        else f"{'NaN' if value == 'nan' else value.capitalize() if value.islower() else value} first appears in"
-    )
+    name = "NaN" if value == "nan" else value.capitalize() if value.islower() else value
+    begins = "Does not run:" if value == "unsupported" else f"{name} first appears in"
     blocks = f" and in {count(len(same) - 1, 'block')} like it" if len(same) > 1 else ""
     why = "" if alone else f" {cause(first)}" if first else " The operation alone stays finite."
-    last = next(reversed(heirs.values()), report).node.owner
-    passed = f"{count(len(heirs), 'later operation only passes', 'later operations only pass')} it on, the last in `{scope(last)}`"
-    return f"{begins} {where(report.node)}{blocks}.{why} {passed if heirs else 'Nothing after it inherits it'}."
-
-
-def _broken(error: NodeError) -> bool:
-    carried = error.propagated_error
-    return error.overflow + error.nan > 0 or (carried is not None and not math.isfinite(carried))
+    return f"{begins} {where(report.node)}{blocks}.{why}"
 
 
 def _sources(audit: Audit, fmt: str) -> Iterator[Table]:
@@ -86,7 +63,7 @@ def _sources(audit: Audit, fmt: str) -> Iterator[Table]:
         if found.own > 0:
             rows.append((where(report.node), f"{ratio(found.isolated)}{predicted}", percent(found.own**2 / total)))
     if rows:
-        caption = f"Makes the error in {label(fmt)}: rounding of its own"
+        caption = f"Operations that add most rounding error in {label(fmt)}"
         yield Table(("Operation", "Moves output", "Share"), tuple(rows), caption=caption)
 
 
@@ -113,41 +90,35 @@ def _linearity(audit: Audit, fmt: str) -> str:
     found = next((one for one in audit.linearity if one.format == fmt), None)
     if found is None:
         return ""
-    one = found.compared == 1
-    spread = f"{found.least:.2g} to {found.most:.2g} times what the runs say, {found.median:.2g} times in the median"
+    were = "was" if found.compared == 1 else "were"
     words = [
-        f"{count(found.compared, 'operation')} predicted to first order {'was' if one else 'were'} also run: "
-        + (f"the prediction is {found.median:.2g} times what the run says." if one else f"predictions are {spread}.")
+        f"{count(found.compared, 'operation')} predicted to first order {were} also run: prediction / measurement "
+        f"{found.least:.2g} to {found.most:.2g}, median {found.median:.2g}."
     ]
     if not found.holds:
-        words.append("First order does not hold on this model, so more were run.")
+        words.append("First order does not hold on this model, so more operations were run.")
     if beyond := found.confirmed + found.refuted:
-        words.append(f"Runs bear out {found.confirmed:,} of {count(beyond, 'prediction')} beyond the budget.")
+        words.append(f"Runs confirm {found.confirmed:,} of {count(beyond, 'prediction')} beyond the budget.")
     if found.left:
         words.append(f"{found.left:,} more {'is' if found.left == 1 else 'are'} beyond it by prediction alone.")
     return " ".join(words)
 
 
-@dataclass(frozen=True)
 class Run:
     """Runs in one format that turn non-finite at the same operation. first: None where the recorded graph stays finite.
 
-    title: `FP16 under autocast, without a plan`, or `The plan FP16 under autocast`.
+    sentences: what turns non-finite and where, then why; their subject is `title`, such as `The plan FP16 under autocast`.
     """
 
-    format: str
-    title: str
-    first: NonFinite | None
-
-    @property
-    def sentences(self) -> tuple[str, str]:
-        """What turns non-finite and where, then why."""
-        first = self.first
+    def __init__(self, fmt: str, title: str, first: NonFinite | None) -> None:
+        self.format, self.first = fmt, first
         if first is None:
-            return f"{self.title}: outputs turn Inf or NaN.", "The recorded graph does not show at which operation."
-        batch = "" if first.batch == 1 else f", in batch {first.batch}"
-        place = at(first.op, first.owner, first.source)
-        return f"{self.title}: outputs turn {first.value} at {place}{batch}.", cause(first)
+            said = f"{title}: outputs turn Inf or NaN.", "The recorded graph does not show at which operation."
+        else:
+            batch = "" if first.batch == 1 else f", in batch {first.batch}"
+            place = at(first.op, first.owner, first.source)
+            said = f"{title}: outputs turn {first.value} at {place}{batch}.", cause(first)
+        self.sentences = said
 
 
 def cause(first: NonFinite) -> str:

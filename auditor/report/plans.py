@@ -1,4 +1,4 @@
-"""Plans beside what happens without them: verdicts, errors, speed-ups, times, programs, and what each keeps in FP32."""
+"""Plans beside what happens without them: verdicts, errors, times, programs, what each keeps in FP32, and code that uses one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
 from ..plan.recommend import measured_times, speedup
-from ..records import Baseline, Onnx, Plan, Timed, Times
+from ..records import Baseline, Onnx, Plan, Timed, Times, Verification
 from ..records.audit import Audit
-from .blocks import Block, Fold, Lines, Table
-from .criteria import criteria_lines, missed, score_words
+from ..snippets import TOOLS
+from ..snippets import snippets as for_tools
+from .blocks import Block, Code, Fold, Lines, Table
+from .criteria import criteria_lines, missed_criteria, score_words
 from .kept import Island, islands
 from .words import compact, count, label, memory, percent, plan_title, ratio, sentence
 
@@ -74,19 +76,24 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "non-finite", "an output is Inf or NaN where FP32 is finite"
     if plan.measured_error is None:
         return "not run", plan.note or "the patched model was not run, so its error is a prediction"
-    if ran is not None and (broken := missed(ran.criteria)):
+    if ran is not None and (broken := missed_criteria(ran.criteria)):
         return "over budget", broken
     allowed = max(budget, ran.floor) if ran is not None else budget
     if not plan.measured_error <= allowed:
         return "over budget", f"{ratio(plan.measured_error)} measured, {budget:g} allowed"
     if ran is not None and ran.with_gradients is not None and not ran.with_gradients <= allowed:
         return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
-    where = f" on {ran.inputs} inputs, {ran.execution}" if ran is not None else ""
+    where = f" on {inputs_of(ran)}, {ran.execution}" if ran is not None else ""
     if ran is not None and ran.ungraded:
         where += f"; not run with gradients enabled, since FP32 raises: {ran.ungraded}"
     if ran is not None and max(plan.measured_error, ran.with_gradients or 0.0) > budget:
         where += f"; over the budget, and no more than {FLOOR:g} times what runs in FP32 differ by ({ratio(ran.noise)})"
     return ("verified" if plan.verified else "not verified"), f"{ratio(plan.measured_error)} measured{where}"
+
+
+def inputs_of(ran: Verification) -> str:
+    """What a plan was run on."""
+    return "the calibration inputs" if ran.inputs == "audited" else f"{ran.inputs} inputs"
 
 
 def _without(baseline: Baseline | None) -> str:
@@ -109,7 +116,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     yield Table(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (plan := audit.plans.get(audit.recommended or "")) is not None:
         gpu = f" for one {plan.target}" if plan.target else ""
-        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs low; speed-ups are predicted{gpu}"
+        said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are predicted{gpu}"
         if plan.memory and plan.fp32_memory:
             said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
         yield Lines("", (said,), "muted")
@@ -121,8 +128,7 @@ def island_lines(found: tuple[Island, ...], most: int) -> Lines:
     """What a plan keeps apart, a line each with why."""
     texts = []
     for island in found[:most]:
-        which = f" ({island.which})" if island.which else ""
-        texts.append(f"{label(island.precision)} {island.name}{which}{f': {island.why}' if island.why else ''}")
+        texts.append(f"{label(island.precision)} {island.name}{f': {island.why}' if island.why else ''}")
     if len(found) > most:
         texts.append(f"and {len(found) - most} more, in plan.json")
     return Lines("Kept", tuple(texts), listed=True)
@@ -131,37 +137,31 @@ def island_lines(found: tuple[Island, ...], most: int) -> Lines:
 def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
     """Each plan with all of its figures, what it keeps in FP32, and why."""
     for p in plans:
-        kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} apart" if p.islands else ""
+        kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} in FP32" if p.islands else ""
         failed = f"Without it: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
         notes = tuple(sentence(text) for text in dict.fromkeys((p.detail, p.plan.note, failed)) if text)
         what = "operation" if p.plan.program is not None else "module"
         rest = f"All {'other ' if p.islands else ''}{what}s run in {label(p.plan.format)}."
+        facts = tuple(_facts(audit, p))
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (
-                Table(("Figure", "Value"), tuple(_facts(audit, p)), texts=2),
+                *([Table(("Figure", "Value"), facts, texts=2)] if facts else []),
                 Lines("", notes, "muted"),
                 *([island_lines(p.islands, ISLANDS_SHOWN)] if p.islands else []),
-                Lines("", (f"No {what} is lowered." if p.idle else rest,), "muted"),
+                Lines("", (f"No {what} runs in low precision." if p.idle else rest,), "muted"),
             ),
         )
 
 
 def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
-    plan, what = p.plan, "share" if audit.criteria else "error"
-    if not p.idle:
-        measured = "not run" if plan.measured_error is None else ratio(plan.measured_error)
-        yield from ((f"Measured {what}", measured), (f"Predicted {what}", ratio(plan.predicted_error)))
-    elif plan.reach is not None:
-        yield (f"Smallest {what} within reach", ratio(plan.reach))
-    yield ("Without it", p.before)
+    """What the table of plans and the times do not say."""
+    plan = p.plan
+    if p.idle and plan.reach is not None:
+        yield (f"Smallest {'share' if audit.criteria else 'error'} within reach", ratio(plan.reach))
     yield from (("Criterion", line) for line in p.criteria)
     if p.score:
         yield ("Your score", p.score)
-    yield ("FLOPs in low precision", percent(plan.low_precision_flops))
-    if not p.idle:
-        yield ("Predicted speed-up", f"{plan.predicted_speedup:.2f}x{f' on {plan.target}' if plan.target else ''}")
-    yield from ((f"Measured {name}".strip(), text) for name, text in _cells(plan.timed))
     if plan.memory and plan.fp32_memory:
         yield ("Predicted memory", f"{memory(plan.memory)}, FP32 {memory(plan.fp32_memory)}")
     if p.program:
@@ -202,20 +202,15 @@ def times(audit: Audit) -> tuple[str, ...]:
         return ()
     where = f"this CPU, on {count(timing.threads, 'thread')}" if timing.device == CPU else timing.device
     batch = "" if timing.batch is None else f", {count(timing.batch, 'entry', 'entries')} in the batch"
-    decides = any(plan.timed and plan.timed.decides for plan in audit.plans.values())
-    goes = (
-        "the recommendation goes by the first of them"
-        if decides
-        else "they are the CPU's own, which says nothing of a GPU: the recommendation goes by predictions"
-    )
+    goes = "predictions: a CPU's times say nothing of a GPU"
+    if any(plan.timed and plan.timed.decides for plan in audit.plans.values()):
+        goes = "the first of them"
     rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
-    lines = (
-        f"{title}: " + "; ".join(f"{name} {text}".strip() for name, text in _cells(timed))
-        for title, timed in rows
-        if timed
+    return (
+        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The recommendation goes by {goes}.",
+        *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed),
     )
-    return (f"One forward on {where}{batch}: median (quartiles), speed-up over FP32; {goes}.", *lines)
 
 
 def today_title(audit: Audit) -> str:
@@ -233,20 +228,43 @@ def _in_words(found: Times) -> str:
     said = f"{median} {unit} ({low} to {high})"
     if found.speedup is None or found.speedup_low is None or found.speedup_high is None:
         return said
-    same = ", not to be told from FP32" if found.speedup_low <= 1 <= found.speedup_high else ""
+    same = ", no different from FP32" if found.speedup_low <= 1 <= found.speedup_high else ""
     return f"{said}, {found.speedup:.2f}x{same}"
 
 
-def _cells(timed: Timed | None) -> tuple[tuple[str, str], ...]:
-    """(way to run it, time), the memory it took, and what was not measured with why."""
-    if timed is None:
-        return ()
-    ways = (("", timed.eager), ("compiled", timed.compiled), ("as a CUDA graph", timed.cuda_graph))
-    cells = [(name, _in_words(found)) for name, found in ways if found is not None]
+def _time_words(timed: Timed) -> str:
+    """Its times, the memory it took, and what was not measured with why."""
+    ways = (("", timed.eager), ("compiled ", timed.compiled), ("as a CUDA graph ", timed.cuda_graph))
+    words = [f"{name}{_in_words(took)}" for name, took in ways if took is not None]
     if timed.memory is not None:
-        cells.append(("at most", f"{compact(timed.memory)}B"))
-    reasons: dict[str, list[str]] = {}
+        words.append(f"at most {compact(timed.memory)}B")
     names = {"eager": "run", "cuda_graph": "as a CUDA graph", "memory": "its memory"}
-    for name, why in timed.missing.items():
-        reasons.setdefault(why, []).append(names.get(name, name))
-    return (*cells, *((f"not {' nor '.join(found)}:", why) for why, found in reasons.items()))
+    return "; ".join([*words, *(f"not {names.get(name, name)}: {why}" for name, why in timed.missing.items())])
+
+
+def more_ways(audit: Audit) -> list[Block]:
+    """Another plan, and the recommended plan for other tools."""
+    if not audit.plans:
+        return []
+    return [
+        *snippets(audit)[2:],
+        *(Fold(TOOLS[key].title, (Code("", text),)) for key, text in for_tools(audit).items()),
+    ]
+
+
+def snippets(audit: Audit) -> tuple[Code, ...]:
+    """Ways to use the recommended plan; none where no plan is recommended."""
+    plan = audit.plans.get(audit.recommended or "")
+    if plan is None:
+        return ()
+    about = f"# {plan.name}, the recommended plan\n"
+    if plan.program is not None:
+        load = f"import torch\n\n{about}program = torch.export.load({plan.program.file!r}).module()\n"
+        return (Code("Run the program", load),)
+    others = (name for name, other in audit.plans.items() if name != plan.name and other.program is None)
+    chosen = f"name = {next(others, plan.name)!r}\nmodel = auditor.apply(model, plan, name)\n"
+    return (
+        Code("Build the model patched", f"import patched_model\n\n{about}model = patched_model.build()\n"),
+        Code("Patch a model you already have", "import patched_model\n\nmodel = patched_model.apply(model)\n"),
+        Code("Choose another plan", f'import auditor\n\nplan = auditor.load_plan("plan.json")\n{chosen}'),
+    )

@@ -1,4 +1,4 @@
-"""The reporters: what `--format` may ask for, each a function of an Audit that returns text."""
+"""The reporters: what `--format` may ask for, each a function of an Audit that returns text; terminals, Markdown and notebooks show one page of blocks."""
 
 from __future__ import annotations
 
@@ -8,25 +8,118 @@ from collections.abc import Callable, Iterator, Mapping
 from ..document.codec import to_document
 from ..records.audit import Audit
 from . import FORMATS
-from .blocks import Lines, Look, environment, looks, to_markdown, to_terminal
+from .annotations import Place, github, places, sarif
+from .blocks import Block, Code, Entries, Entry, Fold, Lines, Look, Title, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
-from .findings import Cause, causes
+from .findings import Cause, Causes, causes
 from .origins import origins
-from .overview import ENTRIES_SHOWN, LINES, overview, screen
-from .paths import Place, places
-from .plans import plan_folds, plan_table
-from .sarif import sarif
+from .plans import island_lines, more_ways, plan_folds, plan_table, snippets
 from .table import table
 from .training import training_section
-from .use import more_ways, snippets
-from .view import method, view
-from .words import count, op, printable, sentence, summary
+from .view import View, method, view
+from .words import count, line, printable, remedy, sentence
+
+LINES = 40
+"""Of a terminal that is 100 cells wide, for all that a command says."""
+SPARE = ("Formats", "Kept", "Outputs", "Memory")
+"""Labels of what nobody asked for: it is in the report, too."""
+ENTRIES_SHOWN = 5
+"""Causes to fix that a page names; those behind them, and notes, stand in a fold."""
+ISLANDS_SHOWN = 6
+PROPOSALS_SHOWN = 4
+ADVICE_SHOWN = 4
+
+
+def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
+    """Verdict, what to do in at most so many entries, plans and the lines that use one; then all that some audits have beside."""
+    seen, env = view(audit), audit.environment
+    about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
+    page: list[Block] = [
+        Title(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
+        Lines("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
+        Lines("", (seen.proof, *seen.broken)),
+        _findings(causes(audit), places(audit), entries),
+        *plan_table(audit, seen.plans),
+    ]
+    if use := snippets(audit):
+        page.append(
+            Code("Use it", "\n".join(line for line in use[-1 if len(use) == 1 else 1].text.splitlines() if line))
+        )
+    return [*page, *_more(audit, seen)]
+
+
+def summary(audit: Audit) -> str:
+    """What Python shows of an audit: verdict, proof, findings, and where the rest is."""
+    seen = view(audit)
+    first = f"Audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}"
+    rest = "audit.save(directory) writes the report; audit.plans, audit.findings and audit.nodes hold the rest"
+    lines = (first, seen.headline, seen.proof, *seen.broken, causes(audit).headline, rest)
+    return "\n".join(printable(line) for line in lines if line)
+
+
+def screen(audit: Audit, most: int = LINES) -> list[Block]:
+    """As much of it as so many lines hold: what is in SPARE where it fits, and fewer causes if need be."""
+    for entries in range(ENTRIES_SHOWN, 0, -1):
+        page = overview(audit, entries)
+        shown = [block for block in page if block.label not in SPARE]
+        spare = [block for block in page if block.label in SPARE]
+        while spare and _lines([*shown, spare[0]]) <= most - 2:
+            shown.append(spare.pop(0))
+        if spare:
+            left = ", ".join(block.label for block in spare)
+            shown.append(Lines("More", (f"{left}: in report.html, and with --format md",), "muted"))
+        if _lines(shown) <= most:
+            break
+    return shown
+
+
+def _lines(page: list[Block]) -> int:
+    return to_terminal(page, Look(100, False)).count("\n")
+
+
+def _findings(found: Causes, where: Mapping[str, Place], most: int) -> Entries:
+    entries = tuple(_entry(cause, where[cause.worst.node]) for cause in found.wanting[:most])
+    left = len(found.wanting) - len(entries)
+    explain = f"python -m auditor explain {found.all[0].worst.rule}" if found.all else ""
+    more = "; ".join(filter(None, (f"{count(left, 'more cause')} in the report" if left > 0 else "", explain)))
+    return Entries("To do", sentence(f"{found.headline}. {found.about}".strip()), entries, more)
+
+
+def _entry(cause: Cause, place: Place) -> Entry:
+    worst = cause.worst
+    called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
+    note = f"{cause.severity.capitalize()} in {cause.where}{called}. {remedy(worst.advice)}"
+    return Entry(f"{place.file}:{place.line} {worst.rule} {sentence(worst.message)}", (note,), cause.severity)
+
+
+def _more(audit: Audit, seen: View) -> Iterator[Block]:
+    """What some audits have: cautions, training, criteria, scores, times; verdicts by format, modules kept apart, and the rest."""
+    if seen.limits:
+        yield Lines("Caution", seen.limits, "warning")
+    if audit.training is not None:
+        titles = tuple(dict.fromkeys(advice.title for advice in audit.training.advice))[:ADVICE_SHOWN]
+        yield Lines("Training", (sentence(audit.training.recommendation), *(f"- {title}" for title in titles)))
+    if seen.criteria:
+        shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
+        lines = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
+        yield Lines("Criteria", (seen.criteria, *lines))
+    if seen.score:
+        yield Lines("Score", (seen.score, *(f"{p.title}: {p.score}" for p in seen.plans if p.score)))
+    if seen.times:
+        yield Lines("Times", seen.times)
+    if seen.contrast:
+        yield Lines("Formats", seen.contrast)
+    if seen.chosen and seen.chosen.islands:
+        yield island_lines(seen.chosen.islands, ISLANDS_SHOWN)
+    if seen.proposals:
+        left = len(seen.proposals) - PROPOSALS_SHOWN
+        more = (f"and {left} more, in plan.json",) if left > 0 else ()
+        yield Lines("Outputs", (*seen.proposals[:PROPOSALS_SHOWN], *more))
+    if audit.environment.held:
+        yield Lines("Memory", (sentence(audit.environment.held),))
+
 
 MEMBERS_SHOWN = 40
-CAUSES_SHOWN = 8
-"""Causes to fix that stand in the page itself; those behind them, and notes, stand in a fold below."""
-COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
-MOST_PER_LEVEL = 10
 
 
 def text(audit: Audit, *, width: int | None = None, color: bool | None = None, most: int = LINES) -> str:
@@ -51,61 +144,38 @@ def document(audit: Audit) -> str:
 
 def html(audit: Audit) -> str:
     """The whole report as one HTML document that loads nothing, with a little script for the layer table and the graph."""
-    seen = view(audit)
-    return (
-        environment()
-        .get_template("report.html.jinja")
-        .render(
-            audit=audit,
-            view=seen,
-            causes=causes(audit),
-            causes_shown=CAUSES_SHOWN,
-            members_shown=MEMBERS_SHOWN,
-            entries_shown=ENTRIES_SHOWN,
-            origins=origins(audit),
-            depth=depth_chart(audit),
-            plan_table=[*plan_table(audit, seen.plans)],
-            plan_folds=[*plan_folds(audit, seen.plans)],
-            table=table(audit),
-            snippets=snippets(audit),
-            more_ways=more_ways(audit),
-            training=training_section(audit),
-            method=method(audit, seen.limits, seen.proposals),
-        )
+    seen, template = view(audit), environment().get_template("report.html.jinja")
+    return template.render(
+        audit=audit,
+        view=seen,
+        causes=causes(audit),
+        members_shown=MEMBERS_SHOWN,
+        entries_shown=ENTRIES_SHOWN,
+        origins=origins(audit),
+        depth=depth_chart(audit),
+        plans=plans_section(audit, seen),
+        table=table(audit),
+        snippets=snippets(audit),
+        more_ways=more_ways(audit),
+        training=training_section(audit),
+        method=method(audit, seen.limits, seen.proposals),
     )
 
 
-def github(audit: Audit) -> str:
-    """Workflow commands: the verdict as plain text, then annotations on the user's own lines, at most ten of each level, a
-    cause each, and a line for those left out."""
-    return "\n".join(_commands(audit)) + "\n"
-
-
-def _commands(audit: Audit) -> Iterator[str]:
-    seen, found, where = view(audit), causes(audit).all, places(audit)
-    for said in (seen.headline, *seen.broken):
-        yield printable(said).replace("::", ": :")  # the runner takes no such line for a command
-    levels = {level: [cause for cause in found if cause.severity == level] for level in COMMANDS}
-    shown = [cause for same in levels.values() for cause in same[:MOST_PER_LEVEL]]
-    yield from (_annotation(cause, where[cause.worst.node]) for cause in shown)
-    if left := len(found) - len(shown):
-        yield f"{count(left, 'more cause')} in the report."
-
-
-def _annotation(cause: Cause, place: Place) -> str:
-    worst = cause.worst
-    title = _property(f"{worst.rule} {worst.name}")
-    said = f"{sentence(worst.message)} In {cause.where}, {op(worst.op)}."
-    words = _data(" ".join(filter(None, (said, sentence(cause.size), cause.bearing, summary(worst.advice)))))
-    return f"::{COMMANDS[cause.severity]} file={_property(place.file)},line={place.line},title={title}::{words}"
-
-
-def _data(text: str) -> str:
-    return printable(text).replace("%", "%25")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def plans_section(audit: Audit, seen: View) -> list[Block]:
+    """All plans beside what happens without them."""
+    if not seen.plans:
+        return [Lines("", ("No plan was made for this audit.",), "empty")]
+    about = (
+        'A plan keeps the modules that need it in FP32 and runs the rest in low precision. "Without it" is the same '
+        "format with no module protected."
+    )
+    return [
+        *(Lines("", (said,), "about") for said in (about, seen.criteria, seen.score) if said),
+        *plan_table(audit, seen.plans),
+        *([Lines("Times", seen.times, listed=True)] if seen.times else []),
+        Fold("Each plan: what it keeps in FP32 and why", tuple(plan_folds(audit, seen.plans))),
+    ]
 
 
 REPORTERS: Mapping[str, Callable[[Audit], str]] = dict(

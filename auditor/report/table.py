@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..numerics.formats import FORMATS
@@ -12,8 +12,8 @@ from ..records.audit import Audit
 from .kept import computed_in, dtype_label, why_raised
 from .words import VERDICTS, label, line
 
-TEXT_BUDGET = 150_000
-"""Characters that reasons and source lines may take together; the rest is in plan.json."""
+LONGEST = 200
+"""Characters of a reason or a source line that the table has; plan.json has all of them."""
 VISIBLE = 1e-4
 """Shares of values lost to zero below this are not listed."""
 FOLD_FROM = 3
@@ -21,30 +21,14 @@ FOLD_FROM = 3
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-class _Strings:
-    """A table of distinct strings, each cell holding an index; long prose stops being added once its budget is spent."""
-
-    def __init__(self) -> None:
-        self.index: dict[str, int] = {"": 0}
-        self._prose = 0
-        self.left_out = 0
-
-    def add(self, text: str | None) -> int:
-        return self.index.setdefault(text or "", len(self.index))
-
-    def add_prose(self, text: str | None) -> int:
-        text = (text or "")[:200]
-        if text not in self.index:
-            if self._prose + len(text) > TEXT_BUDGET:
-                self.left_out += 1
-                return 0
-            self._prose += len(text)
-        return self.add(text)
-
-
 def table(audit: Audit) -> dict[str, Any]:
     """Columns of the layer table; only JSON types, with Inf and NaN as the strings `inf` and `nan`."""
-    strings = _Strings()
+    strings: dict[str, int] = {"": 0}
+
+    def add(text: str | None, most: int | None = None) -> int:
+        """Its number among the distinct ones, which cells hold."""
+        return strings.setdefault((text or "")[:most], len(strings))
+
     nodes = audit.nodes
     plan, at = audit.plans.get(audit.recommended or ""), {r.node.name: i for i, r in enumerate(nodes)}
     why = why_raised(plan) if plan else None
@@ -53,33 +37,32 @@ def table(audit: Audit) -> dict[str, Any]:
         "verdicts": list(VERDICTS),
         "budget": audit.max_error,
         "name": [r.node.name for r in nodes],
-        "op": [strings.add(r.node.op) for r in nodes],
-        "owner": [strings.add(r.node.owner) for r in nodes],
-        "type": [strings.add(r.node.owner_type) for r in nodes],
-        "source": [strings.add(line(r.node.source, r.node.called_from)) for r in nodes],
-        "code": [strings.add_prose(r.node.code) for r in nodes],
-        "shape": [strings.add("×".join(map(str, r.node.shape))) for r in nodes],
+        "op": [add(r.node.op) for r in nodes],
+        "owner": [add(r.node.owner) for r in nodes],
+        "type": [add(r.node.owner_type) for r in nodes],
+        "source": [add(line(r.node.source, r.node.called_from)) for r in nodes],
+        "code": [add(r.node.code, LONGEST) for r in nodes],
+        "shape": [add("×".join(map(str, r.node.shape))) for r in nodes],
         "max": [_number(r.range.max_abs if r.range else None, 3) for r in nodes],
         "min": [_number(r.range.min_abs if r.range else None) for r in nodes],
         "flops": [r.flops for r in nodes],
         "histogram": [_histogram(r.range) for r in nodes],
-        "plan": [strings.add(label(low) if (low := computed_in(r)) else "") for r in nodes],
-        "dtypes": [strings.add(_dtypes(r)) for r in nodes],
-        "why": [strings.add_prose(why(r) if why else "") for r in nodes],
+        "plan": [add(label(low) if (low := computed_in(r)) else "") for r in nodes],
+        "dtypes": [add(_dtypes(r)) for r in nodes],
+        "why": [add(why(r) if why else "", LONGEST) for r in nodes],
         "reads": _reads(nodes),
         "inputs": _inputs(audit),
         "outputs": [at[name] for name in audit.graph_outputs if name in at],
         "classes": dict(audit.classes),
         "measures": measures(audit.formats, planned=plan is not None),
         "rules": {str(i): list(r.findings) for i, r in enumerate(nodes) if r.findings},
-        "cells": {fmt: _cells(nodes, fmt, strings, audit.max_error) for fmt in audit.formats},
+        "cells": {fmt: _cells(nodes, fmt, add, audit.max_error) for fmt in audit.formats},
         "folds": folds(nodes),
-        "strings": list(strings.index),
-        "leftOut": strings.left_out,
+        "strings": list(strings),
     }
 
 
-def _cells(nodes: Iterable[NodeReport], fmt: str, strings: _Strings, budget: float) -> dict[str, Any]:
+def _cells(nodes: Iterable[NodeReport], fmt: str, add: Callable[..., int], budget: float) -> dict[str, Any]:
     cells: dict[str, Any] = {key: [] for key in ("effect", "own", "local", "propagated", "reason")}
     verdicts: list[str] = []
     predicted: list[str] = []
@@ -93,9 +76,14 @@ def _cells(nodes: Iterable[NodeReport], fmt: str, strings: _Strings, budget: flo
         cells["own"].append(_number(moved.own if moved else None))
         cells["local"].append(_number(error.local_error if error else None))
         cells["propagated"].append(_number(error.propagated_error if error else None))
-        cells["reason"].append(strings.add_prose(None if plain or verdict is None else verdict.reason))
+        cells["reason"].append(add(None if plain or verdict is None else verdict.reason, LONGEST))
         if error is not None and (error.overflow or error.nan or error.underflow >= VISIBLE or error.unsupported):
-            events[str(i)] = [error.overflow, error.nan, _number(error.underflow), strings.add_prose(error.unsupported)]
+            events[str(i)] = [
+                error.overflow,
+                error.nan,
+                _number(error.underflow),
+                add(error.unsupported, LONGEST),
+            ]
     return {**cells, "verdict": "".join(verdicts), "predicted": "".join(predicted), "events": events}
 
 
@@ -112,22 +100,20 @@ def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str
 
     A new numeric column needs a row here: `column` names it, in the table or, with a `format`, in that one's cells.
     """
-    plan = ("name", "plan", "What the recommended plan computes in", "Plan")
-    whole = (("most", "max", "Largest |x|", "Max |x|"), ("total", "flops", "FLOPs", "FLOPs"))
-    beside = (
-        ("verdict", "verdict", "verdict"),
-        ("effect", "effect", "moves the output"),
-        ("most", "local", "error made here"),
-        ("most", "propagated", "error carried"),
-    )
-    keys = ("kind", "column", "label", "short")
-    rows = [
-        {"format": fmt, **dict(zip(keys, (kind, column, f"{label(fmt)}: {words}", words), strict=True))}
-        for fmt in formats
-        for kind, column, words in beside
-    ]
-    first, last = ([dict(zip(keys, row, strict=True)) for row in some] for some in ((plan,) * planned, whole))
-    return [*first, *rows, *last]
+    rows = [("name", "plan", "What the recommended plan computes in", "Plan", "")] * planned
+    for fmt in formats:
+        rows += [
+            (kind, column, f"{label(fmt)}: {words}", words, fmt)
+            for kind, column, words in (
+                ("verdict", "verdict", "verdict"),
+                ("effect", "effect", "moves the output"),
+                ("most", "local", "error made here"),
+                ("most", "propagated", "error carried"),
+            )
+        ]
+    rows += [("most", "max", "Largest |x|", "Max |x|", ""), ("total", "flops", "FLOPs", "FLOPs", "")]
+    keys = ("kind", "column", "label", "short", "format")
+    return [{key: value for key, value in zip(keys, row, strict=True) if value} for row in rows]
 
 
 def _inputs(audit: Audit) -> list[dict[str, Any]]:

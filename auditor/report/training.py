@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Iterator
 
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import flushed, subnormal
 from ..records.audit import Audit
-from ..records.training import BatchSize, LossScale, ModuleGradients, Training, Trial
-from ..training.window import scaler_code
+from ..records.training import LossScale, ModuleGradients, Training
+from ..snippets.trainers import training_code
 from .blocks import Block, Code, Fold, Lines, Table
 from .charts import gradient_chart
 from .words import count, label, magnitude, percent, ratio, scope, sentence, where
 
-T = TypeVar("T")
-Columns = Mapping[str, Callable[[T], str]]
 ROWS = 10
 FP16 = FORMATS["fp16"]
 
@@ -52,39 +49,36 @@ def _details(audit: Audit, found: Training) -> Iterator[Block]:
     yield from _modules(found)
     yield _movers(found)
     if found.trials:
-        columns: Columns[Trial] = {
-            "Loss scale": lambda run: f"{run.scale:,.10g}",
-            "Zero, predicted": lambda run: percent(run.predicted),
-            "Counted": lambda run: percent(run.flushed),
-            "Overflow, predicted": lambda run: "yes" if run.predicted_overflow else "no",
-            "Seen": lambda run: "yes" if run.overflow else "no",
-        }
-        yield _table("FP16 steps that were run", found.trials, columns, 0)
+        heads = ("Loss scale", "Zero, predicted", "Counted", "Overflow, predicted", "Seen")
+        rows = tuple(
+            (
+                f"{run.scale:,.10g}",
+                *map(percent, (run.predicted, run.flushed)),
+                *("yes" if over else "no" for over in (run.predicted_overflow, run.overflow)),
+            )
+            for run in found.trials
+        )
+        yield Table(heads, rows, texts=0, caption="FP16 steps that were run")
     if said := tuple(f"At {run.scale:,.10g}: {sentence(run.explained)}" for run in found.trials if run.explained):
         yield Lines("", said, "muted")
     if found.batch_sizes:
-        measured: Columns[BatchSize] = {
-            "Samples": lambda run: str(run.samples),
-            "Gradient norm": lambda run: magnitude(run.gradient_norm),
-            "Largest gradient": lambda run: magnitude(run.max_gradient),
-            "Zero in FP16": lambda run: percent(run.flushed_unscaled),
-            **{f"{label(fmt)} error": _error_in(fmt) for fmt in found.errors},
-        }
-        yield _table("The same step at several batch sizes", found.batch_sizes, measured, 0)
+        errors = [f"{label(fmt)} error" for fmt in found.errors]
+        steps = tuple(
+            (
+                str(run.samples),
+                *map(magnitude, (run.gradient_norm, run.max_gradient)),
+                percent(run.flushed_unscaled),
+                *(ratio(run.error[fmt]) for fmt in found.errors),
+            )
+            for run in found.batch_sizes
+        )
+        columns = ("Samples", "Gradient norm", "Largest gradient", "Zero in FP16", *errors)
+        yield Table(columns, steps, texts=0, caption="The same step at several batch sizes")
     if found.bf16 and found.bf16.lost_adam:
         adam, sgd = found.bf16.lost_adam, found.bf16.lost_sgd
-        rows = (("Adam, first steps", *map(percent, adam.values())), ("SGD", *map(percent, sgd.values())))
-        heads = ("Learning rate", *(f"{rate:g}" for rate in adam))
-        yield Table(heads, rows, caption="Updates lost if weights were stored in BF16")
-
-
-def _table(caption: str, items: Iterable[T], columns: Columns[T], texts: int = 1) -> Table:
-    rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
-    return Table(tuple(columns), rows, texts=texts, caption=caption)
-
-
-def _error_in(fmt: str) -> Callable[[BatchSize], str]:
-    return lambda run: ratio(run.error[fmt])
+        lost = (("Adam, first steps", *map(percent, adam.values())), ("SGD", *map(percent, sgd.values())))
+        rates = ("Learning rate", *(f"{rate:g}" for rate in adam))
+        yield Table(rates, lost, caption="Updates lost if weights were stored in BF16")
 
 
 def _window(window: LossScale) -> str:
@@ -99,29 +93,22 @@ def _window(window: LossScale) -> str:
 
 def _modules(found: Training) -> Iterator[Block]:
     """Gradients by module: of the low ones, or of all where none is low."""
-    init = found.fp16.init if found.fp16 else None
-    shift = round(math.log2(init)) if init else 0
+    shift = round(math.log2(found.fp16.init)) if found.fp16 and found.fp16.init else 0
 
-    def bits(module: ModuleGradients) -> str:
-        rounding = (module.low or module.activations).rounding.get("bf16", 0.0)
-        return f"{-math.log2(rounding):.1f}" if rounding else "all"
-
-    def low(lost: Callable[[Mapping[int, int]], float]) -> Callable[[ModuleGradients], str]:
-        return lambda module: percent(lost(module.low.exponents)) if module.low else "FP32"
+    def row(module: ModuleGradients) -> tuple[str, ...]:
+        spread, low = module.low or module.activations, module.low.exponents if module.low else None
+        shares = (flushed(low, FP16), subnormal(low, FP16), flushed(low, FP16, shift)) if low is not None else ()
+        rounding = spread.rounding.get("bf16", 0.0)
+        bits = f"{-math.log2(rounding):.1f}" if rounding else "all"
+        lost = map(percent, shares) if low is not None else ("FP32",) * 3
+        return f"`{scope(module.module)}`", magnitude(spread.max_abs), *lost, bits
 
     def lost(module: ModuleGradients) -> int:
         return round(flushed(module.low.exponents, FP16) * module.low.nonzero) if module.low else 0
 
-    columns: Columns[ModuleGradients] = {
-        "Module": lambda module: f"`{scope(module.module)}`",
-        "Largest": lambda module: magnitude((module.low or module.activations).max_abs),
-        "Zero": low(lambda exponents: flushed(exponents, FP16)),
-        "Subnormal": low(lambda exponents: subnormal(exponents, FP16)),
-        "Zero, scaled": low(lambda exponents: flushed(exponents, FP16, shift)),
-        "BF16 bits": bits,
-    }
     ordered = sorted(found.modules, key=lambda m: (-lost(m), -m.activations.max_abs))
-    yield _table("Gradients by module, those first that lose most", ordered[:ROWS], columns)
+    heads = ("Module", "Largest", "Zero", "Subnormal", "Zero, scaled", "BF16 bits")
+    yield Table(heads, tuple(map(row, ordered[:ROWS])), caption="Gradients by module, the largest losses first")
     if len(ordered) > ROWS:
         left = f"{count(len(ordered) - ROWS, 'more module')}, and every parameter, in measurements.json."
         yield Lines("", (left,), "muted")
@@ -134,8 +121,8 @@ def _movers(found: Training) -> Block:
         return Lines("", (sentence(found.attribution or "No operation moves the parameter gradients measurably."),))
     moved.sort(key=lambda row: -row[0].isolated)
     rows = tuple((where(node), label(fmt), ratio(one.isolated), ratio(one.backward)) for one, node, fmt in moved[:ROWS])
-    caption = "What disturbs the parameter gradients most, alone in low precision"
-    return Table(("Operation", "Format", "Moves them", "Backwards"), rows, texts=2, caption=caption)
+    caption = "Operations that change the parameter gradients most, each alone in low precision"
+    return Table(("Operation", "Format", "Change", "Backward only"), rows, texts=2, caption=caption)
 
 
 def training_plan(audit: Audit) -> str | None:
@@ -154,67 +141,39 @@ def loop_code(audit: Audit) -> str | None:
     if found is None or found.format is None:
         return None
     plan = training_plan(audit)
-    scaler = found.fp16.init if FORMATS[found.format].loss_scaling and found.fp16 else None
-    own = found.loss_source == "the model's own loss"
-    several = plan is not None and not own and found.returned == "tensors"
-    if own:
-        loss = {"attribute": "model(**batch).loss", "mapping": 'model(**batch)["loss"]'}.get(
-            found.returned, "model(**batch)"
-        )
-    else:
-        raised = "in_fp32(model(inputs))" if several else "model(inputs).float()"
-        loss = f"loss_fn({raised if plan else 'model(inputs)'}, targets)"
-    imports, tree = ("from copy import copy\nfrom dataclasses import fields, is_dataclass\n\n", IN_FP32)
-    made = f"scaler = torch.amp.{scaler_code(scaler).replace('(', '(device, ', 1)}\n" if scaler is not None else ""
-    within = f"    with torch.autocast(device, dtype=torch.{FORMATS[found.format].storage}):\n        loss = {loss}\n"
-    return (
-        (imports if several else "")
-        + "import torch\n"
-        + ("from torch.utils._pytree import tree_map\n" if several else "")
-        + ("import patched_model\n" if plan else "")
-        + (tree if several else "\n")
-        + 'device = "cuda" if torch.cuda.is_available() else "cpu"\n'
-        + (PATCHED.format(plan) if plan else "")
-        + MODEL
-        + made
-        + f"\nfor {'batch' if own else 'inputs, targets'} in loader:\n    optimizer.zero_grad(set_to_none=True)\n"
-        + (f"    loss = {loss}{'' if own else '  # in FP32'}\n" if plan else within)
-        + (STEP if scaler is None else SCALED_STEP)
-    )
+    several = plan is not None and found.returned == "tensors"
+    outputs = "in_fp32(model(inputs))" if several else "model(inputs).float()" if plan else "model(inputs)"
+    body = f"inputs, targets = batch\n    return loss_fn({outputs}, targets)"
+    if found.loss_source == "the model's own loss":
+        several, answer = False, {"attribute": ".loss", "mapping": '["loss"]'}.get(found.returned, "")
+        body = f"return model(**batch){answer}"
+    imported = "import dataclasses\n" if several else ""
+    return imported + training_code(audit, found.format, plan) + IN_FP32 * several + LOOP.format(body)
 
 
-PATCHED = """# The patched model has autocast regions of its own: put no torch.autocast around it.
-model = patched_model.apply(model, plan={!r})
-"""
-MODEL = """model = model.to(device).train()  # weights stay FP32: they are the master copy
+LOOP = """
+
+def compute_loss(model, batch):
+    {}
+
+
+model, scaler = prepare(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-"""
-STEP = """    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-"""
-SCALED_STEP = """    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)  # before clipping
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
+for batch in loader:
+    train_step(model, scaler, optimizer, compute_loss, batch, max_norm=1.0)
 """
 IN_FP32 = '''
 
 def in_fp32(outputs):
     """The outputs, whatever structure they are in, for a loss in FP32."""
-    def raised(x):
+    def wide(x):
         if torch.is_tensor(x):
             return x.float() if x.is_floating_point() else x
-        if not is_dataclass(x) or isinstance(x, type):
-            return x
-        wide = copy(x)
-        for item in fields(x):
-            object.__setattr__(wide, item.name, in_fp32(getattr(x, item.name)))
-        return wide
+        if dataclasses.is_dataclass(x):
+            return dataclasses.replace(x, **in_fp32(vars(x)))
+        return x
 
-    return tree_map(raised, outputs)
-
+    return torch.utils._pytree.tree_map(wide, outputs)
 '''
 
 

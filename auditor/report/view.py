@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,15 +18,14 @@ from ..plan.recommend import best_for, gains, kept_apart, outcome
 from ..records import NodeReport
 from ..records.audit import Audit
 from .blocks import Block, Code, Lines, Table
-from .criteria import SHARES, advice, loosest, no_plan, proposal_words, score_headline, valued
+from .criteria import SHARES, advice, no_plan, proposal_words, score_headline
 from .findings import causes
 from .origins import at, nonfinite_runs
-from .plans import PlanView, lowers, times
+from .plans import PlanView, inputs_of, lowers, times
 from .training import training_headline
-from .words import VERDICTS, compact, count, label, op, ratio, sentence
+from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, sentence
 
 
-@dataclass(frozen=True)
 class Tally:
     """How many operations of each verdict one format has.
 
@@ -35,12 +33,29 @@ class Tally:
     low, since autocast keeps them in FP32. together: whether a run of the whole model turns non-finite.
     """
 
-    label: str
-    counts: dict[str, int]
-    total: int
-    limit: str
-    cast_only: int
-    together: bool
+    def __init__(self, audit: Audit, fmt: str) -> None:
+        runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
+        vanished = {run.first.node for run in runs if run.first is not None and run.first.cause == "underflow"}
+        judged = [node for node in audit.nodes if fmt in node.verdicts]
+        counts = Counter(node.verdicts[fmt].verdict for node in judged)
+        limits = {
+            _limit(node, fmt, vanished) for node in judged if node.verdicts[fmt].verdict in ("sensitive", "unsafe")
+        }
+        wider = FORMATS[fmt].smallest_normal > torch.finfo(torch.float32).tiny
+        words = {
+            "overflow": "overflow",
+            "underflow": "underflow (BF16 has FP32's range)" if wider else "underflow",
+            "precision": "precision",
+            "literal": f"literals that {label(fmt)} cannot hold",
+            "kernel": "missing kernels",
+            "other": "operations that raise",
+        }
+        kinds = [text for key, text in words.items() if key in limits]
+        unsafe = (node for node in judged if node.verdicts[fmt].verdict == "unsafe")
+        self.label, self.total, self.together = label(fmt), len(judged), bool(runs)
+        self.counts = {name: counts[name] for name in VERDICTS}
+        self.limit = " and ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:])))
+        self.cast_only = sum(node.exposed.get(fmt) == ("cast",) for node in unsafe)
 
     @property
     def sentence(self) -> str:
@@ -67,7 +82,7 @@ class View:
         self.plans = tuple(PlanView(audit, plan) for plan in audit.plans.values())
         self.chosen = next((p for p in self.plans if p.recommended), None)
         self.headline, self.proof = _verdict(audit, self.chosen)
-        self.tallies = tuple(tally_of(audit, fmt) for fmt in audit.formats)
+        self.tallies = tuple(Tally(audit, fmt) for fmt in audit.formats)
         self.contrast = tuple(tally.sentence for tally in self.tallies)
         self.broken = tuple(" ".join(run.sentences) for run in nonfinite_runs(audit))
         self.limits = tuple(_limits(audit, self.tallies))
@@ -82,14 +97,13 @@ def view(audit: Audit) -> View:
 
     Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
     """
-    strategies = tuple(plan.strategy for plan in audit.plans.values())
-    for what, names, registered in (("format", audit.formats, [*FORMATS]), ("strategy", strategies, known())):
-        for name in names:
-            if name not in registered:
-                raise AuditorError(
-                    f"the {what} {name!r} of this audit is no longer registered: register it again to show or save the audit",
-                    slug=f"bad-{what}",
-                )
+    gone = [("format", name) for name in audit.formats if name not in FORMATS]
+    gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in known()]
+    for what, name in gone:
+        raise AuditorError(
+            f"the {what} {name!r} of this audit is no longer registered: register it again to show or save the audit",
+            slug=f"bad-{what}",
+        )
     return View(audit)
 
 
@@ -113,12 +127,15 @@ def _something(audit: Audit, chosen: PlanView) -> tuple[str, str]:
     budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
         return said, f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
-    inputs = f" on {ran.inputs} inputs" if ran else ""
-    what = "the largest share of what a criterion allows is" if audit.criteria else "error"
+    inputs = f" on {inputs_of(ran)}" if ran else ""
     itself = f"; runs in FP32 differ by {ratio(ran.noise)}" if ran and ran.floor else ""
     who = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
-    proof = f"{who} was run{inputs}: {what} {ratio(plan.measured_error)}, budget {budget}{itself}."
-    return said, proof if chosen.same else f"{proof} Without the plan: {chosen.before}."
+    error, times = f"error {ratio(plan.measured_error)}, budget {budget}", ""
+    if audit.criteria:
+        error, times = f"all limits hold; the tightest uses {percent(plan.measured_error)}", " times the limit"
+    proof = f"{who} was run{inputs}: {error}{itself}."
+    before = f"{chosen.before}{times if chosen.before[0].isdigit() else ''}"
+    return said, proof if chosen.same else f"{proof} Without the plan: {before}."
 
 
 def _nothing(audit: Audit) -> tuple[str, str]:
@@ -151,7 +168,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
     if subject.random_weights:
         yield "The weights are random: value ranges, and so the verdicts on range, say little about a trained model."
     if subject.synthetic_inputs:
-        yield "The inputs were made up: give real ones with --inputs before relying on ranges."
+        yield "The inputs were generated: give real ones with --inputs before relying on ranges."
     if audit.environment.execution != "native":
         yield "No GPU ran this: formats were emulated on a CPU, and the speed-ups are predictions."
     if simulated := [label(name) for name in audit.formats if not runs(name)]:
@@ -159,33 +176,6 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
     if untested := [f"{count(n, 'operation')} in {t.label}" for t in tallies if (n := t.counts["untested"])]:
         yield f"Not tested: {', '.join(untested)}; the layer table says why."
     yield from map(sentence, audit.warnings)
-
-
-def tally_of(audit: Audit, fmt: str) -> Tally:
-    """Of the operations in one format."""
-    runs = [run for run in nonfinite_runs(audit) if run.format == fmt]
-    vanished = {run.first.node for run in runs if run.first is not None and run.first.cause == "underflow"}
-    judged = [node for node in audit.nodes if fmt in node.verdicts]
-    counts = Counter(node.verdicts[fmt].verdict for node in judged)
-    found = {_limit(node, fmt, vanished) for node in judged if node.verdicts[fmt].verdict in ("sensitive", "unsafe")}
-    wider = FORMATS[fmt].smallest_normal > torch.finfo(torch.float32).tiny
-    words = {
-        "overflow": "overflow",
-        "underflow": "underflow (BF16 has FP32's range)" if wider else "underflow",
-        "precision": "precision",
-        "literal": f"literals that {label(fmt)} cannot hold",
-        "kernel": "missing kernels",
-        "other": "operations that raise",
-    }
-    kinds = [text for key, text in words.items() if key in found]
-    return Tally(
-        label(fmt),
-        {name: counts[name] for name in VERDICTS},
-        len(judged),
-        " and ".join(filter(None, (", ".join(kinds[:-1]), *kinds[-1:]))),
-        sum(node.verdicts[fmt].verdict == "unsafe" and node.exposed.get(fmt) == ("cast",) for node in judged),
-        bool(runs),
-    )
 
 
 def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
@@ -232,6 +222,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
         Lines("Limits", limits or (none,), listed=True),
         *([Lines("Criteria that could be set", proposals, listed=True)] if proposals else []),
         Code("Reproduce", audit.command),
+        Table(("Term", "Meaning"), tuple(TERMS.items()), texts=2, caption="Terms"),
     ]
 
 
@@ -245,21 +236,15 @@ def noise(audit: Audit) -> dict[str, str]:
         return {"Noise": f"{runs} in FP32 gave the same outputs"}
     outputs = sorted(found.outputs.items(), key=lambda pair: -pair[1])[:NAMED]
     each = "; ".join(f"{name} {ratio(apart)}" for name, apart in outputs) if len(outputs) > 1 else ""
-    below = f"; errors up to {ratio(found.floor)} are not called errors" if found.floor else ""
+    below = f"; errors up to {ratio(found.floor)} count as noise" if found.floor else ""
     said = {"Noise": f"{runs} in FP32 differ by {ratio(found.error)}{f' ({each})' if each else ''}{below}"}
     if not found.operations:
         return said
-    nodes = {report.node.name: report.node for report in audit.nodes}
-    places: dict[str, list[float]] = {}
-    for name in found.operations:
-        place = at(node.op, node.owner, node.source) if (node := nodes.get(name)) else name
-        places.setdefault(place, []).append(found.nodes.get(name, 0.0))
-    listed = [
-        f"{place}{f' ({len(apart)} times)' if len(apart) > 1 else ''}, off by {ratio(max(apart))}"
-        for place, apart in places.items()
-    ]
-    more = [f"and {len(listed) - NAMED} more, in measurements.json"] if len(listed) > NAMED else []
-    return {**said, "Not deterministic": "; ".join(listed[:NAMED] + more)}
+    places = {report.node.name: at(report.node.op, report.node.owner, report.node.source) for report in audit.nodes}
+    apart = {places.get(name, name): found.nodes.get(name, 0.0) for name in found.operations}
+    listed = [f"{place}, off by {ratio(error)}" for place, error in list(apart.items())[:NAMED]]
+    more = [f"and {len(apart) - NAMED} more, in measurements.json"] if len(apart) > NAMED else []
+    return {**said, "Not deterministic": "; ".join(listed + more)}
 
 
 def following(audit: Audit, directory: Path) -> str:
@@ -282,31 +267,16 @@ def following(audit: Audit, directory: Path) -> str:
     if first is not None:
         where = first.worst.source or op(first.worst.op)
         return f"repair {first.worst.rule} at {where}, and audit again; `python -m auditor explain {first.worst.rule}` says how."
-    return _other_options(audit, report)
-
-
-def _other_options(audit: Audit, report: Path) -> str:
-    """What to ask for where no plan holds and nothing is to be repaired."""
-    if (broken := loosest(audit)) is not None:
-        name, one = broken
-        written = f"{one.output}: {one.kind} {one.sign} {one.limit:.12g}"
-        return f"loosen '{written}', of the criteria: with {_plain(audit, name)} it comes to {valued(one)}."
-    reached = {
-        name: found.measured_error
-        for name, found in audit.baselines.items()
-        if found.finite and found.measured_error is not None and math.isfinite(found.measured_error)
-    }
-    if reached:
-        name = min(reached, key=lambda name: reached[name])
-        return f"allow more with --max-error {_allowing(reached[name])}: {_plain(audit, name)} is off by {ratio(reached[name])}."
-    if "bf16" not in audit.formats:
-        return "audit BF16 as well, which has the range of FP32: --formats fp16,bf16."
+    reached = {name: plain.measured_error for name, plain in audit.baselines.items() if plain.finite}
+    errors = {name: error for name, error in reached.items() if error is not None and math.isfinite(error)}
+    if audit.criteria:
+        return f"loosen a criterion: {report} says what each came to under every plan."
+    if errors:
+        name = min(errors, key=lambda name: errors[name])
+        plan = audit.plans[name]
+        plain = f"plain {label(plan.format)} ({plan.strategy})"
+        return f"allow more with --max-error {_allowing(errors[name])}: {plain} is off by {ratio(errors[name])}."
     return f"read {report}: its plans say what each of them failed at."
-
-
-def _plain(audit: Audit, name: str) -> str:
-    plan = audit.plans.get(name)
-    return f"plain {label(plan.format)} ({plan.strategy})" if plan else name
 
 
 def _allowing(error: float) -> str:

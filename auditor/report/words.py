@@ -21,6 +21,22 @@ SEVERITIES = ("error", "warning", "info")
 LONGEST = 26
 """Characters of block numbers beyond which how many they are says more."""
 
+TERMS = {
+    "calibration inputs": "the batches that plans are made from",
+    "cast": "a dtype conversion; the strategy `cast` stores the weights in low precision",
+    "emulate": "compute on a CPU what a GPU would: the same rounding and CUDA's autocast lists",
+    "error budget": "how far the outputs may be from FP32: `--max-error`, relative L2, 0.01 by default",
+    "FP32 island": "modules kept in FP32 inside a part that runs in low precision",
+    "held-out inputs": "batches that plans are verified on and not made from",
+    "local error": "an operation's error in a format, on inputs from the FP32 run",
+    "operation": "one call of PyTorch's in the recording, such as `aten.mm`",
+    "plan": "a precision for every module and the functions kept in FP32",
+    "predicted": "computed from measurements of single operations",
+    "verdict": "`safe`, `sensitive`, `unsafe` or `untested`, for an operation in a format",
+    "verified": "run as its artefact in a fresh process",
+}
+"""Entries of docs/glossary.md that a report has with it."""
+
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -39,9 +55,7 @@ def ratio(value: float | None) -> str:
         return "non-finite"
     if value == 0:
         return "0"
-    if abs(value) >= 0.000995:  # what rounds to 0.0010
-        if abs(value) >= 99_999.5:
-            return f"{value:.1e}".replace("e+0", "e").replace("e+", "e")
+    if 0.000995 <= abs(value) < 99_999.5:  # what rounds to 0.0010, to 99999
         return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:#.2g}".removesuffix(".")
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
@@ -65,7 +79,7 @@ def fold(items: Iterable[T], path: Callable[[T], str], alike: Callable[[T], obje
     return list(groups.values())
 
 
-def folded(paths: Sequence[str]) -> str:
+def fold_paths(paths: Sequence[str]) -> str:
     """Paths of one pattern as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` where numbers would be too many or not enough."""
     if len(paths) == 1:
         return scope(paths[0])
@@ -78,26 +92,13 @@ def folded(paths: Sequence[str]) -> str:
     return f"{'.'.join('*' if len(step) > 1 else step[0] for step in steps)} x{len(paths)}"
 
 
-def unfolded(paths: Iterable[str]) -> str:
-    """All of the paths, those that differ in their last number together: `layers.0.mlp.{1-3}` is three."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    single: list[str] = []
-    for path in paths:
-        if numbered := re.fullmatch(r"((?:.*\.)?)(\d{1,9})((?:\..*)?)", path):
-            groups.setdefault((numbered[1], numbered[3]), []).append(int(numbered[2]))
-        else:
-            single.append(path)
-    several = ((before, numbers, after) for (before, after), numbers in groups.items())
-    return ", ".join([*single, *(f"{a}{n[0] if len(n) == 1 else f'{{{_runs(sorted(n))}}}'}{b}" for a, n, b in several)])
-
-
-def listed(paths: Sequence[str], most: int, noun: str = "module") -> str:
+def list_paths(paths: Sequence[str], most: int, noun: str = "module") -> str:
     """Paths, those of repeated blocks as one, `most` of these and how many more."""
     groups = fold(paths, str)
     if len(groups) == most + 1 and len(groups[-1]) == 1:
         most += 1
     left = sum(map(len, groups[most:]))
-    return ", ".join(map(folded, groups[:most])) + (f" and {count(left, f'more {noun}')}" if left else "")
+    return ", ".join(map(fold_paths, groups[:most])) + (f" and {count(left, f'more {noun}')}" if left else "")
 
 
 def _runs(numbers: Sequence[int]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ..numerics.formats import FORMATS
-from .offer import Chosen, Tool, comment
+from ..records import Audit, Plan
+from .offer import Tool, comment, dtype_text
 
-_GRADSCALER_NOTE = (
+_PATCHED_NOTE = (
     "patched_model.py lies beside plan.json. The patched model has autocast regions of its own: put no torch.autocast "
-    "around it. The loss is outside of them: compute it in FP32, from outputs raised with .float().",
+    "around it. The loss is outside of them: compute it in FP32, from outputs raised with .float()."
 )
-
 _USUAL_SCALE = 65536.0
 _FP16_NOTE = (
     "Gradients below 6e-8 become zero in FP16, so the loss is scaled. The scale starts at {scale:.10g}, halves whenever a "
@@ -18,29 +18,24 @@ _FP16_NOTE = (
 )
 _MEASURED = "The first scale comes from this model's own gradients."
 _GUESSED = "The first scale is torch's own default: an audit with --mode training finds one for this model."
-
-_BF16_NOTE = (
-    "BF16 has the exponent range of FP32 and needs no scaling: the scaler is disabled and passes all through.",
-)
+_BF16_NOTE = "BF16 has the exponent range of FP32 and needs no scaling: the scaler is disabled and passes all through."
 
 _STEP = '''
 import torch
-
-import patched_model
-
+{imported}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def prepare(model):
-    """The model under the plan, ready to train, and its scaler."""
-    model = patched_model.apply(model, plan={name!r}).to(DEVICE).train()
+    """The model ready to train, and its scaler; weights stay FP32: they are the master copy."""
+    model = {model}.to(DEVICE).train()
     return model, torch.amp.GradScaler(DEVICE, init_scale={scale!r}, enabled={enabled})
 
 
 def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
     """compute_loss(model, batch) calls the model and returns an FP32 scalar."""
     optimizer.zero_grad(set_to_none=True)
-    loss = compute_loss(model, batch)
+    {loss}
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     if max_norm is not None:
@@ -51,37 +46,34 @@ def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
 '''
 
 
-def _gradscaler(chosen: Chosen) -> str:
-    """Functions `prepare(model)` and `train_step(...)`."""
-    scaled = FORMATS[chosen.plan.format].loss_scaling
-    scale = chosen.init_scale or _USUAL_SCALE
-    fp16 = (_FP16_NOTE.format(scale=scale), _MEASURED if chosen.init_scale else _GUESSED)
-    notes = comment(*_GRADSCALER_NOTE, *(fp16 if scaled else _BF16_NOTE))
-    return notes + _STEP.format(name=chosen.plan.name, enabled=scaled, scale=scale)
-
-
-GRADSCALER = Tool(
-    title="GradScaler",
-    strategies=("autocast",),
-    otherwise="A cast plan stores weights low: GradScaler refuses FP16 gradients ('Attempting to unscale FP16 "
-    "gradients.'), and low weights lose small updates. Train under an autocast plan.",
-    render=_gradscaler,
-)
+def training_code(audit: Audit, fmt: str, plan: str | None) -> str:
+    """Functions `prepare(model)` and `train_step(...)` under a plan, or without one under plain autocast."""
+    scaled = FORMATS[fmt].loss_scaling
+    measured = audit.training.fp16.init if audit.training and audit.training.fp16 else None
+    scale = measured or _USUAL_SCALE
+    fp16 = (_FP16_NOTE.format(scale=scale), _MEASURED if measured else _GUESSED)
+    loss, around = "loss = compute_loss(model, batch)", f"with torch.autocast(DEVICE, dtype={dtype_text(fmt)}):"
+    code = _STEP.format(
+        imported="\nimport patched_model\n" if plan else "",
+        model=f"patched_model.apply(model, plan={plan!r})" if plan else "model",
+        scale=scale,
+        enabled=scaled,
+        loss=loss if plan else f"{around}\n        {loss}",
+    )
+    return comment(*[_PATCHED_NOTE] * bool(plan), *(fp16 if scaled else [_BF16_NOTE])) + code
 
 
 _LIGHTNING_NOTE = (
     "patched_model.py lies beside plan.json. `part` is the attribute of the LightningModule that was audited; leave it "
-    "out if that was the LightningModule itself. Only what runs inside its forward follows the plan.",
+    "out if that was the LightningModule itself. Only what runs inside its forward follows the plan."
 )
-
 _AUTOCAST_NOTE = (
     "What training_step does outside of it, the loss for one, runs under Lightning's own autocast, as it does with "
-    "precision={setting!r}; FP16 brings its GradScaler along.",
+    "precision={setting!r}; FP16 brings its GradScaler along."
 )
-
 _CAST_NOTE = (
-    "A cast plan stores weights low and is for trainer.validate, test and predict. It does not train: FP16 and BF16 "
-    "weights lose small updates, and Lightning keeps no FP32 copy. Train under an autocast plan.",
+    "A cast plan stores weights in low precision and is for trainer.validate, test and predict. It does not train: FP16 and BF16 "
+    "weights lose small updates, and Lightning keeps no FP32 copy. Train under an autocast plan."
 )
 
 _PLUGIN = """from lightning.pytorch.plugins.precision import {base}
@@ -103,15 +95,22 @@ class PlanPrecision({base}):
 """
 
 
-def _lightning(chosen: Chosen) -> str:
+def _lightning(audit: Audit, plan: Plan) -> str:
     """A class `PlanPrecision` for `Trainer(plugins=[...])`."""
-    if chosen.plan.strategy == "cast":
-        plugin = _PLUGIN.format(base="Precision", device="", arguments="", name=chosen.plan.name)
-        return comment(*_LIGHTNING_NOTE, *_CAST_NOTE) + plugin
-    setting = {"fp16": "16-mixed", "bf16": "bf16-mixed"}[chosen.plan.format]
+    if plan.strategy == "cast":
+        plugin = _PLUGIN.format(base="Precision", device="", arguments="", name=plan.name)
+        return comment(_LIGHTNING_NOTE, _CAST_NOTE) + plugin
+    setting = {"fp16": "16-mixed", "bf16": "bf16-mixed"}[plan.format]
     arguments = f"{setting!r}, device"
-    plugin = _PLUGIN.format(base="MixedPrecision", device=', device="cuda"', arguments=arguments, name=chosen.plan.name)
-    return comment(*_LIGHTNING_NOTE, *(note.format(setting=setting) for note in _AUTOCAST_NOTE)) + plugin
+    plugin = _PLUGIN.format(base="MixedPrecision", device=', device="cuda"', arguments=arguments, name=plan.name)
+    return comment(_LIGHTNING_NOTE, _AUTOCAST_NOTE.format(setting=setting)) + plugin
 
 
-LIGHTNING = Tool(title="Lightning", strategies=("autocast", "cast"), otherwise="", render=_lightning)
+GRADSCALER = Tool(
+    "GradScaler",
+    ("autocast",),
+    "A cast plan stores weights in low precision: GradScaler refuses FP16 gradients ('Attempting to unscale FP16 gradients.'), and low "
+    "weights lose small updates. Train under an autocast plan.",
+    lambda audit, plan: training_code(audit, plan.format, plan.name),
+)
+LIGHTNING = Tool("Lightning", ("autocast", "cast"), "", _lightning)

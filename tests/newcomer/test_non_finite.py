@@ -13,8 +13,7 @@ from torch import nn
 
 import auditor
 from auditor.document.codec import texts
-from auditor.report.overview import summary
-from auditor.report.reporters import github, markdown, sarif, text
+from auditor.report.reporters import github, markdown, sarif, summary, text
 from auditor.report.reporters import html as page
 
 

@@ -172,5 +172,5 @@ def test_the_numbers_stand_in_the_clause() -> None:
     assert gained(-0.2, "time") == "saves no time"
     assert gained(0.0004, "flops") == "saves at most 0.1% of the FP32 FLOPs"
     assert no_gain(0.0, "time", alone=True) == "lowering it alone saves no time"
-    more = "less than what it adds to the plan must save"
+    more = "below the threshold for one more change of precision"
     assert no_gain(0.0123, "time", alone=False) == f"lowering it saves at most 1.2% of the time, {more}"

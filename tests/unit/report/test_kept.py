@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import replace
 
 from auditor.records import Reason, ScopeChoice
 from auditor.report.kept import Island, islands
 from auditor.report.reporters import text
-from auditor.report.words import unfolded
 from tests.unit.report.factory import make_audit
 
 SCATTERED = tuple(f"couplings.{i}.net.{j}" for i, j in itertools.product(range(5), (0, 2, 4)) if (i + j) % 3)
@@ -31,12 +29,9 @@ def test_the_clause_comes_before_the_rules():
     assert Island(("a",), "fp32", ()).why == ""
 
 
-def test_a_name_that_hides_modules_has_them_beside_it():
+def test_modules_of_one_shape_have_one_name():
     (found,) = islands(keeping(*SCATTERED).plans["autocast_fp16"])
     assert found.name == f"couplings.*.net.* x{len(SCATTERED)}"
-    assert found.which == unfolded(SCATTERED)
-    assert set(_expanded(found.which)) == set(SCATTERED)
-    assert islands(keeping("b.0.n", "b.1.n").plans["autocast_fp16"])[0].which == ""
 
 
 def test_functions_of_the_root_stay_in_the_whole_model_and_a_terminal_names_all_of_them():
@@ -46,20 +41,6 @@ def test_functions_of_the_root_stay_in_the_whole_model_and_a_terminal_names_all_
     kept = replace(plan, scopes={"": ScopeChoice("fp16", ("a reason " * 12,), keep=functions)}, reasons=())
     (found,) = islands(kept)
     assert found.name == f"{', '.join(functions)} in the whole model"
-    assert found.which == ""
     audit = replace(audit, plans={**audit.plans, "autocast_fp16": kept}, findings=())
     said = text(audit, width=80, color=False)
     assert found.name in " ".join(said.split())
-
-
-def _expanded(said):
-    """All paths that a folded list of them stands for."""
-    for part in re.split(r", (?=[a-z])", said):
-        steps = [choice.strip("{}").split(",") for choice in part.split(".")]
-        runs = [[n for one in step for n in _run(one)] for step in steps]
-        yield from (".".join(path) for path in itertools.product(*runs))
-
-
-def _run(one):
-    low, dash, high = one.partition("-")
-    return [str(n) for n in range(int(low), int(high) + 1)] if dash else [one]

@@ -60,10 +60,6 @@ def test_an_operation_says_why_too(audit: Audit) -> None:
     assert "FP32 with norm: " in explain_layer(audit, inside)
 
 
-def test_what_runs_low_says_so(audit: Audit) -> None:
-    assert f"  {audit.recommended} (recommended): FP16" in explain_layer(audit, "first").splitlines()
-
-
 def test_a_name_that_there_is_not(audit: Audit) -> None:
     with pytest.raises(AuditorError, match=r"did you mean norm\?") as caught:
         explain_layer(audit, "nrm")

@@ -57,10 +57,6 @@ def test_what_has_another_cause_stands_apart():
     )
 
 
-def test_what_did_not_run_is_none_of_them():
-    assert said(audit(autocast_fp16=Baseline(None, False, "it raised"), cast_fp16=Baseline(0.1, True))) == []
-
-
 def test_a_plan_that_is_not_finite_was_run_and_says_so():
     made = audit(autocast_fp16=Baseline(0.1, True), cast_fp16=Baseline(0.1, True))
     ran = Verification(None, False, "audited", "emulated", nonfinite=FIRST)

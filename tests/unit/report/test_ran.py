@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -80,28 +79,6 @@ def test_each_reason_is_given_where_it_is_true(audit: Audit) -> None:
     assert all(not why or why.startswith(tuple(REASONS)) for why in found)
     assert {computed_in(r) for r in found[""]} == {"fp16"}
     assert {computed_in(r) for why, reports in found.items() if why for r in reports} == {"fp32"}
-
-
-def test_what_is_said_to_hand_fp32_on_does(audit: Audit) -> None:
-    """From the operation back to the one that is named, by values that were FP32 in the run."""
-    by_name = {r.node.name: r for r in audit.nodes}
-    found = {why: rs for why, rs in reasons(audit).items() if "reaches it from" in why}
-    begins = {re.search(r"from (?:the input )?(\w+)", why)[1]: rs for why, rs in found.items()}
-    assert set(begins) == {"x", "layer_norm", "linear", "arange"}
-    for named, readers in begins.items():
-        for reader in readers:
-            before, seen = [reader.node.name], set[str]()
-            while before:
-                sources = by_name[before.pop()].node.inputs
-                wide = [n for n in sources if n not in by_name or _gave(by_name[n]) == "float32"]
-                seen.update(wide)
-                before += [name for name in wide if name in by_name]
-            begin = {name for name, r in by_name.items() if r.node.op.split(".")[1] == named} or {named}
-            assert seen & begin, (named, reader.node.name)
-
-
-def _gave(report: NodeReport) -> str:
-    return report.planned.output if report.planned else ""
 
 
 def test_a_batch_norm_with_fp32_statistics_reads_both() -> None:

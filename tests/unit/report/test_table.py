@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 from auditor.records import Verdict
-from auditor.report.table import TEXT_BUDGET, folds, measures, table
+from auditor.report.table import folds, measures, table
 from tests.unit.report.factory import HOSTILE, make_audit, with_reasons
 
 
@@ -30,14 +30,6 @@ def test_identical_blocks_are_folded_and_an_odd_one_breaks_the_run():
         replace(r, node=replace(r.node, op="aten.silu.default")) if r.node.owner == "blocks.2.mlp" else r for r in nodes
     ]
     assert folds(odd) == [["blocks.3", "blocks.4", "blocks.5"]]
-
-
-def test_long_prose_stops_at_its_budget():
-    audit = make_audit(3000)
-    nodes = tuple(replace(r, node=replace(r.node, code=f"line {i} " + "x" * 300)) for i, r in enumerate(audit.nodes))
-    columns = table(replace(audit, nodes=nodes))
-    assert columns["leftOut"] > 0
-    assert sum(len(s) for s in columns["strings"] if s.startswith("line")) <= TEXT_BUDGET
 
 
 def test_reads_point_back_at_the_nodes_that_are_read():

@@ -5,7 +5,7 @@ import pytest
 
 from auditor.errors import AuditorError
 from auditor.records import NodeError, Plan, ScopeChoice, Verdict, Verification
-from auditor.report.kept import islands, precision_of
+from auditor.report.kept import islands
 from auditor.report.view import view
 from tests.unit.report.factory import make_audit
 
@@ -13,13 +13,6 @@ from tests.unit.report.factory import make_audit
 def plan(**scopes):
     choices = {path.replace("__", "."): ScopeChoice(low) for path, low in scopes.items()}
     return Plan("autocast_fp16", "autocast", "fp16", {"": ScopeChoice("fp16"), **choices}, 0.001, 0.9, 1.5)
-
-
-def test_precision_is_inherited_from_the_nearest_scope():
-    given = plan(blocks="fp32", blocks__0__norm="fp16")
-    assert precision_of("blocks.0.attn", given) == "fp32"
-    assert precision_of("blocks.0.norm.inner", given) == "fp16"
-    assert precision_of("head", given) == "fp16"
 
 
 def test_islands_of_one_shape_and_reason_are_folded():

@@ -2,7 +2,6 @@ import math
 
 import pytest
 
-from auditor.records import Memory
 from auditor.report import words
 
 
@@ -29,6 +28,11 @@ def test_ratio(value, text):
     assert words.ratio(value) == text
 
 
+def test_terms_are_those_of_the_glossary(root):
+    glossary = (root / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert all(f"| {term} | {meaning} |" in glossary for term, meaning in words.TERMS.items())
+
+
 def test_percent_says_all_only_when_it_is_all():
     assert [words.percent(x) for x in (1.0, 0.9999, 0.5, 0.0001, 0.0)] == ["100%", ">99%", "50%", "<1%", "0%"]
 
@@ -40,10 +44,6 @@ def test_magnitude_and_compact():
 
 def test_printable_disarms_control_and_bidirectional_characters():
     assert words.printable("a\x1b[31m\n\u202eb é") == "a\\x1b[31m\\n\\u202eb é"
-
-
-def test_memory_is_weights_and_activations_together():
-    assert words.memory(Memory(weights=1_000_000, activations=500_000)) == "1.5MB"
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,14 @@ def test_memory_is_weights_and_activations_together():
     ],
 )
 def test_modules_of_one_shape_are_one(paths, said):
-    assert words.folded(paths) == said
-
-
-def test_modules_in_full_are_all_of_them_and_no_other():
-    assert words.unfolded(["a.0.b.0", "a.0.b.1", "a.1.b.0", "head"]) == "head, a.0.b.{0,1}, a.1.b.0"
-    assert words.unfolded([f"b.{i}.c" for i in range(0, 8, 2)]) == "b.{0,2,4,6}.c"
+    assert words.fold_paths(paths) == said
 
 
 def test_what_differs_in_block_numbers_alone_is_together():
     found = words.fold(["a.0.x", "b", "a.1.x", "a.0.y"], str)
     assert found == [["a.0.x", "a.1.x"], ["b"], ["a.0.y"]]
-    assert words.listed(["a.0", "a.1", "b", "c", "d"], 2) == "a.{0,1}, b and 2 more modules"
-    assert words.listed(["a.0", "a.1", "b", "c"], 2) == "a.{0,1}, b, c"
+    assert words.list_paths(["a.0", "a.1", "b", "c", "d"], 2) == "a.{0,1}, b and 2 more modules"
+    assert words.list_paths(["a.0", "a.1", "b", "c"], 2) == "a.{0,1}, b, c"
 
 
 def test_a_text_of_a_rule_is_paragraphs_and_code():

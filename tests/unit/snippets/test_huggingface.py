@@ -103,10 +103,3 @@ def test_a_tied_weight_that_the_plan_does_not_name_is_refused_at_load(
     )
     with pytest.raises(ValueError, match="load the FP32 checkpoint"):
         load["load"](type(model), tmp_path)
-
-
-def test_an_autocast_plan_is_not_passed_off_as_storage() -> None:
-    text = snippet(document({"autocast_fp16": {"": scope("fp16")}}, "autocast_fp16"), "hf", "autocast_fp16")
-    assert all(line.startswith("#") for line in text.splitlines())
-    assert "cannot express 'autocast_fp16'" in text
-    assert "patched_model.apply(model)" in text

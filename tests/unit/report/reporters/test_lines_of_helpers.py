@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.records import Audit, Finding
+from auditor.report.annotations import Place, places
 from auditor.report.model_explorer import graph
-from auditor.report.paths import Place, places
 from auditor.report.reporters import html, markdown, sarif, text
 from auditor.report.table import table
 
@@ -51,18 +51,6 @@ def found(tmp_path_factory: Any) -> tuple[Audit, Finding, str]:
     line = inspect.getsourcelines(Net.forward)[1] + 1
     finding = next(f for f in audit.findings if f.source == "unit_helpers.py:6")
     return audit, finding, f"{Path(__file__).name}:{line} in Net.forward"
-
-
-def test_the_record_has_both(found: tuple[Audit, Finding, str]) -> None:
-    audit, finding, beside = found
-    assert finding.called_from == beside
-    written = audit.to_dict()
-    measured = audit.to_measurements()["findings"]
-    assert next(f for f in measured if f["node"] == finding.node)["called_from"] == beside
-    assert finding.source in {f["source"] for f in written["findings"]}
-    lines = {n["node"]["source"]: n["node"]["called_from"] for n in audit.to_measurements()["nodes"]}
-    assert lines["unit_helpers.py:2"] == lines["unit_helpers.py:6"] == beside
-    assert lines[beside.partition(" in ")[0]] is None  # the layer is called there
 
 
 def test_every_reporter_shows_both(found: tuple[Audit, Finding, str]) -> None:

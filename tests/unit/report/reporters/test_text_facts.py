@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.records import Audit
-from auditor.report.overview import ADVICE_SHOWN
-from auditor.report.reporters import text
+from auditor.report.reporters import ADVICE_SHOWN, text
 from auditor.report.words import percent, plan_title, ratio, sentence
 
 

@@ -1,4 +1,4 @@
-"""SARIF 2.1.0, as GitHub's code scanning wants it."""
+"""Findings at the user's own lines: where these lie in their repository, GitHub's workflow commands, and SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -6,23 +6,110 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ..document.places import from_repository, is_installed
 from ..paths import pattern
-from ..records import Finding
+from ..records import Finding, Node
 from ..records.audit import Audit
 from .findings import Cause, causes
-from .paths import Place, callers, places, written_at
-from .words import label, line, op, scope, sentence, summary
+from .view import view
+from .words import count, label, line, op, printable, scope, sentence, summary
 
+
+@dataclass(frozen=True)
+class Place:
+    """A file relative to its repository, with forward slashes, and a line from 1."""
+
+    file: str
+    line: int
+
+
+def places(audit: Audit) -> Mapping[str, Place]:
+    """The place of every node that has findings.
+
+    Findings in installed packages point at the line that called the package instead, or at the audited file.
+    """
+    nodes = {report.node.name: report.node for report in audit.nodes}
+    return {finding.node: _place(audit, nodes[finding.node]) for finding in audit.findings}
+
+
+def callers(audit: Audit) -> Mapping[str, Place]:
+    """The place of the call that led to a node, where that is in the user's code and not its place already."""
+    own = {r.node.name: r.node for r in audit.nodes if r.node.caller_path and not is_installed(r.node.source_path)}
+    found = {name: _caller(node) for name, node in own.items()}
+    return {name: place for name, place in found.items() if place is not None}
+
+
+def _place(audit: Audit, node: Node) -> Place:
+    name, line = written_at(node.source)
+    if line and node.source_path and not is_installed(node.source_path):
+        return Place(from_repository(Path(node.source_path)), line)
+    if (caller := _caller(node)) is not None:
+        return caller
+    if audit.subject.file:
+        return Place(from_repository(Path(audit.subject.file)), 1)
+    return Place(name, line) if line else Place(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1)
+
+
+def _caller(node: Node) -> Place | None:
+    _, line = written_at((node.called_from or "").partition(" in ")[0])
+    if not line or node.caller_path is None or is_installed(node.caller_path):
+        return None
+    return Place(from_repository(Path(node.caller_path)), line)
+
+
+def written_at(source: str | None) -> tuple[str, int]:
+    """`model.py:42` -> (`model.py`, 42); line 0 where there is none."""
+    name, _, line = (source or "").rpartition(":")
+    return (name, int(line)) if name and line.isdecimal() else (source or "", 0)
+
+
+COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
+MOST_PER_LEVEL = 10
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 PROBLEMS = {"error": "error", "warning": "warning", "info": "recommendation"}
 MOST_RESULTS = 5000
 MOST_LOCATIONS = 100
 LONGEST_TEXT = 1000
+
+
+def github(audit: Audit) -> str:
+    """Workflow commands: the verdict as plain text, then annotations on the user's own lines, at most ten of each level, a
+    cause each, and a line for those left out."""
+    return "\n".join(_commands(audit)) + "\n"
+
+
+def _commands(audit: Audit) -> Iterator[str]:
+    seen, found, where = view(audit), causes(audit).all, places(audit)
+    for said in (seen.headline, *seen.broken):
+        yield printable(said).replace("::", ": :")  # the runner takes no such line for a command
+    levels = {level: [cause for cause in found if cause.severity == level] for level in COMMANDS}
+    shown = [cause for same in levels.values() for cause in same[:MOST_PER_LEVEL]]
+    yield from (_annotation(cause, where[cause.worst.node]) for cause in shown)
+    if left := len(found) - len(shown):
+        yield f"{count(left, 'more cause')} in the report."
+
+
+def _annotation(cause: Cause, place: Place) -> str:
+    worst = cause.worst
+    title = _property(f"{worst.rule} {worst.name}")
+    said = f"{sentence(worst.message)} In {cause.where}, {op(worst.op)}."
+    words = _data(" ".join(filter(None, (said, sentence(cause.size), cause.bearing, summary(worst.advice)))))
+    return f"::{COMMANDS[cause.severity]} file={_property(place.file)},line={place.line},title={title}::{words}"
+
+
+def _data(text: str) -> str:
+    return printable(text).replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def sarif(audit: Audit) -> str:
@@ -38,7 +125,7 @@ def sarif(audit: Audit) -> str:
             "message": {"text": _message(cause)},
             "occurrenceCount": len(cause.members),
             "locations": [_location(cause, where[cause.worst.node])],
-            **_related(cause, called.get(cause.worst.node)),
+            **_related_call(cause, called.get(cause.worst.node)),
             "partialFingerprints": {"primaryLocationLineHash": identity, "auditor/v1": identity},
         }
         for cause, identity in zip(found, _fingerprints(found), strict=True)
@@ -86,7 +173,7 @@ def _message(cause: Cause) -> str:
     return " ".join(filter(None, (sentence(worst.message), place, at, sentence(cause.size), cause.bearing)))
 
 
-def _related(cause: Cause, caller: Place | None) -> dict[str, Any]:
+def _related_call(cause: Cause, caller: Place | None) -> dict[str, Any]:
     """The call that led to the line of a finding, which a viewer links to."""
     if caller is None:
         return {}

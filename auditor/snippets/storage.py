@@ -1,0 +1,186 @@
+"""Tools that store or gather weights in low precision: FSDP2 by a policy a scope, transformers by names of weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ..paths import nearest, nearest_above
+from ..records import Audit, Plan
+from .offer import Tool, comment, dtype_text
+
+_CAST_NOTE = (
+    "FSDP2 keeps the shards in FP32 and gathers each group of parameters in param_dtype, so a cast plan also trains. A "
+    "group is what one call of fully_shard takes: every scope of the plan is one, inner ones first. reduce_dtype is "
+    "stated since its default differs between versions of torch.",
+    "fully_shard leaves buffers alone. `lower_buffers` stores them as the plan does; the running statistics of a "
+    "BatchNorm that trains lose their updates that way: keep such modules in FP32.",
+    "`blocks` are paths of modules to shard on their own besides, such as the layers of a transformer.",
+)
+
+_CAST = '''
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+# module: (dtype inside, dtype in which it hands on its output; None leaves it)
+SCOPES = {{
+{scopes}}}
+
+
+def precision_of(path):
+    """(dtype inside, dtype handed on) of a module: its own entry, or inside that of the nearest one above."""
+    if path in SCOPES:
+        return SCOPES[path]
+    while path and path not in SCOPES:
+        path = path.rpartition(".")[0]
+    return SCOPES[path][0], None
+
+
+def lower_buffers(model):
+    for path, module in model.named_modules():
+        inside, _ = precision_of(path)
+        for key, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype == torch.float32:
+                module._buffers[key] = buffer.to(inside)
+
+
+def shard(model, blocks=(), **options):
+    """options: of fully_shard, such as mesh."""
+    lower_buffers(model)
+    for path in sorted({{*SCOPES, *blocks}}, key=lambda path: (-path.count(".") - bool(path), path)):
+        inside, outside = precision_of(path)
+        policy = MixedPrecisionPolicy(
+            param_dtype=inside, reduce_dtype=torch.float32, output_dtype=outside
+        )
+        fully_shard(model.get_submodule(path), mp_policy=policy, **options)
+    return model
+'''
+
+_AUTOCAST_NOTE = (
+    "An autocast plan needs its weights in FP32, and torch.autocast, inside the patched model, casts: the policy must "
+    "cast nothing. Parameters are therefore gathered in FP32, which is twice the traffic; a plan of strategy cast, if the "
+    "audit has one, gathers them in low precision (--plan cast_{format}).",
+    "patched_model.py lies beside plan.json. `blocks` are paths of modules to shard on their own besides the model.",
+)
+
+_AUTOCAST = '''
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import patched_model
+
+POLICY = MixedPrecisionPolicy(
+    param_dtype=None, reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False
+)
+
+
+def shard(model, blocks=(), **options):
+    """options: of fully_shard, such as mesh."""
+    patched_model.apply(model, plan={name!r})
+    for path in sorted(blocks, key=lambda path: (-path.count("."), path)):
+        fully_shard(model.get_submodule(path), mp_policy=POLICY, **options)
+    return fully_shard(model, mp_policy=POLICY, **options)
+'''
+
+
+def _sharding_code(audit: Audit, plan: Plan) -> str:
+    """A function `shard(model)`; of a module of several paths one has an entry."""
+    if plan.strategy == "autocast":
+        notes = (note.replace("{format}", plan.format) for note in _AUTOCAST_NOTE)
+        return comment(*notes) + _AUTOCAST.format(name=plan.name)
+    names, entries = _names(audit, plan), []
+    for path in sorted(plan.scopes, key=lambda path: (-path.count(".") - bool(path), path)):
+        choice, above = plan.scopes[path], nearest_above(path, plan.scopes)
+        outside = dtype_text(plan.scopes[above].precision) if above is not None and choice.output != "keep" else None
+        if names.get(path, path) == path:
+            entries.append(f"    {path!r}: ({dtype_text(choice.precision)}, {outside}),\n")
+    return comment(*_CAST_NOTE) + _CAST.format(scopes="".join(entries))
+
+
+def _names(audit: Audit, plan: Plan) -> dict[str, str]:
+    """{path of a shared module: the one of its paths that stands for it, a scope if any is}."""
+    firsts = [next((path for path in paths if path in plan.scopes), paths[0]) for paths in audit.shared_modules]
+    return {path: first for first, paths in zip(firsts, audit.shared_modules, strict=True) for path in paths}
+
+
+def _unshardable(audit: Audit, plan: Plan) -> str | None:
+    """Two groups of FSDP2 cannot share a parameter, and its policies are those of modules."""
+    if plan.strategy == "autocast":
+        return None
+    if kept := "; ".join(f"{', '.join(c.keep)} in {path or 'the root'}" for path, c in plan.scopes.items() if c.keep):
+        return f"It keeps functions of low modules in FP32, which are no modules: {kept}. Use patched_model.py for it."
+    names = _names(audit, plan)
+    for group in audit.tied_parameters:
+        owners = [name.rpartition(".")[0] for name in group]
+        scopes = sorted({nearest(names.get(path, path), plan.scopes) or "" for path in owners})
+        if len(scopes) > 1:
+            return (
+                f"{' and '.join(map(repr, group))} are one weight, and the plan puts them into different scopes: "
+                f"{', '.join(map(repr, scopes))}. FSDP2 would shard it twice and untie it. Use an autocast plan."
+            )
+    return None
+
+
+_KEPT_NOTE = (
+    "transformers 5 or newer. Each entry is searched, as a regular expression, in the names of the checkpoint; what it "
+    "finds is stored in FP32, for dtype FP16 and BF16 alike. This is about storage only: nothing raises what enters an "
+    "FP32 module, and most layers refuse FP16 or BF16 inputs beside FP32 weights. patched_model.py, which the audit "
+    "wrote beside plan.json, does that; it also refuses the model if a weight was missed.",
+    "model_class is the class that was audited, not an Auto class: names start at it.",
+)
+
+_LOAD = '''
+import torch
+
+import patched_model
+
+KEEP_IN_FP32 = [
+{patterns}]
+
+
+def load(model_class, checkpoint, **options):
+    """The checkpoint in low precision, but for KEEP_IN_FP32, under the plan."""
+    before = model_class._keep_in_fp32_modules_strict
+    model_class._keep_in_fp32_modules_strict = [*(before or ()), *KEEP_IN_FP32]
+    try:
+        model = model_class.from_pretrained(checkpoint, dtype={dtype}, **options)
+    finally:
+        model_class._keep_in_fp32_modules_strict = before
+    return patched_model.apply(model, plan={name!r})
+'''
+
+
+def _loading_code(audit: Audit, plan: Plan) -> str:
+    """Patterns for the FP32 islands, and a function that loads by them."""
+    listed = "".join(f"    {pattern!r},\n" for pattern in patterns(audit, plan))
+    return comment(*_KEPT_NOTE) + _LOAD.format(patterns=listed, dtype=dtype_text(plan.format), name=plan.name)
+
+
+def patterns(audit: Audit, plan: Plan) -> Iterator[str]:
+    """Regular expressions that match the state-dict names of exactly the weights that the plan stores in FP32."""
+    scopes = plan.scopes
+    for path in (path for path in scopes if scopes[path].precision == "fp32"):
+        start = f"{path}." if path else ""
+        low = [other for other in scopes if other.startswith(start) and scopes[other].precision != "fp32"]
+        outermost = [low_one for low_one in low if not any(low_one.startswith(f"{other}.") for other in low)]
+        but_for = "|".join(_literal(other[len(start) :]) for other in outermost)
+        yield f"^{_literal(start)}" + (rf"(?!(?:{but_for})\.)" if but_for else "")
+    for group in audit.tied_parameters:
+        kept = [scopes[nearest(name.rpartition(".")[0], scopes) or ""].precision == "fp32" for name in group]
+        if any(kept):  # one weight, stored once: FP32 wins
+            yield from (f"^{_literal(name)}$" for name, is_kept in zip(group, kept, strict=True) if not is_kept)
+
+
+def _literal(name: str) -> str:
+    """A name as a pattern. transformers reads `*` as `.*`, escaped or not: any one character stands for it here."""
+    return re.escape(name).replace(r"\*", ".")
+
+
+FSDP2 = Tool("FSDP2", ("autocast", "cast"), "", _sharding_code, _unshardable)
+HUGGING_FACE = Tool(
+    "Hugging Face transformers",
+    ("cast",),
+    "Under autocast the checkpoint is loaded in FP32 as it is, and then patched: model = patched_model.apply(model). A "
+    "Trainer with fp16=True or bf16=True runs it as it would any model.",
+    _loading_code,
+)

@@ -1,0 +1,177 @@
+"""Looks of a terminal, charts, comparisons, noise and scores: each section says what its records hold."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+
+from auditor.records import Audit, Evaluation, Noise, Plan, ScopeChoice, Score
+from auditor.report.blocks import WIDEST, WIDTH, looks
+from auditor.report.charts import BINS, HEIGHT, depth_chart
+from auditor.report.criteria import advice, score_headline
+from auditor.report.diff import error, exceptions
+from auditor.report.reporters import REPORTERS
+from auditor.report.reporters import html as render
+from auditor.report.view import NAMED, noise
+from tests.unit.report.factory import make_audit
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """environment(tty, columns, **variables): nothing else of the real one is left."""
+
+    def become(tty: bool, columns: int = 100, **variables: str) -> None:
+        for name in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"COLUMNS": str(columns), **variables}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: tty, raising=False)
+
+    return become
+
+
+@pytest.mark.parametrize(
+    ("tty", "variables", "expected"),
+    [
+        (True, {}, (100, True)),
+        (True, {"NO_COLOR": "1"}, (100, False)),
+        (True, {"NO_COLOR": ""}, (100, True)),
+        (True, {"TERM": "dumb"}, (100, False)),
+        (False, {}, (100, False)),
+        (False, {"FORCE_COLOR": "1"}, (100, True)),
+        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, (100, False)),
+    ],
+)
+def test_looks(environment, tty, variables, expected):
+    environment(tty, **variables)
+    assert looks() == expected
+
+
+def test_a_wide_terminal_is_not_filled(environment):
+    environment(True, columns=400)
+    assert looks().width == WIDEST
+
+
+def points(path):
+    return [tuple(map(float, p.split())) for p in path.replace("M", "L").split("L") if p]
+
+
+@pytest.mark.parametrize("nodes", [6, 3000])
+def test_depth_chart_stays_in_its_frame_and_merges_long_models(nodes):
+    chart = depth_chart(make_audit(nodes))
+    assert len(chart.rows) <= BINS
+    per_point = math.ceil((nodes - 2) / BINS)  # the two nodes without a local error are not drawn
+    assert (f"worst of {per_point} " in chart.about) is (per_point > 1)
+    for kind, path in chart.paths:
+        if kind.startswith("line"):
+            assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points(path))
+
+
+def test_non_finite_errors_are_marked_and_break_the_line_and_the_plan_has_its_own():
+    audit = make_audit(25)
+    errors = {r.node.name: 1e-3 for r in audit.nodes if r.node.floating}
+    chart = depth_chart(replace(audit, plan_errors=errors))
+    paths = dict(chart.paths)
+    assert paths["gone fp16"].count("M") == 8  # the overflow and its 7 heirs
+    assert len(points(paths["line fp16"])) == 23 - 8
+    assert not paths["gone bf16"]
+    line = points(paths["line plan"])
+    assert len(line) == 24  # the operation without a kernel runs in FP32 under the plan
+    assert len({y for _, y in line}) == 1
+    assert ("gone", "× non-finite") in chart.legend
+
+
+def test_charts_without_data_are_none():
+    assert depth_chart(make_audit(empty=True)) is None
+
+
+def plan(fmt: str, measured: float | None, *exceptions: tuple[str, str]) -> Plan:
+    scopes = {path: ScopeChoice(fmt, keep=tuple(n for p, n in exceptions if p == path)) for path in ("", "head")}
+    return Plan(f"cast_{fmt}", "cast", fmt, scopes, 0.001, 0.5, 1.5, measured)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (None, "no plan"),
+        (plan("fp16", 0.002), "0.0020"),
+        (plan("fp16", None), "failed"),
+        (plan("fp8_e4m3", None), "not run"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_has_not_failed(found: Plan | None, words: str) -> None:
+    assert error(found) == words
+
+
+def test_functions_that_one_side_alone_keeps_are_named() -> None:
+    was = plan("fp16", 0.002, ("", "pow"), ("head", "exp"))
+    now = plan("fp16", 0.002, ("head", "exp"), ("head", "linear"))
+    assert (
+        exceptions(was, now)
+        == "Functions of low modules in FP32 now: linear in head; no longer in FP32: pow in (whole model)."
+    )
+    assert exceptions(now, None) == "Functions of low modules no longer in FP32: exp in head, linear in head."
+    assert exceptions(None, was) == "Functions of low modules in FP32 now: pow in (whole model), exp in head."
+    assert exceptions(was, was) == exceptions(None, None) == ""
+
+
+def test_what_is_said_of_noise() -> None:
+    audit = make_audit()
+    assert noise(audit) == noise(replace(audit, noise=Noise())) == {}
+    assert noise(replace(audit, noise=Noise(runs=4))) == {"Noise": "4 runs in FP32 gave the same outputs"}
+    node = audit.nodes[3].node
+    loud = Noise(4, 0.004, 0.004, 0.012, {"a": 0.004, "b": 0.001}, {node.name: 0.02}, (node.name,))
+    first, (title, second) = noise(replace(audit, noise=loud)).items()
+    said = "4 runs in FP32 differ by 0.0040 (a 0.0040; b 0.0010); errors up to 0.012 count as noise"
+    assert first == ("Noise", said)
+    assert title == "Not deterministic" and second.endswith("off by 0.020")
+    assert node.owner in second and str(node.source) in second
+    assert second in render(replace(audit, noise=loud))
+    names = tuple(dict.fromkeys(report.node.name for report in audit.nodes))
+    said = noise(replace(audit, noise=Noise(2, 0.1, 0.1, 0.3, {}, dict.fromkeys(names, 0.1), names)))[
+        "Not deterministic"
+    ]
+    assert said.count("off by") == NAMED and said.endswith("more, in measurements.json")
+
+
+FP32 = Evaluation("scores.py:accuracy", "higher", 0.01, 0.986111, 360, None, 6)
+SCORES = (
+    Score(0.983333, -0.0027778, 0.0027778, True),
+    Score(0.95, -0.036111, 0.0099, False),
+    Score(None, passed=False, failure="it <b>raised</b>"),
+)
+
+
+def audit() -> Audit:
+    made = make_audit(6)
+    scores = dict(zip(made.plans, SCORES, strict=False))
+    plans = {name: replace(plan, score=scores.get(name)) for name, plan in made.plans.items()}
+    return replace(made, evaluation=FP32, plans=plans)
+
+
+def test_every_report_has_the_scores() -> None:
+    found = audit()
+    for name in ("text", "md", "html"):
+        flat = " ".join(REPORTERS[name](found).replace("\\", "").split())
+        assert "scores.py:accuracy gives 0.98611 in FP32" in flat
+        assert "0.98333, 0.0028 worse (standard error 0.0028): passes" in flat
+        assert "0.95, 0.036 worse (standard error 0.0099): fails, 0.01 is allowed" in flat
+    assert "it <b>raised</b>" not in REPORTERS["html"](found)
+
+
+def test_a_function_of_the_mean_is_named() -> None:
+    of_mean = replace(audit(), evaluation=replace(FP32, of_mean="exp"))
+    assert "gives 0.98611 in FP32, exp of the mean of 360 numbers, in 6 calls" in score_headline(of_mean)
+    single = replace(audit(), evaluation=replace(FP32, samples=None))
+    assert "gives 0.98611 in FP32, in 6 calls" in score_headline(single)
+    assert score_headline(make_audit(6)) == ""
+
+
+def test_the_advice_is_about_the_limit_only_where_a_score_is_beyond_it() -> None:
+    found = audit()
+    assert "--max-drop" in advice(found)
+    failed = {name: replace(plan, score=SCORES[2]) for name, plan in found.plans.items()}
+    assert advice(replace(found, plans=failed)) == "The function gives no score under them: the plans below say why."
