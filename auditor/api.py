@@ -13,7 +13,7 @@ from .errors import CallbackError, let_through
 from .flow import run
 from .loading import from_object
 from .loading.target import blame
-from .offload import limited
+from .offload import resident_limit
 from .progress.shown import in_notebook, reporter, ticking
 from .records import Progress
 from .records.audit import Audit
@@ -32,7 +32,7 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
     if settings.evaluate is not None:
         scoring = in_hand(settings.evaluate, better=settings.better, max_drop=settings.max_drop)
         settings = settings.having(scoring=scoring)
-    with _listener_of(settings.progress) as listener, limited(settings.memory):
+    with _listener_of(settings.progress) as listener, resident_limit(settings.memory):
         kwargs = settings.kwargs or {}
         if settings.training:
             subject = training_subject(model, example_inputs, kwargs, settings.loss_fn)

@@ -11,7 +11,7 @@ import torch
 
 from . import __version__
 from .criteria.criterion import FLOOR
-from .criteria.defaults import by_itself, held_by_default, proposed
+from .criteria.defaults import by_itself, held_by_default, suggest_criteria
 from .criteria.measure import Criteria
 from .devices import libraries, name_of
 from .document.codec import under_several_names
@@ -24,7 +24,7 @@ from .isolation.process import Flags
 from .measure.calibrate import Calibration, larger_effect, worse
 from .measure.causes import storing
 from .numerics.entries import extent
-from .numerics.histogram import merged
+from .numerics.histogram import merge_magnitudes
 from .offload import came_to, within
 from .paths import enclosing
 from .plan.verified import fresh_told
@@ -128,7 +128,7 @@ def _proposals(
             joint = ran.joint if ran.joint is not None else ran.error
             found += by_itself(set_, plan_title(plan), ran.apart, joint or 0.0, options.max_error)
             break
-    return (*found, *proposed(set_, names, bench.capture.first))
+    return (*found, *suggest_criteria(set_, names, bench.capture.first))
 
 
 def _classes(bench: Workbench) -> dict[str, str]:
@@ -251,5 +251,5 @@ def _worst(one: NodeReport, other: NodeReport) -> NodeReport:
         exposed={f: tuple(dict.fromkeys((*one.exposed[f], *other.exposed[f]))) for f in one.exposed},
         errors={**one.errors, **{fmt: worse(one.errors[fmt], other.errors[fmt]) for fmt in formats}},
         contributions={**one.contributions, **{f: larger_effect(a, b) for f, (a, b) in effects.items() if a and b}},
-        range=merged((one.range, other.range)) if one.range and other.range else one.range,
+        range=merge_magnitudes((one.range, other.range)) if one.range and other.range else one.range,
     )

@@ -35,7 +35,7 @@ from .plan.workbench import Workbench
 from .records import Audit, Capture, Finding, Plan, Subject
 from .records.training import Training
 from .rulebook.causes import Graph, about, with_causes
-from .rulebook.findings import classify, concerning, confronted, silenced, with_batches
+from .rulebook.findings import apply_selection, classify, compare_with_verdicts, concerning, with_batches
 from .rulebook.gather import gather
 from .rulebook.load import spread
 from .rulebook.verdicts import judge, with_backward
@@ -179,8 +179,8 @@ def _findings(
     rules = spread(options.rulebook, options.formats)
     facts = gather(captured, graph.measured.ranges, graph.verdicts)
     fired = concerning(classify(captured, facts, rules, options.formats, options.training), exposed)
-    fired = confronted(fired, graph.verdicts)
-    caused = with_causes(silenced(fired, options.select, options.ignores, rules), graph, rules)
+    fired = compare_with_verdicts(fired, graph.verdicts)
+    caused = with_causes(apply_selection(fired, options.select, options.ignores, rules), graph, rules)
     return with_batches(caused, captured, graph.verdicts, _of_first_batch(subject, captured, graph, options))
 
 

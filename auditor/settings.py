@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from .artefact.strategies import GRAPHS, SHIPPED, known
+from .artefact.strategies import GRAPHS, SHIPPED, all_strategies
 from .config import CODE, Ignore
 from .criteria import Criterion
 from .devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
@@ -139,7 +139,7 @@ class Settings(BaseModel):
     """keyword arguments of every call"""
     formats: Annotated[Names, Option(choices=auditable)] = DEFAULT
     """what runs natively, or what torch has no arithmetic in, [and others](api.md#other-formats), to see what it would do"""
-    strategies: Annotated[Names, Option(choices=known)] = SHIPPED
+    strategies: Annotated[Names, Option(choices=all_strategies)] = SHIPPED
     """`autocast` (weights stay FP32; also trains), `cast` (weights stored low; for inference), `graph` (a
     [program](method.md#plans-that-are-programs), each operation with its precision), or
     [others](api.md#other-strategies)"""

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import replace
 
-from auditor.execution.policy import scoped
+from auditor.execution.policy import choice_from_scopes
 from auditor.flow import run
 from auditor.loading import from_object
 from auditor.records import Plan
@@ -57,7 +57,7 @@ def row_of(name: str, audit: Audit, plan: Plan) -> Row:
         "predicted": plan.predicted_error,
         "measured": _number(plan.measured_error),
         "FLOPs low": plan.low_precision_flops,
-        "islands": sum(scoped(plan.scopes)("") != choice.precision for choice in plan.scopes.values()),
+        "islands": sum(choice_from_scopes(plan.scopes)("") != choice.precision for choice in plan.scopes.values()),
         "holds": str(plan.verified),
     }
 

@@ -15,7 +15,7 @@ import auditor
 from auditor.artefact.base import plan_table
 from auditor.execution.policy import plain
 from auditor.execution.step import Step, bind_step, run_step
-from auditor.numerics.histogram import magnitudes_of, merged
+from auditor.numerics.histogram import magnitudes_of, merge_magnitudes
 from auditor.records.training import LossScale, ParameterGradients
 from auditor.training.objective import in_training
 from auditor.training.own import Lowering, settle
@@ -48,7 +48,7 @@ class ScaleRow:
 def window_of(learning: Task, seed: int = 0) -> LossScale:
     """The window before training, under plain autocast."""
     step = first_step(learning, fresh(learning, seed), seed, seed)
-    gradients = {n: merged(magnitudes_of(g) for g in gs if g is not None) for n, gs in step.gradients.items()}
+    gradients = {n: merge_magnitudes(magnitudes_of(g) for g in gs if g is not None) for n, gs in step.gradients.items()}
     window = loss_scale(low_by_module(step.capture, gradients, low_names(step.capture, "fp16", plain("fp16"))))
     assert window is not None and window.init is not None
     return window

@@ -65,7 +65,7 @@ def floating_dtype(inputs: Any) -> torch.dtype | None:
     return next((leaf.dtype for leaf in leaves if leaf.dtype in MOVABLE), None)
 
 
-class Kept:
+class KeptFunctions:
     """Functions that a scope keeps in FP32. They pickle by their names."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -76,13 +76,13 @@ class Kept:
         self.names, self.functions = names, {function for name in names for function in known[name]}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Kept, (self.names,)
+        return KeptFunctions, (self.names,)
 
 
 class Keeping(TorchFunctionMode):
     """Calls of these functions compute in FP32, outside autocast; those that write to what they are given do not."""
 
-    def __init__(self, kept: Kept, device: str) -> None:
+    def __init__(self, kept: KeptFunctions, device: str) -> None:
         super().__init__()
         self.kept, self.device = kept, device
 
@@ -160,7 +160,7 @@ class Runtime:
         Where FP32 results of kept functions meet low weights, autocast lowers them again. FP32 scopes inside stay out.
         """
         names = {name for path in paths if path in scopes for name in scopes[path].get("keep", ())}
-        keep = Kept(tuple(sorted(names))) if names and precision != "fp32" else None
+        keep = KeptFunctions(tuple(sorted(names))) if names and precision != "fp32" else None
         anywhere = any(scope.get("keep") for scope in scopes.values())
         opens = anywhere and not cls.regional and (keep is not None or precision == "fp32")
         return {"keep": keep, "region": precision if opens else None}

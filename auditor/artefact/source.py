@@ -20,7 +20,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 
     Raises: ValueError or FileNotFoundError where the source or the checkpoint is not what it was.
     """
-    with imported(source, file) as made:
+    with user_module(source, file) as made:
         for part in source["symbol"].split("."):
             if not hasattr(made, part):
                 where = source["path"] or source["module"]
@@ -32,7 +32,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
             folder = (str(locate(source["folder"], file)),) if source.get("folder") and not args else ()
             made = made(*folder, *(args or source["init_args"]), **(kwargs or source["init_kwargs"]))
         else:
-            made = copied(made)
+            made = detached_copy(made)
         model: nn.Module = made["model"] if source["kind"] == "spec" else made
     if source["weights"]:
         path = locate(source["weights"], file)
@@ -40,7 +40,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
     return model
 
 
-def copied(model: nn.Module) -> nn.Module:
+def detached_copy(model: nn.Module) -> nn.Module:
     """A copy of a model that the source holds, so that it can be built again; the model itself where it has none."""
     try:
         return copy.deepcopy(model)
@@ -49,7 +49,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def imported(source: dict[str, Any], file: str) -> Iterator[Any]:
+def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
     """The user's module, in the body with the `sys.path` and `sys.argv` that the audit had."""
     name, path = source["module"] or Path(source["path"]).stem, None
     folders = [Path(file).resolve().parent / source["working_directory"]] if source["working_directory"] else []

@@ -26,7 +26,7 @@ def names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*SHIPPED, *(name for name in _KNOWN if name not in GRAPHS))))
 
 
-def known() -> tuple[str, ...]:
+def all_strategies() -> tuple[str, ...]:
     """Every strategy that there is."""
     return (*names(), *GRAPHS)
 
@@ -61,7 +61,7 @@ def _problem(strategy: Strategy) -> str | None:
         return "it has no runtime, which is a class"
     if not (strategy.name.isidentifier() and strategy.name.islower()):
         return "a name is a lower-case identifier, since names of plans begin with it"
-    if strategy.name in known():
+    if strategy.name in all_strategies():
         return "there is one of that name already"
     try:
         inspect.getsource(strategy.runtime)
@@ -71,7 +71,7 @@ def _problem(strategy: Strategy) -> str | None:
 
 
 @contextmanager
-def registered(strategy: Strategy) -> Iterator[None]:
+def temporary_strategy(strategy: Strategy) -> Iterator[None]:
     """A strategy that is known for the body alone."""
     register(strategy)
     try:

@@ -57,7 +57,7 @@ def _audit(settings: AuditTarget, progress: ToWatcher | Display) -> int:
             warnings.simplefilter("ignore")
         progress("load", settings.target, 0, 0)
         from ..document.read import load
-        from ..offload import limited
+        from ..offload import resident_limit
         from ..verify.artefact import standby
 
         known = load(settings.baseline) if settings.baseline else None  # before anything that takes its time
@@ -70,7 +70,7 @@ def _audit(settings: AuditTarget, progress: ToWatcher | Display) -> int:
             require()
         if not settings.dry_run:
             held.enter_context(standby())
-        held.enter_context(limited(settings.memory or _automatic(settings)))
+        held.enter_context(resident_limit(settings.memory or _automatic(settings)))
         return _ran(settings, progress, known, began, held)
 
 
@@ -108,10 +108,10 @@ def _ran(
     for warning in cautions(subject):
         print(f"warning: {printable(warning)}", file=sys.stderr)
     if settings.evaluate is not None:  # looked for once the model is there: it may be beside it
-        from ..score import named
+        from ..score import find_function
 
         better, most = settings.better, settings.max_drop
-        scoring = named(settings.evaluate, settings.target, better=better, max_drop=most, seed=settings.seed)
+        scoring = find_function(settings.evaluate, settings.target, better=better, max_drop=most, seed=settings.seed)
         settings = settings.having(scoring=scoring)
     if settings.dry_run:
         held.close()

@@ -50,14 +50,14 @@ class Kind:
         """
         if math.isnan(value):
             return math.inf
-        lost, allowed = self._lost(value), self._lost(limit)
+        lost, allowed = self._loss(value), self._loss(limit)
         if allowed <= 0:
             return 0.0 if self.holds(value, limit) else NOTHING + lost
         found = lost / allowed
         found = math.sqrt(max(found, 0.0)) if self.squares else max(found, 0.0)
         return min(found, 1.0) if self.holds(value, limit) else max(found, math.nextafter(1, 2))
 
-    def _lost(self, value: float) -> float:
+    def _loss(self, value: float) -> float:
         if self.sign == AT_MOST:
             return value
         return 10 ** (-value / 20) if math.isinf(self.best) else self.best - value

@@ -24,19 +24,19 @@ APART = 10.0
 
 def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Capture) -> tuple[Criterion, ...]:
     """`flips <= 0` for every discrete output that is computed from floating values, where no criterion speaks of it."""
-    nodes = _returned(capture)
+    nodes = _output_nodes(capture)
     told_apart = len(nodes) == len(outputs)
     return tuple(
         Criterion(name, "flips", 0.0)
         for index, (name, output) in enumerate(zip(outputs.names, outputs, strict=True))
         if not is_number(output) and output.numel() and not _spoken_of(criteria, name)
-        if not told_apart or _rounded(nodes[index])
+        if not told_apart or _reads_floating(nodes[index])
     )
 
 
 def may_flip(capture: Capture) -> bool:
     """Whether the recorded run returns anything discrete that is computed from floating values."""
-    return any(not _floating(node) and _rounded(node) for node in _returned(capture))
+    return any(not _floating(node) and _reads_floating(node) for node in _output_nodes(capture))
 
 
 def held_by_default(criteria: Iterable[Criterion]) -> list[Proposal]:
@@ -45,16 +45,16 @@ def held_by_default(criteria: Iterable[Criterion]) -> list[Proposal]:
     return [Proposal(one.output, str(one), because, holds=True) for one in sorted(criteria, key=str)]
 
 
-def proposed(criteria: Sequence[Criterion], names: Sequence[str], capture: Capture) -> Iterator[Proposal]:
+def suggest_criteria(criteria: Sequence[Criterion], names: Sequence[str], capture: Capture) -> Iterator[Proposal]:
     """Criteria for log-probabilities and for what may be logits, by the operations that give these outputs."""
-    nodes = _returned(capture)
+    nodes = _output_nodes(capture)
     if len(nodes) == len(names):
         for name, node in zip(names, nodes, strict=True):
-            if not _spoken_of(criteria, name) and (found := _meant(node)):
+            if not _spoken_of(criteria, name) and (found := _suggestion(node)):
                 yield Proposal(name, f"{name}: {found[0]}", found[1])
 
 
-def _meant(node: fx.Node) -> tuple[str, str] | None:
+def _suggestion(node: fx.Node) -> tuple[str, str] | None:
     """What an output may be held to, by the operation that gives it, and what speaks for that."""
     given = source(node)
     columns = shape(given)[-1:]
@@ -101,7 +101,7 @@ def by_itself(
             )
 
 
-def _returned(capture: Capture) -> list[fx.Node]:
+def _output_nodes(capture: Capture) -> list[fx.Node]:
     nodes = {node.name: node for node in capture.graph_module.graph.nodes}
     return [nodes[name] for name in capture.outputs]
 
@@ -115,7 +115,7 @@ def _floating(node: fx.Node) -> bool:
     return found is not None and (found.is_floating_point or found.is_complex)
 
 
-def _rounded(node: fx.Node) -> bool:
+def _reads_floating(node: fx.Node) -> bool:
     """Whether any floating values are among what a node is computed from; their shape alone is none."""
     waiting, seen = [node], {node}
     while waiting:

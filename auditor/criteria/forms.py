@@ -33,7 +33,7 @@ def across(criterion: Criterion, reference: torch.Tensor) -> bool:
     return "dim" in criterion.how.takes and criterion.option("dim", -1) % max(reference.dim(), 1) == 0
 
 
-def scaled(reference: torch.Tensor, limit: float) -> Form | None:
+def relative_form(reference: torch.Tensor, limit: float) -> Form | None:
     """Relative L2 beside a limit."""
     size = float(finite(entries(reference)).double().norm())
     return (lambda signs: signs / (size * limit)) if size else None
@@ -80,7 +80,7 @@ def _cosine(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 
 
 FORMS: dict[str, Callable[[Criterion, torch.Tensor], Form | None]] = {
-    "rel_l2": lambda criterion, reference: scaled(reference, criterion.limit),
+    "rel_l2": lambda criterion, reference: relative_form(reference, criterion.limit),
     "psnr": _psnr,
     "kl": _kl,
     "cosine": _cosine,

@@ -23,7 +23,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Held:
+class CriterionResult:
     """One criterion and its value. share: see Criterion.share; value: None where the outputs have nothing it speaks of."""
 
     criterion: Criterion
@@ -58,13 +58,13 @@ class Criteria:
     @property
     def all(self) -> tuple[Criterion, ...]:
         """The criteria, and the budget of the other outputs where there are any."""
-        return (*self.each, self.rest) if self.meant(self.rest, self.names) else self.each
+        return (*self.each, self.rest) if self.output_indices(self.rest, self.names) else self.each
 
     def __call__(self, reference: Tensors, candidate: Tensors) -> float:
         """The largest share that any criterion takes of what it allows; above 1 one of them does not hold."""
         return max((held.share for held in self.held(reference, candidate)), default=0.0)
 
-    def held(self, reference: Tensors, candidate: Tensors) -> list[Held]:
+    def held(self, reference: Tensors, candidate: Tensors) -> list[CriterionResult]:
         """Every criterion with its value, and the other outputs' where there are any.
 
         Raises: MeasureError(slug="shape-mismatch").
@@ -73,7 +73,7 @@ class Criteria:
         if len(reference) != len(candidate):
             output_error(reference, candidate)  # says so
         found = [self._one(criterion, reference, candidate) for criterion in self.each]
-        return [*found, self._one(self.rest, reference, candidate)] if self.meant(self.rest, names) else found
+        return [*found, self._one(self.rest, reference, candidate)] if self.output_indices(self.rest, names) else found
 
     def values(
         self, runs: Iterable[tuple[Tensors, Tensors]], others: Iterable[tuple[Tensors, Tensors]] = ()
@@ -86,27 +86,29 @@ class Criteria:
         known = {one.criterion: one for one in found}
         failed = {one.criterion for run in others for one in self.held(*run) if not one.holds}
         return tuple(
-            _written(known.get(criterion) or Held(criterion, None, 0.0), criterion not in failed, bool(found))
+            _record_of(
+                known.get(criterion) or CriterionResult(criterion, None, 0.0), criterion not in failed, bool(found)
+            )
             for criterion in (*self.each, *(one.criterion for one in found if one.criterion not in self.each))
         )
 
-    def meant(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
+    def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
         """Which outputs a criterion speaks of; `rest` of those that no other does."""
         if criterion.output == OTHERS:
             return tuple(i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each))
         return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))
 
-    def _one(self, criterion: Criterion, reference: Tensors, candidate: Tensors) -> Held:
+    def _one(self, criterion: Criterion, reference: Tensors, candidate: Tensors) -> CriterionResult:
         """One criterion and its value. Raises: MeasureError(slug="shape-mismatch")."""
-        meant = self.meant(criterion, names_of(reference, self.names))
+        meant = self.output_indices(criterion, names_of(reference, self.names))
         if criterion.output == OTHERS:
             error = self.joint([reference[i] for i in meant], [candidate[i] for i in meant])
-            return Held(criterion, error, criterion.share(error))
+            return CriterionResult(criterion, error, criterion.share(error))
         values = [value(criterion, reference[i], candidate[i]) for i in meant]
         if not values:
-            return Held(criterion, None, 0.0)
+            return CriterionResult(criterion, None, 0.0)
         worst = max(values, key=lambda one: math.inf if math.isnan(one) else criterion.share(one))
-        return Held(criterion, worst, criterion.share(worst))
+        return CriterionResult(criterion, worst, criterion.share(worst))
 
 
 def for_outputs(distance: Distance, names: Sequence[str]) -> Distance:
@@ -119,7 +121,7 @@ def names_of(reference: Tensors, otherwise: tuple[str, ...]) -> tuple[str, ...]:
     return reference.names if isinstance(reference, NamedTensors) else otherwise
 
 
-def bound(
+def criteria_for(
     criteria: Sequence[Criterion], max_error: float, reference: NamedTensors, joint: Distance | None = None
 ) -> Criteria:
     """The criteria of a model whose first batch gives these outputs. joint: the user's own measure of all others.
@@ -143,7 +145,7 @@ def _unknown(criterion: Criterion, names: Sequence[str]) -> str:
     return f"the model returns no {criterion.output!r}, which '{criterion}' speaks of{hint} It returns {listed or 'no tensor'}"
 
 
-def _written(held: Held, elsewhere: bool, ran: bool) -> CriterionValue:
+def _record_of(held: CriterionResult, elsewhere: bool, ran: bool) -> CriterionValue:
     one, known = held.criterion, held.value is not None
     finite = held.value is not None and not math.isnan(held.value)
     return CriterionValue(
@@ -157,9 +159,9 @@ def _written(held: Held, elsewhere: bool, ran: bool) -> CriterionValue:
     )
 
 
-def worst(helds: Sequence[Sequence[Held]]) -> list[Held]:
+def worst(helds: Sequence[Sequence[CriterionResult]]) -> list[CriterionResult]:
     """Of several runs the worst of each criterion."""
-    found: dict[Criterion, Held] = {}
+    found: dict[Criterion, CriterionResult] = {}
     for held in helds:
         for one in held:
             known = found.get(one.criterion)

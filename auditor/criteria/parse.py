@@ -13,7 +13,7 @@ from ..errors import AuditorError, LoadError
 from .criterion import KINDS, Criterion, Function, Kind, Options, name_of
 
 
-def loaded(text: str) -> Function:
+def load_function(text: str) -> Function:
     """The function that `f.py:name` or `package.module:name` names.
 
     Raises: LoadError, those of importing a target and slug="bad-criterion" where that is nothing to call.
@@ -59,7 +59,7 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
             name, colon, rest = (output, ":", text) if output else text.partition(":")
             if not (texts and colon and name.strip()):
                 raise AuditorError(f"{text!r} is no criterion: {GRAMMAR}", slug=SLUG)
-            yield _written(name.strip(), rest.strip())
+            yield _parse_criterion(name.strip(), rest.strip())
     elif isinstance(given, Mapping) and output is None:
         for name, said in given.items():
             if type(name) not in (str, int):
@@ -68,7 +68,7 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
             yield from _each(said, str(name))
     elif output is not None and isinstance(given, tuple) and len(given) == 2 and callable(given[0]):
         function, limit = given
-        yield made(output, name_of(function), limit, function=function)
+        yield make_criterion(output, name_of(function), limit, function=function)
     elif isinstance(given, Collection) and not isinstance(given, bytes | Mapping):
         for one in given:
             yield from _each(one, output)
@@ -77,17 +77,17 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
         raise AuditorError(f"{what} {given!r:.80}" + (f": {GRAMMAR}" if output is None else ""), slug=SLUG)
 
 
-def _written(output: str, text: str) -> Criterion:
+def _parse_criterion(output: str, text: str) -> Criterion:
     """`KIND <= X`, `KIND(ARGUMENT) >= X` or `f.py:function <= X` of an output."""
     match = _LINE.fullmatch(text)
     if match is None:
         raise AuditorError(f"{f'{output}: {text}'!r} is no criterion: {GRAMMAR}", slug=SLUG)
     kind = match["kind"].strip()
-    function = loaded(kind) if ":" in kind else None
-    return made(output, kind, match["limit"], sign=match["sign"], said=match["said"], function=function)
+    function = load_function(kind) if ":" in kind else None
+    return make_criterion(output, kind, match["limit"], sign=match["sign"], said=match["said"], function=function)
 
 
-def made(
+def make_criterion(
     output: str,
     kind: str,
     limit: Any,

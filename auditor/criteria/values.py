@@ -9,7 +9,7 @@ import torch
 
 from ..errors import CallbackError, first_line, let_through
 from ..numerics.entries import dense, extent, is_number
-from ..numerics.metrics import paired, relative_l2
+from ..numerics.metrics import comparable_pairs, relative_l2
 from .criterion import Criterion
 
 Value = Callable[[torch.Tensor, torch.Tensor, Criterion], float]
@@ -22,9 +22,9 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
     Raises: MeasureError(slug="shape-mismatch"), CallbackError(slug="bad-criterion") for what a function raises.
     """
     if criterion.function is not None:
-        return _called(criterion, reference, candidate)
+        return _call_function(criterion, reference, candidate)
     worst = criterion.how.best
-    for r, c in paired([dense(reference)], [dense(candidate)]):
+    for r, c in comparable_pairs([dense(reference)], [dense(candidate)]):
         if is_number(r):
             r64, c64 = _plain(r), _plain(c)
             known, finite = ~torch.isnan(r64), torch.isfinite(r64)
@@ -45,7 +45,7 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(x.resolve_conj()).double() if x.is_complex() else x.double()
 
 
-def _called(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
+def _call_function(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
     assert criterion.function is not None
     try:
         return float(criterion.function(reference.detach().cpu(), candidate.detach().cpu()))
@@ -101,7 +101,7 @@ def topk(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     return float((taken >= ours.topk(k, -1).values[:, -1:]).double().mean())
 
 
-def _flipped(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> torch.Tensor:
+def _flips(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> torch.Tensor:
     """Which entries count as others."""
     threshold = criterion.option("threshold", None)
     if not r.is_floating_point():
@@ -156,7 +156,7 @@ VALUES: dict[str, Value] = {
     "rel_l2": lambda r, c, _: relative_l2(r, c),
     "max_abs": lambda r, c, _: float(_gap(r, c).abs().max()),
     "mean_abs": lambda r, c, _: float(_gap(r, c).abs().sum()) / max(int(torch.isfinite(r).sum()), 1),
-    "flips": lambda r, c, criterion: float(_flipped(r, c, criterion).double().mean()),
+    "flips": lambda r, c, criterion: float(_flips(r, c, criterion).double().mean()),
     **{function.__name__: function for function in (rel_max, kl, nats, top1, topk, cosine, psnr, iou)},
 }
 """{name of a kind: what it makes of two tensors of the same shape}."""

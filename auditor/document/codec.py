@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter
 
 from ..records.audit import FORMAT_VERSION, Audit, NodeReport
-from ..records.written import Written
+from ..records.written import FileField
 from .compare import contributions_of
 from .places import portable, portable_path
 
@@ -69,9 +69,9 @@ def measured_fields(type_: Any) -> Mapping[str, Any]:
     fields: dict[str, Any] = {}
     for name, hint in get_type_hints(type_, include_extras=True).items():
         marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
-        if any(isinstance(mark, Written) and mark.measured for mark in marks):
+        if any(isinstance(mark, FileField) and mark.measured for mark in marks):
             fields[name] = True
-        elif any(isinstance(mark, Written) for mark in marks) and (below := measured_fields(get_args(hint)[0])):
+        elif any(isinstance(mark, FileField) for mark in marks) and (below := measured_fields(get_args(hint)[0])):
             fields[name] = below
     return fields
 

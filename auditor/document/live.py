@@ -90,7 +90,7 @@ def check_artefact(subject: Subject, plans: Mapping[str, Plan], chosen: str, see
     """Run the patched model once, in a fresh process. Raises: LoadError(slug="not-rebuilt"); PlanError(slug="plan-mismatch")."""
     if subject.origin is None:
         return
-    with Verifier.begun(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
+    with Verifier.start(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
         file = folder / "patched_model.py"
         emitted = {**plans, **raising(subject)}
         file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, folder), encoding="utf-8")

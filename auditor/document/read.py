@@ -163,7 +163,7 @@ def _measured_beside(file: Path, document: Any) -> Any:
 
 
 def _check_names(plan: Plan, where: str, place: Place) -> None:
-    checks = [((*place, "strategy"), plan.strategy, strategies.known())]
+    checks = [((*place, "strategy"), plan.strategy, strategies.all_strategies())]
     if plan.format in FORMATS or not NAME.fullmatch(plan.format):
         low = tuple(name for name, row in FORMATS.items() if row.low)
         checks.append(((*place, "format"), plan.format, low))

@@ -12,14 +12,14 @@ import torch
 from torch import fx, nn
 
 from ..errors import MeasureError, let_through
-from ..numerics.casting import raised
+from ..numerics.casting import widen
 from ..numerics.entries import entries, is_plain
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import relative_l2
-from ..numerics.nodes import row_of, target_of, tensors_of, viewed
+from ..numerics.nodes import row_of, target_of, tensors_of, view_source
 from ..records import Batch, Capture, Dtypes, ModelPath, NonFinite, Plan
 from .execute import Executor, ValueOf, beside
-from .policy import Policy, scoped
+from .policy import Policy, choice_from_scopes
 from .resolve import resolve
 
 
@@ -39,7 +39,7 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
     """
     if plan is None or plan.program is not None:
         return UnderPlan()
-    policy, found = Policy(capture, plan.strategy, scoped(plan.scopes), plan.format), UnderPlan()
+    policy, found = Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format), UnderPlan()
     for path in capture.paths or (ModelPath(capture, (batch,)),):
         try:
             with torch.no_grad():
@@ -72,7 +72,10 @@ def _under(capture: Capture, policy: Policy, inputs: Sequence[Any]) -> UnderPlan
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, output: torch.dtype) -> Dtypes:
     """What an operation reads, and computes in: what torch promotes floating tensors to, those without dimensions giving way;
     discrete ones count where all are."""
-    read, handed = tensors_of(policy.arriving(n, (n.args, n.kwargs), value_of)), tensors_of(policy.handed(n, value_of))
+    read, handed = (
+        tensors_of(policy.arriving(n, (n.args, n.kwargs), value_of)),
+        tensors_of(policy.kernel_arguments(n, value_of)),
+    )
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
     deciding = [x.dtype for x in floating if x.dim()] or [x.dtype for x in floating]
     told = any(isinstance(x, torch.dtype) for x in (*n.args, *n.kwargs.values()))
@@ -139,7 +142,7 @@ class _Turning:
             turned = ours.isfinite() & ~low.isfinite()
             if turned.any():
                 above = (self._turned[source] for source in n.all_input_nodes if source in self._turned)
-                self._turned[n] = next(above, None) or self._named(n, ours, low, turned)
+                self._turned[n] = next(above, None) or self._non_finite(n, ours, low, turned)
                 return
             for kind, wrong in WRONG.items():
                 where = wrong(ours, low)
@@ -160,7 +163,7 @@ class _Turning:
 
     def _reaches(self, n: fx.Node, source: fx.Node, wrong: Wrong, where: torch.Tensor) -> bool:
         """Whether wrong entries of one value are among those that these entries of a node are made from."""
-        if viewed(n) is not None or row_of(n).exact or row_of(n).reduces:
+        if view_source(n) is not None or row_of(n).exact or row_of(n).reduces:
             return True
         if row_of(n).product or row_of(n).attention:
             return False
@@ -183,7 +186,7 @@ class _Turning:
         found = [ours for source in n.all_input_nodes for ours in tensors_of(self._reference.value_of(source))]
         return [x for x in found if x.is_floating_point() and is_plain(x) and x.numel()]
 
-    def _named(self, n: fx.Node, expected: torch.Tensor, low: torch.Tensor, turned: torch.Tensor) -> NonFinite:
+    def _non_finite(self, n: fx.Node, expected: torch.Tensor, low: torch.Tensor, turned: torch.Tensor) -> NonFinite:
         begins = self._upstream(n, expected, turned)
         at, above = self.capture.nodes[n.name], self.capture.nodes[begins.node]
         value = "NaN" if low[turned].isnan().any() else "Inf"
@@ -205,7 +208,7 @@ class _Turning:
 
     def _is_wrong_in_fp32(self, n: fx.Node) -> bool:
         """Whether the same arguments give Inf or NaN in FP32 too: then they were rounded to what has no result."""
-        args, kwargs = raised(self._policy.handed(n, self._low.value_of))
+        args, kwargs = widen(self._policy.kernel_arguments(n, self._low.value_of))
         try:
             results = tensors_of(target_of(n)(*args, **kwargs))
         except Exception as error:
@@ -216,5 +219,5 @@ class _Turning:
 
 def _pairs(low: Any, expected: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Floating tensors of two results, as float32, where their shapes are equal."""
-    pairs = zip(tensors_of(raised(low)), tensors_of(raised(expected)), strict=False)
+    pairs = zip(tensors_of(widen(low)), tensors_of(widen(expected)), strict=False)
     return [(a, b) for a, b in pairs if b.is_floating_point() and is_plain(a) and is_plain(b) and a.shape == b.shape]

@@ -10,10 +10,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..numerics.casting import carried_in, raised
+from ..numerics.casting import carried_in, widen
 from ..numerics.entries import entries, is_plain
 from ..numerics.kernels import run_op
-from ..numerics.nodes import settled, target_of, tensors_of
+from ..numerics.nodes import target_of, tensors_of, wait_for_result
 from ..records import Capture, Literals, Node
 
 Observe = Callable[[fx.Node, Any], None]
@@ -30,7 +30,7 @@ class Semantics:
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """What an operation, or the output, gives. value_of: what the nodes that it reads gave."""
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), value_of)
-        return args[0] if n.op == "output" else settled(target_of(n), target_of(n)(*args, **kwargs))
+        return args[0] if n.op == "output" else wait_for_result(target_of(n), target_of(n)(*args, **kwargs))
 
     changed: Collection[str] = ()
     """Names of nodes that compute something else than as it was recorded."""
@@ -49,12 +49,12 @@ class Semantics:
 RECORDED = Semantics()
 
 
-class Apart(Semantics):
+class SeparateResults(Semantics):
     """As recorded, each result a tensor of its own, with a gradient of its own."""
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """What the node gives, where that is one of its inputs another tensor of the same value."""
-        return apart(super().compute(n, value_of), [value_of(source) for source in n.all_input_nodes])
+        return separate_tensors(super().compute(n, value_of), [value_of(source) for source in n.all_input_nodes])
 
 
 class SomeLow(Semantics):
@@ -77,7 +77,7 @@ class SomeLow(Semantics):
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), arrived)
         result = run_op(target_of(n), *with_literals(args, kwargs, literals))
         if any(user.name not in self.changed for user in n.users):
-            self.left[n] = raised(result)
+            self.left[n] = widen(result)
         return result
 
     def arriving(self, n: fx.Node, value_of: ValueOf) -> ValueOf:
@@ -170,7 +170,7 @@ def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
     return x.shape == y.shape and torch.equal(entries(x), entries(y))
 
 
-def apart(result: Any, inputs: Sequence[Any]) -> Any:
+def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
     """An operation may return its own input (a cast that changes nothing): each node has a gradient of its own."""
     own = {id(leaf) for value in inputs for leaf in tensors_of(value)}
 

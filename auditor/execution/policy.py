@@ -13,7 +13,7 @@ from torch import fx
 from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
 from ..numerics.autocast import autocast_arguments
-from ..numerics.casting import asked_for, format_in, like, lowered
+from ..numerics.casting import asked_for, format_in, like, round_tree
 from ..numerics.formats import FORMATS, format_of, is_low
 from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.nodes import dtype, target_of, tensors_of
@@ -27,7 +27,7 @@ KEPT = function_in("", "")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class PrecisionChoice:
     """Precision of any module path. keep: {module: functions that stay FP32 in it and in what it calls, where it is low}."""
 
     precision: Callable[[str], str]
@@ -42,24 +42,26 @@ class Chosen:
         return "fp32" if name in self.keep.get(owner, ()) else self.precision(owner)
 
 
-def labelled(precision: Mapping[str, str]) -> Chosen:
+def choice_from_labels(precision: Mapping[str, str]) -> PrecisionChoice:
     """A choice by labels of modules and of functions in them; FP32 where there is none."""
     keep: dict[str, set[str]] = {}
     for path, label in precision.items():
         found = of_function(path) if label == "fp32" else None
         if found is not None and precision.get(found[0], "fp32") != "fp32":
             keep.setdefault(found[0], set()).add(found[1])
-    return Chosen(lambda path: precision.get(path, "fp32"), {path: frozenset(names) for path, names in keep.items()})
+    return PrecisionChoice(
+        lambda path: precision.get(path, "fp32"), {path: frozenset(names) for path, names in keep.items()}
+    )
 
 
-def scoped(scopes: Mapping[str, ScopeChoice]) -> Chosen:
+def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
     """What a plan chooses: of a module that it does not list, as of the nearest above."""
 
     def precision(path: str) -> str:
         listed = nearest(path, scopes)
         return "fp32" if listed is None else scopes[listed].precision
 
-    return Chosen(precision, {path: frozenset(choice.keep) for path, choice in scopes.items() if choice.keep})
+    return PrecisionChoice(precision, {path: frozenset(choice.keep) for path, choice in scopes.items() if choice.keep})
 
 
 def plain(format: str) -> Callable[[str], str]:
@@ -81,7 +83,9 @@ class Layout:
         Of the last some may never be called: their precision decides how the weight is stored, as any holder's does.
         """
         capture, stores = self.capture, self.how.stores
-        tied = (path for place in capture.placeholders if place.tied and place.kind in stores for path in place.holders)
+        tied = (
+            path for place in capture.placeholders if place.is_shared and place.kind in stores for path in place.holders
+        )
         return tuple(dict.fromkeys(("", *(node.owner for node in capture.nodes.values()), *tied)))
 
     @cached_property
@@ -90,7 +94,7 @@ class Layout:
         return tuple(sorted(self.owners, key=lambda path: (path.count(".") + bool(path), path)))
 
     @cached_property
-    def left(self) -> Mapping[str, frozenset[str]]:
+    def exited_modules(self) -> Mapping[str, frozenset[str]]:
         """{owner: modules that the values which its nodes read have come out of}, itself and those above it not among them."""
         nodes, found = self.capture.nodes, dict[str, set[str]]()
         read = {(nodes[source].owner, n.owner) for n in nodes.values() for source in n.inputs if source in nodes}
@@ -101,7 +105,7 @@ class Layout:
     @cached_property
     def deciding(self) -> Mapping[str, tuple[str, ...]]:
         """{placeholder: owners that share in deciding how it is stored}: those that read it, and all that hold a tied one."""
-        held = {place.name: place.holders for place in self.capture.placeholders if place.tied}
+        held = {place.name: place.holders for place in self.capture.placeholders if place.is_shared}
         readers = readers_of(self.capture).items()
         return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers}
 
@@ -207,11 +211,11 @@ class Policy(Semantics):
     ) -> None:
         self.capture, self.how, self.format = capture, strategy_of(strategy), format
         self.layout = layout or Layout(capture, self.how)
-        self._keep = precision_of.keep if isinstance(precision_of, Chosen) else {}
-        self._assigned = self._agreed(precision_of)
+        self._keep = precision_of.keep if isinstance(precision_of, PrecisionChoice) else {}
+        self._assigned = self._owner_precisions(precision_of)
         self.wrapped = self._boundaries()
         self._keeping = {path: boundary.keep for path, boundary in self.wrapped.items() if boundary.keep}
-        self.stored = self._stored()
+        self.stored = self._storage_precisions()
         self._enclosing: dict[str, tuple[Call, ...]] = {}
 
     @classmethod
@@ -219,7 +223,7 @@ class Policy(Semantics):
         """Everything in FP32 but what the author's own regions lower."""
         return cls(capture, "autocast", plain("fp32"), "fp32")
 
-    def _agreed(self, precision_of: Callable[[str], str]) -> Mapping[str, str]:
+    def _owner_precisions(self, precision_of: Callable[[str], str]) -> Mapping[str, str]:
         """The precision of every owner; a module that has several paths, in scopes that differ, is FP32."""
         owners, found = self.layout.owners, dict[str, str]()
         for owner in owners:
@@ -239,7 +243,7 @@ class Policy(Semantics):
             if callers != {precision} or (owner in self._keep and precision != "fp32"):
                 precisions[owner], above[owner] = precision, callers.pop() if len(callers) == 1 else "input"
         handed_low: set[str] = set()
-        for reader, paths in self.layout.left.items() if "fp32" in precisions.values() else ():
+        for reader, paths in self.layout.exited_modules.items() if "fp32" in precisions.values() else ():
             if self._assigned[reader] != "fp32":
                 handed_low |= paths
         found = {}
@@ -250,7 +254,7 @@ class Policy(Semantics):
             found[path] = Boundary(precision, keeps, entry, exit, kept)
         return found
 
-    def _stored(self) -> dict[str, str]:
+    def _storage_precisions(self) -> dict[str, str]:
         """FP32 as soon as one of the scopes with a say is."""
         found = {}
         for place in self.capture.placeholders:
@@ -346,7 +350,7 @@ class Policy(Semantics):
     def given(self, n: fx.Node, value: Any) -> Any:
         """What is handed over, as it is stored."""
         precision = self.stored.get(n.name)
-        return value if precision is None else lowered(value, FORMATS[precision])
+        return value if precision is None else round_tree(value, FORMATS[precision])
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """What the node computes, in the dtype its scope and autocast give it. Raises: UnsupportedInFormat."""
@@ -354,7 +358,7 @@ class Policy(Semantics):
             return self.arriving(n, n.args, value_of)[0]
         node = self.capture.nodes[n.name]
         try:
-            args, kwargs = self.handed(n, value_of)
+            args, kwargs = self.kernel_arguments(n, value_of)
             result = run_op(target_of(n), args, kwargs)
         except UnsupportedInFormat as error:
             where = f"{node.owner or 'the model'} ({node.source or node.op})"
@@ -362,9 +366,9 @@ class Policy(Semantics):
         if node.in_place and isinstance(result, torch.Tensor) and format_in(result) is not None:
             result = like(result, tensors_of(args)[0])
         cast = asked_for(self._literals(node).result)
-        return result if cast is None else lowered(result, cast)
+        return result if cast is None else round_tree(result, cast)
 
-    def handed(self, n: fx.Node, value_of: ValueOf) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def kernel_arguments(self, n: fx.Node, value_of: ValueOf) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that an operation's kernel is handed."""
         node = self.capture.nodes[n.name]
         casts = self.casts(node)
@@ -380,7 +384,7 @@ class Policy(Semantics):
         def arrived(source: fx.Node) -> Any:
             value = value_of(source)
             for precision in self.crossing(source.name, n.name):
-                value = lowered(value, FORMATS[precision])
+                value = round_tree(value, FORMATS[precision])
             return value
 
         return fx.node.map_arg(arguments, arrived)

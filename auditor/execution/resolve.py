@@ -13,7 +13,7 @@ from ..numerics.autocast import autocast_target
 from ..numerics.casting import asked_for
 from ..numerics.formats import FORMATS, Format
 from ..numerics.formats import is_low as is_low_dtype
-from ..numerics.kernels import promoted
+from ..numerics.kernels import promoted_format
 from ..numerics.nodes import row_of, tensors_of
 from ..records import Capture, Node
 from .execute import Executor, Run, Semantics, ValueOf
@@ -27,7 +27,7 @@ def is_low(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Typed:
+class NodeType:
     """What is told of one node. dtype: the name of a format, or "" for discrete; kernel: the same of what its kernel gives,
     before a cast that the author writes for it.
 
@@ -61,7 +61,7 @@ class Resolution:
     kernels: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, nodes: Mapping[str, Typed]) -> Resolution:
+    def of(cls, nodes: Mapping[str, NodeType]) -> Resolution:
         """What was told of all nodes."""
         lowered: dict[str, list[str]] = {}
         for name, typed in nodes.items():
@@ -122,17 +122,17 @@ class _Algebra(Semantics):
         assert isinstance(then, _Algebra)
         return self.policy.differing(then.policy)
 
-    def same(self, result: Typed, other: Typed) -> bool:
+    def same(self, result: NodeType, other: NodeType) -> bool:
         """Whether readers are given the same format."""
         return result.dtype == other.dtype
 
-    def given(self, n: fx.Node, value: Any) -> Typed:
+    def given(self, n: fx.Node, value: Any) -> NodeType:
         """What a placeholder is stored in."""
         own = _own(n)[0]
         dtype = self.policy.stored.get(n.name, own) if own else own
-        return Typed(dtype, dtype)
+        return NodeType(dtype, dtype)
 
-    def compute(self, n: fx.Node, value_of: ValueOf) -> Typed:
+    def compute(self, n: fx.Node, value_of: ValueOf) -> NodeType:
         """What an operation, or the output, gives."""
         given = {source.name: value_of(source).dtype for source in n.all_input_nodes}
         arrived, cast, rounded = dict(given), list[str](), list[str]()
@@ -148,9 +148,9 @@ class _Algebra(Semantics):
                 convert(source, step)
                 arrived[source] = step
         if n.op == "output":
-            return Typed("", "", tuple(cast), tuple(rounded))
+            return NodeType("", "", tuple(cast), tuple(rounded))
         casts = self.policy.casts(self.policy.capture.nodes[n.name])
-        asked = [casts.literals.arguments.get(key, dtype) for key, dtype in _asked(n)]
+        asked = [casts.literals.arguments.get(key, dtype) for key, dtype in _requested_dtypes(n)]
         target = self._target(n, casts, arrived, bool(asked))
         told = _name(asked[0]) if asked and not (target and target.low) else ""
         for source, dtype in arrived.items():
@@ -160,7 +160,7 @@ class _Algebra(Semantics):
         kernel, conflict = self._kernel(n, handed, told)
         result = kernel if casts.literals.result is None else _name(casts.literals.result)
         reads_low = any(map(is_low, handed.values()))
-        return Typed(result, kernel, tuple(cast), tuple(rounded), reads_low, conflict)
+        return NodeType(result, kernel, tuple(cast), tuple(rounded), reads_low, conflict)
 
     def _target(self, n: fx.Node, casts: Casts, arrived: Mapping[str, str], told: bool) -> Format | None:
         if casts.autocast in ("none", "banned"):
@@ -183,7 +183,7 @@ class _Algebra(Semantics):
             return floats[0][0], False
         found = {dtype for dtype, _ in floats}
         shaped = {dtype for dtype, scalar in floats if not scalar} or found
-        return promoted(floats), len(shaped) > 1 and row.autocast == "lower"
+        return promoted_format(floats), len(shaped) > 1 and row.autocast == "lower"
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
@@ -228,7 +228,7 @@ def _own(n: fx.Node) -> tuple[str, bool]:
     return ("", False) if value is None else (_name(value.dtype), value.dim() == 0)
 
 
-def _asked(n: fx.Node) -> list[tuple[int | str, torch.dtype]]:
+def _requested_dtypes(n: fx.Node) -> list[tuple[int | str, torch.dtype]]:
     """The dtypes that an operation is told, by position or name."""
     written: list[tuple[int | str, Any]] = [*enumerate(n.args), *n.kwargs.items()]
     return [(key, dtype) for key, dtype in written if isinstance(dtype, torch.dtype)]

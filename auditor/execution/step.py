@@ -18,13 +18,13 @@ from ..devices import NATIVE
 from ..errors import first_line, let_through
 from ..isolation import isolated
 from ..isolation.process import under
-from ..numerics.casting import lowered
+from ..numerics.casting import round_tree
 from ..numerics.entries import dense, is_plain
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_of
 from ..records import Batch, Capture, Subject
-from .execute import Apart, Executor, Observe, Semantics, SomeLow
+from .execute import Executor, Observe, Semantics, SeparateResults, SomeLow
 from .policy import Policy, plain
 
 RERUN_SCALE = 2.0**12
@@ -96,12 +96,12 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
         if create_graph:
             during.enter_context(under({"cudnn.enabled": False}))  # its recurrent layers have no second derivative
             during.enter_context(sdpa_kernel(SDPBackend.MATH))
-        outputs = Executor(step.capture.graph_module, Apart(), partial(_keep, step)).run(*step.flat)
+        outputs = Executor(step.capture.graph_module, SeparateResults(), partial(_keep, step)).run(*step.flat)
         step.loss = tensors_of(outputs)[0].reshape(())
         for name, leaves in step.live.items():
             for index, leaf in enumerate(leaves):
                 if leaf.is_floating_point() and leaf.requires_grad and is_plain(leaf):
-                    hook = partial(_arrived, step, name, index, create_graph)
+                    hook = partial(_keep_gradient, step, name, index, create_graph)
                     during.callback(leaf.register_hook(hook).remove)  # type: ignore[no-untyped-call]
         found: Sequence[torch.Tensor | None]
         try:
@@ -125,7 +125,7 @@ def _keep(step: Step, n: fx.Node, result: Any) -> None:
         step.env[n.name], step.live[n.name] = result, tensors_of(result)
 
 
-def _arrived(step: Step, name: str, index: int, connected: bool, gradient: torch.Tensor) -> torch.Tensor | None:
+def _keep_gradient(step: Step, name: str, index: int, connected: bool, gradient: torch.Tensor) -> torch.Tensor | None:
     """Keeps the accumulated gradient of one tensor."""
     held = step.gradients.setdefault(name, [None] * len(step.live[name]))
     held[index] = gradient.clone() if connected else dense(gradient.detach())
@@ -149,12 +149,12 @@ class LowStep:
         return all(bool(torch.isfinite(g).all()) for g in self.gradients.values() if g is not None)
 
 
-def failed(error: Exception) -> LowStep:
+def failure_of_step(error: Exception) -> LowStep:
     """A step that raised, with the first line of what it said."""
     return LowStep(math.nan, {}, first_line(error)[:200])
 
 
-def unscaled(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
+def unscale(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
     """A gradient of the scaled loss as GradScaler hands it to the optimizer, in FP32."""
     return None if gradient is None else dense(gradient.detach()).float() / scale
 
@@ -167,8 +167,8 @@ def gradient_error(reference: Gradients, low: Gradients) -> float:
 
 def one_low(step: Step, name: str, format: str, scale: float = RERUN_SCALE) -> LowStep:
     """The step with one operation in a format, forwards and backwards."""
-    low = SomeLow(step.capture, {name}, format, lambda value: lowered(value, FORMATS[format]))
-    return _replayed(step, low, scale)
+    low = SomeLow(step.capture, {name}, format, lambda value: round_tree(value, FORMATS[format]))
+    return _replay_step(step, low, scale)
 
 
 def spoilt(step: Step, format: str) -> dict[str, str]:
@@ -198,10 +198,10 @@ def hear_gradients(step: Step, policy: Policy, scale: float, watch: Watch) -> Lo
             if leaf.requires_grad and is_plain(leaf):
                 leaf.register_hook(partial(watch, node.name, index))  # type: ignore[no-untyped-call]
 
-    return _replayed(step, policy, scale, observe)
+    return _replay_step(step, policy, scale, observe)
 
 
-def _replayed(step: Step, policy: Semantics, scale: float, observer: Observe | None = None) -> LowStep:
+def _replay_step(step: Step, policy: Semantics, scale: float, observer: Observe | None = None) -> LowStep:
     executor = Executor(step.capture.graph_module, policy, observer)
     names, leaves = list(step.parameters), list(step.parameters.values())
     try:
@@ -210,5 +210,5 @@ def _replayed(step: Step, policy: Semantics, scale: float, observer: Observe | N
             found = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
     except Exception as error:
         let_through(error)
-        return failed(error)
-    return LowStep(float(loss.detach()), {n: unscaled(g, scale) for n, g in zip(names, found, strict=True)})
+        return failure_of_step(error)
+    return LowStep(float(loss.detach()), {n: unscale(g, scale) for n, g in zip(names, found, strict=True)})

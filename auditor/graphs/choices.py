@@ -25,7 +25,7 @@ from ..plan.modules import worst_of
 from ..plan.search import Space
 from ..plan.solve import VISITS
 from ..plan.workbench import Workbench
-from ..records import Batch, Kept, Memory
+from ..records import Batch, KeptOperation, Memory
 from .exported import Exported, outlines
 from .operations import Operation, Table, is_pick, low_arguments
 
@@ -159,13 +159,13 @@ class Operations(Space[Choice]):
         return Choice(low, price, math.sqrt(square))
 
 
-def kept_of(space: Operations, choice: Choice, budget: float) -> tuple[Kept, ...]:
+def kept_of(space: Operations, choice: Choice, budget: float) -> tuple[KeptOperation, ...]:
     """Every operation that reads FP32 values and does not run low, with the reason, from the log of what was run.
 
     budget: what the choice may take.
     """
     return tuple(
-        Kept(each.name, each.op, *_reason(space, choice, budget, each), each.captured)
+        KeptOperation(each.name, each.op, *_reason(space, choice, budget, each), each.captured)
         for each in space.table.operations.values()
         if each.name not in choice.low
     )

@@ -107,7 +107,7 @@ def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) 
         except Exception as error:  # it stays without that number
             let_through(error)
     try:
-        with Verifier.begun(batches, gradients=False) as (verifier, folder):
+        with Verifier.start(batches, gradients=False) as (verifier, folder):
             for name, content in tried.items():
                 (folder / f"{name}{ONNX}").write_bytes(content)
             answers = verifier.answers(folder, list(tried))

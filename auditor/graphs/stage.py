@@ -20,8 +20,7 @@ from ..plan.search import MARGIN, RUNS, choose, verified
 from ..plan.verified import answered
 from ..plan.workbench import Fresh, Here, Workbench
 from ..records import Baseline, Memory, Plan, Program, ScopeChoice, Timing, Today
-from ..verify import PROGRAM, NotHandedOver, Runs
-from ..verify import saved as as_saved
+from ..verify import PROGRAM, NotHandedOver, Runs, load_program
 from .choices import Choice, OperationRefused, Operations, Trial, kept_of, lowered, memory_needed
 from .exported import Saved, cannot, exported, saved
 from .operations import Table, table_of
@@ -181,5 +180,5 @@ def run_as_files(
     if fresh is not None:
         with suppress(NotHandedOver):
             return fresh(bench.verifier, folder)
-    load, gradients = partial(as_saved, folder, bench.options.where), bench.graded is not None
+    load, gradients = partial(load_program, folder, bench.options.where), bench.graded is not None
     return here(Runs(load, bench.checks, bench.options.where, bench.options.seed, gradients, bench.most))

@@ -14,13 +14,13 @@ from torch.utils import _pytree as pytree
 
 from ..errors import MeasureError, first_line, let_through
 from ..execution.execute import low_literals, with_literals
-from ..numerics.casting import carried_in, in_format, like, lowered, raised
+from ..numerics.casting import carried_in, in_format, like, round_tree, widen
 from ..numerics.entries import entries, extent, is_number
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import Profile
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
-from ..numerics.nodes import op_of, operation_of, row_of, settled, target_of, tensors_of, viewed
+from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_of, view_source, wait_for_result
 from ..records import Capture, Literals, NodeError
 from .causes import cause_of, deciding, divisors, guarding
 
@@ -47,7 +47,7 @@ def rounder(capture: Capture, fmt: str) -> Callable[[Any], Any]:
                 sentinels[float(ours)] = float(value)
 
     def convert(x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = lowered(x, row)
+        result: torch.Tensor = round_tree(x, row)
         for ours, theirs in sentinels.items() if x.dtype is torch.float32 else ():
             result = in_format(torch.where(x == ours, torch.full_like(result, theirs), result), row)
         return result
@@ -94,10 +94,10 @@ class Alone:
         """What Python writes at the node in this format."""
         return low_literals(self._nodes[n.name], self.name)
 
-    def rounded(self, source: fx.Node) -> Any:
+    def low_value(self, source: fx.Node) -> Any:
         """A value as an operation reads it: weights and inputs are the model's own, and have no sentinels."""
         value = self._values[source.name]
-        return self.round(value) if source.op == "call_function" else lowered(value, self.row)
+        return self.round(value) if source.op == "call_function" else round_tree(value, self.row)
 
     def run(self, n: fx.Node, inputs: tuple[Any, Any], beside: bool = True) -> Ran:
         """The node on inputs that were rounded to the format. beside: the exact result on these as well."""
@@ -107,7 +107,7 @@ class Alone:
             exact = (
                 None
                 if not beside or _is_rounded_once(n, args)
-                else settled(target, target(*raised(args), **raised(kwargs)))
+                else wait_for_result(target, target(*widen(args), **widen(kwargs)))
             )
             return Ran(run_op(target, *with_literals(args, kwargs, self.literals(n))), exact)
         except UnsupportedInFormat as error:
@@ -121,7 +121,7 @@ class Alone:
         if "run" not in (trace.own, trace.isolated):
             return
         ran = self.kept.get(n.name)
-        ran = ran or self.run(n, fx.node.map_arg((n.args, n.kwargs), self.rounded), beside=trace.own == "run")
+        ran = ran or self.run(n, fx.node.map_arg((n.args, n.kwargs), self.low_value), beside=trace.own == "run")
         low = tensors_of(ran.low)[index].float()
         if trace.own == "run":
             yield "own", low - tensors_of(ran.exact)[index]
@@ -133,7 +133,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
     """Where the errors of a node come from. by_inputs: whether those of its inputs can be told apart."""
     if ran.low is None:
         return Trace()
-    if viewed(n) is not None:
+    if view_source(n) is not None:
         return Trace("rounding", "none")
     isolated: Error = "inputs" if by_inputs else "run"
     exact = row_of(n).exact
@@ -149,7 +149,7 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
 def _is_rounded_once(n: fx.Node, args: Any) -> bool:
     target = target_of(n)
     on_cpu = all(leaf.device.type == "cpu" for leaf in tensors_of(args))
-    return viewed(n) is not None or operation_of(target).exact or (is_tensor_core(target) and on_cpu)
+    return view_source(n) is not None or operation_of(target).exact or (is_tensor_core(target) and on_cpu)
 
 
 def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
@@ -223,7 +223,7 @@ class InFormat:
             error = NodeError(unsupported=reason, cause="unsupported")
         elif not any(leaf.device.type == "meta" for leaf in results):
             try:
-                return self._measured(n)
+                return self._measure_node(n)
             except Exception as failure:  # an operation of the user's own may give anything
                 let_through(failure)
                 reason = f"{op_of(n)} cannot be compared with FP32: {first_line(failure)[:160]}"
@@ -249,7 +249,7 @@ class InFormat:
             let_through(error)
             result = None
         if result is None or not same_shapes(reference, result):
-            result = lowered(reference, self.alone.row)
+            result = round_tree(reference, self.alone.row)
             self.pure = False
         single = any(x.dtype is torch.float32 and carried_in(x) is None for x in tensors_of(result))
         self.pure = self.pure and not single
@@ -258,20 +258,20 @@ class InFormat:
     def value_of(self, source: fx.Node) -> Any:
         """What a node gave in the low run; weights and inputs are rounded when first read."""
         if source not in self.env:
-            self.env[source] = lowered(self._values[source.name], self.alone.row)
+            self.env[source] = round_tree(self._values[source.name], self.alone.row)
         return self.env[source]
 
-    def _measured(self, n: fx.Node) -> tuple[NodeError, Trace]:
+    def _measure_node(self, n: fx.Node) -> tuple[NodeError, Trace]:
         ran = self.alone.run(n, fx.node.map_arg((n.args, n.kwargs), self._read))
         self.advance(n)
         inherited = any(source in self._spoilt for source in n.all_input_nodes)
         error = self._error(n, ran)
-        if ran.unsupported or error.disagreement or _turned(error) or self._turns(n):
+        if ran.unsupported or error.disagreement or _turns_non_finite(error) or self._turns(n):
             error = replace(error, born=not inherited)
         if error.propagated_error is not None:
             self._propagated[n.name] = error.propagated_error
         vanishes = bool(error.underflow) and n.name in self._guarding
-        broken = _turned(error) or self._overflows(n) or bool(error.disagreement) or vanishes
+        broken = _turns_non_finite(error) or self._overflows(n) or bool(error.disagreement) or vanishes
         told = error.unsupported is None
         trace = trace_of(n, self._values[n.name], ran, n.name in self._by_inputs) if told else Trace()
         if row_of(n).recurrent:  # step after step: dear to run, and small beside what its steps hold
@@ -282,7 +282,7 @@ class InFormat:
         """A reference value rounded to the format, kept as long as others read it."""
         if source not in self._rounded:
             given = source.op != "call_function"
-            self._rounded[source] = self.value_of(source) if given else self.alone.rounded(source)
+            self._rounded[source] = self.value_of(source) if given else self.alone.low_value(source)
         return self._rounded[source]
 
     def _overflows(self, n: fx.Node) -> bool:
@@ -303,7 +303,7 @@ class InFormat:
         if ran.unsupported is not None or not same_shapes(ours, ran.low):
             reason = ran.unsupported or _OTHER_SHAPE
             return NodeError(propagated_error=later, unsupported=reason, cause="unsupported")
-        viewing = viewed(n) is not None
+        viewing = view_source(n) is not None
         gap = profile.rounding(row) if viewing else profile.deviation(entries(tensors_of(ran.low)[0]), row)
         inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]
         divisor = next((self._profiles.get(source) for source in divisors(n)), None)
@@ -328,7 +328,7 @@ class InFormat:
         )
 
     def _propagated_error(self, n: fx.Node, low: torch.Tensor) -> float:
-        profile, source = self._profiles[n], viewed(n)
+        profile, source = self._profiles[n], view_source(n)
         if source is None:
             return profile.error(entries(low))
         if source.op == "call_function":
@@ -344,7 +344,7 @@ class InFormat:
         return NodeError(disagreement=share, cause="discrete" if share else None)
 
 
-def _turned(error: NodeError) -> bool:
+def _turns_non_finite(error: NodeError) -> bool:
     """Whether finite entries became Inf or NaN."""
     return bool(error.overflow or error.nan)
 

@@ -17,7 +17,7 @@ from ..numerics.entries import dense, entries, finite, is_number, is_plain
 from ..numerics.formats import FORMATS, format_of
 from ..numerics.kernels import is_tensor_core
 from ..numerics.metrics import output_error
-from ..numerics.nodes import operation_of, target_of, tensors_of, viewed
+from ..numerics.nodes import operation_of, target_of, tensors_of, view_source
 from ..records import Contribution
 from ..stages import beat
 from .alone import Trace
@@ -65,7 +65,7 @@ class Estimates:
             isolated = math.hypot(own, *(self._relative(key, fmt, "cast") for key in keys))
         return Contribution(isolated, own, cast)
 
-    def reached(self, name: str) -> bool:
+    def has_gradient(self, name: str) -> bool:
         """Whether a gradient arrived there: what no output depends on to first order has none."""
         return bool(self.passes.get(name))
 
@@ -112,7 +112,7 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
     estimates = Estimates(measurement, norm)
     views = lone_views(measurement)
-    handles = _hooked(estimates, batch, views)
+    handles = _register_hooks(estimates, batch, views)
     try:
         drawn = probes(outputs, count, seed, forms)
         for index in range(count):
@@ -137,15 +137,17 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     return estimates
 
 
-def _hooked(estimates: Estimates, batch: int | None, views: dict[str, str]) -> list[torch.utils.hooks.RemovableHandle]:
+def _register_hooks(
+    estimates: Estimates, batch: int | None, views: dict[str, str]
+) -> list[torch.utils.hooks.RemovableHandle]:
     measurement, handles = estimates.measurement, []
-    sampled = _sampled(measurement, batch)
+    sampled = _values_by_sample(measurement, batch)
 
     def hook(name: str, source: str, leaf: torch.Tensor, index: int, samples: int | None) -> None:
         if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf):
             handles.append(leaf.register_hook(_Hook(estimates, name, source, leaf, index, samples)))  # type: ignore[no-untyped-call]
             if leaf.is_leaf:
-                handles.append(leaf.register_post_accumulate_grad_hook(_dropped))  # type: ignore[no-untyped-call]
+                handles.append(leaf.register_post_accumulate_grad_hook(_drop_gradient))  # type: ignore[no-untyped-call]
 
     for name, leaves in measurement.live.items():
         for index, leaf in enumerate(leaves if name not in views else ()):
@@ -157,7 +159,7 @@ def _hooked(estimates: Estimates, batch: int | None, views: dict[str, str]) -> l
     return handles
 
 
-def _dropped(leaf: torch.Tensor) -> None:
+def _drop_gradient(leaf: torch.Tensor) -> None:
     leaf.grad = None
 
 
@@ -174,7 +176,7 @@ def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
     return [*found, *measurement.anchors] or None
 
 
-def _sampled(measurement: Measurement, batch: int | None) -> set[str]:
+def _values_by_sample(measurement: Measurement, batch: int | None) -> set[str]:
     """Values with one part per sample, side by side: what is computed from inputs that have a row per sample."""
     inputs = {placeholder.name for placeholder in measurement.capture.placeholders if placeholder.kind == "input"}
     found = {
@@ -192,7 +194,7 @@ def lone_views(measurement: Measurement) -> dict[str, str]:
     """{view: what it views} where nothing else reads that value: both have the same gradient and the same rounding."""
     found: dict[str, str] = {}
     for node in measurement.capture.graph_module.graph.nodes:
-        source = viewed(node)
+        source = view_source(node)
         lone = source is not None and len(source.users) == 1
         if source is not None and lone and not any(x.numel() for x in measurement.live[source.name][1:]):
             found[node.name] = found.get(source.name, source.name)
@@ -314,7 +316,7 @@ def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
     live = dict(enumerate(measurement.outputs))
     found = {}
     for criterion in criteria.all:
-        outputs = tuple(live[i] for i in criteria.meant(criterion, criteria.names))
+        outputs = tuple(live[i] for i in criteria.output_indices(criterion, criteria.names))
         forms = _forms(criterion, criteria, outputs)
         if forms is None:
             return {}
@@ -346,6 +348,6 @@ def _unseen(measurement: Measurement, passes: Collection[Estimates]) -> frozense
         name
         for name in measurement.errors
         if name in measurement.blind
-        or (not any(one.reached(name) for one in passes) and measurement.capture.nodes[name].floating)
+        or (not any(one.has_gradient(name) for one in passes) and measurement.capture.nodes[name].floating)
         or not all(x.is_floating_point() and is_plain(x) for x in measurement.live[name][:1])
     )

@@ -12,10 +12,10 @@ from ..capture.paths import usable
 from ..capture.several import RecordedPaths, join_paths, number_of, unjudged_line
 from ..criteria.measure import for_outputs
 from ..errors import MeasureError, let_through
-from ..numerics.histogram import merged
+from ..numerics.histogram import merge_magnitudes
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Linearity, Magnitudes, ModelPath, NodeError, Subject
 from .attribute import FirstOrder, first_order
-from .causes import explained
+from .causes import refine_causes
 from .measure import Measurement, measure
 from .reference import Back
 from .rerun import PLAIN, Yardstick, regions_of
@@ -60,17 +60,17 @@ def calibrate(
 
     def one(batch: Batch) -> Calibration:
         number = number_of(whole or subject, batch)
-        measured, first = _measured(capture, subject, batch, formats, seed, tick, yardstick)
+        measured, first = _measure_with_fallback(capture, subject, batch, formats, seed, tick, yardstick)
         contributions, linearity = settle(measured, first, yardstick, tick)
         contributions = {
             name: {fmt: replace(one, batch=number) for fmt, one in formats.items()}
             for name, formats in contributions.items()
         }
-        errors = explained(measured.errors, contributions)
+        errors = refine_causes(measured.errors, contributions)
         regions = regions_of(measured, contributions, yardstick) if batch is subject.batches[0] else ()
         return Calibration(errors, contributions, measured.ranges, 1, linearity, tuple(regions))
 
-    return reduce(_merged, map(one, usable(capture, subject)))
+    return reduce(_merge_calibrations, map(one, usable(capture, subject)))
 
 
 def calibrate_paths(
@@ -99,10 +99,10 @@ def calibrate_paths(
             continue
         paths.append(path)
         found.append(part)
-    return join_paths(paths, unjudged), reduce(_merged, found)
+    return join_paths(paths, unjudged), reduce(_merge_calibrations, found)
 
 
-def _measured(
+def _measure_with_fallback(
     capture: Capture,
     subject: Subject,
     batch: Batch,
@@ -126,18 +126,22 @@ def _measured(
     return tried("none")
 
 
-def _merged(a: Calibration, b: Calibration) -> Calibration:
+def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
     """Two batches, or several of each, together; what one of them alone runs as it is there."""
 
     def averaged(one: Contribution, other: Contribution) -> Contribution:
-        return _averaged(one, other, a.batches, b.batches)
+        return _average(one, other, a.batches, b.batches)
 
     return Calibration(
         errors=_together(a.errors, b.errors, worse),
         contributions=_together(a.contributions, b.contributions, averaged),
-        ranges={**a.ranges, **b.ranges, **{n: merged((a.ranges[n], b.ranges[n])) for n in a.ranges if n in b.ranges}},
+        ranges={
+            **a.ranges,
+            **b.ranges,
+            **{n: merge_magnitudes((a.ranges[n], b.ranges[n])) for n in a.ranges if n in b.ranges},
+        },
         batches=a.batches + b.batches,
-        linearity=_doubted(a.linearity, b.linearity),
+        linearity=_less_linear(a.linearity, b.linearity),
         regions=(*a.regions, *b.regions),
         first=a.first or a,
     )
@@ -150,7 +154,7 @@ def _together(
     return {**a, **b, **both}
 
 
-def _doubted(a: Mapping[str, Linearity], b: Mapping[str, Linearity]) -> dict[str, Linearity]:
+def _less_linear(a: Mapping[str, Linearity], b: Mapping[str, Linearity]) -> dict[str, Linearity]:
     """Of each format the batch on which first order fares worse."""
 
     def doubt(one: Linearity) -> tuple[bool, int, int]:
@@ -189,7 +193,7 @@ def _larger(a: float | None, b: float | None) -> float | None:
     return max((x for x in (a, b) if x is not None), default=None)
 
 
-def _averaged(mean: Contribution, new: Contribution, count: int, more: int) -> Contribution:
+def _average(mean: Contribution, new: Contribution, count: int, more: int) -> Contribution:
     """isolated is the worst batch's, since it decides a verdict; own and cast are root mean squares.
 
     What no run told of one batch is not known of them together. count, more: how many batches the two are of.

@@ -11,7 +11,7 @@ from torch import fx
 
 from ..isolation.members import size_of
 from ..numerics.formats import FORMATS, Format, label
-from ..numerics.histogram import Deviation, Profile, merged
+from ..numerics.histogram import Deviation, Profile, merge_magnitudes
 from ..numerics.nodes import row_of
 from ..numerics.operations import operation
 from ..records import Capture, Contribution, Magnitudes, NodeError, Subject
@@ -59,18 +59,18 @@ def cause_of(
     return "rounding"
 
 
-def explained(
+def refine_causes(
     errors: Mapping[str, Mapping[str, NodeError]], contributions: Mapping[str, Mapping[str, Contribution]]
 ) -> dict[str, dict[str, NodeError]]:
     """The errors with their causes, once it is known what they do to the outputs: rounding turns no output non-finite where
     nothing overflows, a number that vanishes does, where something divides by it later."""
     return {
-        name: {fmt: _explained(error, contributions[name].get(fmt)) for fmt, error in formats.items()}
+        name: {fmt: _refine_cause(error, contributions[name].get(fmt)) for fmt, error in formats.items()}
         for name, formats in errors.items()
     }
 
 
-def _explained(error: NodeError, contribution: Contribution | None) -> NodeError:
+def _refine_cause(error: NodeError, contribution: Contribution | None) -> NodeError:
     whole = contribution is None or math.isfinite(contribution.isolated) or error.overflow or error.nan
     return error if whole or error.cause != "rounding" or not error.underflow else replace(error, cause="underflow")
 
@@ -128,7 +128,7 @@ def storing(
     total = size_of(subject.model)
     stored = {row.name: count for row in FORMATS.values() if (count := subject.stored_low.get(row.storage or "", 0))}
     read = [ranges[p.name] for p in capture.placeholders if p.kind == "parameter" and p.name in ranges]
-    return tuple(_of(FORMATS[fmt], stored, total, merged(read)) for fmt in formats)
+    return tuple(_of(FORMATS[fmt], stored, total, merge_magnitudes(read)) for fmt in formats)
 
 
 def _of(fmt: Format, stored: Mapping[str, int], total: int, found: Magnitudes) -> str:

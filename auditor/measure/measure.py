@@ -15,7 +15,7 @@ from ..execution.execute import Executor
 from ..numerics.entries import entries, is_number, is_plain
 from ..numerics.formats import format_of
 from ..numerics.histogram import Profile
-from ..numerics.nodes import tensors_of, viewed
+from ..numerics.nodes import tensors_of, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from .alone import Alone, InFormat, Leaves, Trace
 from .reference import Back, Reference
@@ -57,7 +57,7 @@ class Measurement:
         self.values[n.name] = detached
         real = next((entries(leaf) for leaf in tensors_of(detached) if is_number(leaf)), None)
         if real is not None:
-            source = viewed(n)
+            source = view_source(n)
             seen = profiles.get(source) if source is not None else None
             profiles[n] = seen or Profile(real)
             self.ranges[n.name] = profiles[n].range

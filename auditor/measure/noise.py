@@ -27,7 +27,7 @@ REPEATED = (37, 211)
 
 
 @dataclass(frozen=True)
-class Heard:
+class FP32Runs:
     """What was found, and the outputs of the first run as {id of a batch: outputs}.
 
     graded: outputs with gradients enabled, or what the model raises then; None where they say nothing new: on a CPU, the
@@ -39,7 +39,7 @@ class Heard:
     graded: list[torch.Tensor] | str | None = None
 
 
-def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, *, native: bool = False) -> Heard:
+def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, *, native: bool = False) -> FP32Runs:
     """How far runs in FP32 are from the first on what plans are checked on, and the outputs of that one.
 
     One more run, and one with gradients, that give the same, to the bit, are repetition enough on a CPU. The recorded graph is run twice,
@@ -47,11 +47,11 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
     """
     batch = (subject.held_out or subject.batches)[0]
     first, moved, runs = answer(subject.model, batch, seed=seed), [torch.empty(REPEATED[-1])], 1
-    graded = _graded(subject, batch, seed)
+    graded = _with_gradients(subject, batch, seed)
     if not native and not isinstance(graded, str) and RECORDED.same([*first], [*graded]):
         moved.append(torch.empty(REPEATED[0]))
         if RECORDED.same([*first], [*answer(subject.model, batch, seed=seed)]):
-            return Heard(Noise(runs=3), {id(batch): first})
+            return FP32Runs(Noise(runs=3), {id(batch): first})
     error, joint = 0.0, 0.0
     outputs: dict[str, float] = {}
     for size in REPEATED:
@@ -75,10 +75,10 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
         nodes=nodes,
         operations=sources,
     )
-    return Heard(found, {id(batch): first}, graded)
+    return FP32Runs(found, {id(batch): first}, graded)
 
 
-def _graded(subject: Subject, batch: Batch, seed: int) -> NamedTensors | str:
+def _with_gradients(subject: Subject, batch: Batch, seed: int) -> NamedTensors | str:
     """FP32 outputs of a run with gradients enabled; or why the model cannot be run so."""
     try:
         return answer(subject.model, batch, seed=seed, gradients=True)
@@ -105,7 +105,7 @@ def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, 
     first, apart, sources = dict[str, Any](), dict[str, float](), list[str]()
 
     def compare(n: fx.Node, result: Any) -> None:
-        if n.op == "call_function" and (found := _apart(first[n.name], result)) > 0:
+        if n.op == "call_function" and (found := _difference(first[n.name], result)) > 0:
             if not any(source.name in apart for source in n.all_input_nodes):
                 sources.append(n.name)
             apart[n.name] = found
@@ -120,7 +120,7 @@ def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, 
     return apart, tuple(sources)
 
 
-def _apart(result: Any, other: Any) -> float:
+def _difference(result: Any, other: Any) -> float:
     """Relative L2 of all floating results, or the share of others that differ; 0 for what is not compared."""
     pairs = [(a, b) for a, b in zip(tensors_of(result), tensors_of(other), strict=True) if is_plain(a) and is_plain(b)]
     return output_error([a for a, _ in pairs], [b for _, b in pairs]) if pairs else 0.0

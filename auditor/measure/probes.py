@@ -176,7 +176,7 @@ def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], l
     inner = torch.cat([one.double() for one in several])
     sums, counts = [], []
     for parts in _LEVELS:
-        inner = _merged(inner, parts)
+        inner = _coarser(inner, parts)
         sums.append(torch.linalg.vecdot(inner, inner))
         counts.append(inner.numel() // len(several))
     squares: list[list[float]] = torch.stack(sums).tolist()
@@ -184,7 +184,7 @@ def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], l
     return [([level[start : start + samples] for level in squares], counts) for start in parted]
 
 
-def _merged(inner: torch.Tensor, parts: int) -> torch.Tensor:
+def _coarser(inner: torch.Tensor, parts: int) -> torch.Tensor:
     """Sums of neighbouring parts, so that at most `parts` are left of each sample."""
     samples, given = inner.shape
     if given <= parts:

@@ -12,10 +12,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import first_line, let_through
-from ..execution.execute import RECORDED, Apart, ValueOf, apart
+from ..execution.execute import RECORDED, SeparateResults, ValueOf, separate_tensors
 from ..numerics.entries import entries, is_plain
 from ..numerics.kernels import is_product
-from ..numerics.nodes import is_torchs_own, operation_of, row_of, settled, target_of, tensors_of, viewed
+from ..numerics.nodes import is_torchs_own, operation_of, row_of, target_of, tensors_of, view_source, wait_for_result
 
 _REFUSED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
@@ -23,7 +23,7 @@ _FLAGS = ("training", "use_input_stats")
 """What the operations call the flag for statistics of the batch; one of them has none."""
 
 
-def differentiated(
+def run_with_gradients(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], careful: bool = False
 ) -> tuple[Any, list[torch.Tensor]]:
     """The result, and the tensors among the arguments whose errors reach it on a way that autograd does not follow.
@@ -35,14 +35,14 @@ def differentiated(
     args = _with_way_back(target, args)
     while True:
         try:
-            result = settled(target, target(*args, **kwargs))
+            result = wait_for_result(target, target(*args, **kwargs))
             break
         except Exception as error:
             let_through(error)
             refused = _REFUSED.search(first_line(error))
-            found = _named(target, args, kwargs, refused[1]) if refused is not None else None
+            found = _argument(target, args, kwargs, refused[1]) if refused is not None else None
             if found is None:
-                return _apart(target, args, kwargs, lost)
+                return _run_without_gradients(target, args, kwargs, lost)
             lost.append(found)
             args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
     tried = careful or not is_torchs_own(target)
@@ -62,14 +62,14 @@ def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[A
     return args if given["train"] else tuple((given | {"train": True, "dropout": 0.0}).values())
 
 
-def _apart(
+def _run_without_gradients(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], lost: list[torch.Tensor]
 ) -> tuple[Any, list[torch.Tensor]]:
     """An operation that refuses to run where gradients are recorded, run where they are not."""
     rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     with torch.no_grad():
-        return settled(target, target(*args, **kwargs)), lost + rest
+        return wait_for_result(target, target(*args, **kwargs)), lost + rest
 
 
 def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -88,7 +88,9 @@ def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     return True
 
 
-def _named(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> torch.Tensor | None:
+def _argument(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> torch.Tensor | None:
     """The argument of that name, if autograd still follows it."""
     if not isinstance(target, torch._ops.OpOverload):
         return None
@@ -169,7 +171,7 @@ class _ByStatistics(torch.autograd.Function):
 Back = Literal["trusted", "tried", "none"]
 
 
-class Reference(Apart):
+class Reference(SeparateResults):
     """Runs a graph whose inputs are leaves of an autograd graph.
 
     back: whether autograd's way back through an operation is trusted, tried as soon as it has run, or not taken.
@@ -188,9 +190,11 @@ class Reference(Apart):
         """What the node computes, connected."""
         if n.op == "output":
             return RECORDED.compute(n, value_of)
-        return self._connected(apart(self._computed(n, value_of), [value_of(source) for source in n.all_input_nodes]))
+        return self._connect(
+            separate_tensors(self._compute(n, value_of), [value_of(source) for source in n.all_input_nodes])
+        )
 
-    def _computed(self, n: fx.Node, value_of: ValueOf) -> Any:
+    def _compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         if self.back == "none":
             self.lost |= set(n.all_input_nodes)
             with torch.no_grad():
@@ -207,7 +211,7 @@ class Reference(Apart):
         values = {source: value_of(source) for source in n.all_input_nodes}
         if is_product(target_of(n)) and all(map(is_plain, tensors_of(list(values.values())))):
             return self._product(n, values)
-        result, lost = differentiated(target_of(n), args, kwargs, self.back == "tried")
+        result, lost = run_with_gradients(target_of(n), args, kwargs, self.back == "tried")
         if lost:
             self.lost |= {s for s, value in values.items() if any(x is y for x in tensors_of(value) for y in lost)}
         if row_of(n).steps:
@@ -222,7 +226,7 @@ class Reference(Apart):
             values |= shared
         return RECORDED.compute(n, values.__getitem__)
 
-    def _connected(self, reference: Any) -> Any:
+    def _connect(self, reference: Any) -> Any:
         """Results that depend on no float input (positions, masks) are given a place in the autograd graph."""
 
         def connect(x: torch.Tensor) -> torch.Tensor:
@@ -241,7 +245,7 @@ def _told_apart(values: Mapping[fx.Node, Any]) -> bool:
         if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
             return False
         root = source
-        while (earlier := viewed(root)) is not None:
+        while (earlier := view_source(root)) is not None:
             root = earlier
         roots.add(root)
     return len(roots) == len(values)

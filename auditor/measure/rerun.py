@@ -15,10 +15,10 @@ from torch import fx
 from ..criteria.measure import Criteria
 from ..errors import first_line, let_through
 from ..execution.execute import RECORDED, Executor, Run, Semantics, SomeLow
-from ..numerics.casting import raised
+from ..numerics.casting import widen
 from ..numerics.entries import extent, is_number
 from ..numerics.metrics import output_error
-from ..numerics.nodes import row_of, tensors_of, viewed
+from ..numerics.nodes import row_of, tensors_of, view_source
 from ..records import Capture, Contribution, Distance, FlaggedRegion, Verdict
 from ..stages import beat
 from .alone import rounder
@@ -52,7 +52,7 @@ class Yardstick:
         return float(self.distance(reference, candidate)) / self.unit
 
     @property
-    def measured(self) -> Distance:
+    def contribution_metric(self) -> Distance:
         """What contributions are in before `unit`: shares of criteria, where there are any, else relative L2."""
         return self.distance if isinstance(self.distance, Criteria) else output_error
 
@@ -101,7 +101,7 @@ class Reruns:
         try:
             outputs, _ = self._run(low, self._reference)
             left = [output_error(tensors_of(values[n.name]), tensors_of(found)) for n, found in low.left.items()]
-            return max(left), self.yardstick.measured(self._outputs, outputs), None
+            return max(left), self.yardstick.contribution_metric(self._outputs, outputs), None
         except Exception as error:
             let_through(error)
             return None, None, first_line(error)
@@ -131,8 +131,8 @@ class Reruns:
             for n, result in executor.steps(*self.measurement.flat_inputs):
                 if n.op == "call_function":
                     self._operations += 1
-                    flipped = flipped or chooses_otherwise(n, raised(result), self.measurement.values[n.name])
-        return tensors_of(raised(result)), flipped
+                    flipped = flipped or chooses_otherwise(n, widen(result), self.measurement.values[n.name])
+        return tensors_of(widen(result)), flipped
 
 
 def chooses_otherwise(n: fx.Node, result: Any, reference: Any) -> bool:
@@ -157,11 +157,11 @@ def regions_of(
             if not known[name].isolated <= SENSITIVE_SHARE * yardstick.limit and errors[fmt].unsupported is None
         }
         reruns = Reruns(measured, fmt, yardstick)
-        ranked = [(_explained(nodes, known), nodes) for nodes in _connected(measured.capture, flagged)]
+        ranked = [(_first_order_error(nodes, known), nodes) for nodes in _flagged_components(measured.capture, flagged)]
         for explained, nodes in sorted(ranked, key=lambda pair: -pair[0])[:MAX_REGIONS]:
             names = tuple(node.name for node in nodes if node.name in measured.capture.nodes)
             local, error, failure = reruns.region([node.name for node in nodes])
-            yield FlaggedRegion(fmt, names, _shared(measured.capture, names), local, error, explained, failure)
+            yield FlaggedRegion(fmt, names, _common_module(measured.capture, names), local, error, explained, failure)
 
 
 def of_verdicts(
@@ -177,14 +177,14 @@ def of_verdicts(
     return tuple(found.values())
 
 
-def _connected(capture: Capture, flagged: set[str]) -> Iterator[tuple[fx.Node, ...]]:
+def _flagged_components(capture: Capture, flagged: set[str]) -> Iterator[tuple[fx.Node, ...]]:
     """Sets of two flagged nodes or more that read each other, with the views between them, in execution order."""
     nodes = list(capture.graph_module.graph.nodes)
     together = nx.Graph()
     for node in nodes:
         for source in node.all_input_nodes if node.name in flagged else ():
             path = [node, source]
-            while path[-1].name not in flagged and (earlier := viewed(path[-1])) is not None:
+            while path[-1].name not in flagged and (earlier := view_source(path[-1])) is not None:
                 path.append(earlier)
             if path[-1].name in flagged:
                 nx.add_path(together, path)
@@ -192,13 +192,13 @@ def _connected(capture: Capture, flagged: set[str]) -> Iterator[tuple[fx.Node, .
         yield tuple(node for node in nodes if node in members)
 
 
-def _explained(nodes: Sequence[fx.Node], known: Mapping[str, Contribution]) -> float:
+def _first_order_error(nodes: Sequence[fx.Node], known: Mapping[str, Contribution]) -> float:
     """What first-order answers add up to in quadrature: each node's own error, and the rounding of what enters."""
     entering = {source for node in nodes for source in node.all_input_nodes} - set(nodes)
     own = [known[node.name].own for node in nodes if node.name in known]
     return math.hypot(*own, *(known[node.name].cast for node in entering if node.name in known))
 
 
-def _shared(capture: Capture, names: Sequence[str]) -> str:
+def _common_module(capture: Capture, names: Sequence[str]) -> str:
     """The deepest module that holds all of them."""
     return commonpath([capture.nodes[name].owner.replace(".", "/") for name in names]).replace("/", ".")

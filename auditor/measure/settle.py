@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from ..numerics.casting import lowered, raised
+from ..numerics.casting import round_tree, widen
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
 from ..records import Contribution, Linearity
@@ -100,7 +100,7 @@ class _Settling:
         while waiting:
             _, _, group, of = heapq.heappop(waiting)
             if self.reruns.spent >= RUNS:
-                self._bound(group, of)
+                self._bound_group(group, of)
             elif len(group) == 1:
                 self.found[group[0]] = self._run_alone(group[0])
             else:
@@ -113,9 +113,9 @@ class _Settling:
         """Runs predictions that decide a verdict, nearest to the budget first; more of them where they turn out wrong."""
         if not self._answers or not 0 < self._limit < math.inf:
             return None
-        said = self._predicted()
+        said = self._first_order_predictions()
         claims = [name for name, one in said.items() if one > self._limit]
-        whole = self._whole() if self.reruns.yardstick.measured is output_error else None
+        whole = self._whole() if self.reruns.yardstick.contribution_metric is output_error else None
         near = any(one > SENSITIVE_SHARE * self._limit for one in said.values())
         if not near or (not claims and whole is not None and _near(*whole)):
             return None
@@ -129,7 +129,7 @@ class _Settling:
             self._compare(self._nearest(doubtful, said), said, RUNS)
             run, refuted = self._outcome(claims)
         self._copy_to_twins()
-        return self._checked(whole, run - refuted, refuted, len(claims) - run)
+        return self._linearity(whole, run - refuted, refuted, len(claims) - run)
 
     def _unknown(self) -> list[str]:
         """In execution order; of views of one value, the first for all."""
@@ -154,7 +154,7 @@ class _Settling:
         error, flipped = self.reruns.together(names)
         ran = _Ran(names, error, flipped, self.reruns.criterion)
         if error <= SENSITIVE_SHARE * self._limit:
-            self._bound(names, ran)
+            self._bound_group(names, ran)
         elif math.isfinite(error) and not flipped and not any(map(self._is_blind, names)):
             self.found |= {name: self._first[name] for name in names}  # nothing that first order does not see
         else:
@@ -162,7 +162,7 @@ class _Settling:
             self._queue(waiting, names[:middle], ran)
             self._queue(waiting, names[middle:], ran)
 
-    def _bound(self, names: Sequence[str], ran: _Ran) -> None:
+    def _bound_group(self, names: Sequence[str], ran: _Ran) -> None:
         """Of a run that stays within the budget each of its operations does no more; of independent errors the squares add up."""
         for name in names:
             first = self._first[name]
@@ -190,7 +190,7 @@ class _Settling:
             return replace(ran, own=first.own * share, cast=first.cast * share)
         if not isolated or not self._measurement.capture.nodes[name].floating:
             return ran
-        rounded = raised(lowered(self._measurement.values[name], FORMATS[fmt]))
+        rounded = widen(round_tree(self._measurement.values[name], FORMATS[fmt]))
         return replace(ran, cast=self.reruns.error(name, rounded))
 
     def _rate(self, error: float, *predicted: float) -> float:
@@ -214,7 +214,7 @@ class _Settling:
     def _copy_to_twins(self) -> None:
         self.found |= {view: self.found[first] for view, first in self._twins.items() if first in self.found}
 
-    def _predicted(self) -> dict[str, float]:
+    def _first_order_predictions(self) -> dict[str, float]:
         """What rests on first order alone, of operations that run in the format."""
         known = {**self._first, **self.found}
         return {
@@ -254,7 +254,9 @@ class _Settling:
         run = [self._compared[first][1] for name in claims if (first := self._twins.get(name, name)) in self._compared]
         return len(run), sum(one <= self._limit for one in run)
 
-    def _checked(self, whole: tuple[float, float] | None, confirmed: int, refuted: int, left: int) -> Linearity | None:
+    def _linearity(
+        self, whole: tuple[float, float] | None, confirmed: int, refuted: int, left: int
+    ) -> Linearity | None:
         if not self._telling():
             return None
         ratios = self._ratios() or [0.0]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..trees import tensors_in
-from .casting import format_in, lowered, raised
+from .casting import format_in, round_tree, widen
 from .formats import FORMATS, Format
 from .kernels import UnsupportedInFormat
 from .operations import Operation, operation
@@ -38,5 +38,5 @@ def autocast_arguments(
     if target is None:
         return args, kwargs
     if not target.low:
-        return raised(args), raised(kwargs)
-    return lowered(args, target), lowered(kwargs, target)
+        return widen(args), widen(kwargs)
+    return round_tree(args, target), round_tree(kwargs, target)

@@ -67,7 +67,7 @@ def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
         return plain(x).to(row.dtype)
     if x.is_nested or carried_in(x) is row:
         return x
-    rounded = _rounded(plain(x).float(), row.name)
+    rounded = _round_tensor(plain(x).float(), row.name)
     setattr(rounded, _MARK, row)
     return rounded
 
@@ -99,7 +99,7 @@ def like(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return x.to(other.dtype) if row is None else in_format(x, row)
 
 
-def _rounded(x: torch.Tensor, name: str) -> torch.Tensor:
+def _round_tensor(x: torch.Tensor, name: str) -> torch.Tensor:
     """The tensor rounded, of a sparse one the entries that it holds; never the tensor itself."""
     if x.layout is torch.strided:
         return round_to(x, name)
@@ -113,11 +113,11 @@ def _rounded(x: torch.Tensor, name: str) -> torch.Tensor:
 
 def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """Compute in float32 on the values the arguments have now, and round floating results to the format."""
-    args, kwargs = raised(args), raised(kwargs)
-    return lowered(target(*args, **kwargs), row)
+    args, kwargs = widen(args), widen(kwargs)
+    return round_tree(target(*args, **kwargs), row)
 
 
-def raised(tree: Any) -> Any:
+def widen(tree: Any) -> Any:
     """Low tensors of `tree` as float32, pairs of float16 as those of float32; the rest as it is."""
     return over_tensors(_wide, tree)
 
@@ -128,7 +128,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return plain(x).float() if is_low(x.dtype) or carried_in(x) is not None else x
 
 
-def lowered(tree: Any, row: Format) -> Any:
+def round_tree(tree: Any, row: Format) -> Any:
     """Float32 and low tensors of `tree` in a format; float64, complex and discrete ones as they are."""
     return over_tensors(lambda x: in_format(x, row) if x.dtype is torch.float32 or is_low(x.dtype) else x, tree)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .casting import lowered, raised, round_to
+from .casting import round_to, round_tree, widen
 from .formats import Format
 from .nodes import operation_of, overload_of
 
@@ -28,25 +28,25 @@ def is_fused_cell(target: Callable[..., Any]) -> bool:
 
 def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """A step of half-precision tensors on a CPU. Shapes: as `aten.gru_cell` and `aten.lstm_cell` take and give them."""
-    given = raised(_arguments(target, args, kwargs))
+    given = widen(_arguments(target, args, kwargs))
     states = _several(given["hx"])
     from_input = _product(given["input"], given["w_ih"], given.get("b_ih"), row)
     from_state = _product(states[0], given["w_hh"], given.get("b_hh"), row)
-    found = lowered(STEPS[operation_of(target).name.removesuffix("_cell")](from_input, from_state, states), row)
+    found = round_tree(STEPS[operation_of(target).name.removesuffix("_cell")](from_input, from_state, states), row)
     return found if len(found) > 1 else found[0]
 
 
 def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """A recurrent layer of half-precision tensors on a CPU, step by step. Shapes: as `aten.gru.input`, `aten.gru.data` and
     their like take and give them."""
-    given = raised(_arguments(target, args, kwargs))
+    given = widen(_arguments(target, args, kwargs))
     rows, sizes = _rows(given)
     ways, params = 1 + given["bidirectional"], given["params"]
     each = len(params) // (given["num_layers"] * ways)
     lasts = []
     for layer in range(given["num_layers"]):
         if layer and given["train"]:  # in the format, since what is drawn depends on it
-            rows = raised(torch.dropout(lowered(rows, row), given["dropout"], True))
+            rows = widen(torch.dropout(round_tree(rows, row), given["dropout"], True))
         outputs = []
         for index in range(layer * ways, (layer + 1) * ways):
             states = tuple(x[index] for x in _several(given["hx"]))
@@ -59,7 +59,7 @@ def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     if "input" in given:
         rows = rows.view(len(sizes), sizes[0], rows.shape[-1])
         rows = rows.transpose(0, 1) if given["batch_first"] else rows
-    return lowered((rows, *(torch.stack(states) for states in zip(*lasts, strict=True))), row)
+    return round_tree((rows, *(torch.stack(states) for states in zip(*lasts, strict=True))), row)
 
 
 class _Way:

@@ -176,7 +176,7 @@ def register(row: Format) -> None:
 
 
 @contextmanager
-def registered(row: Format) -> Iterator[Format]:
+def temporary_format(row: Format) -> Iterator[Format]:
     """A format that is in the table for the body. Raises: as `register`."""
     register(row)
     try:

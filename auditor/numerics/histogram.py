@@ -70,7 +70,7 @@ def exponent_counts(x: torch.Tensor) -> dict[int, int]:
     return {index - _BIAS: count for index, count in enumerate(counts) if count}
 
 
-def merged(parts: Iterable[Magnitudes]) -> Magnitudes:
+def merge_magnitudes(parts: Iterable[Magnitudes]) -> Magnitudes:
     """One histogram of several tensors."""
     exponents: Counter[int] = Counter()
     zeros, nonfinite, largest, smallest, square = 0, 0, 0.0, math.inf, 0.0

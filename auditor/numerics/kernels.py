@@ -10,12 +10,12 @@ import torch
 
 from ..errors import MeasureError, first_line, let_through
 from ..trees import over_tensors, tensors_in
-from .casting import carried_in, format_in, in_float32, in_format, raised, scalars_lowered
+from .casting import carried_in, format_in, in_float32, in_format, scalars_lowered, widen
 from .cells import is_fused_cell, run_cell, run_layer
 from .formats import FORMATS, Format, format_of, is_low
-from .nodes import mutates, operation_of, overload_of, settled
+from .nodes import mutates, operation_of, overload_of, wait_for_result
 from .operations import Operation
-from .scans import is_scan, scanned, transformed
+from .scans import fourier_transform, is_scan, run_scan
 
 _NO_KERNEL = re.compile(
     r"not implemented for|not supported for|Unsupported dtype|low precision dtypes|Expected.*(Half|BFloat16)", re.I
@@ -54,7 +54,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     known = operation_of(target)
     row, on_cpu = _low_format(tensors, known)
     if row is None:
-        return settled(target, _made(target, known.name, args, kwargs))
+        return wait_for_result(target, _run_discrete(target, known.name, args, kwargs))
     name = known.name
     if on_cpu and row.name in known.refused_on_cuda:
         raise UnsupportedInFormat(f"{name} has no {row.storage} kernel on CUDA")
@@ -70,11 +70,11 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         _refuse_mixed(name, args, kwargs)
         return run_layer(target, args, kwargs, row)
     if on_cpu and is_scan(target):
-        return scanned(target, args, kwargs, row)
+        return run_scan(target, args, kwargs, row)
     if on_cpu and known.promotes:
         args, kwargs = scalars_lowered((args, kwargs))
     try:
-        return settled(target, target(*args, **kwargs))
+        return wait_for_result(target, target(*args, **kwargs))
     except (Exception, SystemExit) as error:  # an operation of the user's own may raise anything
         let_through(error)
         why = first_line(error)
@@ -93,7 +93,7 @@ def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Form
     return None, False
 
 
-def _made(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_discrete(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The operation on what is not low; one that is told to give a low dtype may have a literal that does not fit it."""
     try:
         return target(*args, **kwargs)
@@ -107,7 +107,7 @@ def _made(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: 
 
 
 def _of_powers_of_two(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    result, lengths = transformed(target, args, kwargs, row)
+    result, lengths = fourier_transform(target, args, kwargs, row)
     if odd := [length for length in lengths if length & (length - 1)]:
         raise UnsupportedInFormat(
             f"{operation_of(target).name} has no {row.storage} kernel on CUDA for a length of {odd[0]}, no power of two"
@@ -159,7 +159,7 @@ def is_product(target: Callable[..., Any]) -> bool:
     return operation_of(target).linear and not mutates(overload_of(target))
 
 
-def promoted(given: Sequence[tuple[str, bool]]) -> str:
+def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
     """The format that torch promotes to. given: (format, whether it is a scalar) of each tensor, one at least.
 
     Scalars count where there is nothing else. Two low formats have float32 in common.
@@ -179,7 +179,7 @@ def asks_for_rounding(tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kw
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`target(*args, **kwargs)`, computed in float32 on the values the arguments have; the result in the format it promotes to."""
     row = _result(operation_of(target), args, kwargs)
-    wide = settled(target, target(*_wide(args), **_wide(kwargs)))
+    wide = wait_for_result(target, target(*_wide(args), **_wide(kwargs)))
     if row is None or not row.low:
         return wide
     return over_tensors(lambda x: in_format(x, row) if x.dtype is torch.float32 else x, wide)
@@ -193,13 +193,13 @@ def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any])
     given = [(row.name, x.dim() == 0) for x in tensors_in((args, kwargs)) if (row := format_in(x)) is not None]
     if not given:
         return None
-    return FORMATS[given[0][0] if operation.dtype_of_first else promoted(given)]
+    return FORMATS[given[0][0] if operation.dtype_of_first else promoted_format(given)]
 
 
 def _wide(tree: Any) -> Any:
     """The arguments in float32, which also stands where a format is asked for."""
     asked = {key: torch.float32 for key, value in _items(tree) if isinstance(value, Format)}
-    wide = raised(tree)
+    wide = widen(tree)
     if isinstance(tree, dict):
         return {**wide, **asked}
     return tuple(asked.get(index, value) for index, value in enumerate(wide))

@@ -34,7 +34,7 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
     Entries where the reference itself is infinite must be equal, or the error is inf; where it is NaN they are left out.
     """
     squares, norm, flipped = 0.0, 0.0, 0.0
-    for r, c in paired(reference, candidate):
+    for r, c in comparable_pairs(reference, candidate):
         if not (r.is_floating_point() or r.is_complex()):
             flipped = max(flipped, disagreement(r, c))
             continue
@@ -100,7 +100,7 @@ def sqnr_db(relative_error: float) -> float:
     return -20 * math.log10(relative_error) if math.isfinite(relative_error) else -math.inf
 
 
-def paired(
+def comparable_pairs(
     reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Tensors that are compared entry by entry: strided ones, as many as there are.

@@ -80,7 +80,7 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return x.to(device)
 
 
-def settled(target: object, value: Any) -> Any:
+def wait_for_result(target: object, value: Any) -> Any:
     """The value, once it is there and the same in every run.
 
     A functional collective returns tensors that are still being filled; memory that nothing was written to holds anything,
@@ -90,11 +90,11 @@ def settled(target: object, value: Any) -> Any:
         return value
     if target.namespace == "_c10d_functional":
         return pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor.default, value)
-    return pytree.tree_map_only(torch.Tensor, torch.zeros_like, value) if _uninitialised(target) else value
+    return pytree.tree_map_only(torch.Tensor, torch.zeros_like, value) if _is_uninitialised(target) else value
 
 
 @cache
-def _uninitialised(target: torch._ops.OpOverload) -> bool:
+def _is_uninitialised(target: torch._ops.OpOverload) -> bool:
     return operation_of(target).uninitialised
 
 
@@ -103,7 +103,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return tensors_in(value)
 
 
-def viewed(n: fx.Node) -> fx.Node | None:
+def view_source(n: fx.Node) -> fx.Node | None:
     """The node whose entries `n` gives another shape, or whose first result it picks, if that is all it does."""
     source = n.args[0] if n.op == "call_function" and n.args else None
     if not isinstance(source, fx.Node):

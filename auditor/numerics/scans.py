@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..trees import over_tensors, tensors_in
-from .casting import in_float32, in_format, raised
+from .casting import in_float32, in_format, widen
 from .formats import Format
 from .nodes import mutates, operation_of, overload_named, overload_of
 
@@ -46,11 +46,11 @@ def _is_in_place(target: Callable[..., Any]) -> bool:
     return operation_of(target).name.endswith("_")
 
 
-def scanned(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
+def run_scan(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """A running sum or product of half-precision tensors on a CPU, as CUDA forms it; gradients are those of the operation."""
     if _is_in_place(target):
         base = overload_named(f"aten.{operation_of(target).packet}.default")
-        return args[0].copy_(scanned(base, args, kwargs, row))
+        return args[0].copy_(run_scan(base, args, kwargs, row))
     x, dim = args[0], args[1] if len(args) > 1 else kwargs["dim"]
     asked = kwargs.get("dtype") or x.dtype
     if asked is not x.dtype or not isinstance(dim, int) or not x.dim() or not x.numel():
@@ -148,18 +148,18 @@ def _by_cub(entries: Tensor, combine: _Combine, neutral: float) -> Tensor:
     return _in_order(torch.cat([prefix, blocks], -1), combine)[..., 1:].reshape(-1)[: len(entries)]
 
 
-def transformed(
+def fourier_transform(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format
 ) -> tuple[Any, list[int]]:
     """The transform, computed in float32 and rounded to the format; and the lengths that it transforms.
 
     What cuFFT rounds between its passes is not emulated.
     """
-    result = target(*raised(args), **raised(kwargs))
-    return over_tensors(lambda x: _rounded(x, row), result), _lengths(target, args, kwargs, result)
+    result = target(*widen(args), **widen(kwargs))
+    return over_tensors(lambda x: _round(x, row), result), _lengths(target, args, kwargs, result)
 
 
-def _rounded(x: torch.Tensor, row: Format) -> torch.Tensor:
+def _round(x: torch.Tensor, row: Format) -> torch.Tensor:
     if not x.is_complex():
         return in_format(x, row)
     return torch.view_as_complex(in_format(torch.view_as_real(x.resolve_conj()), row))

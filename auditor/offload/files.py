@@ -51,7 +51,7 @@ class Offloading(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (args, kwargs or {})
-        run = _recorded(func) if _is_looked_into(func) else func
+        run = _run_recorded(func) if _is_looked_into(func) else func
         try:
             result = run(*args, **given[1])
         except RuntimeError as error:
@@ -60,7 +60,7 @@ class Offloading(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for x in filter(is_offloaded, tensors_in(given)):
                 x.data = laid_as(x, x.untyped_storage().clone())  # type: ignore[no-untyped-call]
             result = run(*args, **given[1])
-        return over_tensors(lambda x: _moved(x, given) if is_large(x) else x, result)
+        return over_tensors(lambda x: _to_file(x, given) if is_large(x) else x, result)
 
 
 def in_file(storage: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -123,7 +123,7 @@ def _is_plain(x: Tensor) -> bool:
     return ordinary and not (x.is_nested or x.is_quantized or x.is_conj() or x.is_neg())
 
 
-def _moved(x: Tensor, given: Any) -> Tensor:
+def _to_file(x: Tensor, given: Any) -> Tensor:
     """The result in a file, but for one that lies in memory which was there before, or whose parts autograd has recorded."""
     storage = x.untyped_storage()
     if (
@@ -150,7 +150,7 @@ def _is_looked_into(func: Any) -> bool:
     return own and not any(has(func.name(), key) for key in ("Autograd", "AutogradCPU"))
 
 
-def _recorded(func: Callable[..., Any]) -> Callable[..., Any]:
+def _run_recorded(func: Callable[..., Any]) -> Callable[..., Any]:
     """The operation, its parts seen by autograd, which torch leaves out inside a mode, and nowhere else."""
     of, without = torch._C._dispatch_key_parse, torch._C._SetExcludeDispatchKeyGuard
 

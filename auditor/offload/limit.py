@@ -75,7 +75,7 @@ class Limit:
 
 
 @contextmanager
-def limited(size: int | None) -> Iterator[Limit | None]:
+def resident_limit(size: int | None) -> Iterator[Limit | None]:
     """In the body no more than `size` bytes are resident, as far as tensors that operations make can see to that.
 
     None: as much as it takes. Raises: AuditorError(slug="memory-too-small" | "no-paging"), and

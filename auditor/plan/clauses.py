@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from ..execution.policy import Policy, labelled
+from ..execution.policy import Policy, choice_from_labels
 from ..execution.resolve import Resolution, is_low
 from ..numerics.formats import label
 from ..numerics.operations import operation
@@ -62,7 +62,7 @@ def added(before: float, after: float, budget: float, margin: float, saves: floa
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
     """A reason for every operation that is not low though its module is, and for those without a precision."""
-    precision, nodes = labelled(chosen.precision), problem.capture.nodes
+    precision, nodes = choice_from_labels(chosen.precision), problem.capture.nodes
     how, resolution = problem.running(precision), problem.resolve(precision)
     found, known = list[Reason](), dict[str, Reason]()
     for n in problem.capture.graph_module.graph.nodes:

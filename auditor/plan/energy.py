@@ -204,5 +204,7 @@ def _tied(problem: Problem) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]
         if place.kind in kinds and place.name in readers:
             first, *others = readers[place.name]
             tied |= {(first, other) for other in others}
-            held |= {(first, holder) for holder in place.holders if place.tied and holder not in readers[place.name]}
+            held |= {
+                (first, holder) for holder in place.holders if place.is_shared and holder not in readers[place.name]
+            }
     return tied, held

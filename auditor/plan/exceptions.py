@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..execution.policy import labelled
+from ..execution.policy import choice_from_labels
 from ..execution.resolve import Resolution
 from ..numerics.operations import operation
 from ..paths import function_in, of_function
@@ -43,7 +43,7 @@ def _without_conflicts(problem: Problem, blamed: Callable[[Problem, Resolution, 
     raised, nodes = set[str](), problem.capture.nodes
     while True:
         labels = {**dict.fromkeys(problem.layout.owners, problem.format), **dict.fromkeys(raised, "fp32")}
-        resolution = problem.resolve(labelled(labels))
+        resolution = problem.resolve(choice_from_labels(labels))
         firsts = _first_conflicts(problem, resolution)
         wanted = {
             p for name in firsts for p in blamed(problem, resolution, name) - raised or {nodes[name].owner} - raised
@@ -134,12 +134,12 @@ def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
 
 def needed(problem: Problem, precision: Mapping[str, str]) -> Mapping[str, str]:
     """A choice without the exceptions that change nothing: what a function is handed, or autocast, has it in FP32 anyhow."""
-    kept, found = labelled(precision).keep, dict(precision)
+    kept, found = choice_from_labels(precision).keep, dict(precision)
     for path in sorted(precision):
         owner, name = of_function(path) or ("", "")
         if name in kept.get(owner, ()):
             without = {**found, path: found[owner]}
-            if problem.resolve(labelled(without)) == problem.resolve(labelled(found)):
+            if problem.resolve(choice_from_labels(without)) == problem.resolve(choice_from_labels(found)):
                 found = without
     return found
 

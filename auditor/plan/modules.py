@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..execution.execute import Executor
-from ..execution.policy import Policy, labelled, plain, scoped
+from ..execution.policy import Policy, choice_from_labels, choice_from_scopes, plain
 from ..isolation.outputs import tensor_outputs
 from ..numerics.formats import FORMATS
 from ..paths import module_of
@@ -88,7 +88,7 @@ class Modules(Space[Candidate]):
 
     def replay(self, point: Candidate) -> float:
         """Error of the recorded graph under a choice."""
-        return self._trial.error(self.problem.running(labelled(point.precision)))
+        return self._trial.error(self.problem.running(choice_from_labels(point.precision)))
 
     def holds(self, point: Candidate, limit: float) -> bool:
         """Whether a replay, where one can be afforded, stays within a limit."""
@@ -133,7 +133,7 @@ def everything(problem: Problem, precision: str) -> Candidate:
 
 def as_candidate(problem: Problem, plan: Plan) -> Candidate:
     """What a plan, or one of another strategy, chooses; what shares a weight with something in FP32 is so as well."""
-    chosen, energy = scoped(plan.scopes), problem.energy
+    chosen, energy = choice_from_scopes(plan.scopes), problem.energy
     labels = {owner: chosen(owner) for owner in energy.scopes}
     for owner in [owner for owner, label in labels.items() if label == "fp32"]:
         labels |= dict.fromkeys(energy.together(owner), "fp32")
@@ -144,7 +144,7 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """A choice as a plan that was not run yet."""
     fp32 = everything(problem, "fp32").seconds
     chosen = evaluate(problem, needed(problem, chosen.precision))
-    resolution = problem.resolve(labelled(chosen.precision))
+    resolution = problem.resolve(choice_from_labels(chosen.precision))
     return Plan(
         name=problem.name,
         strategy=problem.strategy,
@@ -186,5 +186,5 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
             cost=saved(path) if boundary.precision == "fp32" else None,
             keep=tuple(sorted(boundary.keep)),
         )
-        for path, boundary in problem.running(labelled(chosen.precision)).wrapped.items()
+        for path, boundary in problem.running(choice_from_labels(chosen.precision)).wrapped.items()
     }

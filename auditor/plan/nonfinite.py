@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..artefact.strategies import strategy_of
 from ..capture.paths import path_of
 from ..execution.beside import first_non_finite
-from ..execution.policy import Policy, plain, scoped
+from ..execution.policy import Policy, choice_from_scopes, plain
 from ..numerics.formats import label
 from ..records import Baseline, NonFinite, Plan, Verdict
 from ..records.measure import MEASURED
@@ -36,7 +36,7 @@ def locate_in_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Pl
     for name, plan in plans.items():
         ran = plan.verification
         if ran is not None and not ran.finite and not ran.failure and plan.program is None:
-            policy = Policy(bench.capture, plan.strategy, scoped(plan.scopes), plan.format)
+            policy = Policy(bench.capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
             found[name] = replace(plan, verification=replace(ran, nonfinite=_first(bench, policy)))
     return found
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..execution.policy import labelled
+from ..execution.policy import choice_from_labels
 from ..paths import function_in, module_of, of_function
 from ..records import Finding, Plan, Reason
 from .clauses import added, no_gain, operation_reasons, together
@@ -166,7 +166,7 @@ def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str
         return Reason("author", "the author switches autocast off around it")
     if point.feasible:
         return None
-    now, then = (problem.resolve(labelled(each.precision)) for each in (chosen, point))
+    now, then = (problem.resolve(choice_from_labels(each.precision)) for each in (chosen, point))
     nodes, group = problem.capture.nodes, lowered_with(problem, owner)
     broken = [name for name in nodes if problem.forbidden(then, name) and not problem.forbidden(now, name)]
     if not broken:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ..errors import MeasureError
 from ..records import Evaluation, Plan, Subject
-from ..score import Given, Scoring, Unscored, judged, settled
+from ..score import NoScore, ScoreResult, Scoring, compare_scores, fp32_score
 from ..settings import Settings
 from ..stages import beat
-from ..verify import FP32, TIMEOUT, NotHandedOver, Runs, Verifier, counted, in_hand
+from ..verify import FP32, TIMEOUT, NotHandedOver, Runs, Verifier, in_hand, progress_text
 from .workbench import Ask, Fresh, Here, emitted, raising, reference
 
-Found = Given | str
+Found = ScoreResult | str
 """What the function gives of the model under one plan, or why nothing."""
 
 
@@ -25,7 +25,7 @@ class InFp32:
     """The user's function, and what it gave of the FP32 model: the one half of every pair. timeout: as of verification."""
 
     scoring: Scoring
-    given: Given
+    given: ScoreResult
     evaluation: Evaluation
     timeout: float | None
 
@@ -34,7 +34,7 @@ class InFp32:
         wanted = {name: plan for name, plan in plans.items() if plan.verified}
         questions = _questions(self.scoring, list(wanted), len(self.given.values), self.timeout)
         found = ask(wanted, *questions) if wanted else {}
-        scores = {name: judged(self.scoring, self.given, given) for name, given in found.items()}
+        scores = {name: compare_scores(self.scoring, self.given, given) for name, given in found.items()}
         return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
 
 
@@ -51,7 +51,7 @@ def in_fp32(subject: Subject, options: Settings) -> InFp32 | None:
     found: dict[str, Found] = {}
     if subject.origin is not None and fresh is not None:
         expected = reference(subject, subject.batches[0], seed)
-        begun = Verifier.begun(
+        begun = Verifier.start(
             subject.batches[:1], expected=expected, seed=seed, device=device, timeout=options.timeout
         )
         with suppress(NotHandedOver), begun as (verifier, folder):
@@ -59,9 +59,9 @@ def in_fp32(subject: Subject, options: Settings) -> InFp32 | None:
     found = found or here(Runs(partial(in_hand, subject.model, plans), device=device, seed=seed))
     try:
         if isinstance(given := found[FP32], str):
-            raise Unscored(given)
-        return InFp32(scoring, given, settled(scoring, given), options.timeout)
-    except Unscored as error:
+            raise NoScore(given)
+        return InFp32(scoring, given, fp32_score(scoring, given), options.timeout)
+    except NoScore as error:
         raise MeasureError(f"{scoring.name} gives no score of the model in FP32: {error}", slug="no-score") from error
 
 
@@ -78,6 +78,6 @@ def _questions(
         return verifier.scores(file, names, scoring, most, tell)
 
     def one(runs: Runs, name: str) -> Found:
-        return runs.score(name, scoring, most, timeout or TIMEOUT, lambda count: tell(counted(name, count)))
+        return runs.score(name, scoring, most, timeout or TIMEOUT, lambda count: tell(progress_text(name, count)))
 
     return fresh if scoring.place is not None else None, lambda runs: {name: one(runs, name) for name in names}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..execution.policy import labelled
+from ..execution.policy import choice_from_labels
 from ..execution.resolve import Resolution, is_low
 from ..paths import nearest_above
 from .costs import cast_seconds, seconds
@@ -65,7 +65,7 @@ def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
 
 
 def _evaluated(problem: Problem, precision: Mapping[str, str]) -> Candidate:
-    resolution = problem.resolve(labelled(precision))
+    resolution = problem.resolve(choice_from_labels(precision))
     costs, formats = problem.costs, {name: timed_in(resolution, name) for name in problem.capture.nodes}
     elapsed = sum(seconds(costs[name], fmt, problem.device) for name, fmt in formats.items())
     for name in problem.capture.nodes:

@@ -14,13 +14,13 @@ import torch
 from ..criteria import Criterion
 from ..criteria.criterion import name_of
 from ..criteria.defaults import by_default, may_flip
-from ..criteria.measure import bound
+from ..criteria.measure import criteria_for
 from ..errors import CallbackError, let_through
 from ..isolation.outputs import on_cpu
 from ..loading.target import blame
 from ..measure.calibrate import Calibration
 from ..measure.rerun import Yardstick
-from ..numerics.casting import lowered
+from ..numerics.casting import round_tree
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
 from ..records import Capture, Contribution, Distance, Subject
@@ -51,7 +51,7 @@ def yardstick_of(
     if flips and capture is not None:
         criteria = (*criteria, *by_default(criteria, outputs, capture))
     if criteria:
-        return Yardstick(1.0, bound(criteria, max_error, outputs, metric))
+        return Yardstick(1.0, criteria_for(criteria, max_error, outputs, metric))
     return Yardstick(max_error) if metric is None else Yardstick(max_error, metric, unit_of(metric, outputs, max_error))
 
 
@@ -91,7 +91,7 @@ def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: floa
 
     1 where rounding the outputs says nothing: a metric that counts flips or non-finite entries stays 0.
     """
-    rounded = [lowered(output, FORMATS["bf16"]) for output in reference]
+    rounded = [round_tree(output, FORMATS["bf16"]) for output in reference]
     relative, measured = output_error(reference, rounded), metric(reference, rounded)
     if not (0 < relative < math.inf and 0 < measured < math.inf and max_error <= LARGEST_BUDGET):
         return 1.0

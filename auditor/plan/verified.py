@@ -15,7 +15,7 @@ from ..criteria.defaults import apart
 from ..criteria.measure import Criteria
 from ..devices import name_of
 from ..errors import MeasureError, first_line, let_through
-from ..execution.policy import Policy, scoped
+from ..execution.policy import Policy, choice_from_scopes
 from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
@@ -73,7 +73,7 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     """The plan with the error of a replay of the captured graph under it, in words: nothing was measured on a model."""
     trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
     try:
-        error = f"gives an error of {trial.error(Policy(bench.capture, plan.strategy, scoped(plan.scopes), plan.format)):.2g}"
+        error = f"gives an error of {trial.error(Policy(bench.capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)):.2g}"
     except Exception as refused:
         let_through(refused)
         error = f"ends with: {first_line(refused)}"

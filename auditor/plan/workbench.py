@@ -23,7 +23,7 @@ from ..isolation.members import size_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import Flags
 from ..measure.calibrate import Calibration
-from ..measure.noise import Heard, without_noise
+from ..measure.noise import FP32Runs, without_noise
 from ..measure.rerun import Yardstick
 from ..numerics.formats import DEFAULT
 from ..processes import unwound
@@ -60,7 +60,7 @@ class Workbench:
     findings: Sequence[Finding]
     options: Settings
     yardstick: Yardstick
-    noise: Heard
+    noise: FP32Runs
     flags: Flags = field(default_factory=dict)
     held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 

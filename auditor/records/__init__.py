@@ -34,7 +34,7 @@ from .plan import Plan as Plan
 from .plan import Reason as Reason
 from .plan import ScopeChoice as ScopeChoice
 from .plan import Verification as Verification
-from .program import Kept as Kept
+from .program import KeptOperation as KeptOperation
 from .program import Onnx as Onnx
 from .program import Program as Program
 from .run import Baseline as Baseline

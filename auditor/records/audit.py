@@ -14,7 +14,7 @@ from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes
 from .plan import Plan
 from .run import Baseline, Evaluation, Timing, Today
 from .training import Training
-from .written import Measured, Unwritten, Written, empty
+from .written import FileField, MeasurementField, Unwritten, empty
 
 FORMAT_VERSION = 1
 """Version of the files; raised when a field changes its meaning or goes. In the first, plan.json held everything."""
@@ -30,32 +30,32 @@ FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "f
 class Proposal:
     """A criterion that nobody set."""
 
-    output: Annotated[str, Written("the output, by its name in what the model returns")]
-    criterion: Annotated[str, Written("as `--criterion` takes it; the limit is a suggestion")]
-    because: Annotated[str, Written("what speaks for it, in words")]
-    holds: Annotated[bool, Written("`true`: plans are held to it by default; `false`: it is proposed")] = False
+    output: Annotated[str, FileField("the output, by its name in what the model returns")]
+    criterion: Annotated[str, FileField("as `--criterion` takes it; the limit is a suggestion")]
+    because: Annotated[str, FileField("what speaks for it, in words")]
+    holds: Annotated[bool, FileField("`true`: plans are held to it by default; `false`: it is proposed")] = False
 
 
 @dataclass(frozen=True)
 class Dtypes:
     """What one operation reads, computes in and gives when the model runs under a plan; dtypes as torch names them."""
 
-    inputs: Annotated[tuple[str, ...], Written("dtypes of the tensors that it reads, before autocast casts them")]
-    computed: Annotated[str, Written("dtype that its kernel is handed after autocast and promotion")]
-    output: Annotated[str, Written("dtype of its result, of the first of several")]
+    inputs: Annotated[tuple[str, ...], FileField("dtypes of the tensors that it reads, before autocast casts them")]
+    computed: Annotated[str, FileField("dtype that its kernel is handed after autocast and promotion")]
+    output: Annotated[str, FileField("dtype of its result, of the first of several")]
 
 
 @dataclass(frozen=True)
 class Provenance:
     """What was audited, and where it came from."""
 
-    name: Annotated[str, Written("of the model: the target's, or its class")]
-    target: Annotated[str, Written("TARGET, as it was given or as seen from the working directory")]
-    file: Annotated[str | None, Written("the file it was found in, from its repository; `null` where there is none")]
-    inputs_source: Annotated[str, Written("where the inputs came from")]
-    weights_source: Annotated[str, Written("where the weights came from")]
-    synthetic_inputs: Annotated[bool, Written("whether the inputs are nobody's")] = False
-    random_weights: Annotated[bool, Written("whether the weights are nobody's")] = False
+    name: Annotated[str, FileField("of the model: the target's, or its class")]
+    target: Annotated[str, FileField("TARGET, as it was given or as seen from the working directory")]
+    file: Annotated[str | None, FileField("the file it was found in, from its repository; `null` where there is none")]
+    inputs_source: Annotated[str, FileField("where the inputs came from")]
+    weights_source: Annotated[str, FileField("where the weights came from")]
+    synthetic_inputs: Annotated[bool, FileField("whether the inputs are nobody's")] = False
+    random_weights: Annotated[bool, FileField("whether the weights are nobody's")] = False
 
     @classmethod
     def of(cls, subject: Subject) -> Provenance:
@@ -75,36 +75,37 @@ class Provenance:
 class Environment:
     """Where the numbers come from."""
 
-    auditor: Annotated[str, Written("version of the auditor")]
-    torch: Annotated[str, Written("version of PyTorch")]
-    device: Annotated[str, Written("`cpu`, or the GPU's name")]
+    auditor: Annotated[str, FileField("version of the auditor")]
+    torch: Annotated[str, FileField("version of PyTorch")]
+    device: Annotated[str, FileField("`cpu`, or the GPU's name")]
     execution: Annotated[
-        str, Written("`native`: a GPU ran the formats; `emulated`: a CPU emulated one", choices=("native", "emulated"))
+        str,
+        FileField("`native`: a GPU ran the formats; `emulated`: a CPU emulated one", choices=("native", "emulated")),
     ]
-    seed: Annotated[int, Written("of every random choice")]
-    seconds: Annotated[Mapping[str, float], Written("seconds of each stage, by name")] = empty()
-    libraries: Annotated[Mapping[str, str], Written("versions of CUDA, cuDNN and driver, or oneDNN")] = empty()
+    seed: Annotated[int, FileField("of every random choice")]
+    seconds: Annotated[Mapping[str, float], FileField("seconds of each stage, by name")] = empty()
+    libraries: Annotated[Mapping[str, str], FileField("versions of CUDA, cuDNN and driver, or oneDNN")] = empty()
     flags: Annotated[
-        Mapping[str, Any], Written("how the caller had set torch to compute, by name; the audit's own FP32 is IEEE")
+        Mapping[str, Any], FileField("how the caller had set torch to compute, by name; the audit's own FP32 is IEEE")
     ] = empty()
-    memory: Annotated[tuple[str, ...], Written("what was done to hold no more than `--memory`")] = ()
-    held: Annotated[str | None, Written("the most that was resident under `--memory`")] = None
+    memory: Annotated[tuple[str, ...], FileField("what was done to hold no more than `--memory`")] = ()
+    held: Annotated[str | None, FileField("the most that was resident under `--memory`")] = None
 
 
 @dataclass(frozen=True)
 class NodeReport:
     """Everything known about one node, formats keyed by name. exposed: strategies by format."""
 
-    node: Annotated[Node, Written("the operation")]
-    findings: Annotated[tuple[str, ...], Written("codes of the rules that fired on it")]
-    verdicts: Annotated[Mapping[str, Verdict], Written("by format: what is said of it, and why")]
-    exposed: Annotated[Mapping[str, tuple[str, ...]], Written("by format: strategies that would run it low")]
-    errors: Annotated[Mapping[str, NodeError], Written("by format: what it does to the operation itself")]
-    contributions: Annotated[Mapping[str, Contribution], Written("by format: how far it moves the outputs")]
-    flops: Annotated[int, Written("of matrix products and convolutions; 0 for others", least=0)]
-    range: Annotated[Magnitudes | None, Written("magnitudes of its FP32 result; `null` where that is not floating")]
-    written: Annotated[bool, Written("whether its largest magnitude is a literal, such as a mask's -1e9")] = False
-    planned: Annotated[Dtypes | None, Written("dtypes seen in a run under the recommended plan; `null`: none")] = None
+    node: Annotated[Node, FileField("the operation")]
+    findings: Annotated[tuple[str, ...], FileField("codes of the rules that fired on it")]
+    verdicts: Annotated[Mapping[str, Verdict], FileField("by format: what is said of it, and why")]
+    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that would run it low")]
+    errors: Annotated[Mapping[str, NodeError], FileField("by format: what it does to the operation itself")]
+    contributions: Annotated[Mapping[str, Contribution], FileField("by format: how far it moves the outputs")]
+    flops: Annotated[int, FileField("of matrix products and convolutions; 0 for others", least=0)]
+    range: Annotated[Magnitudes | None, FileField("magnitudes of its FP32 result; `null` where that is not floating")]
+    written: Annotated[bool, FileField("whether its largest magnitude is a literal, such as a mask's -1e9")] = False
+    planned: Annotated[Dtypes | None, FileField("dtypes seen in a run under the recommended plan; `null`: none")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,54 +117,62 @@ class Audit:
     output in a run of the graph under the recommended plan.
     """
 
-    subject: Annotated[Provenance, Written("the model and its inputs")]
+    subject: Annotated[Provenance, FileField("the model and its inputs")]
     live: Unwritten[Subject | None] = None
-    parameters: Annotated[int, Written("numbers in the parameters, shared ones once; `apply` refuses another", least=0)]
-    structure: Annotated[str, Written("digest of modules and parameters; `apply` refuses another")] = ""
-    inputs: Annotated[tuple[str, ...], Written("dtype and shape of each tensor of the first batch")]
-    tied_parameters: Annotated[Groups, Written("groups of names in the state dict that are one parameter")] = ()
-    shared_modules: Annotated[Groups, Written("groups of paths that are one module")] = ()
-    formats: Annotated[tuple[str, ...], Written("number formats that were audited")]
-    max_error: Annotated[float, Written("the error that a plan may have", least=0, exact=True)]
-    metric: Annotated[str, Written("what errors are measured in")]
-    criteria: Annotated[tuple[str, ...], Written("criteria that were set; errors are shares of what they allow")] = ()
+    parameters: Annotated[
+        int, FileField("numbers in the parameters, shared ones once; `apply` refuses another", least=0)
+    ]
+    structure: Annotated[str, FileField("digest of modules and parameters; `apply` refuses another")] = ""
+    inputs: Annotated[tuple[str, ...], FileField("dtype and shape of each tensor of the first batch")]
+    tied_parameters: Annotated[Groups, FileField("groups of names in the state dict that are one parameter")] = ()
+    shared_modules: Annotated[Groups, FileField("groups of paths that are one module")] = ()
+    formats: Annotated[tuple[str, ...], FileField("number formats that were audited")]
+    max_error: Annotated[float, FileField("the error that a plan may have", least=0, exact=True)]
+    metric: Annotated[str, FileField("what errors are measured in")]
+    criteria: Annotated[tuple[str, ...], FileField("criteria that were set; errors are shares of what they allow")] = ()
     proposals: Annotated[
-        tuple[Proposal, ...], Written("criteria that nobody set: those that hold by default, and proposed ones")
+        tuple[Proposal, ...], FileField("criteria that nobody set: those that hold by default, and proposed ones")
     ] = ()
     capture_method: Annotated[
-        str, Written("`path`: Python or a shape depends on values; `run`: nothing does", choices=("run", "path"))
+        str, FileField("`path`: Python or a shape depends on values; `run`: nothing does", choices=("run", "path"))
     ]
-    environment: Annotated[Environment, Written("what ran the audit")]
-    recommended: Annotated[str | None, Written("name of the plan to use; `null`: FP32")]
-    use: Annotated[str, Written("what the recommended plan is for", choices=("inference", "training"))] = "inference"
-    recommendation: Annotated[str, Written("why, in one sentence")]
-    plans: Annotated[Mapping[str, Plan], Written("one per strategy and format, under names such as `autocast_bf16`")]
-    baselines: Annotated[Mapping[str, Baseline], Written("what happens without a plan, under the same names")]
-    fp32_today: Annotated[Today | None, Written("FP32 under the caller's own flags; `null`: it is IEEE")] = None
-    timing: Annotated[Timing | None, Written("what time and memory were measured on; `null`: they were not")] = None
-    nodes: Annotated[tuple[NodeReport, ...], Measured("every operation of the graph, in the order it runs")] = ()
-    classes: Annotated[Mapping[str, str], Measured("by path: classes of modules that run nothing themselves")] = empty()
-    graph_inputs: Annotated[tuple[str, ...], Measured("inputs, by name in the captured graph")] = ()
-    graph_outputs: Annotated[
-        tuple[str, ...], Measured("what gives each returned tensor, by name in the captured graph")
+    environment: Annotated[Environment, FileField("what ran the audit")]
+    recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
+    use: Annotated[str, FileField("what the recommended plan is for", choices=("inference", "training"))] = "inference"
+    recommendation: Annotated[str, FileField("why, in one sentence")]
+    plans: Annotated[Mapping[str, Plan], FileField("one per strategy and format, under names such as `autocast_bf16`")]
+    baselines: Annotated[Mapping[str, Baseline], FileField("what happens without a plan, under the same names")]
+    fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: it is IEEE")] = None
+    timing: Annotated[Timing | None, FileField("what time and memory were measured on; `null`: they were not")] = None
+    nodes: Annotated[
+        tuple[NodeReport, ...], MeasurementField("every operation of the graph, in the order it runs")
     ] = ()
-    weights: Annotated[tuple[Weight, ...], Measured("magnitudes of every parameter and buffer")] = ()
-    regions: Annotated[tuple[FlaggedRegion, ...], Measured("flagged operations that lie together, run together")] = ()
-    linearity: Annotated[tuple[Linearity, ...], Measured("by format: predictions held against runs")] = ()
-    noise: Annotated[Noise | None, Measured("how far FP32 is from itself when it is run again")] = None
-    findings: Annotated[tuple[Finding, ...], Written("every rule that fired, each place by itself")]
+    classes: Annotated[
+        Mapping[str, str], MeasurementField("by path: classes of modules that run nothing themselves")
+    ] = empty()
+    graph_inputs: Annotated[tuple[str, ...], MeasurementField("inputs, by name in the captured graph")] = ()
+    graph_outputs: Annotated[
+        tuple[str, ...], MeasurementField("what gives each returned tensor, by name in the captured graph")
+    ] = ()
+    weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
+    regions: Annotated[
+        tuple[FlaggedRegion, ...], MeasurementField("flagged operations that lie together, run together")
+    ] = ()
+    linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predictions held against runs")] = ()
+    noise: Annotated[Noise | None, MeasurementField("how far FP32 is from itself when it is run again")] = None
+    findings: Annotated[tuple[Finding, ...], FileField("every rule that fired, each place by itself")]
     contributions: Annotated[
         Mapping[str, Mapping[str, Mapping[str, float]]],
-        Written("by format, module and operation the largest contribution, for the next audit"),
+        FileField("by format, module and operation the largest contribution, for the next audit"),
     ] = empty()
-    warnings: Annotated[tuple[str, ...], Written("what limits this audit, in words")]
-    training: Annotated[Training | None, Written("what a training step meets; `null` in mode `inference`")] = None
-    evaluation: Annotated[Evaluation | None, Written("the user's own function; `null`: none was given")] = None
-    command: Annotated[str, Measured("what was called")] = ""
+    warnings: Annotated[tuple[str, ...], FileField("what limits this audit, in words")]
+    training: Annotated[Training | None, FileField("what a training step meets; `null` in mode `inference`")] = None
+    evaluation: Annotated[Evaluation | None, FileField("the user's own function; `null`: none was given")] = None
+    command: Annotated[str, MeasurementField("what was called")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
-    plan_errors: Annotated[Mapping[str, float], Measured("by node: relative L2 error under the recommended plan")] = (
-        empty()
-    )
+    plan_errors: Annotated[
+        Mapping[str, float], MeasurementField("by node: relative L2 error under the recommended plan")
+    ] = empty()
 
     @property
     def seconds(self) -> Mapping[str, float]:

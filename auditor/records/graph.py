@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from .written import Unwritten, Written, empty
+from .written import FileField, Unwritten, empty
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ class Literals:
 
 CalledFrom = Annotated[
     str | None,
-    Written(
+    FileField(
         "`file:line in function`: the `forward` that called what wrote it, your own line where a library did, or the loss "
         "of torch that it belongs to; `null` where the line stands there itself"
     ),
@@ -134,17 +134,17 @@ class Node:
     what it writes to. function: the call of a function of torch that it is part of, which a scope may keep in FP32. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
     """
 
-    name: Annotated[str, Written("in the captured graph")]
-    op: Annotated[str, Written("ATen overload, for example `aten.softmax.int`")]
-    owner: Annotated[str, Written("module it belongs to")]
-    owner_type: Annotated[str, Written("class of that module")]
-    source: Annotated[str | None, Written("line that wrote it, outside of torch; `null`: none was on the way")]
-    source_path: Annotated[str | None, Written("the file of `source`, from its repository or from `site-packages`")]
-    code: Annotated[str | None, Written("what stands there")]
-    inputs: Annotated[tuple[str, ...], Written("names of the nodes that it reads")]
-    shape: Annotated[tuple[int, ...], Written("of its result, of the first of several")]
-    dtype: Annotated[str, Written("of the same, in FP32")]
-    floating: Annotated[bool, Written("whether that is floating")]
+    name: Annotated[str, FileField("in the captured graph")]
+    op: Annotated[str, FileField("ATen overload, for example `aten.softmax.int`")]
+    owner: Annotated[str, FileField("module it belongs to")]
+    owner_type: Annotated[str, FileField("class of that module")]
+    source: Annotated[str | None, FileField("line that wrote it, outside of torch; `null`: none was on the way")]
+    source_path: Annotated[str | None, FileField("the file of `source`, from its repository or from `site-packages`")]
+    code: Annotated[str | None, FileField("what stands there")]
+    inputs: Annotated[tuple[str, ...], FileField("names of the nodes that it reads")]
+    shape: Annotated[tuple[int, ...], FileField("of its result, of the first of several")]
+    dtype: Annotated[str, FileField("of the same, in FP32")]
+    floating: Annotated[bool, FileField("whether that is floating")]
     calls: Unwritten[tuple[Call, ...]] = ()
     returned: Unwritten[tuple[str, ...]] = ()
     region: Unwritten[AutocastRegion | None] = None
@@ -153,8 +153,8 @@ class Node:
     literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     autocast_literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     called_from: CalledFrom = None
-    caller_path: Annotated[str | None, Written("the file of `called_from`")] = None
-    batch: Annotated[int, Written("number of the batch whose run it was recorded in", least=1)] = 1
+    caller_path: Annotated[str | None, FileField("the file of `called_from`")] = None
+    batch: Annotated[int, FileField("number of the batch whose run it was recorded in", least=1)] = 1
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Placeholder:
     argument: str | None = None
 
     @property
-    def tied(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether several modules hold it."""
         return len(self.holders) > 1
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from .written import Measured, Written, empty
+from .written import FileField, MeasurementField, empty
 
 if TYPE_CHECKING:
     import torch
@@ -19,24 +19,24 @@ Distance = Callable[["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"], float]
 class NodeError:
     """What one format does to one node, measured on the reference inputs; of a backward pass, to what it hands back."""
 
-    local_error: Annotated[float | None, Written("its own: FP32 inputs rounded, run low; relative L2")] = None
-    propagated_error: Annotated[float | None, Written("inside a run that is low from the start; relative L2")] = None
-    disagreement: Annotated[float | None, Written("share of discrete results that differ", least=0, most=1)] = None
-    overflow: Annotated[int, Written("elements that are finite in FP32 and infinite in the format", least=0)] = 0
-    nan: Annotated[int, Written("elements that are finite in FP32 and NaN in the format", least=0)] = 0
-    underflow: Annotated[float, Written("share of the non-zero elements that become zero", least=0, most=1)] = 0.0
-    subnormal: Annotated[float, Written("share that falls below the smallest normal number", least=0, most=1)] = 0.0
-    max_ulp: Annotated[float | None, Written("largest local error in units of the format's last place")] = None
-    sqnr_db: Annotated[float | None, Written("signal to rounding noise, 20 log10(1 / local_error)")] = None
-    unsupported: Annotated[str | None, Written("why it cannot run in the format")] = None
+    local_error: Annotated[float | None, FileField("its own: FP32 inputs rounded, run low; relative L2")] = None
+    propagated_error: Annotated[float | None, FileField("inside a run that is low from the start; relative L2")] = None
+    disagreement: Annotated[float | None, FileField("share of discrete results that differ", least=0, most=1)] = None
+    overflow: Annotated[int, FileField("elements that are finite in FP32 and infinite in the format", least=0)] = 0
+    nan: Annotated[int, FileField("elements that are finite in FP32 and NaN in the format", least=0)] = 0
+    underflow: Annotated[float, FileField("share of the non-zero elements that become zero", least=0, most=1)] = 0.0
+    subnormal: Annotated[float, FileField("share that falls below the smallest normal number", least=0, most=1)] = 0.0
+    max_ulp: Annotated[float | None, FileField("largest local error in units of the format's last place")] = None
+    sqnr_db: Annotated[float | None, FileField("signal to rounding noise, 20 log10(1 / local_error)")] = None
+    unsupported: Annotated[str | None, FileField("why it cannot run in the format")] = None
     cause: Annotated[
         str | None,
-        Written(
+        FileField(
             "what makes the error; `nested`: results that are not compared; `null`: there is none",
             choices=("overflow", "underflow", "cancellation", "rounding", "discrete", "unsupported", "nan", "nested"),
         ),
     ] = None
-    born: Annotated[bool, Written("in the low run, something breaks here that was whole in every input")] = False
+    born: Annotated[bool, FileField("in the low run, something breaks here that was whole in every input")] = False
 
 
 DECIDED_BY = ("first-order", "re-run", "group", "not-run")
@@ -52,54 +52,56 @@ class Contribution:
     forwards and backwards together, own the forward part, backward the other; cast is not asked for.
     """
 
-    isolated: Annotated[float, Written("how far it alone, low, moves the outputs; the verdict rests on this")]
-    own: Annotated[float, Written("of that, what the operation and its result make, its inputs in FP32")]
-    cast: Annotated[float, Written("how far its FP32 result does, rounded on its way into a low reader")]
+    isolated: Annotated[float, FileField("how far it alone, low, moves the outputs; the verdict rests on this")]
+    own: Annotated[float, FileField("of that, what the operation and its result make, its inputs in FP32")]
+    cast: Annotated[float, FileField("how far its FP32 result does, rounded on its way into a low reader")]
     decided_by: Annotated[
         str,
-        Written(
+        FileField(
             "how `isolated` was found: `first-order`: predicted; `re-run` of the model with this node low; `group`: "
             "re-run with this node and others low, which is no less; `not-run`: a run would have to tell, and none "
             "did",
             choices=DECIDED_BY,
         ),
     ] = "first-order"
-    together: Annotated[int, Written("how many operations were low in that run", least=1)] = 1
-    criterion: Annotated[str, Written("the criterion that it takes most of, where some were set")] = ""
-    batch: Annotated[int, Written("number of the batch that `isolated` is of, where it is not the first", least=1)] = 1
-    backward: Annotated[float, Written("of gradients, the part that is made backwards")] = 0.0
+    together: Annotated[int, FileField("how many operations were low in that run", least=1)] = 1
+    criterion: Annotated[str, FileField("the criterion that it takes most of, where some were set")] = ""
+    batch: Annotated[
+        int, FileField("number of the batch that `isolated` is of, where it is not the first", least=1)
+    ] = 1
+    backward: Annotated[float, FileField("of gradients, the part that is made backwards")] = 0.0
 
 
 @dataclass(frozen=True)
 class Linearity:
     """Whether first order, from which effects are predicted, holds on this model in a format."""
 
-    format: Annotated[str, Written("the number format")]
-    compared: Annotated[int, Written("operations whose effect was predicted and then run", least=1)]
-    least: Annotated[float, Written("the smallest of predicted / run among them", least=0)]
-    median: Annotated[float, Written("the median of predicted / run", least=0)]
-    most: Annotated[float, Written("the largest of predicted / run", least=0)]
-    holds: Annotated[bool, Written("whether nine in ten predictions are within 1.6 times what a run says")]
-    whole_predicted: Annotated[float | None, Written("predicted error of the outputs where everything is low")]
-    whole_run: Annotated[float | None, Written("the same, run")]
-    confirmed: Annotated[int, Written("predictions beyond the budget that a run bore out", least=0)]
-    refuted: Annotated[int, Written("predictions beyond the budget that a run refuted", least=0)]
-    left: Annotated[int, Written("predictions beyond the budget that were not run", least=0)]
+    format: Annotated[str, FileField("the number format")]
+    compared: Annotated[int, FileField("operations whose effect was predicted and then run", least=1)]
+    least: Annotated[float, FileField("the smallest of predicted / run among them", least=0)]
+    median: Annotated[float, FileField("the median of predicted / run", least=0)]
+    most: Annotated[float, FileField("the largest of predicted / run", least=0)]
+    holds: Annotated[bool, FileField("whether nine in ten predictions are within 1.6 times what a run says")]
+    whole_predicted: Annotated[float | None, FileField("predicted error of the outputs where everything is low")]
+    whole_run: Annotated[float | None, FileField("the same, run")]
+    confirmed: Annotated[int, FileField("predictions beyond the budget that a run bore out", least=0)]
+    refuted: Annotated[int, FileField("predictions beyond the budget that a run refuted", least=0)]
+    left: Annotated[int, FileField("predictions beyond the budget that were not run", least=0)]
 
 
 @dataclass(frozen=True)
 class Noise:
     """How far FP32 is from itself: runs from the same state, with the same random numbers, whose memory lies elsewhere."""
 
-    runs: Annotated[int, Written("how many times the model was run in FP32", least=1)] = 1
-    error: Annotated[float, Written("the most that a run is from the first, as the budget measures")] = 0.0
-    joint: Annotated[float, Written("the same as relative L2 of all outputs, or share of entries")] = 0.0
-    floor: Annotated[float, Written("up to this nothing is called an error; 0: nothing is spared")] = 0.0
-    outputs: Annotated[Mapping[str, float], Written("by output, the most; those that differ")] = empty()
-    nodes: Annotated[Mapping[str, float], Written("by operation, of two runs of the graph; those that differ")] = (
+    runs: Annotated[int, FileField("how many times the model was run in FP32", least=1)] = 1
+    error: Annotated[float, FileField("the most that a run is from the first, as the budget measures")] = 0.0
+    joint: Annotated[float, FileField("the same as relative L2 of all outputs, or share of entries")] = 0.0
+    floor: Annotated[float, FileField("up to this nothing is called an error; 0: nothing is spared")] = 0.0
+    outputs: Annotated[Mapping[str, float], FileField("by output, the most; those that differ")] = empty()
+    nodes: Annotated[Mapping[str, float], FileField("by operation, of two runs of the graph; those that differ")] = (
         empty()
     )
-    operations: Annotated[tuple[str, ...], Written("operations that are not deterministic")] = ()
+    operations: Annotated[tuple[str, ...], FileField("operations that are not deterministic")] = ()
 
 
 @dataclass(frozen=True)
@@ -108,18 +110,18 @@ class Verdict:
 
     verdict: Annotated[
         str,
-        Written(
+        FileField(
             "`safe`; `sensitive`: alone it takes more than a quarter of the budget; `unsafe`: alone it breaks the "
             "budget, turns a finite output non-finite, flips discrete results, or does not exist in the format; "
             "`untested`",
             choices=("safe", "sensitive", "unsafe", "untested"),
         ),
     ]
-    reason: Annotated[str, Written("why, in one clause")]
-    limited_by: Annotated[str | None, Written("what the format has too little of", choices=("range", "precision"))] = (
-        None
-    )
-    batch: Annotated[int, Written("number of the batch that it comes from, where it is not the first", least=1)] = 1
+    reason: Annotated[str, FileField("why, in one clause")]
+    limited_by: Annotated[
+        str | None, FileField("what the format has too little of", choices=("range", "precision"))
+    ] = None
+    batch: Annotated[int, FileField("number of the batch that it comes from, where it is not the first", least=1)] = 1
 
 
 @dataclass(frozen=True)
@@ -129,15 +131,15 @@ class Magnitudes:
     exponents: {floor(log2|x|): count} of what is finite and not zero.
     """
 
-    max_abs: Annotated[float, Written("the largest finite magnitude", least=0)]
-    min_abs: Annotated[float, Written("the smallest magnitude that is not zero; 0 if there is none", least=0)]
-    zeros: Annotated[int, Written("how many are zero", least=0)]
+    max_abs: Annotated[float, FileField("the largest finite magnitude", least=0)]
+    min_abs: Annotated[float, FileField("the smallest magnitude that is not zero; 0 if there is none", least=0)]
+    zeros: Annotated[int, FileField("how many are zero", least=0)]
     exponents: Annotated[
-        Mapping[int, int], Written('`{"e": how many}`: numbers with 2^e <= magnitude < 2^(e+1)', least=1)
+        Mapping[int, int], FileField('`{"e": how many}`: numbers with 2^e <= magnitude < 2^(e+1)', least=1)
     ]
-    nonfinite: Annotated[int, Written("how many are Inf or NaN", least=0)] = 0
-    norm: Annotated[float, Written("L2 norm of the finite ones, where it was measured", least=0)] = 0.0
-    rounding: Annotated[Mapping[str, float], Written("by format: relative L2 error of rounding them")] = empty()
+    nonfinite: Annotated[int, FileField("how many are Inf or NaN", least=0)] = 0
+    norm: Annotated[float, FileField("L2 norm of the finite ones, where it was measured", least=0)] = 0.0
+    rounding: Annotated[Mapping[str, float], FileField("by format: relative L2 error of rounding them")] = empty()
 
     @property
     def nonzero(self) -> int:
@@ -149,9 +151,9 @@ class Magnitudes:
 class Weight:
     """Magnitudes of a parameter or buffer."""
 
-    name: Annotated[str, Written("in the state dict, or the graph's where it has none there")]
-    kind: Annotated[str, Written("what it is", choices=("parameter", "buffer"))]
-    range: Annotated[Magnitudes, Written("its magnitudes")]
+    name: Annotated[str, FileField("in the state dict, or the graph's where it has none there")]
+    kind: Annotated[str, FileField("what it is", choices=("parameter", "buffer"))]
+    range: Annotated[Magnitudes, FileField("its magnitudes")]
 
 
 MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
@@ -165,47 +167,49 @@ class Finding:
     declared: the severity in the rule's file. measurable: whether running the operation low can bear the rule out at all.
     """
 
-    rule: Annotated[str, Written("the rule's code, see [rules.md](rules.md)")]
-    name: Annotated[str, Written("the rule's name")]
-    node: Annotated[str, Measured("the node it fired on, by its name in the captured graph")] = ""
-    owner: Annotated[str, Written("module of that node")]
-    op: Annotated[str, Written("ATen overload of that node")]
-    source: Annotated[str | None, Written("line that wrote it, as for operations")]
+    rule: Annotated[str, FileField("the rule's code, see [rules.md](rules.md)")]
+    name: Annotated[str, FileField("the rule's name")]
+    node: Annotated[str, MeasurementField("the node it fired on, by its name in the captured graph")] = ""
+    owner: Annotated[str, FileField("module of that node")]
+    op: Annotated[str, FileField("ATen overload of that node")]
+    source: Annotated[str | None, FileField("line that wrote it, as for operations")]
     severity: Annotated[
         str,
-        Written(
+        FileField(
             "under the plan that is followed, see [how severe a finding is](command-line.md#how-severe-a-finding-is)",
             choices=("error", "warning", "info"),
         ),
     ]
     confidence: Annotated[
-        str, Written("`high` where measured to be unsafe, else as its rule says", choices=("high", "medium", "low"))
+        str, FileField("`high` where measured to be unsafe, else as its rule says", choices=("high", "medium", "low"))
     ]
-    formats: Annotated[tuple[str, ...], Written("formats it speaks of")]
-    message: Annotated[str, Measured("what is wrong here, with this model's numbers")] = ""
-    why: Annotated[str, Measured("why that hurts, as the rule has it")] = ""
-    advice: Annotated[str, Measured("what to do, as the rule has it")] = ""
-    evidence: Annotated[Mapping[str, Any], Measured("the facts that the rule read")] = empty()
-    agrees: Annotated[bool | None, Written("whether the measurement bears it out; `null` where there is none")] = None
+    formats: Annotated[tuple[str, ...], FileField("formats it speaks of")]
+    message: Annotated[str, MeasurementField("what is wrong here, with this model's numbers")] = ""
+    why: Annotated[str, MeasurementField("why that hurts, as the rule has it")] = ""
+    advice: Annotated[str, MeasurementField("what to do, as the rule has it")] = ""
+    evidence: Annotated[Mapping[str, Any], MeasurementField("the facts that the rule read")] = empty()
+    agrees: Annotated[bool | None, FileField("whether the measurement bears it out; `null` where there is none")] = None
     cause: Annotated[
-        str, Measured("line and operation at which it begins: findings with the same one have one cause")
+        str, MeasurementField("line and operation at which it begins: findings with the same one have one cause")
     ] = ""
-    plan: Annotated[str | None, Measured("the plan that `severity` speaks of; `null`: none holds the budget")] = None
+    plan: Annotated[
+        str | None, MeasurementField("the plan that `severity` speaks of; `null`: none holds the budget")
+    ] = None
     bearing: Annotated[
         str | None,
-        Measured(
+        MeasurementField(
             "under that plan it runs `low`, `reads` in FP32 what was low before, or is `kept` in FP32; `elsewhere`: "
             "only other plans run it in a format that the finding speaks of; `stops`: there is no such plan, and it "
             "is unsafe",
             choices=("low", "reads", "kept", "elsewhere", "stops"),
         ),
     ] = None
-    references: Annotated[tuple[str, ...], Measured("what the rule refers to")] = ()
-    declared: Annotated[str, Measured("the severity that the rule states")] = ""
-    measurable: Annotated[bool, Measured("whether running it low can bear the rule out")] = True
-    called_from: Annotated[str | None, Measured("the call beside that line, as for operations")] = None
+    references: Annotated[tuple[str, ...], MeasurementField("what the rule refers to")] = ()
+    declared: Annotated[str, MeasurementField("the severity that the rule states")] = ""
+    measurable: Annotated[bool, MeasurementField("whether running it low can bear the rule out")] = True
+    called_from: Annotated[str | None, MeasurementField("the call beside that line, as for operations")] = None
     met: Annotated[
-        Mapping[str, tuple[str, ...]], Measured("by format: strategies that run it in that where all is low")
+        Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that run it in that where all is low")
     ] = empty()
 
 
@@ -213,12 +217,12 @@ class Finding:
 class FlaggedRegion:
     """Connected nodes that are sensitive or unsafe in a format, low together while all else is FP32."""
 
-    format: Annotated[str, Written("the format it was run in")]
-    nodes: Annotated[tuple[str, ...], Written("what was run low, by name in the captured graph")]
-    scope: Annotated[str, Written("the deepest module that holds all of it")]
-    local_error: Annotated[float | None, Written("of the values that leave it, the worst; `null`: not finite")]
-    error: Annotated[float | None, Written("of the model's outputs; relative L2, or share of a criterion")]
+    format: Annotated[str, FileField("the format it was run in")]
+    nodes: Annotated[tuple[str, ...], FileField("what was run low, by name in the captured graph")]
+    scope: Annotated[str, FileField("the deepest module that holds all of it")]
+    local_error: Annotated[float | None, FileField("of the values that leave it, the worst; `null`: not finite")]
+    error: Annotated[float | None, FileField("of the model's outputs; relative L2, or share of a criterion")]
     explained: Annotated[
-        float, Written("its operations' own errors, in quadrature; an `error` above it: they reinforce each other")
+        float, FileField("its operations' own errors, in quadrature; an `error` above it: they reinforce each other")
     ]
-    failure: Annotated[str | None, Written("why it did not run")] = None
+    failure: Annotated[str | None, FileField("why it did not run")] = None

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from .program import Program
 from .run import CriterionValue, NonFinite, Score, Timed
-from .written import Measured, Written, empty
+from .written import FileField, MeasurementField, empty
 
 RAISED = ("none", "inputs", "weights", "attributes", "kept")
 """What becomes of that which an audited model stores, or is given, in FP16 or BF16."""
@@ -19,16 +19,16 @@ RAISED = ("none", "inputs", "weights", "attributes", "kept")
 class ScopeChoice:
     """Precision of one scope."""
 
-    precision: Annotated[str, Written("`fp32`, or the plan's `format`")]
-    because: Annotated[tuple[str, ...], Written("codes of rules and reasons in words; empty where it runs low")] = ()
+    precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
+    because: Annotated[tuple[str, ...], FileField("codes of rules and reasons in words; empty where it runs low")] = ()
     output: Annotated[
-        str, Written("of strategy `cast`: `keep`: what leaves the scope stays as it is", choices=("cast", "keep"))
+        str, FileField("of strategy `cast`: `keep`: what leaves the scope stays as it is", choices=("cast", "keep"))
     ] = "cast"
     cost: Annotated[
-        float | None, Written("share of the plan's cost that lowering this island saves; `null`: it is low")
+        float | None, FileField("share of the plan's cost that lowering this island saves; `null`: it is low")
     ] = None
     keep: Annotated[
-        tuple[str, ...], Written("functions of torch that stay FP32 in a low scope and below: `pow` is x ** 2 too")
+        tuple[str, ...], FileField("functions of torch that stay FP32 in a low scope and below: `pow` is x ** 2 too")
     ] = ()
 
 
@@ -54,7 +54,7 @@ class Reason:
 
     kind: Annotated[
         str,
-        Written(
+        FileField(
             "`unsafe`: an operation of it must not run low; `untested`: what it does low is not known; `conflict`: "
             "low, it would be handed two dtypes; `budget`: lowering it alone breaks the budget; `margin`: that stays "
             "within the budget, but not within the share of it that a plan uses; `no-gain`: it can be lowered, alone,"
@@ -64,14 +64,14 @@ class Reason:
             choices=KINDS,
         ),
     ]
-    words: Annotated[str, Written("the same in one clause, with its evidence")]
-    modules: Annotated[tuple[str, ...], Written("modules in FP32 that it is about")] = ()
-    operations: Annotated[tuple[str, ...], Written("operations in low modules, and those without a precision")] = ()
-    by: Annotated[str | None, Written("the module or operation that decides, where it is another")] = None
-    adds: Annotated[float | None, Written("what lowering it alone adds to the error; `null`: it is forbidden")] = None
-    left: Annotated[float | None, Written("how much of the budget the plan leaves")] = None
-    saves: Annotated[float | None, Written("share of the plan's cost that lowering it alone saves")] = None
-    ran: Annotated[bool, Written("whether `adds` comes from a run; else it is predicted")] = False
+    words: Annotated[str, FileField("the same in one clause, with its evidence")]
+    modules: Annotated[tuple[str, ...], FileField("modules in FP32 that it is about")] = ()
+    operations: Annotated[tuple[str, ...], FileField("operations in low modules, and those without a precision")] = ()
+    by: Annotated[str | None, FileField("the module or operation that decides, where it is another")] = None
+    adds: Annotated[float | None, FileField("what lowering it alone adds to the error; `null`: it is forbidden")] = None
+    left: Annotated[float | None, FileField("how much of the budget the plan leaves")] = None
+    saves: Annotated[float | None, FileField("share of the plan's cost that lowering it alone saves")] = None
+    ran: Annotated[bool, FileField("whether `adds` comes from a run; else it is predicted")] = False
 
 
 @dataclass(frozen=True)
@@ -81,65 +81,71 @@ class Verification:
     error: relative L2 of all outputs, worst run without gradients; None if it failed. execution: native | emulated.
     """
 
-    error: Annotated[float | None, Written("as it was run; `measured_error` is that of a run that counts")]
-    finite: Annotated[bool, Written("whether the outputs were")]
-    inputs: Annotated[str, Written("`held-out`: inputs the plan was not made from", choices=("held-out", "audited"))]
-    execution: Annotated[str, Written("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]
-    failure: Annotated[str | None, Written("why the patched model did not run, in one line")] = None
-    joint: Annotated[float | None, Written("relative L2 of all outputs, where `measured_error` is something else")] = (
+    error: Annotated[float | None, FileField("as it was run; `measured_error` is that of a run that counts")]
+    finite: Annotated[bool, FileField("whether the outputs were")]
+    inputs: Annotated[str, FileField("`held-out`: inputs the plan was not made from", choices=("held-out", "audited"))]
+    execution: Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]
+    failure: Annotated[str | None, FileField("why the patched model did not run, in one line")] = None
+    joint: Annotated[
+        float | None, FileField("relative L2 of all outputs, where `measured_error` is something else")
+    ] = None
+    criteria: Annotated[tuple[CriterionValue, ...], FileField("the criteria that were set, each with its value")] = ()
+    apart: Annotated[Mapping[str, float], FileField("by output: errors over ten times that of all together")] = empty()
+    with_gradients: Annotated[
+        float | None, FileField("`measured_error` on the first batch with gradients; `null`: not run so")
+    ] = None
+    ungraded: Annotated[str | None, FileField("what the FP32 model raises with gradients; `null`: nothing")] = None
+    noise: Annotated[float | None, FileField("how far apart runs in FP32 were; errors are no better known")] = None
+    floor: Annotated[float, FileField("error up to which it holds all the same: three times `noise`, or 0")] = 0.0
+    nonfinite: Annotated[NonFinite | None, FileField("the first operation that is not finite, as for `baselines`")] = (
         None
     )
-    criteria: Annotated[tuple[CriterionValue, ...], Written("the criteria that were set, each with its value")] = ()
-    apart: Annotated[Mapping[str, float], Written("by output: errors over ten times that of all together")] = empty()
-    with_gradients: Annotated[
-        float | None, Written("`measured_error` on the first batch with gradients; `null`: not run so")
-    ] = None
-    ungraded: Annotated[str | None, Written("what the FP32 model raises with gradients; `null`: nothing")] = None
-    noise: Annotated[float | None, Written("how far apart runs in FP32 were; errors are no better known")] = None
-    floor: Annotated[float, Written("error up to which it holds all the same: three times `noise`, or 0")] = 0.0
-    nonfinite: Annotated[NonFinite | None, Written("the first operation that is not finite, as for `baselines`")] = None
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes that a forward pass needs."""
 
-    weights: Annotated[int, Written("parameters and buffers", least=0)]
-    activations: Annotated[int, Written("the most that inputs, results and low copies take at one time", least=0)]
+    weights: Annotated[int, FileField("parameters and buffers", least=0)]
+    activations: Annotated[int, FileField("the most that inputs, results and low copies take at one time", least=0)]
 
 
 @dataclass(frozen=True)
 class Plan:
     """Precision of every scope under one strategy and format, with what it costs and how it held up."""
 
-    name: Annotated[str, Written("the same as its key in `plans`")]
+    name: Annotated[str, FileField("the same as its key in `plans`")]
     strategy: Annotated[
-        str, Written("`autocast`: regions of torch.autocast; `cast`: weights are stored low; `graph`: a program")
+        str, FileField("`autocast`: regions of torch.autocast; `cast`: weights are stored low; `graph`: a program")
     ]
-    format: Annotated[str, Written("name of the low format, such as `fp16`")]
-    scopes: Annotated[Mapping[str, ScopeChoice], Written("precision by module; others have that of the nearest above")]
-    predicted_error: Annotated[float, Written("before anything was run: all roundings, in quadrature")] = math.nan
-    low_precision_flops: Annotated[float, Written("share of the FLOPs that run low", least=0, most=1)] = math.nan
+    format: Annotated[str, FileField("name of the low format, such as `fp16`")]
+    scopes: Annotated[
+        Mapping[str, ScopeChoice], FileField("precision by module; others have that of the nearest above")
+    ]
+    predicted_error: Annotated[float, FileField("before anything was run: all roundings, in quadrature")] = math.nan
+    low_precision_flops: Annotated[float, FileField("share of the FLOPs that run low", least=0, most=1)] = math.nan
     predicted_speedup: Annotated[
-        float, Written("over FP32 on `target` (see [how it works](method.md#what-a-choice-costs))")
+        float, FileField("over FP32 on `target` (see [how it works](method.md#what-a-choice-costs))")
     ] = math.nan
     measured_error: Annotated[
-        float | None, Written("of the patched model, worst batch; `null`: it failed or was not finite")
+        float | None, FileField("of the patched model, worst batch; `null`: it failed or was not finite")
     ] = None
-    verified: Annotated[bool, Written("the patched model was run, and is within the budget")] = False
-    verification: Annotated[Verification | None, Written("the run of the patched model; `null`: it was not run")] = None
-    note: Annotated[str, Measured("what is to be said of it beside, in words")] = ""
-    reasons: Annotated[tuple[Reason, ...], Written("why modules and operations do not run low")] = ()
+    verified: Annotated[bool, FileField("the patched model was run, and is within the budget")] = False
+    verification: Annotated[Verification | None, FileField("the run of the patched model; `null`: it was not run")] = (
+        None
+    )
+    note: Annotated[str, MeasurementField("what is to be said of it beside, in words")] = ""
+    reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations do not run low")] = ()
     least: Annotated[
         tuple[str, ...] | None,
-        Written("modules that would stay FP32 if all that gains nothing were low; `null`: not sought"),
+        FileField("modules that would stay FP32 if all that gains nothing were low; `null`: not sought"),
     ] = None
     objective: Annotated[
-        str, Written("what the plan has little of within the budget", choices=("time", "memory", "flops"))
+        str, FileField("what the plan has little of within the budget", choices=("time", "memory", "flops"))
     ] = "time"
     raised: Annotated[
         str,
-        Written(
+        FileField(
             "what is raised to FP32 where the plan does not store it low, since the audited model came with it in "
             "FP16 or BF16: `none`; `inputs`; `weights`: parameters and buffers too; `attributes`: also tensors that "
             "modules hold without registering them; `kept`: nothing, since the forward casts to what it is stored in",
@@ -147,18 +153,18 @@ class Plan:
         ),
     ] = "none"
     stored_low: Annotated[
-        Mapping[str, int], Written("by dtype: parameters that were stored low; `apply` refuses a model with more")
+        Mapping[str, int], FileField("by dtype: parameters that were stored low; `apply` refuses a model with more")
     ] = empty()
-    reach: Annotated[float | None, Written("where nothing is low: the smallest error of a run with anything low")] = (
+    reach: Annotated[float | None, FileField("where nothing is low: the smallest error of a run with anything low")] = (
         None
     )
-    target: Annotated[str | None, Written("the GPU that `predicted_speedup` is for")] = None
-    memory: Annotated[Memory | None, Written("what one forward needs under the plan")] = None
-    fp32_memory: Annotated[Memory | None, Written("the same without the plan")] = None
-    program: Annotated[Program | None, Written("what a plan of strategy `graph` is")] = None
-    score: Annotated[Score | None, Written("what the user's own function says of the model under it")] = None
+    target: Annotated[str | None, FileField("the GPU that `predicted_speedup` is for")] = None
+    memory: Annotated[Memory | None, FileField("what one forward needs under the plan")] = None
+    fp32_memory: Annotated[Memory | None, FileField("the same without the plan")] = None
+    program: Annotated[Program | None, FileField("what a plan of strategy `graph` is")] = None
+    score: Annotated[Score | None, FileField("what the user's own function says of the model under it")] = None
 
-    timed: Annotated[Timed | None, Written("time and memory of one forward of the patched model")] = None
+    timed: Annotated[Timed | None, FileField("time and memory of one forward of the patched model")] = None
 
     @property
     def holds(self) -> bool:

@@ -5,50 +5,50 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from .written import Written
+from .written import FileField
 
 REASONS = ("unsafe", "untested", "refused", "budget", "no-gain")
 """Why an operation of a graph does not run low, in one word."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptOperation:
     """One operation of an exported graph that stays FP32."""
 
-    name: Annotated[str, Written("in the exported graph")]
-    op: Annotated[str, Written("ATen overload")]
+    name: Annotated[str, FileField("in the exported graph")]
+    op: Annotated[str, FileField("ATen overload")]
     kind: Annotated[
         str,
-        Written(
+        FileField(
             "`unsafe`: it must not run low; `untested`: what it does low is not known; `refused`: it cannot run low; "
             "`budget`: the error that it would add is more than the time it saves is worth; `no-gain`: lowering it "
             "alone saves nothing",
             choices=REASONS,
         ),
     ]
-    because: Annotated[str, Written("the same in one clause, with its evidence")]
-    node: Annotated[str | None, Written("its name in the captured graph; `null`: there is none")] = None
+    because: Annotated[str, FileField("the same in one clause, with its evidence")]
+    node: Annotated[str | None, FileField("its name in the captured graph; `null`: there is none")] = None
 
 
 @dataclass(frozen=True)
 class Onnx:
     """A program as an ONNX model."""
 
-    file: Annotated[str, Written("name of the file beside plan.json")]
+    file: Annotated[str, FileField("name of the file beside plan.json")]
     ends: Annotated[
-        str, Written("its floating inputs and outputs: `fp32`, or `low`: the plan's format", choices=("fp32", "low"))
+        str, FileField("its floating inputs and outputs: `fp32`, or `low`: the plan's format", choices=("fp32", "low"))
     ]
-    nodes: Annotated[int, Written("operations on floating values, without casts and constants", least=0)]
-    high: Annotated[int, Written("those of them that read or give FP32 where they could another format", least=0)]
-    casts: Annotated[int, Written("casts in the graph", least=0)]
-    runtime: Annotated[str, Written("what ran it, and its version")]
+    nodes: Annotated[int, FileField("operations on floating values, without casts and constants", least=0)]
+    high: Annotated[int, FileField("those of them that read or give FP32 where they could another format", least=0)]
+    casts: Annotated[int, FileField("casts in the graph", least=0)]
+    runtime: Annotated[str, FileField("what ran it, and its version")]
     error: Annotated[
-        float | None, Written("relative L2 error of the outputs as the runtime gave them; `null`: it did not run")
+        float | None, FileField("relative L2 error of the outputs as the runtime gave them; `null`: it did not run")
     ]
-    program_error: Annotated[float | None, Written("the same of the plan's own program")]
-    failure: Annotated[str | None, Written("why it did not run, in one line")] = None
+    program_error: Annotated[float | None, FileField("the same of the plan's own program")]
+    failure: Annotated[str | None, FileField("why it did not run, in one line")] = None
     rounded_error: Annotated[
-        float | None, Written("the error with every value rounded to the plan's format, as a GPU does")
+        float | None, FileField("the error with every value rounded to the plan's format, as a GPU does")
     ] = None
 
 
@@ -56,10 +56,10 @@ class Onnx:
 class Program:
     """A plan as a program of its own: the exported graph with a precision for every operation."""
 
-    file: Annotated[str, Written("name of the file beside plan.json, read by `torch.export.load`")]
-    operations: Annotated[int, Written("operations of the graph that read FP32 values", least=0)]
-    low: Annotated[int, Written("those that run in the format", least=0)]
-    casts: Annotated[int, Written("conversions in the graph", least=0)]
-    kept: Annotated[tuple[Kept, ...], Written("operations that stay FP32")] = ()
-    fixed: Annotated[str | None, Written("why it takes the audited batch size alone; `null`: it takes any")] = None
-    onnx: Annotated[Onnx | None, Written("the same as an ONNX model, where that was asked for")] = None
+    file: Annotated[str, FileField("name of the file beside plan.json, read by `torch.export.load`")]
+    operations: Annotated[int, FileField("operations of the graph that read FP32 values", least=0)]
+    low: Annotated[int, FileField("those that run in the format", least=0)]
+    casts: Annotated[int, FileField("conversions in the graph", least=0)]
+    kept: Annotated[tuple[KeptOperation, ...], FileField("operations that stay FP32")] = ()
+    fixed: Annotated[str | None, FileField("why it takes the audited batch size alone; `null`: it takes any")] = None
+    onnx: Annotated[Onnx | None, FileField("the same as an ONNX model, where that was asked for")] = None

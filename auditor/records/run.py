@@ -6,97 +6,105 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from .written import Written, empty
+from .written import FileField, empty
 
 
 @dataclass(frozen=True)
 class CriterionValue:
     """What one criterion of the user's came to in a run."""
 
-    output: Annotated[str, Written("the output that it speaks of, or `the other outputs`, judged together")]
-    kind: Annotated[str, Written("what is measured of it (see [criteria](criteria.md))")]
-    sign: Annotated[str, Written("on which side of the limit it holds", choices=("<=", ">="))]
-    limit: Annotated[float, Written("the limit", exact=True)]
-    value: Annotated[float | None, Written("what was measured, worst run; `null`: nothing, or not finite")]
+    output: Annotated[str, FileField("the output that it speaks of, or `the other outputs`, judged together")]
+    kind: Annotated[str, FileField("what is measured of it (see [criteria](criteria.md))")]
+    sign: Annotated[str, FileField("on which side of the limit it holds", choices=("<=", ">="))]
+    limit: Annotated[float, FileField("the limit", exact=True)]
+    value: Annotated[float | None, FileField("what was measured, worst run; `null`: nothing, or not finite")]
     share: Annotated[
-        float | None, Written("how much of what the limit allows that takes; the largest is the model's error")
+        float | None, FileField("how much of what the limit allows that takes; the largest is the model's error")
     ]
-    holds: Annotated[bool, Written("whether it holds in every run, with and without gradients")]
+    holds: Annotated[bool, FileField("whether it holds in every run, with and without gradients")]
 
 
 @dataclass(frozen=True)
 class Today:
     """FP32 as the user's own flags have it, held against FP32 in IEEE arithmetic."""
 
-    computed_in: Annotated[tuple[str, ...], Written("what those flags let FP32 be computed in: `tf32`, `bf16`")]
-    measured_error: Annotated[float | None, Written("against FP32 in IEEE arithmetic, worst batch; `null`: not finite")]
-    finite: Annotated[bool, Written("whether the outputs were")]
-    failure: Annotated[str | None, Written("why it did not run")] = None
+    computed_in: Annotated[tuple[str, ...], FileField("what those flags let FP32 be computed in: `tf32`, `bf16`")]
+    measured_error: Annotated[
+        float | None, FileField("against FP32 in IEEE arithmetic, worst batch; `null`: not finite")
+    ]
+    finite: Annotated[bool, FileField("whether the outputs were")]
+    failure: Annotated[str | None, FileField("why it did not run")] = None
 
 
 @dataclass(frozen=True)
 class NonFinite:
     """The first operation of a low run that makes Inf or NaN of what is finite in FP32, and where the cause begins."""
 
-    node: Annotated[str, Written("the operation, by its name in the captured graph")]
-    owner: Annotated[str, Written("module of that operation")]
-    op: Annotated[str, Written("ATen overload of that operation")]
-    source: Annotated[str | None, Written("line that wrote it, as for operations")]
-    value: Annotated[str, Written("what it makes", choices=("NaN", "Inf"))]
+    node: Annotated[str, FileField("the operation, by its name in the captured graph")]
+    owner: Annotated[str, FileField("module of that operation")]
+    op: Annotated[str, FileField("ATen overload of that operation")]
+    source: Annotated[str | None, FileField("line that wrote it, as for operations")]
+    value: Annotated[str, FileField("what it makes", choices=("NaN", "Inf"))]
     cause: Annotated[
         str,
-        Written(
+        FileField(
             "why: `overflow` and `rounding` of the operation itself or of what it reads; `underflow`: a value that it"
             " reads went to zero; `cancellation`: a difference that it reads lost its digits, and with them its sign",
             choices=("overflow", "underflow", "cancellation", "rounding"),
         ),
     ]
-    begins: Annotated[str, Written("the operation at which that happens: the same one, or one upstream")]
-    begins_owner: Annotated[str, Written("module of that operation")]
-    begins_op: Annotated[str, Written("ATen overload of that operation")]
-    begins_source: Annotated[str | None, Written("line that wrote it")]
-    rules: Annotated[tuple[str, ...], Written("codes of the rules that fired on either of the two")] = ()
-    batch: Annotated[int, Written("the first batch in which it does, of those that plans are checked on", least=1)] = 1
+    begins: Annotated[str, FileField("the operation at which that happens: the same one, or one upstream")]
+    begins_owner: Annotated[str, FileField("module of that operation")]
+    begins_op: Annotated[str, FileField("ATen overload of that operation")]
+    begins_source: Annotated[str | None, FileField("line that wrote it")]
+    rules: Annotated[tuple[str, ...], FileField("codes of the rules that fired on either of the two")] = ()
+    batch: Annotated[
+        int, FileField("the first batch in which it does, of those that plans are checked on", least=1)
+    ] = 1
 
 
 @dataclass(frozen=True)
 class Times:
     """How long one forward took, over repeats."""
 
-    median: Annotated[float, Written("seconds of one forward", least=0)]
-    low: Annotated[float, Written("first quartile of the repeats", least=0)]
-    high: Annotated[float, Written("third quartile", least=0)]
-    repeats: Annotated[int, Written("how many were timed, after those that warm up", least=1)]
-    speedup: Annotated[float | None, Written("median of FP32 in IEEE arithmetic over this one's")] = None
-    speedup_low: Annotated[float | None, Written("FP32's first quartile over this one's third")] = None
-    speedup_high: Annotated[float | None, Written("FP32's third quartile over this one's first")] = None
+    median: Annotated[float, FileField("seconds of one forward", least=0)]
+    low: Annotated[float, FileField("first quartile of the repeats", least=0)]
+    high: Annotated[float, FileField("third quartile", least=0)]
+    repeats: Annotated[int, FileField("how many were timed, after those that warm up", least=1)]
+    speedup: Annotated[float | None, FileField("median of FP32 in IEEE arithmetic over this one's")] = None
+    speedup_low: Annotated[float | None, FileField("FP32's first quartile over this one's third")] = None
+    speedup_high: Annotated[float | None, FileField("FP32's third quartile over this one's first")] = None
 
 
 @dataclass(frozen=True)
 class Timed:
     """What one forward took, measured."""
 
-    eager: Annotated[Times | None, Written("run as it is; `null`: see `missing`")] = None
-    compiled: Annotated[Times | None, Written("under `torch.compile`; `null`: see `missing`")] = None
-    cuda_graph: Annotated[Times | None, Written("captured in a CUDA graph and replayed; `null`: see `missing`")] = None
+    eager: Annotated[Times | None, FileField("run as it is; `null`: see `missing`")] = None
+    compiled: Annotated[Times | None, FileField("under `torch.compile`; `null`: see `missing`")] = None
+    cuda_graph: Annotated[Times | None, FileField("captured in a CUDA graph and replayed; `null`: see `missing`")] = (
+        None
+    )
     memory: Annotated[
         int | None,
-        Written("bytes of weights and inputs, and the most allocated beside; `null`: see `missing`", least=0),
+        FileField("bytes of weights and inputs, and the most allocated beside; `null`: see `missing`", least=0),
     ] = None
-    memory_share: Annotated[float | None, Written("`memory` over that of FP32; `null` of that itself", least=0)] = None
-    decides: Annotated[bool, Written("whether the recommendation goes by `eager` and `memory`: on a GPU")] = False
-    missing: Annotated[Mapping[str, str], Written("why one of these is missing, by its name")] = empty()
+    memory_share: Annotated[float | None, FileField("`memory` over that of FP32; `null` of that itself", least=0)] = (
+        None
+    )
+    decides: Annotated[bool, FileField("whether the recommendation goes by `eager` and `memory`: on a GPU")] = False
+    missing: Annotated[Mapping[str, str], FileField("why one of these is missing, by its name")] = empty()
 
 
 @dataclass(frozen=True)
 class Timing:
     """What times were taken on, and those of FP32."""
 
-    device: Annotated[str, Written("what ran: the GPU's name, or `cpu`")]
-    batch: Annotated[int | None, Written("entries along the first axis of the first tensor that the model was given")]
-    threads: Annotated[int, Written("how many threads torch had on the CPU", least=1)]
-    fp32: Annotated[Timed, Written("the model in FP32, in IEEE arithmetic")]
-    fp32_today: Annotated[Timed | None, Written("the same under the caller's own flags, such as TF32")] = None
+    device: Annotated[str, FileField("what ran: the GPU's name, or `cpu`")]
+    batch: Annotated[int | None, FileField("entries along the first axis of the first tensor that the model was given")]
+    threads: Annotated[int, FileField("how many threads torch had on the CPU", least=1)]
+    fp32: Annotated[Timed, FileField("the model in FP32, in IEEE arithmetic")]
+    fp32_today: Annotated[Timed | None, FileField("the same under the caller's own flags, such as TF32")] = None
 
 
 DIRECTIONS = ("higher", "lower")
@@ -107,32 +115,32 @@ DIRECTIONS = ("higher", "lower")
 class Evaluation:
     """The user's function, what it says of the FP32 model, and how much worse a plan may be."""
 
-    function: Annotated[str, Written("the function, as it was named")]
-    better: Annotated[str, Written("which scores are the better ones", choices=DIRECTIONS)]
+    function: Annotated[str, FileField("the function, as it was named")]
+    better: Annotated[str, FileField("which scores are the better ones", choices=DIRECTIONS)]
     max_drop: Annotated[
-        float | None, Written("how much worse a plan's score may be; `null`: it is not judged", exact=True)
+        float | None, FileField("how much worse a plan's score may be; `null`: it is not judged", exact=True)
     ]
-    score: Annotated[float, Written("of the FP32 model")]
+    score: Annotated[float, FileField("of the FP32 model")]
     samples: Annotated[
-        int | None, Written("how many numbers it is the mean of; `null`: the function gave one", least=1)
+        int | None, FileField("how many numbers it is the mean of; `null`: the function gave one", least=1)
     ]
-    of_mean: Annotated[str | None, Written("the function of that mean that the score is; `null`: the mean itself")]
-    calls: Annotated[int, Written("calls of the model that one score takes", least=0)]
+    of_mean: Annotated[str | None, FileField("the function of that mean that the score is; `null`: the mean itself")]
+    calls: Annotated[int, FileField("calls of the model that one score takes", least=0)]
 
 
 @dataclass(frozen=True)
 class Score:
     """What the function says of the model under one plan."""
 
-    value: Annotated[float | None, Written("of the model under the plan; `null`: see `failure`")]
-    difference: Annotated[float | None, Written("`value` minus the FP32 model's score")] = None
-    standard_error: Annotated[float | None, Written("of `difference`, from pairs; `null`: there are none, or one")] = (
-        None
-    )
-    passed: Annotated[
-        bool | None, Written("whether it is worse by no more than `max_drop`; `null`: none was given")
+    value: Annotated[float | None, FileField("of the model under the plan; `null`: see `failure`")]
+    difference: Annotated[float | None, FileField("`value` minus the FP32 model's score")] = None
+    standard_error: Annotated[
+        float | None, FileField("of `difference`, from pairs; `null`: there are none, or one")
     ] = None
-    failure: Annotated[str | None, Written("why there is no score, in one line")] = None
+    passed: Annotated[
+        bool | None, FileField("whether it is worse by no more than `max_drop`; `null`: none was given")
+    ] = None
+    failure: Annotated[str | None, FileField("why there is no score, in one line")] = None
 
     @property
     def holds(self) -> bool:
@@ -145,9 +153,9 @@ class Baseline:
     """What happens without a plan: the whole model under plain autocast, or plainly cast."""
 
     measured_error: Annotated[
-        float | None, Written("on what plans are verified on; `null`: it failed or was not finite")
+        float | None, FileField("on what plans are verified on; `null`: it failed or was not finite")
     ]
-    finite: Annotated[bool, Written("whether the outputs were")]
-    failure: Annotated[str | None, Written("why it did not run")] = None
-    criteria: Annotated[tuple[CriterionValue, ...], Written("the criteria that were set, each with its value")] = ()
-    nonfinite: Annotated[NonFinite | None, Written("its first operation that is not finite; `null`: none is")] = None
+    finite: Annotated[bool, FileField("whether the outputs were")]
+    failure: Annotated[str | None, FileField("why it did not run")] = None
+    criteria: Annotated[tuple[CriterionValue, ...], FileField("the criteria that were set, each with its value")] = ()
+    nonfinite: Annotated[NonFinite | None, FileField("its first operation that is not finite; `null`: none is")] = None

@@ -23,7 +23,7 @@ EXPONENTS = (-1100, 1023)
 
 
 @dataclass(frozen=True)
-class Written:
+class FileField:
     """A field that the files hold: `Annotated[float, Written("meaning")]`.
 
     meaning: what it is, and in which unit, as Markdown. measured: it stands in measurements.json; else in plan.json,
@@ -75,7 +75,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Measured(Written):
+class MeasurementField(FileField):
     """A field that measurements.json holds."""
 
     measured: bool = True

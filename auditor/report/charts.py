@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from ..numerics.formats import FORMATS
-from ..numerics.histogram import flushed, merged, significant, subnormal
+from ..numerics.histogram import flushed, merge_magnitudes, significant, subnormal
 from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
 from ..records.training import Training
@@ -104,7 +104,7 @@ def _line(points: Iterable[tuple[float, float] | None]) -> str:
 def gradient_chart(found: Training) -> Chart | None:
     """The low gradients in FP16's bands, before and after the loss scale; None where none is low."""
     spreads = [m.low for m in found.modules if m.low is not None]
-    pool = merged([*spreads, *(significant(p.gradient) for p in found.parameters if p.low)])
+    pool = merge_magnitudes([*spreads, *(significant(p.gradient) for p in found.parameters if p.low)])
     if not pool.nonzero:
         return None
     height = 230

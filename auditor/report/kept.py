@@ -13,7 +13,7 @@ from ..numerics.formats import FORMATS
 from ..paths import enclosing, nearest, pattern, within
 from ..records import Dtypes, NodeReport, Plan, Reason
 from ..records.audit import Audit
-from ..records.program import Kept
+from ..records.program import KeptOperation
 from .words import fold, label, list_paths
 
 _CODE = re.compile(r"[A-Z]{3}\d{3}")
@@ -93,7 +93,7 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     return (*modules, *functions)
 
 
-def _one_kind(same: Sequence[Kept]) -> Island:
+def _one_kind(same: Sequence[KeptOperation]) -> Island:
     others = "; the others likewise" if len({kept.because for kept in same}) > 1 else ""
     return Island(tuple(kept.name for kept in same), "fp32", (same[0].because + others,), noun="operation")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..artefact.strategies import known
+from ..artefact.strategies import all_strategies
 from ..errors import AuditorError
 from ..numerics.formats import FORMATS, runs
 from ..plan.clauses import GAINS
@@ -98,7 +98,7 @@ def view(audit: Audit) -> View:
     Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
     """
     gone = [("format", name) for name in audit.formats if name not in FORMATS]
-    gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in known()]
+    gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in all_strategies()]
     for what, name in gone:
         raise AuditorError(
             f"the {what} {name!r} of this audit is no longer registered: register it again to show or save the audit",

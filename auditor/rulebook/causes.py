@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from ..artefact.strategies import names
-from ..execution.policy import Policy, plain, scoped
+from ..execution.policy import Policy, choice_from_scopes, plain
 from ..execution.resolve import Resolution, is_low, resolve
 from ..measure.calibrate import Calibration
 from ..measure.causes import breaks
@@ -45,7 +45,7 @@ class Graph:
         contribution = self.measured.contributions.get(name, {}).get(fmt)
         return error is not None and breaks(error, contribution)
 
-    def flagged(self, name: str, fmt: str) -> bool:
+    def is_flagged(self, name: str, fmt: str) -> bool:
         """Whether it is sensitive or unsafe."""
         verdict = self.verdicts.get(name, {}).get(fmt)
         return verdict is not None and verdict.verdict in FLAGGED
@@ -78,7 +78,7 @@ def with_causes(findings: Sequence[Finding], graph: Graph, rules: Sequence[Rule]
     placed = {id(f): _place(graph, f, begins, families) for f in findings if id(f) not in unforeseen}
     foreseen = [f for f in findings if f.agrees and f.severity != "info" and f.measurable and not _breaks(graph, f)]
     foreseen = [finding for finding in foreseen if id(finding) not in unforeseen]
-    placed |= _gathered(graph, findings, foreseen, placed, formats)
+    placed |= _causes_of_measurement(graph, findings, foreseen, placed, formats)
     return tuple(replace(finding, cause=placed[id(finding)]) for finding in findings)
 
 
@@ -113,7 +113,7 @@ def place_of(node: Node) -> str:
     return place(node.source, node.owner, node.op)
 
 
-def _gathered(
+def _causes_of_measurement(
     graph: Graph,
     findings: Sequence[Finding],
     foreseen: Sequence[Finding],
@@ -134,12 +134,12 @@ def _gathered(
             together.add_edges_from(((fmt, number), place_of(graph.nodes[name])) for name in nodes)
     left = [finding for finding in rest if id(finding) not in found]
     broken = {placed[id(f)] for f in findings if id(f) in placed and _breaks(graph, f)}
-    return found | _headed(graph, left, together, broken)
+    return found | _causes_of_findings(graph, left, together, broken)
 
 
 def _stretches(graph: Graph, fmt: str) -> nx.Graph:
     """The flagged nodes of a format, joined where one reads the other."""
-    flagged = [name for name in graph.nodes if graph.flagged(name, fmt)]
+    flagged = [name for name in graph.nodes if graph.is_flagged(name, fmt)]
     found = nx.Graph()
     found.add_nodes_from(flagged)
     found.add_edges_from((source, name) for name in flagged for source in graph.nodes[name].inputs if source in found)
@@ -158,7 +158,9 @@ def _nearest(stretch: nx.Graph, causes: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _headed(graph: Graph, left: Sequence[Finding], together: nx.Graph, broken: Container[str]) -> dict[int, str]:
+def _causes_of_findings(
+    graph: Graph, left: Sequence[Finding], together: nx.Graph, broken: Container[str]
+) -> dict[int, str]:
     """What lies together goes by the place of one of its own operations: see `_head`.
 
     broken: places at which something turns non-finite, which is another matter.
@@ -204,7 +206,7 @@ def _maker(graph: Graph, amplifier: str, fmt: str, among: Container[str]) -> str
     """
     name = found = amplifier
     while True:
-        sources = [source for source in dict.fromkeys(graph.nodes[name].inputs) if graph.flagged(source, fmt)]
+        sources = [source for source in dict.fromkeys(graph.nodes[name].inputs) if graph.is_flagged(source, fmt)]
         if len(sources) != 1 or sources[0] not in graph.nodes:
             return found
         (name,) = sources
@@ -245,7 +247,7 @@ def _computes_low(found: Resolution, name: str) -> bool:
     return found.low(name) or is_low(gives) or (not gives and name in found.reads_low)
 
 
-def followed(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
+def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
     """The plan that severities speak of: the recommended one, else the fastest that runs something low and holds the
     budget; None where none does."""
     held = [plan for plan in plans.values() if plan.holds and _lowers(plan)]
@@ -261,8 +263,8 @@ def about(
     An error says that no plan holds the budget. Under a plan that does, what it keeps in FP32, and what would refuse or
     turn non-finite under others, is a warning at most; what else only others meet is one step less severe.
     """
-    findings = _met(findings, capture, graph)
-    plan = followed(plans, recommended)
+    findings = _with_strategies(findings, capture, graph)
+    plan = reference_plan(plans, recommended)
     if plan is None:
         stopped = any(runs(fmt) for fmt in {plan.format for plan in plans.values()})
         return tuple(replace(f, bearing="stops" if stopped and _unsafe(graph, f) else None) for f in findings)
@@ -270,16 +272,18 @@ def about(
         kept = {operation.node for operation in plan.program.kept if operation.node}
         under, plainly = _Uses.by_operation(capture, kept), _Uses.by_operation(capture, ())
     else:
-        under = _Uses.of(capture, plan.strategy, scoped(plan.scopes), plan.format)
+        under = _Uses.of(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
         plainly = _Uses.of(capture, plan.strategy, plain(plan.format), plan.format)
-    return tuple(_weighed(finding, _bearing(finding, plan, under, plainly, graph), plan, graph) for finding in findings)
+    return tuple(
+        _with_severity(finding, _bearing(finding, plan, under, plainly, graph), plan, graph) for finding in findings
+    )
 
 
 def _lowers(plan: Plan) -> bool:
     return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
-def _met(findings: Sequence[Finding], capture: Capture, graph: Graph) -> tuple[Finding, ...]:
+def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: Graph) -> tuple[Finding, ...]:
     """Findings with the strategies under which, with all of the model low, their operations compute low."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
     spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
@@ -309,7 +313,7 @@ def _bearing(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: 
     return "kept" if finding.node in plainly.reading else "elsewhere"
 
 
-def _weighed(finding: Finding, bearing: str | None, plan: Plan, graph: Graph) -> Finding:
+def _with_severity(finding: Finding, bearing: str | None, plan: Plan, graph: Graph) -> Finding:
     spoken = replace(finding, plan=plan.name, bearing=bearing)
     if bearing is None or (bearing == "low" and not finding.measurable):
         return spoken

@@ -53,11 +53,11 @@ def explain(rule: Rule) -> str:
         *(_example(rule.example) if rule.example else []),
         "## What to do",
         rule.advice,
-        *(_repaired(rule.example) if rule.example and rule.example.fixed else []),
+        *(_repaired_example(rule.example) if rule.example and rule.example.fixed else []),
         "## What it looks for",
         "\n".join(f"- {line}" for line in _places(rule.match))
         + (f"\n\nIt fires where {condition}." if condition else "")
-        + _superseded(rule),
+        + _superseded_rules(rule),
         "## References",
         "\n".join(f"- {reference}" for reference in rule.references),
     ]
@@ -70,7 +70,7 @@ def _confidence(rule: Rule) -> str:
     return f"{rule.confidence}, and high where the operation is measured to be unsafe"
 
 
-def _superseded(rule: Rule) -> str:
+def _superseded_rules(rule: Rule) -> str:
     if not rule.supersedes:
         return ""
     return f"\n\nWhere it fires, {', '.join(rule.supersedes)} say nothing, and it is as severe as the severest of them."
@@ -86,7 +86,7 @@ def _example(example: Example) -> list[str]:
     ]
 
 
-def _repaired(example: Example) -> list[str]:
+def _repaired_example(example: Example) -> list[str]:
     changed = [f"In FP32 this is not the same function: {example.changes}"] if example.changes else []
     return ["The example, repaired:", textwrap.indent(example.fixed, "    "), *changed]
 
@@ -116,7 +116,7 @@ def _drawing(chain: Chain, match: Match) -> str:
 def reference(rules: Sequence[Rule]) -> str:
     """Markdown: an overview, every rule by family, and the table of facts."""
     families = [
-        "\n".join([f"## {family.capitalize()}\n", *(_demoted(explain(rule)) for rule in group)])
+        "\n".join([f"## {family.capitalize()}\n", *(_demote_headings(explain(rule)) for rule in group)])
         for family, group in groupby(sorted(rules, key=lambda rule: (rule.family, rule.code)), lambda rule: rule.family)
     ]
     return "\n".join([_HEAD, _overview(rules), *families, _FACTS_HEAD, _comparisons(), _facts()])
@@ -136,7 +136,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _demoted(text: str) -> str:
+def _demote_headings(text: str) -> str:
     """Headings two levels further down; indented code is left alone."""
     return re.sub(r"(?m)^(#+) ", r"##\1 ", text)
 

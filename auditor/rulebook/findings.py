@@ -14,7 +14,7 @@ from ..records.measure import MEASURED
 from .conditions import evaluate, facts_used
 from .facts import FACTS, NodeFacts, value_at
 from .patterns import Matcher
-from .rule import CONFIDENCES, FORMATS, SEVERITIES, ByFormat, Rule, about, facts_shown, filled
+from .rule import CONFIDENCES, FORMATS, SEVERITIES, ByFormat, Rule, about, facts_shown, fill_message
 
 TRAINING = "training"
 """The family of rules that speak of gradients."""
@@ -92,7 +92,7 @@ def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats:
         source=node.source,
         called_from=node.called_from,
         formats=formats,
-        message=filled(rule.message, value, formats),
+        message=fill_message(rule.message, value, formats),
         why=why,
         evidence={fact: value_at(facts, fact) for fact in dict.fromkeys(used)},
     )
@@ -110,7 +110,9 @@ UNUSED_IGNORE = "CFG001"
 FLAGGED = ("unsafe", "sensitive")
 
 
-def confronted(findings: Sequence[Finding], verdicts: Mapping[str, Mapping[str, Verdict]]) -> tuple[Finding, ...]:
+def compare_with_verdicts(
+    findings: Sequence[Finding], verdicts: Mapping[str, Mapping[str, Verdict]]
+) -> tuple[Finding, ...]:
     """Findings with `agrees` filled in; where rule and measurement differ, the measurement wins.
 
     A warning or error that the measurement does not bear out becomes info. A finding of the measurement alone stays
@@ -170,7 +172,7 @@ def _batch_of(finding: Finding, capture: Capture, verdicts: Mapping[str, Mapping
     return min((verdict.batch for verdict in wrong), default=capture.nodes[finding.node].batch)
 
 
-def silenced(
+def apply_selection(
     findings: Sequence[Finding], select: Sequence[str], ignores: Sequence[Ignore], rules: Sequence[Rule]
 ) -> tuple[Finding, ...]:
     """The findings whose codes begin as wanted, if that is said, and behind them one for each of the ignores that matches none."""
@@ -178,7 +180,7 @@ def silenced(
     chosen = [finding for finding in findings if finding.rule.startswith(wanted)]
     unused = [ignore for ignore in ignores if not any(_ignores(ignore, finding) for finding in chosen)]
     rule = next((rule for rule in rules if rule.code == UNUSED_IGNORE), None)
-    stale = [_unused(rule, ignore) for ignore in unused] if rule and UNUSED_IGNORE.startswith(wanted) else []
+    stale = [_unused_ignore(rule, ignore) for ignore in unused] if rule and UNUSED_IGNORE.startswith(wanted) else []
     return tuple(finding for finding in [*chosen, *stale] if not any(_ignores(one, finding) for one in ignores))
 
 
@@ -203,7 +205,7 @@ def _ignores(ignore: Ignore, finding: Finding) -> bool:
     return finding.rule.startswith(ignore.code) and fnmatchcase(finding.owner, ignore.module)
 
 
-def _unused(rule: Rule, ignore: Ignore) -> Finding:
+def _unused_ignore(rule: Rule, ignore: Ignore) -> Finding:
     where = "" if ignore.module == "*" else f" in {ignore.module!r}"
     return _of(
         rule,

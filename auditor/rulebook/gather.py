@@ -94,7 +94,7 @@ def gather(
             weight_uses=max((len({*readers(item)}) for item in held["parameter"]), default=None),
             weight_max_abs=max(sizes["parameter"], default=None),
             buffer_max_abs=max(sizes["buffer"], default=None),
-            **_measured(node, ranges, stands.from_weights, verdicts.get(name, {}) if verdicts else {}),
+            **_sizes(node, ranges, stands.from_weights, verdicts.get(name, {}) if verdicts else {}),
             **gemm(node),
             **by_itself,
             **_literals(node, record.floating, derived[name]),
@@ -103,7 +103,7 @@ def gather(
     return {node.name: facts(node) for node in capture.graph_module.graph.nodes if node.name in capture.nodes}
 
 
-def _measured(
+def _sizes(
     node: fx.Node, ranges: Mapping[str, Magnitudes], weights: frozenset[str], verdicts: Mapping[str, Verdict]
 ) -> dict[str, Any]:
     """The sizes of what it reads and gives, and what was judged by that."""
@@ -213,7 +213,7 @@ class Uses:
     def casts_up_input(self, node: fx.Node) -> bool:
         """Whether one of the node's inputs is a cast up, reshapes aside."""
         return node.name in self.upcasts and any(
-            row_of(origin).cast and self._is_high(origin) for origin in map(_unshaped, node.all_input_nodes)
+            row_of(origin).cast and self._is_high(origin) for origin in map(_without_shapes, node.all_input_nodes)
         )
 
     def _is_high(self, node: fx.Node) -> bool:
@@ -234,7 +234,7 @@ class Uses:
         """Whether the reader computes high because of this input; beside low ones, what is made takes part in promotion only."""
         row = row_of(reader)
         beside_low = any(self._cast.low(item.name) for item in reader.all_input_nodes)
-        made = _is_made(_unshaped(node)) and beside_low and not (row.promotes or row.transparent)
+        made = _is_made(_without_shapes(node)) and beside_low and not (row.promotes or row.transparent)
         return self._is_high(node) and not made
 
 
@@ -249,7 +249,7 @@ def _is_made(node: fx.Node) -> bool:
     return node.op == "call_function" and not any(held and (held.is_floating_point or held.is_complex) for held in read)
 
 
-def _unshaped(node: fx.Node) -> fx.Node:
+def _without_shapes(node: fx.Node) -> fx.Node:
     while (row := row_of(node)).transparent and not row.cast and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node

@@ -39,7 +39,7 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
                 f"{directory} holds no rule; expected <family>/<CODE>-<name>.toml", slug="rule-none-found"
             )
         common = Path(directory) / "nodes.toml"
-        shared = _validated(common, _NODES, _table(common)) if common.exists() else {}
+        shared = _validate(common, _NODES, _table(common)) if common.exists() else {}
         rules += [_read(path, shared) for path in paths]
     _check_codes(rules)
     _check_superseded({rule.code: rule for rule in rules})
@@ -74,7 +74,7 @@ def _read(path: Path, shared: Mapping[str, ChainNode]) -> Rule:
         _refuse(path, ("path",), "unknown key", "rule-unknown-key")
     if not _CALLED.fullmatch(path.stem):
         _refuse(path, (), "must be called <CODE>-<name>.toml, such as OWN001-the-bad-thing.toml")
-    rule: Rule = _validated(path, _RULE, {**table, "path": path})
+    rule: Rule = _validate(path, _RULE, {**table, "path": path})
     rule = replace(rule, match=_whole(rule, shared))
     return rule if rule.upcast else replace(rule, when=replace(rule.when, parts=(_AS_GIVEN, *rule.when.parts)))
 
@@ -87,16 +87,16 @@ def _table(path: Path) -> dict[str, Any]:
         raise AuditorError(f"{path}:{line[1] if line else 1}: file: {error}", slug="rule-not-toml") from error
 
 
-def _validated(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> Any:
+def _validate(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> Any:
     try:
         return form.validate_python(table)
     except ValidationError as error:
         worst = min(error.errors(), key=lambda one: one["type"] != "unexpected_keyword_argument")
         place = (*worst["loc"], *worst.get("ctx", {}).get("at", ()))
-        _refuse(path, place, *_said(worst, place))
+        _refuse(path, place, *_message_of(worst, place))
 
 
-def _said(error: Mapping[str, Any], place: tuple[str | int, ...]) -> tuple[str, str]:
+def _message_of(error: Mapping[str, Any], place: tuple[str | int, ...]) -> tuple[str, str]:
     """What pydantic found, in one clause, and the slug that it goes by."""
     kind = error["type"]
     if kind == "missing":

@@ -47,7 +47,7 @@ class Matcher:
                 name
                 for edges, report in drawn
                 for name in players[report]
-                if self._played(edges, players, {report: name})
+                if self._can_complete(edges, players, {report: name})
             }
         return found
 
@@ -60,7 +60,7 @@ class Matcher:
         named = set(self._graph) if node.ops == ("*",) else self._with_ops(node.ops) & set(self._graph)
         return {n for n in named if n not in self._facts or evaluate(node.when, self._facts[n]) is True}
 
-    def _played(self, edges: Edges, players: Mapping[str, set[str]], cast: dict[str, str]) -> bool:
+    def _can_complete(self, edges: Edges, players: Mapping[str, set[str]], cast: dict[str, str]) -> bool:
         """Whether a chain of which some roles are cast can be played to its end, each role by a node of its own."""
         known = [(above, below) for above, below in edges if above in cast and below in cast]
         if not all(self._graph.has_edge(cast[above], cast[below]) for above, below in known):
@@ -70,7 +70,7 @@ class Matcher:
                 role = below if above in cast else above
                 near = self._graph.succ[cast[above]] if above in cast else self._graph.pred[cast[below]]
                 free = (name for name in near if name in players[role] and name not in cast.values())
-                return any(self._played(edges, players, {**cast, role: name}) for name in free)
+                return any(self._can_complete(edges, players, {**cast, role: name}) for name in free)
         return True
 
 

@@ -32,7 +32,7 @@ def clauses(message: str) -> list[str]:
     return [found[1] for found in _CLAUSE.finditer(message)]
 
 
-def filled(message: str, value: Callable[[str], Any], formats: Collection[str]) -> str:
+def fill_message(message: str, value: Callable[[str], Any], formats: Collection[str]) -> str:
     """The message with `value(address)` in the place of each fact; one that is not known reads "unknown".
 
     formats: those it speaks of. A clause about another is left out, and `{formats}` names them.
@@ -46,10 +46,10 @@ class ByFormat(dict[str, Any]):
     """A fact that is kept by format, all of it: `0.5 in FP16 and 4 in BF16`."""
 
     def __format__(self, spec: str) -> str:
-        return " and ".join(f"{_shown(value, spec)} in {label(name)}" for name, value in self.items())
+        return " and ".join(f"{_format_value(value, spec)} in {label(name)}" for name, value in self.items())
 
 
-def _shown(value: Any, spec: str) -> str:
+def _format_value(value: Any, spec: str) -> str:
     return "unknown" if value is None else format(value, spec)
 
 
@@ -74,7 +74,7 @@ class _Filler(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if re.search(r"\d{3}", format_spec):
             raise ValueError(f"{format_spec!r} asks for a hundred characters or more")
-        return _shown(value, format_spec)
+        return _format_value(value, format_spec)
 
 
 SEVERITIES = ("info", "warning", "error")
@@ -104,7 +104,7 @@ def _template(message: str) -> str:
         for name in clauses(message):
             if name not in narrower():
                 raise refusal(f"has a clause on {name!r}, which is no format")
-        filled(message, _sample, narrower())
+        fill_message(message, _sample, narrower())
     except PydanticCustomError:
         raise
     except (ValueError, TypeError, IndexError) as error:

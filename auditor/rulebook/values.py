@@ -78,7 +78,7 @@ def _uncast(node: Any) -> Any:
 
 def centres(node: fx.Node) -> bool:
     """Whether the node is x minus its own mean; a sum that is scaled counts as one."""
-    taken = _subtracted(node)
+    taken = _subtrahend(node)
     if taken is not None and row_of(taken).scales and len(taken.all_input_nodes) == 1:
         taken = source(taken.all_input_nodes[0])
         return row_of(taken).packet == "sum" and _reads_minuend(node, taken)
@@ -87,11 +87,11 @@ def centres(node: fx.Node) -> bool:
 
 def shifts_by_max(node: fx.Node) -> bool:
     """Whether the node is x minus its own largest entries, or about so much."""
-    taken = _subtracted(node)
+    taken = _subtrahend(node)
     return taken is not None and row_of(taken).maximum and _reads_minuend(node, taken)
 
 
-def _subtracted(node: fx.Node) -> fx.Node | None:
+def _subtrahend(node: fx.Node) -> fx.Node | None:
     """What a difference of two tensors takes off the first."""
     if row_of(node).packet != "sub" or len(node.all_input_nodes) < 2:
         return None
@@ -146,18 +146,18 @@ def derived_arguments(capture: Capture) -> dict[str, frozenset[int | str]]:
 
 def beyond(literal: float, name: str) -> bool:
     """Whether rounding to the format leaves its range: to infinity, or, where it has none, down to its largest number."""
-    return abs(_rounded(literal, name)) == float("inf") or (
+    return abs(_round_literal(literal, name)) == float("inf") or (
         FORMATS[name].overflows_to == "largest" and abs(literal) > FORMATS[name].largest
     )
 
 
 def as_one(literal: float, name: str) -> bool:
     """Whether a literal other than one is one in the format."""
-    return literal != 1 and _rounded(literal, name) == 1
+    return literal != 1 and _round_literal(literal, name) == 1
 
 
 @cache
-def _rounded(literal: float, name: str) -> float:
+def _round_literal(literal: float, name: str) -> float:
     return float(round_to(torch.tensor(literal, dtype=torch.float32), name))
 
 

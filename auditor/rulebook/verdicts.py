@@ -58,7 +58,7 @@ def verdict_of(
     if not contribution.isolated <= max_error:
         return Verdict("unsafe", _unsafe_reason(error, contribution, span, fmt, max_error), _limit(error))
     if not contribution.isolated <= SENSITIVE_SHARE * max_error:
-        return Verdict("sensitive", _taken(contribution, max_error), _limit(error))
+        return Verdict("sensitive", _share_of_budget(contribution, max_error), _limit(error))
     return Verdict("safe", _safe_reason(error, contribution))
 
 
@@ -75,7 +75,7 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
     if not math.isfinite(contribution.isolated):
         return "the outputs turn non-finite"
     if contribution.criterion:
-        return _taken(contribution, 1.0)
+        return _share_of_budget(contribution, 1.0)
     written = (f"{contribution.isolated:.{digits}g}" for digits in (2, 3, 4, 6))
     moved = next((text for text in written if float(text) > beyond), f"{contribution.isolated:.9g}")
     if contribution.decided_by == "group":
@@ -85,7 +85,7 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
     return f"alone it moves the outputs by {moved}"
 
 
-def _taken(contribution: Contribution, max_error: float) -> str:
+def _share_of_budget(contribution: Contribution, max_error: float) -> str:
     """What it takes of the budget, or of the criterion that it takes most of."""
     predicted = contribution.decided_by == "first-order"
     alone = f"low together with {_others(contribution)} it" if contribution.decided_by == "group" else "alone it"
@@ -210,7 +210,7 @@ def _with_batch(verdict: Verdict, contribution: Contribution | None) -> Verdict:
     return replace(verdict, reason=f"{verdict.reason} (batch {number})", batch=number)
 
 
-def reasoned(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
+def backward_reasons(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
     """The operations, each with the reasons why it must not run backwards in a format."""
 
     def reason(error: NodeError, reaches: str, fmt: str) -> str:

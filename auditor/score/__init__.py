@@ -1,6 +1,16 @@
 """The user's own score of a model: their function found, called, and its numbers compared."""
 
-from .calling import Given, Unscored, given_by, judged, settled
-from .function import Place, Scoring, in_hand, named
+from .calling import NoScore, ScoreResult, compare_scores, fp32_score, given_by
+from .function import Place, Scoring, find_function, in_hand
 
-__all__ = ["Given", "Place", "Scoring", "Unscored", "given_by", "in_hand", "judged", "named", "settled"]
+__all__ = [
+    "NoScore",
+    "Place",
+    "ScoreResult",
+    "Scoring",
+    "compare_scores",
+    "find_function",
+    "fp32_score",
+    "given_by",
+    "in_hand",
+]

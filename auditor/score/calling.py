@@ -28,12 +28,12 @@ from .function import Scoring
 ALLOWED = "a score is a number, or an iterable of numbers, one for each sample or batch"
 
 
-class Unscored(Exception):
+class NoScore(Exception):
     """The function gave no score; the message says why, in one line."""
 
 
 @dataclass(frozen=True)
-class Given:
+class ScoreResult:
     """What the function gave. single: one number, not an iterable. calls: how often the model was called for it."""
 
     values: tuple[float, ...]
@@ -57,7 +57,7 @@ def given_by(
     most: int | None = None,
     limit: float | None = None,
     told: Callable[[int], None] = lambda count: None,
-) -> Given:
+) -> ScoreResult:
     """What the function gives for a model that runs inside `around()`, without gradients unless it switches them on.
 
     It begins from the seed; the model, the generators and the tensors that the function itself holds come back as they were.
@@ -70,7 +70,7 @@ def given_by(
         if count is not None:
             told(count)
         if time.monotonic() > deadline:
-            raise Unscored(f"the function gave no score within {limit:g} seconds")
+            raise NoScore(f"the function gave no score within {limit:g} seconds")
 
     def called(module: nn.Module, args: Any) -> None:
         nonlocal calls
@@ -81,20 +81,20 @@ def given_by(
     kept = tensors_in([cell.cell_contents for cell in getattr(scoring.function, "__closure__", None) or ()])
     try:
         with isolated(model, scoring.function, kept, seed=seed), unfused(), uncompiled(), torch.no_grad(), around():
-            with _importable(scoring), _heard(called):
+            with _importable(scoring), _call_listener(called):
                 before = _made_of(model)
                 values, single = _values(scoring.function(model), in_time, most)
                 _check_same(before, _made_of(model))
-            return Given(values, single, calls)
-    except Unscored:
+            return ScoreResult(values, single, calls)
+    except NoScore:
         raise
     except (Exception, SystemExit) as error:
         let_through(error, memory=False)
-        raise Unscored(f"the function raised {blame(error)}") from error
+        raise NoScore(f"the function raised {blame(error)}") from error
 
 
 @contextmanager
-def _heard(called: Callable[[nn.Module, Any], None]) -> Iterator[None]:
+def _call_listener(called: Callable[[nn.Module, Any], None]) -> Iterator[None]:
     hook = register_module_forward_pre_hook(called)
     try:
         yield
@@ -115,19 +115,19 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     changed = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
     if changed is not None:
         why = "so that what it says is of another one: have it only call the model"
-        raise Unscored(f"the function changed the model ({changed}), {why}")
+        raise NoScore(f"the function changed the model ({changed}), {why}")
 
 
 def number(value: Any, what: str) -> float:
     """A number as a float. Raises: Unscored for what is none, or is not finite."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         if value.size != 1 if isinstance(value, np.ndarray | np.generic) else value.numel() != 1:
-            raise Unscored(f"{what} is a tensor of shape {list(value.shape)}: {ALLOWED}")
+            raise NoScore(f"{what} is a tensor of shape {list(value.shape)}: {ALLOWED}")
         value = value.item()
     if not isinstance(value, bool | int | float):
-        raise Unscored(f"{what} is {_described(value)}: {ALLOWED}")
+        raise NoScore(f"{what} is {_describe(value)}: {ALLOWED}")
     if not math.isfinite(found := float(value)):
-        raise Unscored(f"{what} is {found}: a score is finite")
+        raise NoScore(f"{what} is {found}: a score is finite")
     return found
 
 
@@ -142,9 +142,9 @@ def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tup
         values.extend(_of_item(item, len(values)))
         in_time(len(values))
         if most is not None and len(values) > most:
-            raise Unscored(f"the function gave more numbers than in FP32, where it gave {most:,}: they are no pairs")
+            raise NoScore(f"the function gave more numbers than in FP32, where it gave {most:,}: they are no pairs")
     if not values:
-        raise Unscored(f"the function gave no number at all: {ALLOWED}")
+        raise NoScore(f"the function gave no number at all: {ALLOWED}")
     return tuple(values), False
 
 
@@ -155,7 +155,7 @@ def _of_item(item: Any, index: int) -> Iterator[float]:
         yield number(value, f"number {index + place}")
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
@@ -171,7 +171,7 @@ ROUNDING = 1e-9
 """Share of `max_drop` by which a drop may exceed it and be it: 0.99 - 0.98 is more than 0.01 in binary."""
 
 
-def settled(scoring: Scoring, given: Given) -> Evaluation:
+def fp32_score(scoring: Scoring, given: ScoreResult) -> Evaluation:
     """What the function says of the FP32 model. Raises: Unscored."""
     value = _value(scoring, given.values)
     samples = None if given.single else len(given.values)
@@ -179,7 +179,7 @@ def settled(scoring: Scoring, given: Given) -> Evaluation:
     return Evaluation(scoring.name, scoring.better, scoring.max_drop, value, samples, formula, given.calls)
 
 
-def judged(scoring: Scoring, fp32: Given, plan: Given | str) -> Score:
+def compare_scores(scoring: Scoring, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
     """A plan's score against the FP32 model's, or why there is none. plan: what the function gave, or why it gave nothing."""
     if isinstance(plan, str):
         return _without(scoring, plan)
@@ -187,11 +187,11 @@ def judged(scoring: Scoring, fp32: Given, plan: Given | str) -> Score:
         return _without(scoring, f"the function gave {plan.counted}, and {fp32.counted} in FP32: they are no pairs")
     try:
         value, reference = _value(scoring, plan.values), _value(scoring, fp32.values)
-    except Unscored as error:
+    except NoScore as error:
         return _without(scoring, str(error))
     known = None if plan.single else standard_error(fp32.values, plan.values, scoring.of_mean or float)
     difference = value - reference
-    return Score(value, difference, known, _passed(scoring, difference))
+    return Score(value, difference, known, _is_within(scoring, difference))
 
 
 def standard_error(
@@ -226,13 +226,13 @@ def _value(scoring: Scoring, values: Sequence[float]) -> float:
         return mean
     try:
         return number(scoring.of_mean(mean), f"of_mean({mean:.6g})")
-    except Unscored:
+    except NoScore:
         raise
     except Exception as error:
-        raise Unscored(f"of_mean({mean:.6g}) raised {type(error).__name__}: {first_line(error)}") from error
+        raise NoScore(f"of_mean({mean:.6g}) raised {type(error).__name__}: {first_line(error)}") from error
 
 
-def _passed(scoring: Scoring, difference: float) -> bool | None:
+def _is_within(scoring: Scoring, difference: float) -> bool | None:
     if scoring.max_drop is None:
         return None
     drop = -difference if scoring.better == "higher" else difference

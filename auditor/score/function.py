@@ -42,7 +42,7 @@ class Scoring:
     place: Place | None = None
 
 
-def named(
+def find_function(
     text: str, target: str = "", *, better: str | None = None, max_drop: float | None = None, seed: int = 0
 ) -> Scoring:
     """The function that `file.py:name`, `package.module:name` or, in the target's own file, `name` means.

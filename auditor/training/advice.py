@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 
 from ..numerics.formats import FORMATS, label
-from ..numerics.histogram import merged
+from ..numerics.histogram import merge_magnitudes
 from ..numerics.nodes import is_collective
 from ..numerics.operations import operation
 from ..records import Capture
@@ -95,7 +95,7 @@ def master_weights(training: Training, captured: Capture) -> Iterable[Advice]:
 
 def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
     """What FP16 would make of Adam's state and of its eps, and whether eps outweighs the gradients."""
-    pool = merged(p.gradient for p in training.parameters)
+    pool = merge_magnitudes(p.gradient for p in training.parameters)
     if not pool.nonzero:
         return
     fp16 = FORMATS["fp16"]
@@ -142,7 +142,7 @@ def reduce_dtype(training: Training, captured: Capture) -> Iterable[Advice]:
 def clip_after_unscale(training: Training, captured: Capture) -> Iterable[Advice]:
     """What clipping would take of gradients that are still scaled."""
     window = training.fp16
-    norm = merged(p.gradient for p in training.parameters).norm
+    norm = merge_magnitudes(p.gradient for p in training.parameters).norm
     if window is not None and window.init is not None and training.format == "fp16":
         yield Advice(
             "clip-after-unscale",

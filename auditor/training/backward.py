@@ -16,7 +16,7 @@ from ..execution.execute import low_literals, with_literals
 from ..execution.step import Step, bind_step, gradient_error, one_low, run_step, spoilt
 from ..isolation import isolated
 from ..measure.probes import inner_products, probes
-from ..numerics.casting import lowered
+from ..numerics.casting import round_tree
 from ..numerics.entries import dense, finite
 from ..numerics.formats import FORMATS
 from ..numerics.kernels import UnsupportedInFormat, run_op
@@ -184,7 +184,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> Passe
             if isinstance(item, torch.Tensor):
                 key, tensors = (source.name, tensors), tensors + 1
                 if key not in leaves:
-                    value = item.detach() if fmt is None else lowered(item.detach(), FORMATS[fmt])
+                    value = item.detach() if fmt is None else round_tree(item.detach(), FORMATS[fmt])
                     leaves[key] = value.requires_grad_(item.requires_grad) if value.is_floating_point() else value
                 item = leaves[key]
             made.append(item)

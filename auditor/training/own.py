@@ -19,12 +19,12 @@ from ..capture.emulation import emulate
 from ..capture.functional import PinnedDraw
 from ..capture.intercept import Handler, intercepted
 from ..errors import LoadError, let_through
-from ..execution.policy import Chosen, plain, scoped
-from ..execution.step import LowStep, Step, failed, gradient_error, unscaled
+from ..execution.policy import PrecisionChoice, choice_from_scopes, plain
+from ..execution.step import LowStep, Step, failure_of_step, gradient_error, unscale
 from ..isolation import isolated
 from ..isolation.answer import copied, from_the_start
 from ..isolation.process import unfused
-from ..numerics.casting import raised
+from ..numerics.casting import widen
 from ..numerics.formats import dtype_of
 from ..records import Plan
 from .step import LOSS, TrainingStep, in_the_model
@@ -44,12 +44,12 @@ class Lowering:
     plan: Plan | None = None
 
     @property
-    def precision(self) -> Chosen:
+    def precision(self) -> PrecisionChoice:
         """Precision of a module path, or of the loss."""
         if self.plan is None:
-            return Chosen(lambda path: self.format if path == LOSS else plain(self.format)(path))
-        own = scoped(self.plan.scopes)
-        return Chosen(lambda path: "fp32" if path == LOSS else own(path), own.keep)
+            return PrecisionChoice(lambda path: self.format if path == LOSS else plain(self.format)(path))
+        own = choice_from_scopes(self.plan.scopes)
+        return PrecisionChoice(lambda path: "fp32" if path == LOSS else own(path), own.keep)
 
 
 FP32 = Lowering("fp32")
@@ -71,7 +71,7 @@ def own_step(step: Step, low: Lowering, scale: float = 1.0) -> LowStep:
             return from_the_start(module, step.batch, run, step.seed)
     except Exception as error:
         let_through(error)
-        return failed(error)
+        return failure_of_step(error)
 
 
 def settle(step: Step) -> Step:
@@ -166,7 +166,7 @@ def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, 
         for parameter in trainable.values():
             parameter.grad = None
         (loss * scale).backward()  # type: ignore[no-untyped-call]
-        return {name: unscaled(parameter.grad, scale) for name, parameter in trainable.items()}
+        return {name: unscale(parameter.grad, scale) for name, parameter in trainable.items()}
     finally:
         for name, parameter in trainable.items():
             parameter.grad = kept[name]
@@ -183,4 +183,4 @@ def _wide(outputs: Any) -> Any:
             object.__setattr__(found, item.name, _wide(getattr(leaf, item.name)))
         return found
 
-    return pytree.tree_map(wide, raised(outputs))
+    return pytree.tree_map(wide, widen(outputs))

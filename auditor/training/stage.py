@@ -16,7 +16,7 @@ from ..execution.policy import Policy
 from ..execution.resolve import resolve
 from ..execution.step import Step, bind_step, gradient_error, run_step
 from ..numerics.formats import FORMATS
-from ..numerics.histogram import flushed, largest_scale, magnitudes_of, merged, significant
+from ..numerics.histogram import flushed, largest_scale, magnitudes_of, merge_magnitudes, significant
 from ..records import Batch, Capture, Magnitudes, Objective, Plan, Subject
 from ..records.training import (
     BackwardNode,
@@ -26,7 +26,7 @@ from ..records.training import (
     ParameterGradients,
     Training,
 )
-from ..rulebook.verdicts import reasoned
+from ..rulebook.verdicts import backward_reasons
 from .advice import advice_of
 from .backward import backward_nodes
 from .objective import in_training
@@ -94,8 +94,10 @@ def prepare(
         }
         tick("backward passes")
         nodes, attribution = backward_nodes(first, formats)
-    pooled = {name: merged(found) for name, found in gradients.items()}
-    return MeasuredStep(subject, captured, formats, seed, first, pooled, weights, reasoned(nodes), attribution, steps)
+    pooled = {name: merge_magnitudes(found) for name, found in gradients.items()}
+    return MeasuredStep(
+        subject, captured, formats, seed, first, pooled, weights, backward_reasons(nodes), attribution, steps
+    )
 
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None, tick: Tick) -> Training:
@@ -163,7 +165,7 @@ def _gradient_error(step: Step, low: Lowering, scale: float) -> float | None:
 
 
 def _bf16(prepared: MeasuredStep, low: frozenset[str], parameters: tuple[ParameterGradients, ...]) -> Bf16Outlook:
-    pool = merged(low_by_module(prepared.capture, prepared.gradients, low).values())
+    pool = merge_magnitudes(low_by_module(prepared.capture, prepared.gradients, low).values())
     adam, sgd = outlook(parameters)
     return Bf16Outlook(flushed(pool.exponents, FORMATS["bf16"]), adam, sgd)
 
@@ -180,7 +182,7 @@ def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: f
     for name, found in gradients.items():
         if name in low:
             groups.setdefault(_module(captured, name), []).append(significant(found))
-    return {module: merged(parts) for module, parts in groups.items()}
+    return {module: merge_magnitudes(parts) for module, parts in groups.items()}
 
 
 def _module(captured: Capture, name: str) -> str:
@@ -202,8 +204,10 @@ def module_gradients(
     return tuple(
         ModuleGradients(
             module,
-            merged(gradients[name] for name in names),
-            merged(significant(gradients[name]) for name in names if name in low) if low.intersection(names) else None,
+            merge_magnitudes(gradients[name] for name in names),
+            merge_magnitudes(significant(gradients[name]) for name in names if name in low)
+            if low.intersection(names)
+            else None,
         )
         for module, names in groups.items()
     )
@@ -244,8 +248,8 @@ def batch_sizes(
 
 
 def _row(samples: int, steps: Sequence[Step], errors: Sequence[Mapping[str, float | None]]) -> BatchSize:
-    pool = merged(_inner(step) for step in steps)
-    norms = [merged(magnitudes_of(g) for g in step.by_parameter.values()).norm for step in steps]
+    pool = merge_magnitudes(_inner(step) for step in steps)
+    norms = [merge_magnitudes(magnitudes_of(g) for g in step.by_parameter.values()).norm for step in steps]
     known = {fmt: [row[fmt] for row in errors] for fmt in errors[0]}
     return BatchSize(
         samples,
@@ -258,7 +262,7 @@ def _row(samples: int, steps: Sequence[Step], errors: Sequence[Mapping[str, floa
 
 def _inner(step: Step) -> Magnitudes:
     """Gradients inside the model, and of its weights; the loss's own, which is 1, is left out."""
-    return merged(
+    return merge_magnitudes(
         significant(magnitudes_of(g))
         for name, gradients in step.gradients.items()
         for g in gradients

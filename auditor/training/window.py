@@ -16,7 +16,7 @@ from ..numerics.histogram import (
     flushed,
     largest_scale,
     magnitudes_of,
-    merged,
+    merge_magnitudes,
     significant,
     significant_entries,
     subnormal,
@@ -44,7 +44,7 @@ _NEVER = 200
 
 def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossScale | None:
     """The window for gradients that are low, by module; None where none is, or all are zero."""
-    pool = merged(low.values())
+    pool = merge_magnitudes(low.values())
     if not pool.nonzero:
         return None
     top = min(math.floor(math.log2(largest_scale(pool, FP16))), _HIGHEST)
@@ -180,7 +180,7 @@ def trial(
         if found is not None:
             seen.compare(step.by_parameter[name], found)
     shift = round(torch.log2(torch.tensor(scale, dtype=torch.float64)).item())
-    pool = merged(seen.reference)
+    pool = merge_magnitudes(seen.reference)
     overflow, beyond = low.failure is not None or not low.finite, scale > window.maximum
     return Trial(
         scale=scale,

@@ -24,7 +24,7 @@ from ..isolation.process import Flags
 from ..numerics.metrics import output_error
 from ..processes import HERE, Process, how_ended, unwound
 from ..records import Batch, Timed, Times
-from ..score import Given, Scoring
+from ..score import ScoreResult, Scoring
 from ..trees import tensors_in
 from .running import NOT_RUN, Answers, said_no_memory
 
@@ -156,7 +156,7 @@ class Verifier:
 
     @classmethod
     @contextmanager
-    def begun(cls, batches: Sequence[Batch], **settings: Any) -> Iterator[tuple[Verifier, Path]]:
+    def start(cls, batches: Sequence[Batch], **settings: Any) -> Iterator[tuple[Verifier, Path]]:
         """One with a folder of its own, and that folder, for the body. settings: as to make one. Raises: NotHandedOver."""
         with ExitStack() as held:
             held.enter_context(unwound())
@@ -180,7 +180,7 @@ class Verifier:
 
         waiting: called every second. Raises: NotHandedOver where the inputs cannot be read in the other process.
         """
-        return self._done(patched_file, plans, {}, self._timeout, waiting)
+        return self._run_all(patched_file, plans, {}, self._timeout, waiting)
 
     def scores(
         self,
@@ -189,7 +189,7 @@ class Verifier:
         scoring: Scoring,
         most: int | None = None,
         told: Callable[[str], None] = lambda words: None,
-    ) -> dict[str, Given | str]:
+    ) -> dict[str, ScoreResult | str]:
         """What the user's function gives under each plan, or the one-line reason why it gives nothing.
 
         plans: FP32 among them is the model itself. most: see `given_by`. told: called every second with how far the function is, in words. Raises: NotHandedOver.
@@ -203,7 +203,7 @@ class Verifier:
 
         file.unlink(missing_ok=True)
         asked = {"score": {"function": scoring.place.text, "most": most, "limit": self._timeout}}
-        return self._done(patched_file, plans, asked, self._timeout + LATER, waiting)
+        return self._run_all(patched_file, plans, asked, self._timeout + LATER, waiting)
 
     def times(
         self, patched_file: Path, plans: Sequence[str], flags: Flags, waiting: Callable[[], None] = lambda: None
@@ -213,9 +213,9 @@ class Verifier:
         plans: FP32 and TODAY among them are the model itself, the latter under `flags`. waiting: called every second. Raises: NotHandedOver.
         """
         asked = {"time": {"flags": dict(flags), "threads": torch.get_num_threads()}}
-        return self._done(patched_file, plans, asked, self._timeout, waiting)
+        return self._run_all(patched_file, plans, asked, self._timeout, waiting)
 
-    def _done(
+    def _run_all(
         self, file: Path, plans: Sequence[str], asked: Mapping[str, Any], timeout: float, waiting: Callable[[], None]
     ) -> dict[str, Any]:
         """What is asked of each plan; of one that the process did not survive, why, and another goes on with the rest."""
@@ -310,7 +310,7 @@ class Verifier:
 def _read(file: Path) -> Any:
     """What was given of one plan, or the reason why nothing was."""
     try:
-        with torch.serialization.safe_globals([Answers, Given, Timed, Times]):
+        with torch.serialization.safe_globals([Answers, ScoreResult, Timed, Times]):
             return torch.load(file, weights_only=True, mmap=True)  # read where it is compared
     except Exception as error:
         return f"its outputs cannot be read outside of its process: {first_line(error)[:200]}"

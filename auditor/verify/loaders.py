@@ -62,7 +62,7 @@ def import_file(path: str) -> ModuleType:
     return module
 
 
-def saved(folder: Path, device: str, plan: str) -> AbstractContextManager[nn.Module]:
+def load_program(folder: Path, device: str, plan: str) -> AbstractContextManager[nn.Module]:
     """The program or the ONNX model that lies in the folder under a plan's name."""
     if (file := folder / f"{plan}{ONNX}").exists():
         return nullcontext(_OnnxModel(file))
@@ -79,14 +79,14 @@ class Standing(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the program returns."""
         output = self.program(*args, **kwargs)
-        return _Named(output) if type(output) is dict else output
+        return _NamedOutputs(output) if type(output) is dict else output
 
     def train(self, mode: bool = True) -> Standing:
         """Nothing: a program is what it was exported as, and torch lets nobody switch it."""
         return self
 
 
-class _Named(dict[Any, Any]):
+class _NamedOutputs(dict[Any, Any]):
     """Outputs by name, as most classes of outputs have them."""
 
     def __getattr__(self, name: str) -> Any:
@@ -118,12 +118,12 @@ class _OnnxModel(nn.Module):
         given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         ports = zip(self.session.get_inputs(), given, strict=True)
         with _disable_current_modes():
-            fed = {port.name: _fed(x.to(_NAMES.get(port.type, x.dtype)).cpu()) for port, x in ports}
-            found = [_taken(x) for x in self.session.run_with_ort_values(None, fed)]
+            fed = {port.name: _to_numpy(x.to(_NAMES.get(port.type, x.dtype)).cpu()) for port, x in ports}
+            found = [_from_numpy(x) for x in self.session.run_with_ort_values(None, fed)]
             return [x.float() if x.dtype in _NAMES.values() else x for x in found]
 
 
-def _fed(x: torch.Tensor) -> Any:
+def _to_numpy(x: torch.Tensor) -> Any:
     """A tensor as onnxruntime takes it; NumPy has no BF16, whose bits go by another name."""
     from onnx import TensorProto
     from onnxruntime import OrtValue
@@ -134,5 +134,5 @@ def _fed(x: torch.Tensor) -> Any:
     return OrtValue.ortvalue_from_numpy(x.numpy())
 
 
-def _taken(value: Any) -> torch.Tensor:
+def _from_numpy(value: Any) -> torch.Tensor:
     return from_dlpack(value).clone() if value.data_type() == "tensor(bfloat16)" else torch.from_numpy(value.numpy())

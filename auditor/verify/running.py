@@ -26,7 +26,7 @@ from ..isolation.members import modules_of
 from ..isolation.process import Flags, ieee, reseed, under
 from ..isolation.tensors import memory
 from ..records import Batch, Timed, Times
-from ..score import Given, Scoring, Unscored, given_by
+from ..score import NoScore, ScoreResult, Scoring, given_by
 from ..trees import tensors_in
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class Runs:
                 return f"with gradients enabled, {failure_of(error)}"
             return Answers(outputs, [x.cpu() for x in graded])
 
-        return self._given(plan, ieee(), run)
+        return self._run_or_reason(plan, ieee(), run)
 
     def score(
         self,
@@ -135,29 +135,29 @@ class Runs:
         most: int | None = None,
         limit: float | None = None,
         told: Callable[[int], None] = lambda count: None,
-    ) -> Given | str:
+    ) -> ScoreResult | str:
         """What the user's function gives of the model. most, limit, told: see `given_by`.
 
         Code that neither calls the model nor gives a number is not ended by `limit`.
         """
         around = nullcontext if plan == FP32 else partial(as_on, self.device)
 
-        def run(model: nn.Module) -> Given:
+        def run(model: nn.Module) -> ScoreResult:
             return given_by(scoring, model, seed=self.seed, around=around, most=most, limit=limit, told=told)
 
-        return self._given(plan, nullcontext(), run)
+        return self._run_or_reason(plan, nullcontext(), run)
 
     def time(self, plan: str, flags: Flags, apart: bool) -> Timed | str:
         """What one forward takes on the first batch, as TODAY under the caller's flags. apart: see `timed`."""
         around = under(flags) if plan == TODAY else ieee()
-        run = partial(timed, batch=self.batches[0], device=self.device, seed=self.seed, apart=apart)
-        return self._given(plan, around, run)
+        run = partial(time_forward, batch=self.batches[0], device=self.device, seed=self.seed, apart=apart)
+        return self._run_or_reason(plan, around, run)
 
-    def _given(self, plan: str, around: AbstractContextManager[None], run: Callable[[nn.Module], T]) -> T | str:
+    def _run_or_reason(self, plan: str, around: AbstractContextManager[None], run: Callable[[nn.Module], T]) -> T | str:
         try:
             with around, self.load(plan) as model:
                 return run(model)
-        except Unscored as error:
+        except NoScore as error:
             return str(error)
         except Exception as error:
             let_through(error, memory=False)
@@ -175,7 +175,7 @@ def run_patched(
     return [[x.cpu() for x in answer(model, batch, seed=seed, around=around)] for batch in batches]
 
 
-def counted(plan: str, count: int) -> str:
+def progress_text(plan: str, count: int) -> str:
     """How far the user's function is, in words."""
     return f"{plan.replace('_', ' ')}: {count:,}"
 
@@ -216,7 +216,7 @@ class Forward:
         finally:
             torch.compiler.reset()
 
-    def graphed(self) -> Times:
+    def capture_graph(self) -> Times:
         """The same of a CUDA graph of the forward, replayed; the inputs that it reads stay where they are."""
         graph = torch.cuda.CUDAGraph()
         args, kwargs = copied(self.batch)
@@ -234,7 +234,7 @@ class Forward:
         return most + sum(storages.values())
 
 
-def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> Timed:
+def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> Timed:
     """What one forward takes, run as it is, compiled, and on CUDA as a graph; what cannot be run so is missing, with why.
 
     apart: whether this process is for that alone: compiling leaves traces in it, so elsewhere the model is only run as it
@@ -246,7 +246,7 @@ def timed(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: 
     if apart:
         ways, missing = {**ways, "compiled": forward.compiled}, {}
         if device.startswith("cuda"):
-            ways["cuda_graph"] = forward.graphed
+            ways["cuda_graph"] = forward.capture_graph
     found: dict[str, Any] = {}
     with isolated(model, batch):
         try:

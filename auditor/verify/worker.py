@@ -29,10 +29,10 @@ from ..loading.placement import copied
 from ..loading.state import materialise, switch
 from ..loading.target import blame
 from ..records import Batch
-from ..score import Given, named
+from ..score import ScoreResult, find_function
 from .artefact import COUNTED, STARTED
-from .loaders import import_file, patched, saved
-from .running import FP32, Load, Runs, counted, failure_of
+from .loaders import import_file, load_program, patched
+from .running import FP32, Load, Runs, failure_of, progress_text
 
 QUIET = 0.5
 """Seconds between two words of how far the user's function is."""
@@ -44,7 +44,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     handed = jobs()
     if (settings := next(handed, None)) is not None:
-        with offload.limited(settings["memory"]):
+        with offload.resident_limit(settings["memory"]):
             worker = Worker(settings)
             while (job := next(handed, None)) is not None and worker.did(job):
                 pass
@@ -87,7 +87,7 @@ class Worker:
     def did(self, job: Mapping[str, Any]) -> bool:
         """Do a job: what each of its plans answers, is scored or takes. False where nothing can be run."""
         settings, folder = self.settings, Path(job["folder"])
-        load, said = self._begun(Path(job["file"]))
+        load, said = self._load_plans(Path(job["file"]))
         write(folder / STARTED, said)
         if load is None or self.batches is None:
             return False
@@ -103,17 +103,17 @@ class Worker:
             write(folder / f"{index}.pt", found)
         return True
 
-    def _begun(self, file: Path) -> tuple[Load | None, dict[str, Any]]:
+    def _load_plans(self, file: Path) -> tuple[Load | None, dict[str, Any]]:
         """What loads the plans of a file, and what STARTED is to hold."""
         if file.is_dir():
-            return partial(saved, file, self.settings["device"]), self._read()
+            return partial(load_program, file, self.settings["device"]), self._read()
         what = "building the model"
         try:
             if self.model is not None:
                 return partial(patched, import_file(str(file)), self.model), {}
             sys.argv = [str(file)]  # a source that looks at its arguments finds none
             module = import_file(str(file))
-            model = built(module, self.settings)
+            model = build_model(module, self.settings)
             if (unread := self._read()) or self.batches is None:  # they may be of classes of the model's file
                 return None, unread
             materialise(model, self.batches[0], self.settings["seed"])
@@ -141,7 +141,7 @@ class Worker:
         return {}
 
 
-def built(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
+def build_model(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     """The model as its source makes it, with the random numbers that it was audited with."""
     reseed(settings["seed"])
     with module.imported(module.SOURCE, module.__file__):
@@ -153,10 +153,10 @@ def built(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     return copied(model, device) if is_native(device) and not is_spread(device) else model
 
 
-def score(runs: Runs, plan: str, asked: Mapping[str, Any], scratch: Path) -> Given | str:
+def score(runs: Runs, plan: str, asked: Mapping[str, Any], scratch: Path) -> ScoreResult | str:
     """What the user's function gives of the model under a plan, or why it gives nothing."""
     try:
-        scoring = named(asked["function"], seed=runs.seed)
+        scoring = find_function(asked["function"], seed=runs.seed)
     except Exception as error:
         return failure_of(error)
     return runs.score(plan, scoring, asked["most"], asked["limit"], _teller(plan, scratch))
@@ -170,7 +170,7 @@ def _teller(plan: str, scratch: Path) -> Callable[[int], None]:
         nonlocal last
         if time.monotonic() - last > QUIET:
             last = time.monotonic()
-            (scratch / COUNTED).write_text(counted(plan, count), encoding="utf-8")
+            (scratch / COUNTED).write_text(progress_text(plan, count), encoding="utf-8")
 
     return tell
 

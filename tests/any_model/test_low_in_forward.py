@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import CaptureError
-from auditor.execution.policy import Policy, scoped
+from auditor.execution.policy import Policy, choice_from_scopes
 from auditor.records import ScopeChoice
 from tests.any_model.holding import Call, held, raised
 from tests.any_model.test_stored_low import Runs, mlp, normal, one, seeded
@@ -354,5 +354,5 @@ def test_the_callers_scope_says_what_is_cast_to() -> None:
     assert [call.handed for call in cast.calls] == [False, True, True]
     for root, inner, written in (("fp32", "bf16", {}), ("bf16", "fp32", {1: torch.bfloat16})):
         scopes = {"": ScopeChoice(root), "time": ScopeChoice(inner)}
-        how = Policy(capture, "cast", scoped(scopes), "bf16")
+        how = Policy(capture, "cast", choice_from_scopes(scopes), "bf16")
         assert how.casts(cast).literals.arguments == written

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from auditor.numerics.casting import lowered, raised
+from auditor.numerics.casting import round_tree, widen
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.operations import operation
-from auditor.numerics.scans import transformed
+from auditor.numerics.scans import fourier_transform
 from auditor.trees import over_tensors, tensors_in
 from tests.pretend_gpu.gaps import half
 from tests.pretend_gpu.kernels import lent
@@ -33,8 +33,8 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     if not half(op._schema.name.partition("::")[2], low):
         raise RuntimeError(f"Unsupported dtype {dtype}")
     with torch.no_grad():
-        _, lengths = transformed(op, over_tensors(lent, args), over_tensors(lent, kwargs), FORMATS["fp16"])
+        _, lengths = fourier_transform(op, over_tensors(lent, args), over_tensors(lent, kwargs), FORMATS["fp16"])
     if any(length & (length - 1) for length in lengths):
         raise RuntimeError(f"cuFFT only supports dimensions whose sizes are powers of two in half precision: {lengths}")
-    wide = op.decompose(*raised(args), **raised(kwargs))
-    return wide.to(torch.complex32) if wide.is_complex() else lowered(wide, FORMATS["fp16"])
+    wide = op.decompose(*widen(args), **widen(kwargs))
+    return wide.to(torch.complex32) if wide.is_complex() else round_tree(wide, FORMATS["fp16"])

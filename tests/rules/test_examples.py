@@ -19,7 +19,7 @@ from auditor.measure.measure import measure
 from auditor.numerics.operations import operation
 from auditor.records import Finding
 from auditor.rulebook.facts import EACH
-from auditor.rulebook.findings import classify, silenced
+from auditor.rulebook.findings import apply_selection, classify
 from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
@@ -89,10 +89,10 @@ def test_the_example_of_an_unused_ignore(tmp_path: Path, monkeypatch: pytest.Mon
     file = tmp_path / "pyproject.toml"
     file.write_text(rule.example.code)
     found = command_of({}, Command)
-    assert [item.rule for item in silenced((norm,), found.select, found.ignores, RULES)] == ["NRM001", "CFG001"]
+    assert [item.rule for item in apply_selection((norm,), found.select, found.ignores, RULES)] == ["NRM001", "CFG001"]
     file.write_text(rule.example.fixed)
     found = command_of({}, Command)
-    assert silenced((norm,), found.select, found.ignores, RULES) == ()
+    assert apply_selection((norm,), found.select, found.ignores, RULES) == ()
 
 
 # Collectives are measured as they run: waited for before their result is read.

@@ -20,7 +20,7 @@ from auditor.loading import from_object, in_eval, load
 from auditor.measure.calibrate import calibrate
 from auditor.records import Finding, Subject, Verdict
 from auditor.rulebook.facts import EACH
-from auditor.rulebook.findings import classify, confronted
+from auditor.rulebook.findings import classify, compare_with_verdicts
 from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
@@ -143,7 +143,7 @@ def measured(
         calibration = calibrate(captured, subject, specimen.formats, 0, lambda name: None)
         verdicts = judge(captured, calibration, specimen.formats, MAX_ERROR).verdicts
         facts = gather(captured, calibration.ranges, verdicts)
-    return confronted(classify(captured, facts, rules), verdicts), verdicts
+    return compare_with_verdicts(classify(captured, facts, rules), verdicts), verdicts
 
 
 def specimens() -> list[Specimen]:

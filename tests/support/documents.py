@@ -13,12 +13,12 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from auditor.document.codec import to_plan
-from auditor.records.written import Written
+from auditor.records.written import FileField
 from tests.unit.report.factory import make_audit
 
 Place = tuple[str | int, ...]
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
-UNBOUNDED = Written("")
+UNBOUNDED = FileField("")
 
 
 def document(plans: Mapping[str, Mapping[str, Any]], recommended: str | None = None, **changes: Any) -> dict[str, Any]:
@@ -36,17 +36,17 @@ def records(record: type) -> st.SearchStrategy[Any]:
     return st.builds(record, **{field.name: _of(hints[field.name], UNBOUNDED) for field in needed})
 
 
-def written(hint: Any) -> Written | None:
+def written(hint: Any) -> FileField | None:
     """What a field says of itself."""
     marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
-    return next((mark for mark in marks if isinstance(mark, Written)), None)
+    return next((mark for mark in marks if isinstance(mark, FileField)), None)
 
 
 def _required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _of(type_: Any, mark: Written) -> st.SearchStrategy[Any]:
+def _of(type_: Any, mark: FileField) -> st.SearchStrategy[Any]:
     if get_origin(type_) is Annotated:
         return _of(get_args(type_)[0], written(type_) or mark)
     if get_origin(type_) in (Union, UnionType):
@@ -54,7 +54,7 @@ def _of(type_: Any, mark: Written) -> st.SearchStrategy[Any]:
     return _bare(type_, mark)
 
 
-def _bare(type_: Any, mark: Written) -> st.SearchStrategy[Any]:
+def _bare(type_: Any, mark: FileField) -> st.SearchStrategy[Any]:
     origin, arguments = get_origin(type_), get_args(type_)
     if is_dataclass(type_):
         return records(type_)

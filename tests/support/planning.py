@@ -12,7 +12,7 @@ from torch import nn
 
 from auditor.capture.capture import capture
 from auditor.measure.calibrate import calibrate
-from auditor.measure.noise import Heard
+from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.paths import enclosing, within
 from auditor.plan.modules import Modules, as_candidate, scopes_of
@@ -23,7 +23,7 @@ from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan
 from auditor.resources import resource_dir
-from auditor.rulebook.findings import classify, confronted
+from auditor.rulebook.findings import classify, compare_with_verdicts
 from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.verdicts import judge
@@ -61,8 +61,8 @@ def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "
     measured = calibrate(captured, subject, options.formats, options.seed, lambda detail: None)
     judged = judge(captured, measured, options.formats, options.max_error)
     facts = gather(captured, measured.ranges, judged.verdicts)
-    findings = confronted(classify(captured, facts, options.rulebook), judged.verdicts)
-    return Workbench(subject, captured, measured, judged, findings, options, Yardstick(options.max_error), Heard())
+    findings = compare_with_verdicts(classify(captured, facts, options.rulebook), judged.verdicts)
+    return Workbench(subject, captured, measured, judged, findings, options, Yardstick(options.max_error), FP32Runs())
 
 
 def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candidate:

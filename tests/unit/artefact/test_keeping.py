@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from auditor.artefact.applying import apply_plan
-from auditor.artefact.runtime import Keeping, Kept
+from auditor.artefact.runtime import Keeping, KeptFunctions
 from auditor.numerics.functions import function_name
 from tests.support.flat_models import LARGE, FlatBlock, Stack
 from tests.support.patching import plan
@@ -224,11 +224,11 @@ def test_a_function_that_torch_has_not_is_refused() -> None:
 
 
 def test_they_pickle_by_name() -> None:
-    kept = pickle.loads(pickle.dumps(Kept(("pow", "mean"))))
+    kept = pickle.loads(pickle.dumps(KeptFunctions(("pow", "mean"))))
     assert kept.names == ("pow", "mean")
     assert torch.pow in kept.functions
 
 
 def test_a_mode_of_the_users_own_goes_on_working() -> None:
-    with torch.device("meta"), Keeping(Kept(("exp",)), "cpu"):
+    with torch.device("meta"), Keeping(KeptFunctions(("exp",)), "cpu"):
         assert torch.zeros(2).exp().device.type == "meta"

@@ -18,7 +18,7 @@ from auditor.artefact.base import Strategy
 from auditor.artefact.emit import emit
 from auditor.artefact.runtime import Runtime, by_scope, call, convert
 from auditor.artefact.shipped import Cast, CastRuntime
-from auditor.artefact.strategies import names, registered
+from auditor.artefact.strategies import names, temporary_strategy
 from auditor.cli.program import main
 from auditor.document.read import load_plan
 from auditor.errors import AuditorError, PlanError
@@ -128,7 +128,7 @@ def error_by_hand(fmt: str, but: tuple[str, ...] = ()) -> float:
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> Iterator[None]:
-    with registered(Stored()):
+    with temporary_strategy(Stored()):
         yield
     assert "stored" not in names()
 
@@ -250,7 +250,7 @@ class Halfway(Cast):
 def test_a_runtime_that_builds_on_another_brings_it_along(tmp_path: Path) -> None:
     scopes = {"": ScopeChoice("bf16")}
     plans = {f"{name}_bf16": Plan(f"{name}_bf16", name, "bf16", scopes, 0.0, 1.0, 1.0) for name in ("cast", "halfway")}
-    with registered(Halfway()):
+    with temporary_strategy(Halfway()):
         text = emit(None, 9 * 8, plans, "halfway_bf16", tmp_path)
     assert [text.count(f"class {name}(") for name in ("CastRuntime", "HalfBuffers", "AutocastRuntime")] == [1, 1, 0]
     found: dict[str, Any] = {"__name__": "patched_model"}

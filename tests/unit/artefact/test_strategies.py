@@ -15,7 +15,15 @@ from auditor.artefact.base import Strategy, plan_table
 from auditor.artefact.runtime import Runtime
 from auditor.artefact.shipped import STRATEGIES, AutocastRuntime, CastRuntime
 from auditor.artefact.source import make_original
-from auditor.artefact.strategies import GRAPHS, SHIPPED, known, names, register, registered, strategy_of
+from auditor.artefact.strategies import (
+    GRAPHS,
+    SHIPPED,
+    all_strategies,
+    names,
+    register,
+    strategy_of,
+    temporary_strategy,
+)
 from auditor.errors import AuditorError
 from auditor.records import Plan, ScopeChoice
 from tests.support.structure import PACKAGE
@@ -42,7 +50,7 @@ def test_a_plan_gains_where_some_of_it_is_low(share: float, expected: bool) -> N
 
 def test_it_is_known_for_the_body_alone() -> None:
     mine = Mine()
-    with registered(mine):
+    with temporary_strategy(mine):
         assert strategy_of("mine") is mine
         assert names() == (*SHIPPED, "mine")
         with pytest.raises(AuditorError, match="there is one of that name already"):
@@ -217,7 +225,7 @@ def test_a_symbol_that_is_gone_is_named(tmp_path: Path) -> None:
 
 def test_it_is_known_and_not_planned_by_default() -> None:
     assert GRAPHS == ("graph",)
-    assert "graph" in known()
+    assert "graph" in all_strategies()
     assert "graph" not in (*SHIPPED, *names())
     found = strategy_of("graph")
     assert found.per_operation

@@ -12,7 +12,7 @@ from torch import Tensor
 from auditor.criteria import Criterion, criteria_of
 from auditor.criteria.criterion import FUNCTION, KINDS, Kind, floor_of
 from auditor.criteria.forms import FORMS, form_of
-from auditor.criteria.measure import bound
+from auditor.criteria.measure import criteria_for
 from auditor.criteria.values import VALUES, unfit, value
 from auditor.errors import AuditorError
 from auditor.isolation.outputs import NamedTensors
@@ -223,7 +223,7 @@ REFERENCE = NamedTensors(
 
 
 def test_the_largest_share_counts_and_the_others_are_judged_together() -> None:
-    found = bound(criteria_of({"boxes": "max_abs <= 0.5"}), 0.2, REFERENCE)
+    found = criteria_for(criteria_of({"boxes": "max_abs <= 0.5"}), 0.2, REFERENCE)
     low = [torch.tensor([10.25, 20.0]), torch.tensor([3.0, 4.5]), torch.tensor([1, 2])]
     held = found.held(REFERENCE, low)
     assert [str(one.criterion) for one in held] == ["boxes: max_abs <= 0.5", "the other outputs: rel_l2 <= 0.2"]
@@ -234,7 +234,7 @@ def test_the_largest_share_counts_and_the_others_are_judged_together() -> None:
 
 
 def test_outputs_go_by_the_names_of_their_own_reference() -> None:
-    found = bound(criteria_of({"boxes": "max_abs <= 0.5"}), 0.2, REFERENCE)
+    found = criteria_for(criteria_of({"boxes": "max_abs <= 0.5"}), 0.2, REFERENCE)
     turned = NamedTensors([torch.tensor([3.0]), torch.tensor([10.0])], ("z", "boxes"))
     assert found.held(turned, [torch.tensor([3.0]), torch.tensor([11.0])])[0].value == 1.0
     without = NamedTensors([torch.tensor([3.0])], ("z",))
@@ -243,7 +243,7 @@ def test_outputs_go_by_the_names_of_their_own_reference() -> None:
 
 
 def test_values_over_runs_are_the_worst_and_what_no_run_has_does_not_hold() -> None:
-    found = bound(criteria_of(["boxes: max_abs <= 0.5", "z: cosine >= 0.9"]), 0.2, REFERENCE)
+    found = criteria_for(criteria_of(["boxes: max_abs <= 0.5", "z: cosine >= 0.9"]), 0.2, REFERENCE)
     near, far = ([torch.tensor([10.0 + by, 20.0]), REFERENCE[1], REFERENCE[2]] for by in (0.25, 0.75))
     boxes, angle, others = found.values([(REFERENCE, near), (REFERENCE, far)])
     assert (boxes.value, boxes.holds, boxes.share) == (0.75, False, 1.5)
@@ -268,5 +268,5 @@ def test_values_over_runs_are_the_worst_and_what_no_run_has_does_not_hold() -> N
 )
 def test_names_that_the_model_does_not_return(text: str, said: str) -> None:
     with pytest.raises(AuditorError, match=said.replace("?", r"\?")) as caught:
-        bound(criteria_of(text), 0.01, REFERENCE)
+        criteria_for(criteria_of(text), 0.01, REFERENCE)
     assert caught.value.slug == "bad-criterion"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from auditor.capture.capture import capture
 from auditor.execution.beside import UnderPlan, first_non_finite, under_plan
 from auditor.execution.execute import Executor
-from auditor.execution.policy import Policy, plain, scoped
+from auditor.execution.policy import Policy, choice_from_scopes, plain
 from auditor.loading import from_object
 from auditor.numerics.metrics import relative_l2
 from auditor.records import NonFinite, Plan, ScopeChoice
@@ -71,7 +71,7 @@ def kept(captured, subject, how):
 )
 def test_errors_are_those_of_two_whole_runs(subject, captured, chosen):
     found = under_plan(captured, subject.model, subject.batches[0], chosen).errors
-    how = Policy(captured, chosen.strategy, scoped(chosen.scopes), chosen.format)
+    how = Policy(captured, chosen.strategy, choice_from_scopes(chosen.scopes), chosen.format)
     low = kept(captured, subject, how)
     reference = kept(captured, subject, Policy.wide(captured))
     floating = [name for name, node in captured.nodes.items() if node.floating]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from auditor.execution.execute import Executor, SomeLow, apart, low_literals, with_literals
+from auditor.execution.execute import Executor, SomeLow, low_literals, separate_tensors, with_literals
 from auditor.execution.policy import Policy, plain
 from auditor.execution.resolve import resolve
-from auditor.numerics.casting import lowered
+from auditor.numerics.casting import round_tree
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.nodes import tensors_of
@@ -81,7 +81,7 @@ def tripled(x: Tensor) -> Tensor:
 
 
 def rounded(value: Any) -> Any:
-    return lowered(value, FORMATS["bf16"])
+    return round_tree(value, FORMATS["bf16"])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_value_is_raised_once_so_that_gradients_add_up_in_fp32() -> None:
     (found,) = Executor(captured.graph_module, SomeLow(captured, ("mul",), "bf16", rounded)).run(x)
     (gradient,) = torch.autograd.grad(found.sum(), [x])
     # 1 + 2^-8 and 2^-8 make 1 + 2^-7, which BF16 holds; rounded apart, 1 + 2^-8 would be 1
-    assert gradient.item() == lowered(torch.tensor(3 * (1 + 2.0**-7)), FORMATS["bf16"]).item()
+    assert gradient.item() == round_tree(torch.tensor(3 * (1 + 2.0**-7)), FORMATS["bf16"]).item()
 
 
 def test_a_run_forgets_what_no_other_node_reads() -> None:
@@ -125,7 +125,7 @@ def test_a_run_forgets_what_no_other_node_reads() -> None:
 
 def test_a_result_that_is_its_own_input_is_told_apart() -> None:
     x, y = torch.ones(2), torch.zeros(2)
-    first, second = apart((x, y), [x])
+    first, second = separate_tensors((x, y), [x])
     assert first is not x
     assert torch.equal(first, x)
     assert second is y

@@ -119,7 +119,7 @@ def test_cast_stores_each_weight_in_the_precision_of_its_readers() -> None:
 
 def test_a_tied_weight_is_stored_low_where_all_that_hold_it_are() -> None:
     capture = captured("held")
-    (weight,) = (place.name for place in capture.placeholders if place.tied)
+    (weight,) = (place.name for place in capture.placeholders if place.is_shared)
     assert Layout(capture, strategy_of("cast")).owners == ("", "body.0", "body.1", "last", "shared")
     assert Layout(capture, strategy_of("autocast")).owners == ("", "body.0", "body.1", "last")
     for labels, stored in (({}, "fp16"), ({"shared": "fp32"}, "fp32"), ({"body.0": "fp32"}, "fp32")):

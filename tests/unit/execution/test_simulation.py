@@ -17,7 +17,7 @@ from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.execute import Executor
-from auditor.execution.policy import Policy, labelled, scoped
+from auditor.execution.policy import Policy, choice_from_labels, choice_from_scopes
 from auditor.execution.resolve import resolve
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
@@ -64,9 +64,9 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
     problem = Problem(capture, costs_of(capture), dict.fromkeys(every, NOTHING), verdicts, strategy, fmt, "A100")
     scopes = scopes_of(problem, evaluate(problem, labels))
-    assert scoped(scopes).keep == labelled(labels).keep
+    assert choice_from_scopes(scopes).keep == choice_from_labels(labels).keep
     patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))
-    how, observed = Policy(capture, strategy, labelled(labels), fmt), Observed()
+    how, observed = Policy(capture, strategy, choice_from_labels(labels), fmt), Observed()
     try:
         with torch.no_grad():
             flat = capture.bind(model, (inputs, {}))
@@ -184,7 +184,9 @@ def test_functions_that_are_kept_are_simulated_as_patched(name: str, strategy: s
 
 
 def test_a_function_is_fp32_where_its_module_is_or_keeps_it() -> None:
-    choice = scoped({"": ScopeChoice("fp16"), "a": ScopeChoice("fp16", keep=("pow",)), "b": ScopeChoice("fp32")})
+    choice = choice_from_scopes(
+        {"": ScopeChoice("fp16"), "a": ScopeChoice("fp16", keep=("pow",)), "b": ScopeChoice("fp32")}
+    )
     assert choice(function_in("a", "pow")) == "fp32"
     assert choice(function_in("a", "mean")) == choice("a") == "fp16"
     assert choice(function_in("b", "mean")) == "fp32"

@@ -10,7 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from auditor.execution.step import LowStep, bind_step, failed, gradient_error, one_low, run_step, spoilt, unscaled
+from auditor.execution.step import (
+    LowStep,
+    bind_step,
+    failure_of_step,
+    gradient_error,
+    one_low,
+    run_step,
+    spoilt,
+    unscale,
+)
 from auditor.training.objective import in_training, training_subject
 from auditor.training.step import capture_step, step_batches
 from tests.support.stepping import Scaled, stepped
@@ -142,15 +151,15 @@ def test_a_scaler_takes_finite_steps_only() -> None:
 
 def test_gradients_are_unscaled_in_fp32() -> None:
     # 2^-20 at a scale of 2^16 is 2^-4 in FP16; unscaled in FP16 it would lie among the subnormals
-    found = unscaled(torch.tensor([2.0**-4], dtype=torch.float16), 2.0**16)
+    found = unscale(torch.tensor([2.0**-4], dtype=torch.float16), 2.0**16)
     assert found is not None
     assert (found.dtype, found.item()) == (torch.float32, 2.0**-20)
-    assert unscaled(None, 2.0) is None
+    assert unscale(None, 2.0) is None
 
 
 @pytest.mark.parametrize(("error", "words"), [(RuntimeError("first\nsecond"), "first"), (ValueError(), "ValueError")])
 def test_a_step_that_raised(error: Exception, words: str) -> None:
-    found = failed(error)
+    found = failure_of_step(error)
     assert (found.failure, found.gradients) == (words, {})
     assert math.isnan(found.loss)
 

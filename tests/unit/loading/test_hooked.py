@@ -115,7 +115,7 @@ def test_plans_of_an_offloaded_model_are_those_of_the_model_and_hold_with_the_ho
 def test_where_memory_is_limited_they_lie_in_files(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 4))
     accelerate.disk_offload(model, tmp_path, CPU)
-    with offload.limited(1 << 31):
+    with offload.resident_limit(1 << 31):
         with present(model):
             assert is_offloaded(model[0].weight)
         gc.collect()

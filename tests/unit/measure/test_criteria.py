@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from auditor.criteria import criteria_of
-from auditor.criteria.measure import bound
+from auditor.criteria.measure import criteria_for
 from auditor.isolation.answer import answer
 from auditor.isolation.outputs import tensor_outputs
 from auditor.measure.attribute import first_order
@@ -183,7 +183,7 @@ class Case:
         make, inputs = BODIES[body]
         model, x = make(head()).eval(), inputs(torch.Generator().manual_seed(3))
         asked: Any = {"output": (cubes, 0.1)} if text.startswith("cubes") else f"output: {text}"
-        held = bound(criteria_of(asked), 0.01, answer(model, ((x,), {})))
+        held = criteria_for(criteria_of(asked), 0.01, answer(model, ((x,), {})))
         self.measured: Measurement = measurement_of(model, x)
         first = first_order(self.measured, 0, Yardstick(1.0, held))
         self.found, _ = settle(self.measured, first, Yardstick(1.0, held))
@@ -257,7 +257,7 @@ def test_of_several_criteria_that_one_counts_of_which_most_is_taken() -> None:
     reference = answer(model, ((x,), {}))
 
     def under(*asked: str) -> dict[str, Contribution]:
-        held = bound(criteria_of(asked), 1e6, reference)
+        held = criteria_for(criteria_of(asked), 1e6, reference)
         return {
             name: found["bf16"]
             for name, found in first_order(measurement_of(model, x), 0, Yardstick(1.0, held)).contributions.items()

@@ -16,7 +16,7 @@ from auditor.measure import attribute
 from auditor.measure.attribute import estimate
 from auditor.measure.measure import AT_ONCE, working_set
 from auditor.measure.probes import Sums, by_level, chance, probes, signs
-from auditor.measure.reference import differentiated
+from auditor.measure.reference import run_with_gradients
 from tests.support.brute_force import true_isolated
 from tests.support.capturing import Function
 from tests.support.subjects import FORMATS, capture_of, effects_of, measurement_of, normal, only, seeded
@@ -220,7 +220,7 @@ def is_in(x: Tensor, tensors: list[Tensor]) -> bool:
 
 def test_an_argument_without_a_derivative_is_left_out_and_the_others_are_not() -> None:
     x, weight = leaf(4, 3), leaf(3, seed=1).detach().abs().requires_grad_()
-    result, lost = differentiated(aten.cross_entropy_loss.default, (x, CLASSES, weight), {})
+    result, lost = run_with_gradients(aten.cross_entropy_loss.default, (x, CLASSES, weight), {})
     assert is_in(weight, lost)
     assert not is_in(x, lost)
     result.backward()
@@ -240,7 +240,7 @@ def test_an_argument_without_a_derivative_is_left_out_and_the_others_are_not() -
     ],
 )
 def test_operations_without_a_derivative(target: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
-    result, lost = differentiated(target, args, {})
+    result, lost = run_with_gradients(target, args, {})
     assert not result.requires_grad
     assert [is_in(x, lost) for x in args] == [x.requires_grad for x in args]
     assert torch.equal(result, target(*(x.detach() for x in args)))
@@ -248,7 +248,7 @@ def test_operations_without_a_derivative(target: Callable[..., Any], args: tuple
 
 def test_other_refusals_are_the_operations_own() -> None:
     with pytest.raises(RuntimeError, match="must match"):
-        differentiated(aten.add.Tensor, (leaf(3), leaf(4)), {})
+        run_with_gradients(aten.add.Tensor, (leaf(3), leaf(4)), {})
 
 
 POSITIVE = torch.tensor([1.0, 3.0, 0.5])

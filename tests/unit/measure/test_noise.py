@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.capture.capture import capture
-from auditor.measure.noise import Heard, noise_of, without_noise
+from auditor.measure.noise import FP32Runs, noise_of, without_noise
 from auditor.measure.rerun import PLAIN
 from auditor.records import Contribution, Noise
 from tests.support.subjects import seeded, subject_of
@@ -59,7 +59,7 @@ class Draws(nn.Module):
         return nn.functional.dropout(self.a(x), 0.5, training=True) + torch.rand(8)
 
 
-def all_heard(model: nn.Module, **how: Any) -> Heard:
+def all_heard(model: nn.Module, **how: Any) -> FP32Runs:
     subject = subject_of(model.eval(), X)
     captured = capture(subject, ("fp16",))
     found = noise_of(captured, subject, PLAIN, 0, **how)

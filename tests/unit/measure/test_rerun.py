@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.measure.attribute import first_order
-from auditor.measure.causes import breaks, cause_of, deciding, explained, guarding
+from auditor.measure.causes import breaks, cause_of, deciding, guarding, refine_causes
 from auditor.measure.rerun import MAX_REGIONS, PLAIN, Reruns, Yardstick, chooses_otherwise, of_verdicts, regions_of
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import Deviation, Profile
@@ -136,7 +136,7 @@ def test_what_vanishes_and_turns_the_outputs_non_finite_later_is_underflow() -> 
     ends, stays = (Contribution(size, 0.1, 0.0) for size in (float("inf"), 0.5))
 
     def after(error: NodeError, effect: Contribution) -> str | None:
-        return explained({"x": {"fp16": error}}, {"x": {"fp16": effect}})["x"]["fp16"].cause
+        return refine_causes({"x": {"fp16": error}}, {"x": {"fp16": effect}})["x"]["fp16"].cause
 
     assert after(NodeError(underflow=0.001, cause="rounding"), ends) == "underflow"
     assert after(NodeError(underflow=0.001, cause="rounding"), stays) == "rounding"
@@ -320,8 +320,8 @@ def test_only_the_regions_that_take_most_are_run() -> None:
 
     result: tuple[FlaggedRegion, ...] = regions(Function(pairs), normal(4, 8), flagged=named("exp", "mul"), fmt="bf16")
     assert len(result) == MAX_REGIONS
-    explained = [region.explained for region in result]
-    assert explained == sorted(explained, reverse=True)
+    refine_causes = [region.explained for region in result]
+    assert refine_causes == sorted(refine_causes, reverse=True)
 
 
 def test_only_what_is_judged_to_do_harm_is_told_and_once() -> None:

@@ -17,13 +17,13 @@ from auditor.numerics.casting import (
     in_float32,
     in_format,
     like,
-    lowered,
     plain,
-    raised,
     round_to,
+    round_tree,
+    widen,
 )
 from auditor.numerics.entries import dense, entries, extent, is_number, is_plain, places
-from auditor.numerics.formats import FORMATS, Format, registered
+from auditor.numerics.formats import FORMATS, Format, temporary_format
 from auditor.numerics.nodes import op_name, to_device
 from auditor.numerics.operations import operation
 
@@ -39,7 +39,7 @@ def test_in_float32_raises_computes_and_rounds() -> None:
 
 def test_raising_and_lowering_leave_other_types_alone() -> None:
     tree = {"half": torch.ones(1).half(), "double": torch.ones(1).double(), "index": [torch.tensor([1])], "literal": 2}
-    up, down = raised(tree), lowered({**tree, "full": torch.ones(1)}, FORMATS["bf16"])
+    up, down = widen(tree), round_tree({**tree, "full": torch.ones(1)}, FORMATS["bf16"])
     assert (up["half"].dtype, up["double"].dtype, up["index"][0].dtype) == (torch.float32, torch.float64, torch.int64)
     assert (down["half"].dtype, down["full"].dtype, down["double"].dtype) == (
         torch.bfloat16,
@@ -51,9 +51,9 @@ def test_raising_and_lowering_leave_other_types_alone() -> None:
 
 def test_raising_forgets_what_a_tensor_carried() -> None:
     # 1.3 in FP8 E4M3, spaced by 1/8 between 1 and 2: 1.25
-    carried = lowered(torch.tensor([1.3]), FORMATS["fp8_e4m3"])
+    carried = round_tree(torch.tensor([1.3]), FORMATS["fp8_e4m3"])
     assert (float(carried), carried_in(carried)) == (1.25, FORMATS["fp8_e4m3"])
-    up = raised(carried)
+    up = widen(carried)
     assert (float(up), up.dtype, carried_in(up)) == (1.25, torch.float32, None)
 
 
@@ -266,7 +266,7 @@ def test_ties_between_neighbours_go_to_the_even_one(name: str, dtype: torch.dtyp
 @given(bits=FP32_BITS, exponent_bits=st.integers(2, 8), mantissa=st.integers(1, 15))
 def test_the_numbers_of_any_format_predict_any_fp32_value(bits: int, exponent_bits: int, mantissa: int) -> None:
     x = from_bits(bits)
-    with registered(Format.ieee("e0m0", exponent_bits, mantissa)) as fmt:
+    with temporary_format(Format.ieee("e0m0", exponent_bits, mantissa)) as fmt:
         assert_same(round_to(x, "e0m0"), rounded_by_table(x, fmt))
 
 
@@ -274,7 +274,7 @@ def test_the_numbers_of_any_format_predict_any_fp32_value(bits: int, exponent_bi
 def test_rounding_by_the_numbers_is_the_rounding_of_torch(name: str, exponent_bits: int, mantissa: int) -> None:
     x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0))
     x = torch.cat([x, x * 2.0**-20, x * 2.0**14, from_bits(0, 1, 0x7F800000, 0x7F7FFFFF)])
-    with registered(Format.ieee("e0m0", exponent_bits, mantissa)):
+    with temporary_format(Format.ieee("e0m0", exponent_bits, mantissa)):
         assert_same(round_to(x, "e0m0"), round_to(x, name))
 
 

@@ -20,7 +20,7 @@ from auditor.numerics.formats import (
     label,
     narrower,
     register,
-    registered,
+    temporary_format,
 )
 
 STORED = [name for name, fmt in FORMATS.items() if fmt.dtype is not None]
@@ -111,7 +111,7 @@ def test_ieee_works_out_the_rows_of_the_table() -> None:
 
 
 def test_a_registered_format_is_in_the_table_for_as_long_as_the_body_runs() -> None:
-    with registered(Format.ieee("e6m9", 6, 9)) as row:
+    with temporary_format(Format.ieee("e6m9", 6, 9)) as row:
         # bias 31: exponents -30 to 31, nine fraction bits
         assert (row.smallest_normal, row.largest, row.bytes) == (2.0**-30, (2 - 2.0**-9) * 2.0**31, 2)
         assert FORMATS["e6m9"] is row
@@ -162,7 +162,7 @@ def test_a_row_that_is_no_format_is_refused(what: str) -> None:
     ],
 )
 def test_a_type_of_torch_that_only_stores_can_be_registered(row: Format) -> None:
-    with registered(row):
+    with temporary_format(row):
         assert row.name in auditable()
 
 

@@ -10,7 +10,7 @@ import torch
 
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
-from auditor.numerics.scans import transformed
+from auditor.numerics.scans import fourier_transform
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
@@ -42,7 +42,7 @@ SQUARE = torch.ones(6, 8).half()
     ],
 )
 def test_the_lengths_that_are_transformed(op: Any, args: tuple[Any, ...], lengths: list[int]) -> None:
-    result, found = transformed(op, args, {}, FORMATS["fp16"])
+    result, found = fourier_transform(op, args, {}, FORMATS["fp16"])
     assert found == lengths
     wide = [
         x.to(torch.complex64 if x.is_complex() else torch.float32) if isinstance(x, torch.Tensor) else x for x in args

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.numerics.casting import format_in, in_format, lowered, raised, scalars_lowered
+from auditor.numerics.casting import format_in, in_format, round_tree, scalars_lowered, widen
 from auditor.numerics.formats import FORMATS, dtype_of, format_of
 from auditor.numerics.kernels import UnsupportedInFormat, rounding, run_op
 from auditor.numerics.nodes import operation_of
@@ -83,7 +83,8 @@ def test_float32_runs_as_it_is() -> None:
 def test_operations_without_a_half_kernel_on_cuda(target: Any, args: tuple[Any, ...], dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     assert (
-        refusal(target, *lowered(args, format_of(dtype))) == f"{operation_of(target).name} has no {name} kernel on CUDA"
+        refusal(target, *round_tree(args, format_of(dtype)))
+        == f"{operation_of(target).name} has no {name} kernel on CUDA"
     )
 
 
@@ -141,10 +142,10 @@ def test_elementwise_operations_promote_mixed_dtypes() -> None:
     ],
 )
 def test_what_only_the_cpu_lacks_runs_all_the_same(target: Any, args: tuple[Any, ...], dtype: torch.dtype) -> None:
-    low = lowered(args, format_of(dtype))
+    low = round_tree(args, format_of(dtype))
     result = run_op(target, low, {})
     assert result.dtype is dtype
-    assert torch.allclose(result.float(), target(*raised(low)), rtol=2**-6, atol=2**-6)
+    assert torch.allclose(result.float(), target(*widen(low)), rtol=2**-6, atol=2**-6)
 
 
 def test_the_arguments_are_not_written() -> None:
@@ -259,8 +260,8 @@ def test_beside_float32_and_beside_another_format_it_is_float32() -> None:
 def test_a_format_in_the_place_of_a_dtype_is_what_comes_out() -> None:
     found = rounding(aten.to.dtype, (torch.tensor([1.3]), E5M2), {})
     assert (found.tolist(), format_in(found)) == ([1.25], E5M2)
-    raised = rounding(aten.to.dtype, (low(1.25), torch.float32), {})
-    assert format_in(raised) is FORMATS["fp32"]
+    widen = rounding(aten.to.dtype, (low(1.25), torch.float32), {})
+    assert format_in(widen) is FORMATS["fp32"]
     summed = rounding(aten.sum.default, (low(1.25, 1.5),), {"dtype": torch.float32})
     assert (summed.item(), format_in(summed)) == (2.75, FORMATS["fp32"])
 

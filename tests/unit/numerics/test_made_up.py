@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import AuditorError, PlanError
-from auditor.numerics.formats import FORMATS, Format, registered
+from auditor.numerics.formats import FORMATS, Format, temporary_format
 from auditor.records import NodeReport
 from auditor.records.audit import Audit
 from auditor.report import model_explorer
@@ -59,7 +59,7 @@ class Small(nn.Module):
 
 
 def audited(*formats: str) -> Audit:
-    with registered(E6M9):
+    with temporary_format(E6M9):
         return auditor.audit(Small().eval(), X, formats=formats, max_error=0.02)
 
 
@@ -75,7 +75,7 @@ def mixed() -> Audit:
 
 @pytest.fixture(autouse=True)
 def known() -> Iterator[None]:
-    with registered(E6M9):
+    with temporary_format(E6M9):
         yield
 
 

@@ -29,10 +29,10 @@ from auditor.numerics.nodes import (
     overload_named,
     readers,
     row_of,
-    settled,
     shape,
     source,
-    viewed,
+    view_source,
+    wait_for_result,
 )
 from auditor.numerics.operations import operation
 from tests.support.capturing import Function
@@ -69,9 +69,9 @@ def test_values_are_followed_through_reshapes_and_casts() -> None:
 
 def test_a_view_has_all_entries_of_what_it_views() -> None:
     nodes = nodes_of(lambda x: (x.exp().t(), x.sin()[0], x.cos().chunk(2)[0]), normal(2, 3))
-    assert viewed(nodes["t"]) is nodes["exp"]
-    assert viewed(nodes["select"]) is None
-    assert viewed(nodes["getitem"]) is nodes["chunk"]  # the first of several results
+    assert view_source(nodes["t"]) is nodes["exp"]
+    assert view_source(nodes["select"]) is None
+    assert view_source(nodes["getitem"]) is nodes["chunk"]  # the first of several results
 
 
 def test_arguments_by_name_and_by_place() -> None:
@@ -115,7 +115,7 @@ MADE_OF_NOTHING = [
 @pytest.mark.parametrize("op", [*MADE_OF_NOTHING, aten.new_empty_strided.default, aten.empty_permuted.default], ids=str)
 def test_memory_that_nothing_was_written_to_is_the_same_in_every_run(op: object) -> None:
     whatever = torch.tensor([[math.nan, 7.0]]).t()
-    found = settled(op, whatever)
+    found = wait_for_result(op, whatever)
     assert found.tolist() == [[0.0], [0.0]]
     assert found.stride() == whatever.stride()
     assert math.isnan(whatever[0, 0])
@@ -124,13 +124,13 @@ def test_memory_that_nothing_was_written_to_is_the_same_in_every_run(op: object)
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.zeros_like.default, math.sqrt], ids=str)
 def test_other_results_are_what_they_are(op: object) -> None:
     result = normal(2)
-    assert settled(op, result) is result
+    assert wait_for_result(op, result) is result
 
 
 def test_a_later_result_of_several_views_nothing() -> None:
     nodes = nodes_of(lambda x: x.cos().chunk(2)[1], normal(2, 3))
     (second,) = [node for node in nodes.values() if op_of(node) == "getitem" and node.args[1] == 1]
-    assert viewed(second) is None  # it holds other entries than the first, which errors are measured on
+    assert view_source(second) is None  # it holds other entries than the first, which errors are measured on
 
 
 def test_what_keeps_a_draw_has_the_name_of_what_it_stands_for() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from auditor.numerics import kernels as products
-from auditor.numerics.casting import lowered, raised
+from auditor.numerics.casting import round_tree, widen
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.kernels import is_product, is_tensor_core, run_op
 from auditor.numerics.metrics import relative_l2
@@ -96,7 +96,7 @@ def test_products_of_tensors_that_are_not_plain(other: Any) -> None:
     x, weight = other(normal(3, 160, 192)), normal(160, 192, seed=1)
     weight = weight.to(x.dtype)
     found = products.product(aten.linear.default, (x, weight), {}, FORMATS["fp16"])
-    expected = lowered(aten.linear.default(*raised((x, weight))), FORMATS["fp16"])
+    expected = round_tree(aten.linear.default(*widen((x, weight))), FORMATS["fp16"])
     assert found.is_nested == x.is_nested
     parts = zip(*(y.unbind() if y.is_nested else [y.to_dense()] for y in (found, expected)), strict=True)
     assert all(torch.equal(a, b) for a, b in parts)
@@ -128,7 +128,7 @@ def test_a_product_is_the_same_with_gradients_enabled_and_has_those_of_the_opera
     weights = normal(*found.shape, seed=3)
     leaves = [x for x in ours if isinstance(x, Tensor)]
     gradients = torch.autograd.grad((found.float() * weights).sum(), leaves, create_graph=True)
-    expected = lowered(target(*raised(tuple(theirs))), FORMATS["fp16"])
+    expected = round_tree(target(*widen(tuple(theirs))), FORMATS["fp16"])
     others = [x for x in theirs if isinstance(x, Tensor)]
     known = torch.autograd.grad((expected.float() * weights).sum(), others, create_graph=True)
     for a, b in zip(gradients, known, strict=True):

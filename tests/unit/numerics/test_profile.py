@@ -17,7 +17,7 @@ from auditor.numerics.histogram import (
     flushed,
     largest_scale,
     magnitudes_of,
-    merged,
+    merge_magnitudes,
     significant,
     significant_entries,
     subnormal,
@@ -283,7 +283,7 @@ def test_nothing_and_zeros_have_an_answer() -> None:
 
 def test_merging_is_the_histogram_of_both() -> None:
     a, b = gradients(1, -10), gradients(2, -20)
-    both, apart = magnitudes_of(torch.cat((a, b))), merged([magnitudes_of(a), magnitudes_of(b)])
+    both, apart = magnitudes_of(torch.cat((a, b))), merge_magnitudes([magnitudes_of(a), magnitudes_of(b)])
     assert both.exponents == apart.exponents
     assert both.norm == pytest.approx(apart.norm)
     assert both.rounding["bf16"] == pytest.approx(apart.rounding["bf16"], rel=0.05)
@@ -291,10 +291,10 @@ def test_merging_is_the_histogram_of_both() -> None:
 
 def test_merging_counts_what_is_no_magnitude_and_keeps_both_ends() -> None:
     a, b = torch.tensor([0.0, 3.0, float("inf")]), torch.tensor([0.0, 0.0, 0.25, float("nan")])
-    found = merged([magnitudes_of(a), magnitudes_of(torch.zeros(1)), magnitudes_of(b)])
+    found = merge_magnitudes([magnitudes_of(a), magnitudes_of(torch.zeros(1)), magnitudes_of(b)])
     assert (found.zeros, found.nonfinite, found.nonzero) == (4, 2, 2)
     assert (found.min_abs, found.max_abs) == (0.25, 3.0)
-    assert merged([]).min_abs == 0.0
+    assert merge_magnitudes([]).min_abs == 0.0
 
 
 def test_rounding_tells_the_bits_that_stay() -> None:

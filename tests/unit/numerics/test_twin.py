@@ -16,8 +16,8 @@ from auditor.execution.policy import Policy
 from auditor.execution.policy import plain as everywhere
 from auditor.execution.resolve import resolve
 from auditor.measure.measure import Measurement, measure
-from auditor.numerics.casting import carried_in, format_in, in_format, lowered, plain
-from auditor.numerics.formats import FORMATS, Format, registered
+from auditor.numerics.casting import carried_in, format_in, in_format, plain, round_tree
+from auditor.numerics.formats import FORMATS, Format, temporary_format
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.records import Capture, Subject
 from tests.support.small_models import MODELS
@@ -32,7 +32,7 @@ RUN = [(name, strategy) for name in MODELS for strategy in STRATEGIES if (name, 
 
 @pytest.fixture(autouse=True)
 def twin() -> Iterator[Format]:
-    with registered(TWIN) as row:
+    with temporary_format(TWIN) as row:
         yield row
 
 
@@ -118,8 +118,8 @@ def test_every_node_alone_errs_as_in_fp16(name: str) -> None:
 def test_products_are_the_same_bit_for_bit() -> None:
     x, weight = normal(5, 70, seed=1), normal(3, 70, seed=2)
     for target, args in ((aten.linear.default, (x, weight)), (aten.mm.default, (x, weight.t()))):
-        ours = run_op(target, lowered(args, TWIN), {})
-        theirs = run_op(target, lowered(args, FORMATS["fp16"]), {})
+        ours = run_op(target, round_tree(args, TWIN), {})
+        theirs = run_op(target, round_tree(args, FORMATS["fp16"]), {})
         assert carried_in(ours) is TWIN
         assert torch.equal(plain(ours), theirs.float())
 
@@ -173,7 +173,7 @@ class Limits(nn.Module):
 
 
 def test_literals_that_python_takes_from_a_dtype_are_those_of_the_format() -> None:
-    with registered(Format.ieee("e6m9", 6, 9)) as row:
+    with temporary_format(Format.ieee("e6m9", 6, 9)) as row:
         found = capture(subject_of(Limits(), normal(3, 4)), ("fp16", "e6m9"))
         values = {node.op: node.literals["e6m9"].arguments for node in found.nodes.values() if "e6m9" in node.literals}
         (masked,) = values["aten.masked_fill.Scalar"].values()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError
-from auditor.offload import files, limited, onto
+from auditor.offload import files, onto, resident_limit
 from auditor.offload.files import Offloading, in_file, is_offloaded, release
 from auditor.offload.limit import resident
 
@@ -106,7 +106,7 @@ class Tied(nn.Module):
 def test_weights_are_the_same_objects_with_the_same_entries_over_as_many_storages() -> None:
     model = Tied()
     before = {name: (x, x.detach().clone(), x.stride()) for name, x in model.state_dict(keep_vars=True).items()}
-    with limited(1 << 40):
+    with resident_limit(1 << 40):
         onto(model)
     for name, x in model.state_dict(keep_vars=True).items():
         same, entries, strides = before[name]

@@ -9,16 +9,16 @@ import torch
 
 from auditor.errors import AuditorError
 from auditor.loading import load
-from auditor.offload import Limit, fitting, limit, limited, now
+from auditor.offload import Limit, fitting, limit, now, resident_limit
 from auditor.offload.files import LARGE, is_offloaded
 from auditor.offload.limit import EACH, HELD, ROOM, free, resident, words
 from auditor.settings import Settings
 
 
 def test_what_operations_make_is_let_go_of_and_comes_back() -> None:
-    with limited(None) as held:
+    with resident_limit(None) as held:
         assert held is None and now() is None
-    with limited(resident() + ROOM + (60 << 20)) as held:
+    with resident_limit(resident() + ROOM + (60 << 20)) as held:
         assert held is not None and now() is held
         kept = [torch.full((2_500_000,), float(i)) for i in range(40)]  # 400 MB
         assert all(bool((x == i).all()) for i, x in enumerate(kept))
@@ -28,7 +28,7 @@ def test_what_operations_make_is_let_go_of_and_comes_back() -> None:
 
 
 def test_what_is_free_is_no_longer_resident() -> None:
-    with limited(1 << 40):
+    with resident_limit(1 << 40):
         before, small = resident(), list[bytes]()
         for _ in range(40):
             large = torch.ones(2_500_000)
@@ -50,7 +50,7 @@ def test_too_small_a_limit_says_what_is_enough() -> None:
 
 def test_a_system_that_says_nothing_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(limit, "_STATM", tmp_path / "none")
-    with pytest.raises(AuditorError, match="leave --memory out") as error, limited(10**9):
+    with pytest.raises(AuditorError, match="leave --memory out") as error, resident_limit(10**9):
         raise AssertionError
     assert error.value.slug == "no-paging"
 
@@ -68,7 +68,7 @@ def test_a_checkpoint_in_bf16_is_raised_into_files(tmp_path: Path) -> None:
     )
     saved = transformers.LlamaForCausalLM(config).bfloat16()
     saved.save_pretrained(tmp_path)
-    with limited(1 << 40):
+    with resident_limit(1 << 40):
         model = load(f"hf:{tmp_path}").model
         large = [x for x in model.parameters() if x.numel() * 4 >= LARGE]
         assert len(large) >= 2 and all(map(is_offloaded, large))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from auditor.execution.policy import Policy, plain, scoped
+from auditor.execution.policy import Policy, choice_from_scopes, plain
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.metrics import output_error
@@ -38,12 +38,12 @@ def test_the_table_of_scopes_says_what_was_chosen_and_no_more(kind: str, data: s
     labels = {owner: data.draw(st.sampled_from(["fp16", "fp32"]), label=owner) for owner in owners}
     chosen = evaluate(problem, labels)
     scopes = scopes_of(problem, chosen)
-    precision = scoped(scopes)
+    precision = choice_from_scopes(scopes)
     assert {owner: precision(owner) for owner in owners} == labels
     assert "" in scopes
     for path, choice in scopes.items():
         above = {other: kept for other, kept in scopes.items() if other != path}
-        assert path == "" or scoped(above)(path) != choice.precision  # each line is needed
+        assert path == "" or choice_from_scopes(above)(path) != choice.precision  # each line is needed
 
 
 def low(owners: str) -> dict[str, str]:

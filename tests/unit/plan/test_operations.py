@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.execution.policy import labelled
+from auditor.execution.policy import choice_from_labels
 from auditor.paths import function_in
 from auditor.plan.clauses import added, apart, gained, no_gain, operation_reasons
 from auditor.plan.costs import costs_of
@@ -145,7 +145,7 @@ def test_what_a_module_around_keeps_says_so() -> None:
     found = [reason for reason in operation_reasons(problem, chosen) if reason.kind == "inherited"]
     assert [(reason.words, reason.by) for reason in found] == [("linear stays FP32 in all of block", "block")]
     assert [capture.nodes[name].owner for name in found[0].operations] == ["block.layer"] * 2
-    computed = problem.resolve(labelled(labels)).computed
+    computed = problem.resolve(choice_from_labels(labels)).computed
     assert all(computed(name) == "fp32" for name in found[0].operations)
 
 

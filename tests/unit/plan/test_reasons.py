@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.artefact.strategies import SHIPPED
-from auditor.execution.policy import scoped
+from auditor.execution.policy import choice_from_scopes
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import together
@@ -88,7 +88,7 @@ def by_kind(plan: Plan, *kinds: str) -> list[str]:
 def test_every_module_and_operation_that_is_not_low_has_one_reason(planned: Planned) -> None:
     bench, plans = planned
     for plan, problem in problems(bench, plans):
-        resolution = problem.resolve(scoped(plan.scopes))
+        resolution = problem.resolve(choice_from_scopes(plan.scopes))
         named = [path for reason in plan.reasons for path in reason.modules]
         assert len(named) == len(set(named))
         operations = [name for reason in plan.reasons for name in reason.operations]

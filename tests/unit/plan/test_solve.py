@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
-from auditor.execution.policy import Layout, labelled
+from auditor.execution.policy import Layout, choice_from_labels
 from auditor.plan.costs import Cost
 from auditor.plan.energy import Energy
 from auditor.plan.problem import Problem
@@ -80,7 +80,7 @@ def test_a_cut_is_the_least_of_all_labellings(kind: str, strategy: str, rnd: ran
 def test_an_unsafe_function_is_kept_where_its_module_is_low(strategy: str, rnd: random.Random) -> None:
     problem = drawn("flat", strategy, rnd, unsafe=0.3, exceptions=True)
     for point in solved(problem):
-        resolution = problem.resolve(labelled(point.precision))
+        resolution = problem.resolve(choice_from_labels(point.precision))
         assert not any(problem.forbidden(resolution, name) for name in problem.capture.nodes)
         shielded = {path for path in problem.energy.shielded if point.precision[path] != "fp32"}
         assert all(point.precision[problem.energy.tree[path]] != "fp32" for path in shielded)

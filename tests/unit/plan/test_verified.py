@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.measure.noise import Heard
+from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
 from auditor.plan.verified import is_outdone, judged
@@ -29,7 +29,7 @@ def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]]
     options, noise = Settings(rulebook=(), command="here", device="cpu"), Noise(error=2.0**-30, floor=3 * 2.0**-30)
     nothing: Any = None
     found = nothing, nothing, nothing, ()
-    return Workbench(subject, *found, options, Yardstick(0.01, distance), Heard(noise))
+    return Workbench(subject, *found, options, Yardstick(0.01, distance), FP32Runs(noise))
 
 
 @pytest.mark.parametrize(

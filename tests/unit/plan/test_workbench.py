@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.measure.noise import Heard
+from auditor.measure.noise import FP32Runs
 from auditor.numerics.metrics import output_error
 from auditor.plan.units import unit_of
 from auditor.plan.workbench import Workbench
@@ -49,14 +49,14 @@ def test_held_out_inputs_are_the_checks_where_there_are_any() -> None:
 
 
 def test_answers_with_gradients_or_why_there_are_none() -> None:
-    assert bench(noise=Heard(graded=[TWO])).graded == [TWO]
-    assert bench(noise=Heard(graded="RuntimeError: for inference")).graded is None
+    assert bench(noise=FP32Runs(graded=[TWO])).graded == [TWO]
+    assert bench(noise=FP32Runs(graded="RuntimeError: for inference")).graded is None
 
 
 def test_a_plan_may_err_by_the_budget_or_by_what_is_no_error_here() -> None:
     assert bench().max_error == 0.01
-    assert bench(noise=Heard(Noise(error=0.001, floor=0.003))).max_error == 0.01
-    assert bench(noise=Heard(Noise(error=0.01, floor=0.03))).max_error == 0.03
+    assert bench(noise=FP32Runs(Noise(error=0.001, floor=0.003))).max_error == 0.01
+    assert bench(noise=FP32Runs(Noise(error=0.01, floor=0.03))).max_error == 0.03
 
 
 def largest(reference: Sequence[Tensor], low: Sequence[Tensor]) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from auditor.measure.calibrate import Calibration
 from auditor.records import Contribution, Finding, Node, NodeError, Plan, ScopeChoice, Verdict
-from auditor.rulebook.causes import Graph, about, followed, with_causes
+from auditor.rulebook.causes import Graph, about, reference_plan, with_causes
 from auditor.rulebook.load import load_rules
 from tests.support.capturing import captured
 from tests.support.findings import finding as found
@@ -195,8 +195,8 @@ def severity_graph(broken: tuple[str, ...] = (), unsafe: tuple[str, ...] = ()) -
     return Graph(TOY.capture.nodes, Calibration(errors, moved, {}, 1), verdicts)
 
 
-def one(found: Finding, followed: Plan, of: Graph) -> tuple[str, str | None, str | None]:
-    (spoken,) = about([found], {followed.name: followed}, followed.name, TOY.capture, of)
+def one(found: Finding, reference_plan: Plan, of: Graph) -> tuple[str, str | None, str | None]:
+    (spoken,) = about([found], {reference_plan.name: reference_plan}, reference_plan.name, TOY.capture, of)
     return spoken.severity, spoken.bearing, spoken.plan
 
 
@@ -257,7 +257,7 @@ def test_the_plan_is_the_recommended_one_or_the_fastest_that_holds_with_anything
     slow, fast, failed = plan("cast", "fp16"), plan("cast", "bf16", speedup=2.0), plan("autocast", "bf16", False, 3.0)
     nothing = replace(plan("autocast", "fp16", speedup=4.0), scopes={"": ScopeChoice("fp32")})
     plans = {p.name: p for p in (slow, fast, failed, nothing)}
-    assert followed(plans, "cast_fp16") is slow
-    assert followed(plans, None) is fast
-    assert followed({p.name: p for p in (failed, nothing)}, None) is None
-    assert followed({}, None) is None
+    assert reference_plan(plans, "cast_fp16") is slow
+    assert reference_plan(plans, None) is fast
+    assert reference_plan({p.name: p for p in (failed, nothing)}, None) is None
+    assert reference_plan({}, None) is None

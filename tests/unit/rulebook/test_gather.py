@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from auditor.records import NodeError, Verdict
 from auditor.records.training import BackwardNode
 from auditor.rulebook.gather import WORDS, gather, positions
-from auditor.rulebook.verdicts import Judgement, reasoned, with_backward
+from auditor.rulebook.verdicts import Judgement, backward_reasons, with_backward
 from auditor.training.step import capture_step
 from tests.support.capturing import Captured, captured, facts_of
 from tests.support.stepping import Scaled, subject_on
@@ -284,9 +284,9 @@ def judged(verdict: Verdict, exposed: tuple[str, ...]) -> Verdict:
         {name: {"fp16": verdict, "bf16": SAFE} for name in audited.nodes},
         {name: {"fp16": exposed, "bf16": exposed} for name in audited.nodes},
     )
-    (found,) = reasoned([node("exp", {"fp16": "w"}, fp16=BREAKS)])
+    (found,) = backward_reasons([node("exp", {"fp16": "w"}, fp16=BREAKS)])
     loss = node("sum_1", {"fp16": "w"}, fp16=BREAKS)  # of the loss: the audited graph has no such operation
-    after = with_backward(before, audited, reasoned([found, loss]), step)
+    after = with_backward(before, audited, backward_reasons([found, loss]), step)
     assert after.verdicts["exp"]["bf16"] == SAFE
     assert before.verdicts["exp"]["fp16"] == verdict  # the first judgement stays as it was
     return after.verdicts["exp"]["fp16"]

@@ -15,7 +15,7 @@ from auditor.rulebook.conditions import Condition
 from auditor.rulebook.explain import as_data, explain, reference
 from auditor.rulebook.load import load_rules, spread
 from auditor.rulebook.patterns import Matcher
-from auditor.rulebook.rule import ByFormat, Chain, ChainNode, Example, Match, about, clauses, facts_shown, filled
+from auditor.rulebook.rule import ByFormat, Chain, ChainNode, Example, Match, about, clauses, facts_shown, fill_message
 from tests.support.capturing import Function, captured
 from tests.support.rule_files import CHAIN, EXAMPLE, RULE, write
 
@@ -242,11 +242,11 @@ def test_the_facts_of_a_message_in_the_order_written() -> None:
 def test_a_message_speaks_of_the_formats_it_is_asked_for_alone() -> None:
     message = "it raises in {formats}: [fp16: at 65504 in FP16]; [bf16: always in BF16]"
     assert clauses(message) == ["fp16", "bf16"]
-    assert filled(message, VALUES.__getitem__, ("fp16", "bf16")) == (
+    assert fill_message(message, VALUES.__getitem__, ("fp16", "bf16")) == (
         "it raises in FP16 and BF16: at 65504 in FP16; always in BF16"
     )
-    assert filled(message, VALUES.__getitem__, ("fp16",)) == "it raises in FP16: at 65504 in FP16"
-    assert filled(message, VALUES.__getitem__, ("bf16",)) == "it raises in BF16: always in BF16"
+    assert fill_message(message, VALUES.__getitem__, ("fp16",)) == "it raises in FP16: at 65504 in FP16"
+    assert fill_message(message, VALUES.__getitem__, ("bf16",)) == "it raises in BF16: always in BF16"
 
 
 def test_a_fact_that_is_kept_by_format_is_shown_with_its_format() -> None:

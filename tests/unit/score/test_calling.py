@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.score import Given, Scoring, Unscored, given_by
+from auditor.score import NoScore, ScoreResult, Scoring, given_by
 
 INPUTS = torch.linspace(-1, 1, 12).reshape(6, 2)
 
@@ -21,7 +21,7 @@ def net() -> nn.Linear:
     return nn.Linear(2, 2).eval()
 
 
-def scored(function: Any, model: nn.Module | None = None, **how: Any) -> Given:
+def scored(function: Any, model: nn.Module | None = None, **how: Any) -> ScoreResult:
     return given_by(Scoring(function, "score"), model or net(), **how)
 
 
@@ -61,7 +61,7 @@ def test_a_number_by_itself_is_one(value: Any) -> None:
     ],
 )
 def test_nonsense_is_said_to_be_none(value: Any, why: str) -> None:
-    with pytest.raises(Unscored) as caught:
+    with pytest.raises(NoScore) as caught:
         scored(lambda model: value)
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -78,11 +78,11 @@ def test_what_the_function_raises_is_one_line_with_its_place() -> None:
         yield 1.0
         raise ValueError("no more")
 
-    with pytest.raises(Unscored, match=r"^the function raised KeyError: .*\(test_calling.py:\d+\)$"):
+    with pytest.raises(NoScore, match=r"^the function raised KeyError: .*\(test_calling.py:\d+\)$"):
         scored(broken)
-    with pytest.raises(Unscored, match=r"^the function raised SystemExit: 3"):
+    with pytest.raises(NoScore, match=r"^the function raised SystemExit: 3"):
         scored(leaving)
-    with pytest.raises(Unscored, match=r"^the function raised ValueError: no more"):
+    with pytest.raises(NoScore, match=r"^the function raised ValueError: no more"):
         scored(late)
 
 
@@ -97,10 +97,10 @@ def test_one_that_never_ends_is_ended_where_it_calls_the_model_or_gives_a_number
 
     for function in (endless, waiting):
         start = time.monotonic()
-        with pytest.raises(Unscored, match=r"no score within 0.2 seconds"):
+        with pytest.raises(NoScore, match=r"no score within 0.2 seconds"):
             scored(function, limit=0.2)
         assert time.monotonic() - start < 5
-    with pytest.raises(Unscored, match="gave more numbers than in FP32, where it gave 3"):
+    with pytest.raises(NoScore, match="gave more numbers than in FP32, where it gave 3"):
         scored(endless, most=3)
 
 
@@ -157,7 +157,7 @@ def replaced(net: Any) -> float:
 def test_a_function_that_changes_the_model_is_found(function: Callable[[nn.Module], float]) -> None:
     net = two_layers()
     before = {name: x.clone() for name, x in net.state_dict().items()}
-    with pytest.raises(Unscored, match=r"^the function changed the model \((parameter|module) '"):
+    with pytest.raises(NoScore, match=r"^the function changed the model \((parameter|module) '"):
         scored(function, net)
     if function is halved:
         return

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from auditor.errors import AuditorError
-from auditor.score import named
+from auditor.score import find_function
 
 SOURCE = """
 import math
@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_function_of_a_file(file: Path) -> None:
-    found = named(f"{file}:accuracy", max_drop=0.5)
+    found = find_function(f"{file}:accuracy", max_drop=0.5)
     assert found.function(nn.Identity()) == 1.0
     assert (found.better, found.max_drop, found.of_mean) == ("higher", 0.5, None)
     assert found.place is not None
@@ -55,16 +55,16 @@ def test_a_function_of_a_file(file: Path) -> None:
 
 
 def test_the_function_says_how_it_is_meant_and_the_option_wins(file: Path) -> None:
-    found = named(f"{file}:perplexity")
+    found = find_function(f"{file}:perplexity")
     assert found.better == "lower"
     assert found.of_mean is not None
     assert found.of_mean(1.0) == math.e
-    assert named(f"{file}:perplexity", better="higher").better == "higher"
+    assert find_function(f"{file}:perplexity", better="higher").better == "higher"
 
 
 def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
-    assert named("perplexity", f"{file}:Net(width=3)").function(nn.Identity()) == 3.0
-    assert named("Scores.one", str(file)).function(nn.Identity()) == 1.0
+    assert find_function("perplexity", f"{file}:Net(width=3)").function(nn.Identity()) == 3.0
+    assert find_function("Scores.one", str(file)).function(nn.Identity()) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
 )
 def test_what_is_no_function_of_the_model_is_refused(file: Path, text: str, target: str, slug: str, words: str) -> None:
     with pytest.raises(AuditorError, match=words) as caught:
-        named(text.format(file), target)
+        find_function(text.format(file), target)
     assert caught.value.slug == slug

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from auditor.score import Given, Scoring, Unscored, judged, settled
+from auditor.score import NoScore, ScoreResult, Scoring, compare_scores, fp32_score
 
 
-def given(*values: float, single: bool = False) -> Given:
-    return Given(values, single, len(values))
+def given(*values: float, single: bool = False) -> ScoreResult:
+    return ScoreResult(values, single, len(values))
 
 
 def scoring(**how: object) -> Scoring:
@@ -18,14 +18,14 @@ def scoring(**how: object) -> Scoring:
 
 
 def test_the_score_is_the_mean_of_what_the_function_gave() -> None:
-    found = settled(scoring(max_drop=0.1), given(1.0, 0.0, 1.0, 1.0))
+    found = fp32_score(scoring(max_drop=0.1), given(1.0, 0.0, 1.0, 1.0))
     assert (found.score, found.samples, found.calls) == (0.75, 4, 4)
     assert (found.function, found.better, found.max_drop) == ("score", "higher", 0.1)
-    assert settled(scoring(), given(0.5, single=True)).samples is None
+    assert fp32_score(scoring(), given(0.5, single=True)).samples is None
 
 
 def test_pairs_tell_how_well_the_difference_is_known() -> None:
-    found = judged(scoring(max_drop=0.3), given(1, 1, 1, 0), given(1, 0, 1, 0))
+    found = compare_scores(scoring(max_drop=0.3), given(1, 1, 1, 0), given(1, 0, 1, 0))
     assert (found.value, found.difference) == (0.5, -0.25)
     # differences 0, -1, 0, 0: mean -1/4, sum of squares 3/4, over 3 and 4: 1/16
     assert found.standard_error == pytest.approx(0.25)
@@ -36,9 +36,9 @@ def test_pairs_tell_how_well_the_difference_is_known() -> None:
 def test_of_the_mean_is_the_users_own_number() -> None:
     perplexity = scoring(better="lower", of_mean=math.exp, max_drop=0.1)
     fp32, low = given(1.0, 2.0, 3.0), given(1.1, 2.1, 3.1)
-    assert settled(perplexity, fp32).score == pytest.approx(math.exp(2))
-    assert settled(perplexity, fp32).of_mean == "exp"
-    found = judged(perplexity, fp32, low)
+    assert fp32_score(perplexity, fp32).score == pytest.approx(math.exp(2))
+    assert fp32_score(perplexity, fp32).of_mean == "exp"
+    found = compare_scores(perplexity, fp32, low)
     assert found.difference == pytest.approx(math.exp(2.1) - math.exp(2))
     assert found.passed is False
     # by the delta method: every difference is exp(m + 0.1) - exp(m), whose slope at m = 2 is the difference itself,
@@ -51,7 +51,7 @@ def test_of_the_mean_is_the_users_own_number() -> None:
     [("higher", 0.89, False), ("higher", 0.95, True), ("lower", 0.89, True), ("lower", 1.02, False)],
 )
 def test_the_direction_says_what_a_drop_is(better: str, value: float, passed: bool) -> None:
-    found = judged(scoring(better=better, max_drop=0.1), given(1.0, single=True), given(value, single=True))
+    found = compare_scores(scoring(better=better, max_drop=0.1), given(1.0, single=True), given(value, single=True))
     assert found.passed is (passed or (better == "lower" and value < 1.1))
     assert found.standard_error is None
 
@@ -65,9 +65,9 @@ def test_the_direction_says_what_a_drop_is(better: str, value: float, passed: bo
         ("it raised", "it raised"),
     ],
 )
-def test_what_makes_no_pairs_has_no_score(plan: Given | str, why: str) -> None:
+def test_what_makes_no_pairs_has_no_score(plan: ScoreResult | str, why: str) -> None:
     for limit, passed in ((None, None), (0.5, False)):
-        found = judged(scoring(max_drop=limit), given(1.0, 1.0, 1.0), plan)
+        found = compare_scores(scoring(max_drop=limit), given(1.0, 1.0, 1.0), plan)
         assert found.failure is not None
         assert why in found.failure
         assert (found.value, found.difference, found.standard_error, found.passed) == (None, None, None, passed)
@@ -76,8 +76,8 @@ def test_what_makes_no_pairs_has_no_score(plan: Given | str, why: str) -> None:
 
 def test_a_function_of_the_mean_that_fails_says_so() -> None:
     root = scoring(of_mean=math.sqrt)
-    with pytest.raises(Unscored, match=r"of_mean\(-1\) raised ValueError"):
-        settled(root, given(-1.0))
-    assert "of_mean(-1) raised" in str(judged(root, given(1.0), given(-1.0)).failure)
-    with pytest.raises(Unscored, match="is inf"):
-        settled(scoring(of_mean=lambda mean: math.inf), given(1.0))
+    with pytest.raises(NoScore, match=r"of_mean\(-1\) raised ValueError"):
+        fp32_score(root, given(-1.0))
+    assert "of_mean(-1) raised" in str(compare_scores(root, given(1.0), given(-1.0)).failure)
+    with pytest.raises(NoScore, match="is inf"):
+        fp32_score(scoring(of_mean=lambda mean: math.inf), given(1.0))

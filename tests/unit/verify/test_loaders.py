@@ -12,13 +12,13 @@ from onnx import TensorProto, helper, save
 from torch import Tensor, nn
 
 from auditor.records import Plan, ScopeChoice
-from auditor.verify import Answers, Runs, in_hand, saved
+from auditor.verify import Answers, Runs, in_hand, load_program
 from auditor.verify.loaders import Standing
 
 
 def run(folder: Path, plan: str, x: Tensor, gradients: bool = False) -> Answers | str:
     """What the file of a plan answers."""
-    return Runs(partial(saved, folder, "cpu"), [((x,), {})], gradients=gradients).answers(plan)
+    return Runs(partial(load_program, folder, "cpu"), [((x,), {})], gradients=gradients).answers(plan)
 
 
 def test_a_model_in_hand_follows_a_plan_for_a_while_and_none_that_nobody_knows() -> None:

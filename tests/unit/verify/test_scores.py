@@ -15,7 +15,7 @@ from torch import nn
 import auditor
 from auditor.artefact.emit import emit
 from auditor.records import Origin, Plan, ScopeChoice
-from auditor.score import Given, named
+from auditor.score import ScoreResult, find_function
 from auditor.score import in_hand as in_hand_function
 from auditor.verify import FP32, Runs, Verifier, in_hand
 
@@ -55,7 +55,7 @@ LAYERS = 4 * 4 + 4
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Given | str]]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, ScoreResult | str]]:
     """What a function of the model's file gives under plans."""
     source = tmp_path / "scored_net.py"
     source.write_text(SOURCE)
@@ -66,11 +66,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
     file = tmp_path / "patched_model.py"
     file.write_text(emit(Origin(str(source), None, "get_model", "factory"), LAYERS, plans, None, tmp_path))
 
-    def given(name: str, *names: str, **how: Any) -> dict[str, Given | str]:
+    def given(name: str, *names: str, **how: Any) -> dict[str, ScoreResult | str]:
         scratch = tmp_path / f"scratch_{name}"
         scratch.mkdir()
         with Verifier([((torch.ones(1, 4),), {})], scratch) as verifier:
-            return verifier.scores(file, names, named(f"{source}:{name}"), **how)
+            return verifier.scores(file, names, find_function(f"{source}:{name}"), **how)
 
     return given
 
@@ -84,10 +84,10 @@ def test_a_fresh_process_gives_what_a_run_by_hand_does(
     torch.manual_seed(0)
     net, x = nn.Linear(4, 4), torch.linspace(-1, 1, 12).reshape(3, 4)
     with torch.no_grad():
-        assert found[FP32] == Given(tuple((net(row).mean() + 1).item() for row in x), False, 3)
+        assert found[FP32] == ScoreResult(tuple((net(row).mean() + 1).item() for row in x), False, 3)
         for name, dtype in (("autocast_fp16", torch.float16), ("autocast_bf16", torch.bfloat16)):
             with auditor.emulate("cuda"), torch.autocast("cuda", dtype):
-                assert found[name] == Given(tuple((net(row).float().mean() + 1).item() for row in x), False, 3)
+                assert found[name] == ScoreResult(tuple((net(row).float().mean() + 1).item() for row in x), False, 3)
     assert capfd.readouterr().out == ""
     assert Path.cwd() == Path(os.path.realpath(tmp_path))
     assert set(told) <= {"", *(f"{n}: {i}" for n in ("fp32", "autocast fp16", "autocast bf16") for i in (1, 2, 3))}
@@ -96,7 +96,7 @@ def test_a_fresh_process_gives_what_a_run_by_hand_does(
 def test_raising_costs_the_plan_and_nothing_else(run: Any) -> None:
     found = run("by_dtype", "autocast_fp16", "autocast_bf16", FP32)
     assert found["autocast_fp16"].startswith("the function raised ValueError: in half (scored_net.py:")
-    assert found["autocast_bf16"] == found[FP32] == Given((1.0,), True, 1)
+    assert found["autocast_bf16"] == found[FP32] == ScoreResult((1.0,), True, 1)
 
 
 def test_a_model_in_hand_is_scored_here_and_comes_back() -> None:
@@ -112,7 +112,7 @@ def test_a_model_in_hand_is_scored_here_and_comes_back() -> None:
         low.bfloat16()
         with auditor.emulate("cuda"):
             expected = tuple(float(low(row.bfloat16()).float().sum()) for row in x)
-    assert found == Given(expected, False, 2)
+    assert found == ScoreResult(expected, False, 2)
     assert told == [1, 2]
     assert net.weight.dtype is torch.float32
     assert "forward" not in vars(net)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from auditor.records import Timed
 from auditor.verify import running
-from auditor.verify.running import FEWEST, WARM_UP, clock, peak, timed
+from auditor.verify.running import FEWEST, WARM_UP, clock, peak, time_forward
 
 X = torch.ones(4, 64)
 
@@ -46,7 +46,7 @@ def test_every_forward_is_the_first_of_a_model_in_peace(monkeypatch: pytest.Monk
     seen: list[Any] = []
     monkeypatch.setattr(running, "SECONDS", 0.001)
     monkeypatch.setattr(torch, "forwards_seen", seen, raising=False)  # a global of this module would be put back
-    found = timed(model, ((x,), {}), "cpu", apart=False)
+    found = time_forward(model, ((x,), {}), "cpu", apart=False)
     times = found.eager
     assert times is not None and times.repeats >= FEWEST
     assert 0 < times.low <= times.median <= times.high
@@ -62,7 +62,7 @@ def test_memory_is_that_of_weights_inputs_and_what_lives_at_one_time() -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).eval()
     model[2].weight = nn.Parameter(model[0].weight.t())  # shares memory
     weights = 4 * (64 * 256 + 256 + 64)
-    found = timed(model, ((X,), {}), "cpu", apart=False)
+    found = time_forward(model, ((X,), {}), "cpu", apart=False)
     assert found.memory == weights + 4 * 4 * 64 + 2 * 4 * 4 * 256  # ReLU reads one hidden tensor and gives another
 
 
@@ -71,7 +71,7 @@ def test_what_does_not_run_has_a_reason_for_every_number() -> None:
         def forward(self, x: Tensor) -> Tensor:
             raise RuntimeError("no kernel for Half")
 
-    found = timed(Refusing(), ((X,), {}), "cpu")
+    found = time_forward(Refusing(), ((X,), {}), "cpu")
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     place = next(number for number, line in enumerate(lines, 1) if "raise RuntimeError(" in line)
     said = f"RuntimeError: no kernel for Half (test_timing.py:{place})"
@@ -86,7 +86,7 @@ def test_compiled_it_is_timed_where_the_process_is_for_that(monkeypatch: pytest.
 
     monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(running, "SECONDS", 0.001)
-    found = timed(nn.Linear(64, 4), ((X,), {}), "cpu")
+    found = time_forward(nn.Linear(64, 4), ((X,), {}), "cpu")
     assert found.compiled is not None and len(called) == WARM_UP + found.compiled.repeats
     assert found.cuda_graph is None and "cuda_graph" not in found.missing
 

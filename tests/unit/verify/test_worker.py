@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from auditor.records import Timed, Times
-from auditor.score import Given
-from auditor.verify import FP32, Answers, Runs, counted
+from auditor.score import ScoreResult
+from auditor.verify import FP32, Answers, Runs, progress_text
 from auditor.verify.artefact import COUNTED, _read, hand
 from auditor.verify.loaders import import_file, patched
-from auditor.verify.worker import built, score, write
+from auditor.verify.worker import build_model, score, write
 
 BATCH = ((torch.ones(1, 2),), {})
 
@@ -68,13 +68,13 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     write(tmp_path / "0.pt", Answers([[torch.ones(2)]], None))
     write(tmp_path / "1.pt", "it failed")
     write(tmp_path / "2.pt", Timed(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"}))
-    write(tmp_path / "3.pt", Given((1.0, 2.0), False, 2))
+    write(tmp_path / "3.pt", ScoreResult((1.0, 2.0), False, 2))
     assert {path.name for path in tmp_path.iterdir()} == {f"{index}.pt" for index in range(4)}  # nothing unfinished
     answer, failure, timed, given = (_read(tmp_path / f"{index}.pt") for index in range(4))
     assert answer.outputs[0][0].tolist() == [1.0, 1.0]
     assert failure == "it failed"
     assert timed == Timed(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"})
-    assert given == Given((1.0, 2.0), False, 2)
+    assert given == ScoreResult((1.0, 2.0), False, 2)
 
 
 SOURCE = """
@@ -96,7 +96,7 @@ def test_the_model_is_made_with_the_random_numbers_of_the_audit(tmp_path: Path) 
     file.write_text(SOURCE)
     with torch.random.fork_rng(devices=[]):
         patched = import_file(str(file))
-        model = built(patched, {"seed": 3, "device": "cpu"})
+        model = build_model(patched, {"seed": 3, "device": "cpu"})
         torch.manual_seed(3)
         first = torch.rand(1).item()
     assert patched.calls == [("model.py", first), ("original", first)]  # both begin with the seed
@@ -131,10 +131,10 @@ def of_ones() -> nn.Linear:
 
 def test_the_plan_is_applied_for_as_long_as_the_function_runs(job: dict[str, Any], tmp_path: Path) -> None:
     net = of_ones()
-    assert score(runs(PATCHED, net), "plan", job, tmp_path) == Given((4.0, 4.0), False, 2)
-    assert score(runs(PATCHED, net), FP32, job, tmp_path) == Given((2.0, 2.0), False, 2)
+    assert score(runs(PATCHED, net), "plan", job, tmp_path) == ScoreResult((4.0, 4.0), False, 2)
+    assert score(runs(PATCHED, net), FP32, job, tmp_path) == ScoreResult((2.0, 2.0), False, 2)
     assert net.weight.tolist() == [[1.0, 1.0]]
-    assert (tmp_path / COUNTED).read_text() in (counted("plan", 1), counted(FP32, 1))
+    assert (tmp_path / COUNTED).read_text() in (progress_text("plan", 1), progress_text(FP32, 1))
 
 
 def test_what_goes_wrong_is_one_line(job: dict[str, Any], tmp_path: Path) -> None:
