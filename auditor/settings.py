@@ -195,7 +195,7 @@ class Settings(BaseModel):
         ByteSize | None, Field(gt=0), Option("a size such as 4GB or 512MiB", "SIZE", typed="str | int | None")
     ] = None
     """what each process of the audit may hold, as `4GB` or `512MiB`: weights and other large tensors lie in mapped files
-    ([larger than memory](scale.md#larger-than-memory)); the answer is the same. Linux only"""
+    ([larger than memory](memory.md)); the answer is the same. Linux only"""
     seed: Annotated[
         int,
         BeforeValidator(_no_flag),

@@ -144,7 +144,7 @@ class Worker:
 def build_model(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     """The model as its source makes it, with the random numbers that it was audited with."""
     reseed(settings["seed"])
-    with module.imported(module.SOURCE, module.__file__):
+    with module.user_module(module.SOURCE, module.__file__):
         reseed(settings["seed"])
     model: nn.Module = module.original()
     offload.onto(model)
