@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -105,7 +106,7 @@ def _folder(target: Target) -> Path:
     """The directory itself, or the snapshot of a repository that the local cache holds."""
     name = str(target.args[0])
     path = Path(name)
-    if path.is_dir():
+    if os.path.isdir(name):  # noqa: PTH112 (a name too long for a path is none)
         if not (path / "config.json").is_file():
             raise LoadError(f"{path} has no config.json: name the directory of one model", slug="missing-target")
         return path.resolve()

@@ -83,9 +83,13 @@ def parse(text: str) -> Target:
     match = _SYMBOL.fullmatch(text)
     where, symbol = (match["where"], match["symbol"]) if match else (text, None)
     name, args, kwargs = _split_call(symbol) if symbol else (None, (), {})
-    if where.endswith(".py") or Path(where).exists() or "/" in where or "\\" in where:
-        path = _existing_file(Path(where))
-        return Target(text, path, _module_name(path), name, args, kwargs)
+    try:
+        if where.endswith(".py") or Path(where).exists() or "/" in where or "\\" in where:
+            path = _existing_file(Path(where))
+            return Target(text, path, _module_name(path), name, args, kwargs)
+    except OSError as error:
+        said = f"{text[:100]!r} ... is no path ({error.strerror})"
+        raise LoadError(f"{said}: write path/to/model.py[:symbol]", "bad-target") from error
     if not all(part.isidentifier() for part in where.split(".")):
         raise LoadError(f"{text!r} is neither a file nor a module name: write path/to/model.py[:symbol]", "bad-target")
     return Target(text, None, where, name, args, kwargs)

@@ -136,8 +136,8 @@ def largest_scale(found: Magnitudes, fmt: Format) -> float:
 class Deviation:
     """How a candidate differs from a reference. error: relative L2. max_ulp: the largest |c - r| in units of the format's spacing at r.
 
-    Of the reference's finite, non-zero entries: how many turned Inf (overflow) and NaN (nan), and the shares that are zero
-    (underflow) or below the smallest normal number (subnormal).
+    overflow, nan: how many finite entries turned Inf and NaN. underflow, subnormal: the shares of those that are not zero which
+    turned zero, or smaller than the smallest normal number.
     """
 
     error: float = 0.0
@@ -197,7 +197,7 @@ class Profile:
         return Deviation(error, damage["overflow"], damage["nan"], **shares, max_ulp=most)
 
     def _damage(self, reference: torch.Tensor, size: torch.Tensor, fmt: Format) -> Counter[str]:
-        """What became of how many finite, non-zero entries of a run. size: of the candidate's."""
+        """What became of how many finite entries of a run, of those that are not zero what vanished. size: of the candidate's."""
         counts, regular = Counter[str](), reference != 0
         if self.range.nonfinite:
             regular &= reference.isfinite()
@@ -206,8 +206,9 @@ class Profile:
             counts["underflow"] = int(torch.count_nonzero(small & (size == 0)))
             counts["subnormal"] = many - counts["underflow"]
         if not float(size.max()) < math.inf:
-            counts["overflow"] = int(torch.count_nonzero(regular & (size == math.inf)))
-            counts["nan"] = int(torch.count_nonzero(regular & size.isnan()))
+            finite = reference.isfinite()
+            counts["overflow"] = int(torch.count_nonzero(finite & (size == math.inf)))
+            counts["nan"] = int(torch.count_nonzero(finite & size.isnan()))
         return counts
 
 

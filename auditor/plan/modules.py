@@ -117,6 +117,16 @@ class Modules(Space[Candidate]):
         known = self.key(self.low) in self.log
         return [self.low] if self.low.feasible and known and self.error(self.low) <= self.budget else []
 
+    def reach(self) -> float | None:
+        """The smallest error of a run with anything low: of all that were made, and of the module that is predicted to err least."""
+        energy, format = self.problem.energy, self.problem.format
+        groups = (dict.fromkeys(energy.together(owner), format) for owner in energy.scopes)
+        alone = (evaluate(self.problem, energy.settled({**self.nothing.precision, **group})) for group in groups)
+        gaining = [point for point in alone if point.cost < self.nothing.cost]
+        if gaining:
+            self.error(min(gaining, key=lambda point: point.predicted_error))
+        return min((error for error in self.log.values() if 0 < error < math.inf), default=None)
+
     def proposed(self, allowed: float) -> Candidate:
         """The cheapest choice that is predicted to have an error of at most `allowed`; everything low, where that is safe, takes
         hardly longer, and is known or else predicted to hold."""

@@ -35,7 +35,7 @@ def places(audit: Audit) -> Mapping[str, Place]:
     Findings in installed packages point at the line that called the package instead, or at the audited file.
     """
     nodes = {report.node.name: report.node for report in audit.nodes}
-    return {finding.node: _place(audit, nodes[finding.node]) for finding in audit.findings}
+    return {finding.node: _place(audit, finding, nodes.get(finding.node)) for finding in audit.findings}
 
 
 def callers(audit: Audit) -> Mapping[str, Place]:
@@ -45,11 +45,14 @@ def callers(audit: Audit) -> Mapping[str, Place]:
     return {name: place for name, place in found.items() if place is not None}
 
 
-def _place(audit: Audit, node: Node) -> Place:
-    name, line = written_at(node.source)
-    if line and node.source_path and not is_installed(node.source_path):
+def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
+    """node: None where the finding is about a setting, or the audit has no measurements."""
+    name, line = written_at(finding.source)
+    if node is None and line:
+        return Place(name, line)
+    if node is not None and line and node.source_path and not is_installed(node.source_path):
         return Place(from_repository(Path(node.source_path)), line)
-    if (caller := _caller(node)) is not None:
+    if node is not None and (caller := _caller(node)) is not None:
         return caller
     if audit.subject.file:
         return Place(from_repository(Path(audit.subject.file)), 1)

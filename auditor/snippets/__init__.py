@@ -19,7 +19,7 @@ def snippet(plan: Any, tool: str, name: str | None = None) -> str:
     out, the recommended one, or where the tool has no such strategy, the one of the same format that it has.
     Raises: AuditorError(slug="no-such-tool"), PlanError.
     """
-    if tool not in TOOLS:
+    if not isinstance(tool, str) or tool not in TOOLS:
         raise AuditorError(f"no snippet is for {tool!r}: choose one of {', '.join(TOOLS)}", slug="no-such-tool")
     return code_for(audit_in(plan), TOOLS[tool], name)
 

@@ -48,14 +48,16 @@ def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[P
     None where none of these strategies holds the budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
     """
     able = {name: plan for name, plan in audit.plans.items() if runs(plan.format)}
-    if name is not None and name in able:
-        return able[name], ""
-    if name is not None and name in audit.plans:
-        low = label(audit.plans[name].format)
-        raise PlanError(f"torch has no arithmetic in {low}: there is no code that runs {name!r}.", slug="no-arithmetic")
     if name is not None:
-        known = ", ".join(sorted(able or audit.plans))
-        raise PlanError(f"{name!r} is not among the plans; choose one of {known}.", slug="no-such-plan")
+        if not isinstance(name, str) or name not in audit.plans:
+            known = ", ".join(sorted(able or audit.plans))
+            raise PlanError(f"{name!r} is not among the plans; choose one of {known}.", slug="no-such-plan")
+        if name not in able:
+            low = label(audit.plans[name].format)
+            raise PlanError(
+                f"torch has no arithmetic in {low}: there is no code that runs {name!r}.", slug="no-arithmetic"
+            )
+        return able[name], ""
     first = able.get(audit.recommended or "")
     if first is not None and first.strategy in strategies:
         return first, ""

@@ -36,7 +36,7 @@ def test_the_smallest_error_is_over_the_budget_and_below_that_of_everything_low(
 
 def test_reports_say_so_and_claim_no_error_of_zero(audit, reach):
     page = re.sub(r"\s+", " ", html(audit))
-    said = f"within reach with anything low is {ratio(reach)}, in FP16"
+    said = f"The smallest error of a run with anything in low precision is {ratio(reach)}, in FP16"
     assert all(said in re.sub(r"\s+", " ", shown) for shown in (text(audit, width=100), markdown(audit), page))
     assert f"the smallest error within reach is {reach:.2g}" in audit.recommendation
     rows = [line for line in text(audit, width=100, color=False).splitlines() if "FP16 " in line and "all FP32" in line]

@@ -114,8 +114,8 @@ def defined(reference: torch.Tensor, candidate: torch.Tensor, fmt: Format) -> De
 
     return Deviation(
         Profile(reference).error(candidate),
-        sum(math.isinf(c) for _, c in regular),
-        sum(math.isnan(c) for _, c in regular),
+        sum(math.isinf(c) for r, c in pairs if math.isfinite(r)),
+        sum(math.isnan(c) for r, c in pairs if math.isfinite(r)),
         gone,
         small,
         max((steps(r, c) for r, c in pairs if math.isfinite(r)), default=0.0),
