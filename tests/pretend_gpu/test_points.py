@@ -98,7 +98,7 @@ def test_their_overflow_is_found_in_bf16_too() -> None:
         assert plan.verified and {plan.scopes[path].precision for path in ("", "over") if path in plan.scopes} == {
             "fp32"
         }
-        assert any(reason.modules == ("over",) and "non-finite" in reason.words for reason in plan.reasons)
+        assert any("over" in reason.modules for reason in plan.reasons)
     same(emulated, native)
 
 
