@@ -120,15 +120,15 @@ def _proposals(
     set_ = bench.yardstick.distance.each if isinstance(bench.yardstick.distance, Criteria) else ()
     outputs = bench.reference(bench.subject.batches[0])
     names = outputs.names if isinstance(outputs, NamedTensors) else ()
-    found = held_by_default(set(set_) - set(options.limits))
+    result = held_by_default(set(set_) - set(options.limits))
     held = [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.verified]
     for plan in held:
         ran = plan.verification
         if ran is not None and ran.apart:
             joint = ran.joint if ran.joint is not None else ran.error
-            found += by_itself(set_, plan_title(plan), ran.apart, joint or 0.0, options.max_error)
+            result += by_itself(set_, plan_title(plan), ran.apart, joint or 0.0, options.max_error)
             break
-    return (*found, *suggest_criteria(set_, names, bench.capture.first))
+    return (*result, *suggest_criteria(set_, names, bench.capture.first))
 
 
 def _classes(bench: Workbench) -> dict[str, str]:

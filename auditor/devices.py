@@ -41,11 +41,11 @@ def choose(asked: object) -> str:
         return CPU
     device = _module(kind)
     there = [f"{kind}:{number}" for number in range(device.device_count() if device.is_available() else 0)]
-    found = f"{kind}:{index or device.current_device()}" if there else ""
-    if found not in there:
+    result = f"{kind}:{index or device.current_device()}" if there else ""
+    if result not in there:
         sees = f"{', '.join(there)} alone: use one of them" if there else "no CUDA device: use cpu or auto"
         raise AuditorError(f"{asked} was asked for, but torch sees {sees}", slug="no-cuda")
-    return found
+    return result
 
 
 def follow(asked: object, found: Collection[str]) -> str:
@@ -107,13 +107,13 @@ def libraries(device: str) -> dict[str, str]:
     if not is_native(device):
         named = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
         return {"onednn": named[1]} if named else {}
-    found: dict[str, Any] = {"cuda": torch.version.cuda}
+    result: dict[str, Any] = {"cuda": torch.version.cuda}
     with suppress(RuntimeError):  # one that does not go with what torch was built for
-        found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        result["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     with suppress(OSError):
         driver = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-        found["driver"] = next(iter(re.findall(r"Module\s+(?:for \S+\s+)?([\d.]+)", driver)), None)
-    return {name: str(version) for name, version in found.items() if version}
+        result["driver"] = next(iter(re.findall(r"Module\s+(?:for \S+\s+)?([\d.]+)", driver)), None)
+    return {name: str(version) for name, version in result.items() if version}
 
 
 def generators() -> list[Callable[[], None]]:

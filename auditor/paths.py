@@ -42,8 +42,8 @@ def of_function(path: str) -> tuple[str, str] | None:
 
 def module_of(path: str) -> str:
     """The module of a path that may be a function's."""
-    found = of_function(path)
-    return path if found is None else found[0]
+    result = of_function(path)
+    return path if result is None else result[0]
 
 
 def pattern(path: str) -> str:

@@ -20,8 +20,8 @@ def resource_dir(name: str) -> Path:
 def errors() -> dict[str, str]:
     """What is to be said of every error, by its slug: the sections of errors.md, as Markdown."""
     text = (resource_dir("docs") / "errors.md").read_text(encoding="utf-8")
-    found = re.findall(r"(?ms)^#{2,3} ([a-z0-9-]+)\n(.*?)(?=^#{2,3} |\Z)", text)
-    return {name: said.strip() for name, said in found if said.strip()}
+    result = re.findall(r"(?ms)^#{2,3} ([a-z0-9-]+)\n(.*?)(?=^#{2,3} |\Z)", text)
+    return {name: said.strip() for name, said in result if said.strip()}
 
 
 @cache

@@ -69,7 +69,7 @@ class Option:
 @cache
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
     """{field: how it is given} of the fields that are anybody's to give: those with a help."""
-    found = {}
+    result = {}
     for name, field in kind.model_fields.items():
         if field.description is not None:
             flag = "" if field.is_required() else f"--{name.replace('_', '-')}"
@@ -77,8 +77,8 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
             for part in field.metadata:
                 if isinstance(part, Option):
                     about |= {key: value for key, value in vars(part).items() if value != Option.__dict__[key]}
-            found[name] = Option(**about)  # type: ignore[arg-type]
-    return found
+            result[name] = Option(**about)  # type: ignore[arg-type]
+    return result
 
 
 def split_names(given: Any) -> Any:
@@ -86,13 +86,15 @@ def split_names(given: Any) -> Any:
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         return given
     parts = given.split(",") if isinstance(given, str) else given
-    found = [part.strip() if isinstance(part, str) else part for part in parts]
-    return tuple(name for place, name in enumerate(found) if name != "" and name not in found[:place])
+    result = [part.strip() if isinstance(part, str) else part for part in parts]
+    return tuple(name for place, name in enumerate(result) if name != "" and name not in result[:place])
 
 
 def _ignores(value: Any) -> Any:
-    found = split_names(value)
-    return tuple({"code": one} if isinstance(one, str) else one for one in found) if isinstance(found, tuple) else found
+    result = split_names(value)
+    return (
+        tuple({"code": one} if isinstance(one, str) else one for one in result) if isinstance(result, tuple) else result
+    )
 
 
 def _no_flag(value: Any) -> Any:

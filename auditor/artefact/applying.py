@@ -141,11 +141,11 @@ def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[
 
     audited: {dtype: how many numbers of the audited model's parameters were stored in it}; these lose nothing.
     """
-    found = dict.fromkeys(LOW, 0)
+    result = dict.fromkeys(LOW, 0)
     for parameter in parameters_of(model):
         if parameter.dtype in LOW:
-            found[parameter.dtype] += parameter.numel()
-    lost = [dtype for dtype, count in found.items() if count > audited.get(str(dtype).removeprefix("torch."), 0)]
+            result[parameter.dtype] += parameter.numel()
+    lost = [dtype for dtype, count in result.items() if count > audited.get(str(dtype).removeprefix("torch."), 0)]
     for name, parameter in named_parameters(model):
         if parameter.dtype in lost and stored.get(id(parameter), "fp32") == "fp32":
             raise ValueError(

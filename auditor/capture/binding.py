@@ -45,15 +45,15 @@ class Binder:
         args, kwargs = batch
         keywords = (*(k for k in self.keywords if k in kwargs), *(k for k in kwargs if k not in self.keywords))
         inputs = iter({id(x): x for x in tensors_of((args, {key: kwargs[key] for key in keywords}))}.values())
-        found = []
+        result = []
         for name in self.order:
             if name in self.constants:
-                found.append(self.constants[name])
+                result.append(self.constants[name])
             elif name in self.names:
-                found.append(tensor_at(model, self.names[name]))
+                result.append(tensor_at(model, self.names[name]))
             else:
-                found.append(next(inputs))
-        return found
+                result.append(next(inputs))
+        return result
 
 
 def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
@@ -73,25 +73,25 @@ def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
         bound: dict[str, Any] = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):  # scripted modules have no signature
         bound = {f"input_{i}": x for i, x in enumerate(args)} | kwargs
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     for name, value in bound.items():
         tensors = tensors_of(value)
         for index, x in enumerate(tensors):
-            found.setdefault(id(x), name if value is x else f"{name}_{index}")
-    return found
+            result.setdefault(id(x), name if value is x else f"{name}_{index}")
+    return result
 
 
 def placeholders_of(recording: Recording, model: nn.Module) -> tuple[Placeholder, ...]:
     """Inputs of the graph, in order. What was held is a constant, and has no name of its own."""
-    holders, found = holders_of(model), []
+    holders, result = holders_of(model), []
     for node in recording.graph.nodes:
         if node.op == "placeholder":
             kind, fqn = recording.kinds[node.name], recording.names.get(node.name)
             held = () if fqn is None else holders.get(id(tensor_at(model, fqn)), ())
             argument = node.name if kind == "input" else None
             kind = "constant" if kind == "held" else kind
-            found.append(Placeholder(node.name, kind, fqn, holders=held, argument=argument))
-    return tuple(found)
+            result.append(Placeholder(node.name, kind, fqn, holders=held, argument=argument))
+    return tuple(result)
 
 
 def holders_of(model: nn.Module) -> dict[int, tuple[str, ...]]:

@@ -73,16 +73,16 @@ def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> 
             "Check that the model runs on these inputs in FP32, outside torch.compile.",
             slug="capture-failed",
         ) from error
-    found = assembled(recording, subject.model, batch)
-    _check_floating(found, subject.name, answer)
-    _check_repeats(found, subject, batch, answer)
-    found = compared(found, recording, subject.model, batch, formats, seed)
-    found = replace(
-        found,
+    result = assembled(recording, subject.model, batch)
+    _check_floating(result, subject.name, answer)
+    _check_repeats(result, subject, batch, answer)
+    result = compared(result, recording, subject.model, batch, formats, seed)
+    result = replace(
+        result,
         same_path=on_the_path(recording, subject, seed) if recording.reads else frozenset(),
-        warnings=(*found.warnings, *([history] if history else [])),
+        warnings=(*result.warnings, *([history] if history else [])),
     )
-    return ModelPath(found, tuple(usable(found, subject)), answer.names)
+    return ModelPath(result, tuple(usable(result, subject)), answer.names)
 
 
 def _run(model: nn.Module, batch: Batch, seed: int) -> tuple[Recording, NamedTensors, str | None]:

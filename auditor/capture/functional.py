@@ -30,14 +30,14 @@ def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     """The arguments with those in their positions that may be: Python's callers name them as they like."""
     if not kwargs:
         return args, kwargs
-    kwargs, found = dict(kwargs), list(args)
+    kwargs, result = dict(kwargs), list(args)
     for argument in op._schema.arguments[len(args) :]:
         if argument.kwarg_only or not kwargs:
             break
         if argument.name not in kwargs and not argument.has_default_value():
             break
-        found.append(kwargs.pop(argument.name) if argument.name in kwargs else argument.default_value)
-    return tuple(found), kwargs
+        result.append(kwargs.pop(argument.name) if argument.name in kwargs else argument.default_value)
+    return tuple(result), kwargs
 
 
 def with_defaults(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -76,8 +76,8 @@ def twin_of(op: Any) -> Any:
         return None
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
     fitting = (o for o in overloads if not o._schema.is_mutable and _alike(o._schema.arguments, wanted))
-    found = min(fitting, key=lambda o: o._overloadname != op._overloadname, default=None)
-    return copy if found is _aten.copy.default else found
+    result = min(fitting, key=lambda o: o._overloadname != op._overloadname, default=None)
+    return copy if result is _aten.copy.default else result
 
 
 def _alike(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:

@@ -118,12 +118,12 @@ def _constants_in(ours: Recording, theirs: Recording) -> dict[str, torch.dtype]:
 
 def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
     """What differs in a low run, as the format has it."""
-    found: ByNode = {}
+    result: ByNode = {}
     twins = {other: node for node, other in aligned(_operations(ours), _operations(theirs))}
     for other, node in twins.items():
         changed = _changed_literals(node, other)
         if changed:
-            found[node.name] = Literals(changed)
+            result[node.name] = Literals(changed)
     for other in theirs.graph.nodes:
         if other.op != "call_function" or other in twins or op_name(other.target) != "aten.to.dtype":
             continue
@@ -131,8 +131,8 @@ def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
         if source in twins and len(source.users) == 1:
             name, dtype = twins[source].name, other.args[1]
             assert isinstance(dtype, torch.dtype)
-            found[name] = replace(found.get(name, Literals()), result=dtype)
-    return found if row.native else {name: translate(literals, row) for name, literals in found.items()}
+            result[name] = replace(result.get(name, Literals()), result=dtype)
+    return result if row.native else {name: translate(literals, row) for name, literals in result.items()}
 
 
 def _operations(recording: Recording) -> Iterator[tuple[str, Hashable, fx.Node]]:

@@ -45,10 +45,10 @@ def usable(capture: Capture, subject: Subject, batches: Sequence[Batch] | None =
 def path_of(capture: Capture, subject: Subject, batch: Batch) -> Capture | None:
     """The recorded path that a batch takes; None where it takes another."""
     for path in capture.paths or (ModelPath(capture, subject.batches),):
-        first, found = path.batches[0], path.capture
-        known = found.method == "run" or key_of(batch) == key_of(first) or key_of(batch) in found.same_path
+        first, result = path.batches[0], path.capture
+        known = result.method == "run" or key_of(batch) == key_of(first) or key_of(batch) in result.same_path
         if known and _shapes(batch) == _shapes(first):
-            return found
+            return result
     return None
 
 
@@ -113,9 +113,9 @@ def _operations(capture: Capture) -> Iterator[tuple[str, Hashable, str]]:
 
 
 def _by_module(items: Iterable[tuple[str, Hashable, T]]) -> dict[str, tuple[list[Hashable], list[T]]]:
-    found: dict[str, tuple[list[Hashable], list[T]]] = {}
+    result: dict[str, tuple[list[Hashable], list[T]]] = {}
     for module, key, item in items:
-        keys, values = found.setdefault(module, ([], []))
+        keys, values = result.setdefault(module, ([], []))
         keys.append(key)
         values.append(item)
-    return found
+    return result

@@ -47,17 +47,17 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
     while left and len(each) < MOST_PATHS:
         number = number_of(subject, left[0])
         try:
-            found = recorded(replace(subject, batches=tuple(left)), formats, seed)
+            result = recorded(replace(subject, batches=tuple(left)), formats, seed)
         except CaptureError as error:
             unjudged.append(unjudged_line(number, error))
             left = left[1:]
             continue
-        left, operations = _without(left, found.batches), _operations_in(found.capture)
+        left, operations = _without(left, result.batches), _operations_in(result.capture)
         number = next((earlier for others, earlier in known if others == operations), number)
         known.append((operations, number))
         names = (name for path in each for name in (*path.capture.nodes, *(p.name for p in path.capture.placeholders)))
         others = taken.setdefault(number, frozenset(names))
-        each.append(replace(found, capture=_named_apart(found.capture, number, others)))
+        each.append(replace(result, capture=_named_apart(result.capture, number, others)))
     most = f"an audit records {MOST_PATHS} paths"
     unjudged += [unjudged_line(number_of(subject, batch), most) for batch in left]
     return RecordedPaths(tuple(each), tuple(unjudged))
@@ -183,10 +183,10 @@ def _beside_each_other(captures: Sequence[Capture]) -> fx.Graph:
 
 def _twins(captures: Sequence[Capture]) -> dict[str, str]:
     """{operation of a later path: the same one of an earlier path}; of inputs, by argument."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for index, later in enumerate(captures):
         for earlier in captures[:index]:
             places = {p.argument: p.name for p in earlier.placeholders if p.argument is not None}
             same = {p.name: places[p.argument] for p in later.placeholders if p.argument in places}
-            found = same_operations(later, earlier) | same | found
-    return found
+            result = same_operations(later, earlier) | same | result
+    return result

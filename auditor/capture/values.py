@@ -42,10 +42,10 @@ class Entry:
     @property
     def chain(self) -> list[Entry]:
         """The tensor, what it is a view of, and so on."""
-        found = [self]
-        while found[-1].source is not None:
-            found.append(found[-1].source)
-        return found
+        result = [self]
+        while result[-1].source is not None:
+            result.append(result[-1].source)
+        return result
 
 
 class Values:

@@ -225,8 +225,8 @@ def _indices_of(among: torch.Tensor, places: torch.Tensor) -> torch.Tensor | Non
     at = torch.searchsorted(among[order], places).clamp(max=max(0, len(among) - 1))
     if not len(among):
         return places if not len(places) else None
-    found = order[at]
-    return found if torch.equal(among[found], places) else None
+    result = order[at]
+    return result if torch.equal(among[result], places) else None
 
 
 def _count(shape: tuple[int, ...]) -> int:

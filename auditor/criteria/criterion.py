@@ -53,9 +53,9 @@ class Kind:
         lost, allowed = self._loss(value), self._loss(limit)
         if allowed <= 0:
             return 0.0 if self.holds(value, limit) else NOTHING + lost
-        found = lost / allowed
-        found = math.sqrt(max(found, 0.0)) if self.squares else max(found, 0.0)
-        return min(found, 1.0) if self.holds(value, limit) else max(found, math.nextafter(1, 2))
+        result = lost / allowed
+        result = math.sqrt(max(result, 0.0)) if self.squares else max(result, 0.0)
+        return min(result, 1.0) if self.holds(value, limit) else max(result, math.nextafter(1, 2))
 
     def _loss(self, value: float) -> float:
         if self.sign == AT_MOST:

@@ -111,8 +111,8 @@ def _spoken_of(criteria: Sequence[Criterion], name: str) -> bool:
 
 
 def _floating(node: fx.Node) -> bool:
-    found = dtype(node)
-    return found is not None and (found.is_floating_point or found.is_complex)
+    result = dtype(node)
+    return result is not None and (result.is_floating_point or result.is_complex)
 
 
 def _reads_floating(node: fx.Node) -> bool:
@@ -134,9 +134,9 @@ def _counts(node: fx.Node) -> bool:
     while waiting:
         at, added = waiting.pop()
         row = row_of(at)
-        found = dtype(at)
-        if found is not None and not _floating(at):
-            if added and found is not torch.bool:
+        result = dtype(at)
+        if result is not None and not _floating(at):
+            if added and result is not torch.bool:
                 return True
             continue
         if row.sum or row.scales or row.transparent or row.joins:

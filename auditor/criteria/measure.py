@@ -72,8 +72,10 @@ class Criteria:
         names = names_of(reference, self.names)
         if len(reference) != len(candidate):
             output_error(reference, candidate)  # says so
-        found = [self._one(criterion, reference, candidate) for criterion in self.each]
-        return [*found, self._one(self.rest, reference, candidate)] if self.output_indices(self.rest, names) else found
+        result = [self._one(criterion, reference, candidate) for criterion in self.each]
+        return (
+            [*result, self._one(self.rest, reference, candidate)] if self.output_indices(self.rest, names) else result
+        )
 
     def values(
         self, runs: Iterable[tuple[Tensors, Tensors]], others: Iterable[tuple[Tensors, Tensors]] = ()
@@ -82,14 +84,14 @@ class Criteria:
 
         One that no run has a value for does not hold.
         """
-        found = worst([self.held(*run) for run in runs])
-        known = {one.criterion: one for one in found}
+        result = worst([self.held(*run) for run in runs])
+        known = {one.criterion: one for one in result}
         failed = {one.criterion for run in others for one in self.held(*run) if not one.holds}
         return tuple(
             _record_of(
-                known.get(criterion) or CriterionResult(criterion, None, 0.0), criterion not in failed, bool(found)
+                known.get(criterion) or CriterionResult(criterion, None, 0.0), criterion not in failed, bool(result)
             )
-            for criterion in (*self.each, *(one.criterion for one in found if one.criterion not in self.each))
+            for criterion in (*self.each, *(one.criterion for one in result if one.criterion not in self.each))
         )
 
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
@@ -161,10 +163,10 @@ def _record_of(held: CriterionResult, elsewhere: bool, ran: bool) -> CriterionVa
 
 def worst(helds: Sequence[Sequence[CriterionResult]]) -> list[CriterionResult]:
     """Of several runs the worst of each criterion."""
-    found: dict[Criterion, CriterionResult] = {}
+    result: dict[Criterion, CriterionResult] = {}
     for held in helds:
         for one in held:
-            known = found.get(one.criterion)
+            known = result.get(one.criterion)
             if known is None or known.value is None or (one.value is not None and not one.share <= known.share):
-                found[one.criterion] = one
-    return list(found.values())
+                result[one.criterion] = one
+    return list(result.values())

@@ -21,10 +21,10 @@ def load_function(text: str) -> Function:
     from ..loading.target import named_in, parse
 
     target, advice = parse(text), "a criterion names a function as f.py:name, called as name(reference, candidate)"
-    found = named_in(target, advice, SLUG)
-    if not callable(found):
+    result = named_in(target, advice, SLUG)
+    if not callable(result):
         raise LoadError(f"{target.label} has no function {target.symbol!r}: {advice}", slug=SLUG)
-    return found  # type: ignore[no-any-return]
+    return result  # type: ignore[no-any-return]
 
 
 GRAMMAR = "write 'OUTPUT: KIND <= X', such as 'logits: kl <= 0.01'"
@@ -40,13 +40,13 @@ def criteria_of(given: Any) -> tuple[Criterion, ...]:
     A string may hold several, apart by `;`. A kind may be a function, as `f.py:name`.
     Raises: AuditorError(slug="bad-criterion").
     """
-    found = () if given is None else tuple(_each(given))
+    result = () if given is None else tuple(_each(given))
     seen: dict[tuple[str, str], Criterion] = {}
-    for one in found:
+    for one in result:
         if (key := (one.output, one.measured)) in seen:
             raise AuditorError(f"two criteria set {one.output}: {one.measured}: '{seen[key]}' and '{one}'", slug=SLUG)
         seen[key] = one
-    return found
+    return result
 
 
 def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
@@ -116,29 +116,29 @@ def _number(value: Any, what: str) -> float:
     try:
         if isinstance(value, bool):
             raise ValueError
-        found = float(value)
+        result = float(value)
     except (TypeError, ValueError):
-        found = math.nan
-    if math.isnan(found):
+        result = math.nan
+    if math.isnan(result):
         raise AuditorError(f"{what} is a number, not {value!r}"[:300], slug=SLUG)
-    return found
+    return result
 
 
 def _options(kind: Kind, said: str | None) -> Options:
     """What stands in brackets: values in the order of the kind's row, words by what they are, or `name=value`."""
-    found: dict[str, int | float | str] = {}
+    result: dict[str, int | float | str] = {}
     for part in filter(None, (part.strip() for part in (said or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))
         if not equals:
-            left = (one for one, takes in kind.takes.items() if one not in found and _may_be(takes, name))
+            left = (one for one, takes in kind.takes.items() if one not in result and _may_be(takes, name))
             name, text = next(left, ""), name
-        if name not in kind.takes or name in found:
+        if name not in kind.takes or name in result:
             takes = ", ".join(kind.takes) or "nothing"
             raise AuditorError(f"{kind.name} takes {takes} in brackets, not {part!r}", slug=SLUG)
-        found[name] = _option(kind, name, text)
-    if kind.name == "topk" and "k" not in found:
+        result[name] = _option(kind, name, text)
+    if kind.name == "topk" and "k" not in result:
         raise AuditorError("topk wants to know how many: write topk(5)", slug=SLUG)
-    return tuple((name, found[name]) for name in kind.takes if name in found)
+    return tuple((name, result[name]) for name in kind.takes if name in result)
 
 
 def _may_be(takes: type | tuple[str, ...], text: str) -> bool:
@@ -151,9 +151,9 @@ def _option(kind: Kind, name: str, text: str) -> int | float | str:
         if text in takes:
             return text
         raise AuditorError(f"{what} is {' or '.join(takes)}, not {text!r}", slug=SLUG)
-    found = _number(text, what)
+    result = _number(text, what)
     whole, counted = takes is int, name in ("k", "peak")
-    if math.isinf(found) or (whole and found != int(found)) or (counted and found <= 0):
+    if math.isinf(result) or (whole and result != int(result)) or (counted and result <= 0):
         words = f"a{' whole' if whole else ''} number{' above 0' if counted else ''}"
         raise AuditorError(f"{what} is {words}, not {text}", slug=SLUG)
-    return int(found) if whole else found
+    return int(result) if whole else result

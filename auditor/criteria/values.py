@@ -33,10 +33,10 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
                 return math.nan
         else:
             r64, c64 = r, c
-        found = VALUES[criterion.kind](r64, c64, criterion) if r64.numel() else criterion.how.best
-        if math.isnan(found):
+        result = VALUES[criterion.kind](r64, c64, criterion) if r64.numel() else criterion.how.best
+        if math.isnan(result):
             return math.nan
-        worst = min(worst, found) if criterion.how.sign == ">=" else max(worst, found)
+        worst = min(worst, result) if criterion.how.sign == ">=" else max(worst, result)
     return worst
 
 
@@ -114,10 +114,10 @@ def cosine(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     sizes = [x.norm(dim=-1, keepdim=True) for x in (ours, theirs)]
     units = [x / size.clamp_min(1e-300) for x, size in zip((ours, theirs), sizes, strict=True)]
     # 1 - |u - v|^2 / 2, since u . v has lost its digits where it is nearly 1
-    found = 1 - (units[0] - units[1]).square().sum(-1) / 2
+    result = 1 - (units[0] - units[1]).square().sum(-1) / 2
     nothing = [size[:, 0] == 0 for size in sizes]
-    found = torch.where(nothing[0] & nothing[1], torch.ones_like(found), found)
-    return float(torch.where(nothing[0] ^ nothing[1], torch.zeros_like(found), found).mean())
+    result = torch.where(nothing[0] & nothing[1], torch.ones_like(result), result)
+    return float(torch.where(nothing[0] ^ nothing[1], torch.zeros_like(result), result).mean())
 
 
 def psnr(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
@@ -140,8 +140,8 @@ def iou(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     shared, sizes = inside.prod(-1), [(x[:, 2:] - x[:, :2]).clamp_min(0).prod(-1) for x in (ours, theirs)]
     union = sizes[0] + sizes[1] - shared
     same = (ours == theirs).all(-1)
-    found = torch.where(same, torch.ones_like(union), shared / union.clamp_min(1e-300))
-    return float(found.mean() if criterion.option("over", "min") == "mean" else found.min())
+    result = torch.where(same, torch.ones_like(union), shared / union.clamp_min(1e-300))
+    return float(result.mean() if criterion.option("over", "min") == "mean" else result.min())
 
 
 def _corners(boxes: torch.Tensor, form: str) -> torch.Tensor:

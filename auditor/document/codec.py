@@ -36,14 +36,14 @@ def texts(audit: Audit) -> dict[str, str]:
 
 def to_plan(audit: Audit) -> dict[str, Any]:
     """The contents of plan.json: numbers of seven significant digits, texts for those that are not finite."""
-    found = adapter().dump_python(_portable(audit), mode="json", exclude=measured_fields(Audit))
-    return {"format_version": FORMAT_VERSION, **found}
+    result = adapter().dump_python(_portable(audit), mode="json", exclude=measured_fields(Audit))
+    return {"format_version": FORMAT_VERSION, **result}
 
 
 def to_measurements(audit: Audit) -> dict[str, Any]:
     """The contents of measurements.json, in the same way."""
-    found = adapter().dump_python(_portable(audit), mode="json", include=measured_fields(Audit))
-    return {"format_version": FORMAT_VERSION, "plan": digest(to_plan(audit)), **found}
+    result = adapter().dump_python(_portable(audit), mode="json", include=measured_fields(Audit))
+    return {"format_version": FORMAT_VERSION, "plan": digest(to_plan(audit)), **result}
 
 
 def to_document(audit: Audit) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def merge(plan: Any, measurements: Any) -> Any:
 def measured_fields(type_: Any) -> Mapping[str, Any]:
     """What of a record is in measurements.json, as pydantic takes it to include or exclude that."""
     if not is_dataclass(type_):
-        found = next(filter(None, map(measured_fields, get_args(type_))), {})
-        return {"__all__": found} if found and get_origin(type_) in (tuple, Mapping) else found
+        result = next(filter(None, map(measured_fields, get_args(type_))), {})
+        return {"__all__": result} if result and get_origin(type_) in (tuple, Mapping) else result
     fields: dict[str, Any] = {}
     for name, hint in get_type_hints(type_, include_extras=True).items():
         marks = hint.__metadata__ if get_origin(hint) is Annotated else ()

@@ -115,14 +115,14 @@ def contributions_of(audit: Audit) -> Contributions:
     from ..measure.rerun import SENSITIVE_SHARE
 
     least = SENSITIVE_SHARE * audit.max_error / BAND
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    result: dict[str, dict[str, dict[str, float]]] = {}
     for report in audit.nodes:
         for fmt, moved in report.contributions.items():
             if not moved.isolated < least:
-                of = found.setdefault(fmt, {}).setdefault(report.node.owner, {})
+                of = result.setdefault(fmt, {}).setdefault(report.node.owner, {})
                 size = moved.isolated if math.isfinite(moved.isolated) else math.inf
                 of[report.node.op] = float(f"{max(size, of.get(report.node.op, 0.0)):.3g}")
-    return found
+    return result
 
 
 def _steady_between(before: Contributions, after: Contributions) -> Callable[[Finding], bool]:
@@ -188,9 +188,9 @@ def _verdict_changes(before: Sequence[NodeReport], after: Sequence[NodeReport]) 
 def _by_place(reports: Sequence[NodeReport]) -> dict[tuple[str, str, int], NodeReport]:
     """Operations by module, kind and count within it: names of graph nodes shift when one is added before them."""
     seen: Counter[tuple[str, str]] = Counter()
-    found = {}
+    result = {}
     for report in reports:
         kind = (report.node.owner, report.node.op)
-        found[(*kind, seen[kind])] = report
+        result[(*kind, seen[kind])] = report
         seen[kind] += 1
-    return found
+    return result

@@ -133,11 +133,11 @@ def _plan_called(plans: Mapping[str, Plan], name: str | None) -> Plan:
 
 def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
     try:
-        found = size_of(model)
+        result = size_of(model)
     except ValueError as error:
         raise PlanError(str(error), slug="lazy-weights") from error
     if audit is not None:
-        _check_model(model, found, audit)
+        _check_model(model, result, audit)
     try:
         return apply_plan(model, plan_table(plan))
     except ValueError as error:

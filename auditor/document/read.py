@@ -111,19 +111,19 @@ def applicable(document: Any, where: str) -> Audit:
 
     Raises: PlanError(slug="bad-plan").
     """
-    found = audit_of(document, where)
-    if not found.plans:
+    result = audit_of(document, where)
+    if not result.plans:
         raise _wrong(where, ("plans",), "an object with a plan", {})
-    for name, plan in found.plans.items():
+    for name, plan in result.plans.items():
         _check_names(plan, where, ("plans", name))
-    return found
+    return result
 
 
 def plan_of(plan: Mapping[str, Any], where: str) -> Plan:
     """One plan, of which strategy, format and scopes are enough. Raises: PlanError(slug="bad-plan")."""
-    found: Plan = _read(Plan, {"name": "", **plan}, where)
-    _check_names(found, where, ())
-    return found
+    result: Plan = _read(Plan, {"name": "", **plan}, where)
+    _check_names(result, where, ())
+    return result
 
 
 def programs_in(directory: Path) -> tuple[str, ...]:
@@ -156,8 +156,8 @@ def _plan_in(path: Path) -> Path:
 def _measured_beside(file: Path, document: Any) -> Any:
     """What the measurements.json beside a plan.json holds, if both were written together; None else."""
     try:
-        found = json.loads((file.parent / MEASUREMENTS).read_text(encoding="utf-8"))
-        return found if isinstance(found, Mapping) and found.get("plan") == digest(document) else None
+        result = json.loads((file.parent / MEASUREMENTS).read_text(encoding="utf-8"))
+        return result if isinstance(result, Mapping) and result.get("plan") == digest(document) else None
     except (OSError, ValueError, RecursionError):
         return None
 

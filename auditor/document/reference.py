@@ -38,23 +38,23 @@ class _Schema(GenerateJsonSchema):
 def objects() -> dict[str, Any]:
     """{record: its JSON schema}, the Audit first."""
     top = adapter().json_schema(schema_generator=_Schema)
-    found = {"Audit": top, **top.pop("$defs")}
-    for part in found.values():
+    result = {"Audit": top, **top.pop("$defs")}
+    for part in result.values():
         part["properties"] = {key: value for key, value in part["properties"].items() if "description" in value}
-    return found
+    return result
 
 
 def json_schema(file: str = PLAN) -> str:
     """docs/plan.schema.json, or docs/measurements.schema.json: what this version writes."""
-    found = objects()
-    split = {name for name, part in found.items() if any(map(_is_measured, part["properties"].values()))}
-    for name, part in found.items():
+    result = objects()
+    split = {name for name, part in result.items() if any(map(_is_measured, part["properties"].values()))}
+    for name, part in result.items():
         kept = {key: value for key, value in part["properties"].items() if _is_in(value, name in split, split, file)}
         part["properties"] = {key: _bare(value) for key, value in kept.items()}
-    top = found.pop("Audit")["properties"]
+    top = result.pop("Audit")["properties"]
     properties = {**_TOP, **(_BESIDE if file == MEASUREMENTS else {}), **top}
     head = {"$schema": _Schema.schema_dialect, "title": f"{file}, format_version {FORMAT_VERSION}"}
-    reached = _objects_in(properties, found)
+    reached = _objects_in(properties, result)
     return (
         json.dumps(
             {**head, **_object(properties), "$defs": {name: reached[name] for name in sorted(reached)}}, indent=2
@@ -68,11 +68,11 @@ def with_tables(page: str) -> str:
 
     Raises: KeyError for a record that the files do not hold; ValueError where the page lacks one.
     """
-    found = objects()
-    missing = found.keys() - {match["name"] for match in _TABLE.finditer(page)}
+    result = objects()
+    missing = result.keys() - {match["name"] for match in _TABLE.finditer(page)}
     if missing:
         raise ValueError(f"the page lacks the fields of {', '.join(sorted(missing))}")
-    return _TABLE.sub(lambda match: match["start"] + _table(found[match["name"]]) + match["end"], page)
+    return _TABLE.sub(lambda match: match["start"] + _table(result[match["name"]]) + match["end"], page)
 
 
 def _table(part: Any) -> str:
@@ -108,8 +108,8 @@ def _objects_in(properties: Any, objects: Any) -> dict[str, Any]:
     """The objects that these properties hold, and what those do."""
     names = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(properties))) & objects.keys()
     others = {name: part for name, part in objects.items() if name not in names}
-    found = {name: _object(objects[name]["properties"]) for name in names}
-    return {**found, **{k: v for name in names for k, v in _objects_in(objects[name]["properties"], others).items()}}
+    result = {name: _object(objects[name]["properties"]) for name in names}
+    return {**result, **{k: v for name in names for k, v in _objects_in(objects[name]["properties"], others).items()}}
 
 
 def main(directory: Path) -> None:

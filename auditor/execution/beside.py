@@ -39,7 +39,7 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
     """
     if plan is None or plan.program is not None:
         return UnderPlan()
-    policy, found = Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format), UnderPlan()
+    policy, result = Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format), UnderPlan()
     for path in capture.paths or (ModelPath(capture, (batch,)),):
         try:
             with torch.no_grad():
@@ -47,8 +47,8 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
         except Exception as error:
             let_through(error)
             return UnderPlan()
-        found = UnderPlan({**one.errors, **found.errors}, {**one.dtypes, **found.dtypes})
-    return found
+        result = UnderPlan({**one.errors, **result.errors}, {**one.dtypes, **result.dtypes})
+    return result
 
 
 def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
@@ -156,9 +156,9 @@ class _Turning:
     ) -> _Beginning | None:
         """Where entries of what the node reads went wrong that these are made from; None where they were all right."""
         for source in sources:
-            found = self._beginnings.get(source, {}).get(kind)
-            if found is not None and self._reaches(n, source, WRONG[kind], where):
-                return found
+            result = self._beginnings.get(source, {}).get(kind)
+            if result is not None and self._reaches(n, source, WRONG[kind], where):
+                return result
         return None
 
     def _reaches(self, n: fx.Node, source: fx.Node, wrong: Wrong, where: torch.Tensor) -> bool:
@@ -183,8 +183,8 @@ class _Turning:
 
     def _read(self, n: fx.Node) -> list[torch.Tensor]:
         """What the node reads, in FP32."""
-        found = [ours for source in n.all_input_nodes for ours in tensors_of(self._reference.value_of(source))]
-        return [x for x in found if x.is_floating_point() and is_plain(x) and x.numel()]
+        result = [ours for source in n.all_input_nodes for ours in tensors_of(self._reference.value_of(source))]
+        return [x for x in result if x.is_floating_point() and is_plain(x) and x.numel()]
 
     def _non_finite(self, n: fx.Node, expected: torch.Tensor, low: torch.Tensor, turned: torch.Tensor) -> NonFinite:
         begins = self._upstream(n, expected, turned)
@@ -202,8 +202,8 @@ class _Turning:
         divisor = n.args[place] if place is not None and place < len(n.args) else None
         decides = [divisor] if isinstance(divisor, fx.Node) else n.all_input_nodes
         for kind in ("below zero", "vanished"):
-            if (found := self._handed_down(n, kind, turned, decides)) is not None:
-                return found
+            if (result := self._handed_down(n, kind, turned, decides)) is not None:
+                return result
         return _Beginning(n.name, "rounding" if self._is_wrong_in_fp32(n) else "overflow")
 
     def _is_wrong_in_fp32(self, n: fx.Node) -> bool:

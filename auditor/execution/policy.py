@@ -35,10 +35,10 @@ class PrecisionChoice:
 
     def __call__(self, path: str) -> str:
         """The precision of a module, or of a function in it (see paths.function_in)."""
-        found = of_function(path)
-        if found is None:
+        result = of_function(path)
+        if result is None:
             return self.precision(path)
-        owner, name = found
+        owner, name = result
         return "fp32" if name in self.keep.get(owner, ()) else self.precision(owner)
 
 
@@ -46,9 +46,9 @@ def choice_from_labels(precision: Mapping[str, str]) -> PrecisionChoice:
     """A choice by labels of modules and of functions in them; FP32 where there is none."""
     keep: dict[str, set[str]] = {}
     for path, label in precision.items():
-        found = of_function(path) if label == "fp32" else None
-        if found is not None and precision.get(found[0], "fp32") != "fp32":
-            keep.setdefault(found[0], set()).add(found[1])
+        result = of_function(path) if label == "fp32" else None
+        if result is not None and precision.get(result[0], "fp32") != "fp32":
+            keep.setdefault(result[0], set()).add(result[1])
     return PrecisionChoice(
         lambda path: precision.get(path, "fp32"), {path: frozenset(names) for path, names in keep.items()}
     )
@@ -96,11 +96,11 @@ class Layout:
     @cached_property
     def exited_modules(self) -> Mapping[str, frozenset[str]]:
         """{owner: modules that the values which its nodes read have come out of}, itself and those above it not among them."""
-        nodes, found = self.capture.nodes, dict[str, set[str]]()
+        nodes, result = self.capture.nodes, dict[str, set[str]]()
         read = {(nodes[source].owner, n.owner) for n in nodes.values() for source in n.inputs if source in nodes}
         for producer, reader in read:
-            found.setdefault(reader, set()).update(path for path in enclosing(producer) if not within(reader, path))
-        return {reader: frozenset(paths) for reader, paths in found.items()}
+            result.setdefault(reader, set()).update(path for path in enclosing(producer) if not within(reader, path))
+        return {reader: frozenset(paths) for reader, paths in result.items()}
 
     @cached_property
     def deciding(self) -> Mapping[str, tuple[str, ...]]:
@@ -129,12 +129,12 @@ class Layout:
     @cached_property
     def around(self) -> Mapping[str, frozenset[str]]:
         """{module: nodes that run inside a call of it, and those that read them}."""
-        found: dict[str, set[str]] = {}
+        result: dict[str, set[str]] = {}
         for n in self.capture.graph_module.graph.nodes:
             for name in (n.name, *(source.name for source in n.all_input_nodes)):
                 for call in self.capture.nodes[name].calls if name in self.capture.nodes else ():
-                    found.setdefault(call.path, set()).add(n.name)
-        return {path: frozenset(names) for path, names in found.items()}
+                    result.setdefault(call.path, set()).add(n.name)
+        return {path: frozenset(names) for path, names in result.items()}
 
 
 def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
@@ -225,13 +225,13 @@ class Policy(Semantics):
 
     def _owner_precisions(self, precision_of: Callable[[str], str]) -> Mapping[str, str]:
         """The precision of every owner; a module that has several paths, in scopes that differ, is FP32."""
-        owners, found = self.layout.owners, dict[str, str]()
+        owners, result = self.layout.owners, dict[str, str]()
         for owner in owners:
             others = self.capture.aliases.get(owner, ())
             paths = (owner, *(nearest(path, frozenset(owners)) or "" for path in others)) if others else (owner,)
             asked = [precision_of(path) for path in paths]
-            found[owner] = "fp32" if "fp32" in asked else asked[0]
-        return found
+            result[owner] = "fp32" if "fp32" in asked else asked[0]
+        return result
 
     def _boundaries(self) -> dict[str, Boundary]:
         precisions: dict[str, str] = {}
@@ -246,27 +246,27 @@ class Policy(Semantics):
         for reader, paths in self.layout.exited_modules.items() if "fp32" in precisions.values() else ():
             if self._assigned[reader] != "fp32":
                 handed_low |= paths
-        found = {}
+        result = {}
         for path, precision in precisions.items():
             keeps = precision == "fp32" and path not in handed_low
             kept = self._keep.get(path, frozenset()) if precision != "fp32" else frozenset()
             entry, exit = self.how.boundary(precision, above[path], keeps)
-            found[path] = Boundary(precision, keeps, entry, exit, kept)
-        return found
+            result[path] = Boundary(precision, keeps, entry, exit, kept)
+        return result
 
     def _storage_precisions(self) -> dict[str, str]:
         """FP32 as soon as one of the scopes with a say is."""
-        found = {}
+        result = {}
         for place in self.capture.placeholders:
             if place.kind not in self.how.stores or place.name in self.layout.low:
                 continue
             if place.kind == "input":
-                found[place.name] = self._assigned[""]
+                result[place.name] = self._assigned[""]
             elif place.kind in ("parameter", "buffer") or self.format in place.made_in:
                 owners = self.layout.deciding.get(place.name, ())
                 low = bool(owners) and all(self._assigned[owner] != "fp32" for owner in owners)
-                found[place.name] = self.format if low else "fp32"
-        return found
+                result[place.name] = self.format if low else "fp32"
+        return result
 
     def enclosing(self, name: str) -> tuple[Call, ...]:
         """Wrapped calls around a node, outermost first, with that of a function that a scope keeps in FP32."""
@@ -300,7 +300,7 @@ class Policy(Semantics):
 
     def _opening(self, around: tuple[Call, ...]) -> Call | None:
         """The innermost scope that enters or leaves autocast, under a strategy that does so only where functions are kept."""
-        opening = [call for call in around if (found := self.wrapped[call.path]).keep or found.precision == "fp32"]
+        opening = [call for call in around if (result := self.wrapped[call.path]).keep or result.precision == "fp32"]
         return opening[-1] if opening else None
 
     def crossing(self, source: str, reader: str) -> tuple[str, ...]:
@@ -340,12 +340,12 @@ class Policy(Semantics):
 
     def _literals(self, node: Node) -> Literals:
         """What Python writes where it looks at low tensors: where a dtype was handed on as an argument, its caller does."""
-        found = self.how.literals(node).get(self.format)
-        if found is None:
+        result = self.how.literals(node).get(self.format)
+        if result is None:
             return Literals()
         depth = next((call.depth for call in reversed(node.calls) if not call.handed), 0)
         looking = next(call for call in reversed(self.enclosing(node.name)) if call.depth <= depth)
-        return found if self._computes_in(looking) != "fp32" else Literals()
+        return result if self._computes_in(looking) != "fp32" else Literals()
 
     def given(self, n: fx.Node, value: Any) -> Any:
         """What is handed over, as it is stored."""

@@ -103,12 +103,12 @@ class Resolver:
     def __call__(self, policy: Policy) -> Resolution:
         """Dtype of every node under a policy."""
         executor, algebra = self._executor, _Algebra(policy)
-        found = dict(executor.before.values) if executor.before else {}
+        result = dict(executor.before.values) if executor.before else {}
         executor.semantics = algebra
         for n, typed in executor.steps(*policy.capture.placeholders):
-            found[n.name] = typed
-        executor.before = Run(found, algebra)
-        return Resolution.of(found)
+            result[n.name] = typed
+        executor.before = Run(result, algebra)
+        return Resolution.of(result)
 
 
 class _Algebra(Semantics):
@@ -181,8 +181,8 @@ class _Algebra(Semantics):
         row = row_of(n)
         if row.dtype_of_first or self.policy.capture.nodes[n.name].in_place:
             return floats[0][0], False
-        found = {dtype for dtype, _ in floats}
-        shaped = {dtype for dtype, scalar in floats if not scalar} or found
+        result = {dtype for dtype, _ in floats}
+        shaped = {dtype for dtype, scalar in floats if not scalar} or result
         return promoted_format(floats), len(shaped) > 1 and row.autocast == "lower"
 
 
@@ -199,13 +199,13 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
         for strategy in strategies
         for precision in ("fp32", format)
     ]
-    found = {}
+    result = {}
     for name, node in capture.nodes.items():
         formats = {_low_format(node, resolution) for resolution in runs}
         own = formats.pop()
         if own is not None and not formats:
-            found[name] = own
-    return found
+            result[name] = own
+    return result
 
 
 def _low_format(node: Node, resolution: Resolution) -> str | None:

@@ -103,19 +103,19 @@ def run_step(step: Step, *, create_graph: bool = False) -> Step:
                 if leaf.is_floating_point() and leaf.requires_grad and is_plain(leaf):
                     hook = partial(_keep_gradient, step, name, index, create_graph)
                     during.callback(leaf.register_hook(hook).remove)  # type: ignore[no-untyped-call]
-        found: Sequence[torch.Tensor | None]
+        result: Sequence[torch.Tensor | None]
         try:
-            found = torch.autograd.grad(
+            result = torch.autograd.grad(
                 step.loss, [*step.parameters.values()], retain_graph=True, create_graph=create_graph, allow_unused=True
             )
         except Exception as error:
             let_through(error)
             if create_graph:
                 raise
-            found = [None] * len(step.parameters)
+            result = [None] * len(step.parameters)
     step.by_parameter = {
         name: torch.zeros_like(leaf) if gradient is None else dense(gradient)
-        for (name, leaf), gradient in zip(step.parameters.items(), found, strict=True)
+        for (name, leaf), gradient in zip(step.parameters.items(), result, strict=True)
     }
     return step
 
@@ -207,8 +207,8 @@ def _replay_step(step: Step, policy: Semantics, scale: float, observer: Observe 
     try:
         with isolated(seed=step.seed), torch.enable_grad():
             loss = tensors_of(executor.run(*step.flat))[0].reshape(())
-            found = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
+            result = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
     except Exception as error:
         let_through(error)
         return failure_of_step(error)
-    return LowStep(float(loss.detach()), {n: unscale(g, scale) for n, g in zip(names, found, strict=True)})
+    return LowStep(float(loss.detach()), {n: unscale(g, scale) for n, g in zip(names, result, strict=True)})

@@ -111,7 +111,7 @@ def _record(directory: Path) -> Audit | None:
 
 def worse(before: Audit, after: Audit) -> list[str]:
     """What got worse, a line each; none where nothing did."""
-    found = compare(before, after)
+    result = compare(before, after)
     was, now = before.plans.get(before.recommended or ""), after.plans.get(after.recommended or "")
     lines = [f"{before.recommended} was recommended, and no plan is"] if before.recommended and not now else []
     if was and now and was.measured_error and now.measured_error and now.measured_error > BAND * was.measured_error:
@@ -119,7 +119,7 @@ def worse(before: Audit, after: Audit) -> list[str]:
     if was and now and now.predicted_speedup < SLOWER * was.predicted_speedup:
         lines.append(f"speed-up {was.predicted_speedup:.2f}x before, {now.predicted_speedup:.2f}x now")
     for severity in ("error", "warning"):
-        new = [finding for finding in found.new if finding.severity == severity]
+        new = [finding for finding in result.new if finding.severity == severity]
         lines += [f"{count(len(new), f'new {severity}')}: {', '.join(sorted({f.rule for f in new}))}"] if new else []
-    unsafe = sum(change.after == "unsafe" and change.before is not None for change in found.verdicts)
+    unsafe = sum(change.after == "unsafe" and change.before is not None for change in result.verdicts)
     return lines + ([f"{count(unsafe, 'operation')} became unsafe"] if unsafe else [])

@@ -45,13 +45,13 @@ def answer(
     asked: list[bool] = []
     try:
         with _nothing_saved(asked):
-            found = from_the_start(model, batch, run, seed, gradients=True)
+            result = from_the_start(model, batch, run, seed, gradients=True)
     except Exception as error:
         if not asked and "saved tensor" not in str(error):  # what torch.func says of hooks
             raise
     else:
         if not asked:
-            return found
+            return result
     return from_the_start(model, batch, run, seed, gradients=True)
 
 

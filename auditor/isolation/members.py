@@ -20,16 +20,16 @@ OWN = frozenset(vars(nn.Module()))  # attributes that torch keeps in every modul
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Every module under each of its paths, but for the endless ones that lead through a module to itself."""
-    found: list[tuple[str, nn.Module]] = []
+    result: list[tuple[str, nn.Module]] = []
     waiting: list[tuple[str, nn.Module, tuple[nn.Module, ...]]] = [("", model, ())]
     while waiting:
         path, module, above = waiting.pop()
-        found.append((path, module))
+        result.append((path, module))
         below = (*above, module)
         for name, child in reversed(list(module._modules.items())):
             if child is not None and not any(child is other for other in below):
                 waiting.append((f"{path}.{name}" if path else name, child, below))
-    return found
+    return result
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

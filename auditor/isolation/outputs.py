@@ -53,8 +53,8 @@ def tensor_outputs(output: Any) -> NamedTensors:
     adds nothing; a list or a tensor that is returned twice counts twice. Modules, sets, endless iterators and Hugging
     Face's key-value caches are not looked into. A tensor by itself is called LONE.
     """
-    found = list(_tensors(output, "", {}))
-    return NamedTensors([tensor for _, tensor in found], [name or LONE for name, _ in found])
+    result = list(_tensors(output, "", {}))
+    return NamedTensors([tensor for _, tensor in result], [name or LONE for name, _ in result])
 
 
 def _tensors(value: Any, name: str, entered: dict[int, Any]) -> Iterator[tuple[str, torch.Tensor]]:

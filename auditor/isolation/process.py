@@ -90,8 +90,8 @@ ENOUGH = 3_000
 
 def flags() -> dict[str, Any]:
     """Every flag that torch has and names, and the overrides that are set; those that it refuses to name are left out."""
-    found = {name: value for name in FLAGS if (value := _flag(name)) is not None}
-    return found | {name: os.environ[name] for name in OVERRIDES if name in os.environ}
+    result = {name: value for name in FLAGS if (value := _flag(name)) is not None}
+    return result | {name: os.environ[name] for name in OVERRIDES if name in os.environ}
 
 
 @contextmanager

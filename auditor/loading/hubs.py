@@ -150,8 +150,8 @@ def _config(transformers: Any, folder: Path) -> Any:
 def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
     """The class that config.json names, and what to say where transformers has none of that name."""
     wanted = str((getattr(config, "architectures", None) or ["AutoModel"])[0])
-    found = getattr(transformers, wanted, None)
-    if wanted == "AutoModel" or (isinstance(found, type) and issubclass(found, nn.Module)):
+    result = getattr(transformers, wanted, None)
+    if wanted == "AutoModel" or (isinstance(result, type) and issubclass(result, nn.Module)):
         return wanted, ()
     return "AutoModel", (
         f"config.json names the class {wanted}, which transformers does not have: the model without a head of its own is "
@@ -171,11 +171,11 @@ def _stored(folder: Path) -> dict[str, Tensor]:
 
 def _stored_low(model: nn.Module, stored: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, int]:
     """{FP16 or BF16: how many numbers of the model's parameters the checkpoint stores in it}."""
-    found, left = Counter[str](), set(info.get("unexpected_keys", ()))
+    result, left = Counter[str](), set(info.get("unexpected_keys", ()))
     for value in {x.data_ptr(): x for name, x in stored.items() if name not in left}.values():
         if is_low(value.dtype):
-            found[name_of(value.dtype)] += value.numel()
-    return {name: min(count, size_of(model)) for name, count in found.items()}
+            result[name_of(value.dtype)] += value.numel()
+    return {name: min(count, size_of(model)) for name, count in result.items()}
 
 
 def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:

@@ -187,10 +187,10 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
     """NumPy's default float64 is rarely what a model takes."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            found = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+            result = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
         raise LoadError(f"{path.name} cannot be read as plain arrays: {error}", slug="bad-inputs") from error
-    return {name: value.float() if value.dtype == torch.float64 else value for name, value in found.items()}
+    return {name: value.float() if value.dtype == torch.float64 else value for name, value in result.items()}
 
 
 _READERS: Mapping[str, Callable[[Path], Any]] = {

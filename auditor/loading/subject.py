@@ -68,8 +68,8 @@ def load(
     as_set = flags()
     with user_code(parsed, seed):
         with under(as_set):
-            found = replace(_load(parsed, inputs, weights, seed, objective), flags=flags())
-        return settle_precision(found, check)
+            result = replace(_load(parsed, inputs, weights, seed, objective), flags=flags())
+        return settle_precision(result, check)
 
 
 def from_object(
@@ -172,17 +172,17 @@ def _load(
     with weights.watching() as watch:
         module = ModuleType(target.module) if target.hub else import_target(target)
         watch.phase = "build"
-        found = hubs.build(target, seed) if target.hub else discover(module, target, seed)
-    model, notes = _unwrap(found.model)
-    notes += (*found.notes, *(() if weights_text else found.checkpoint))
+        result = hubs.build(target, seed) if target.hub else discover(module, target, seed)
+    model, notes = _unwrap(result.model)
+    notes += (*result.notes, *(() if weights_text else result.checkpoint))
     _reject_unfit(model, lazy=True)
     if weights_text:
         notes += tuple(weights.load_into(model, Path(weights_text)))
     switch(model, training=False)
     with present(model), in_fp32(model):
-        given, held_out = _find_inputs(module, target, found.spec, model, inputs_text, seed)
+        given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
     materialise(model, given.batches[0], seed)
-    origin = found.origin
+    origin = result.origin
     loaded = watch.loaded(origin.kind if origin else "")
     source = f"random initialisation, seed {seed}"
     if weights_text:
@@ -193,7 +193,7 @@ def _load(
     subject = Subject(
         model=model,
         batches=given.batches,
-        name=str(found.spec.get("name", target.name)),
+        name=str(result.spec.get("name", target.name)),
         target=target.text,
         inputs_source=given.source,
         weights_source=source,
@@ -202,9 +202,9 @@ def _load(
         synthetic_inputs=given.synthetic,
         random_weights=not (weights_text or loaded or not list(model.parameters())),
         warnings=notes,
-        stored_low={} if weights_text else found.stored_low,
+        stored_low={} if weights_text else result.stored_low,
     )
-    return objective(module, found.spec, subject) if objective is not None else subject
+    return objective(module, result.spec, subject) if objective is not None else subject
 
 
 def _find_inputs(

@@ -71,8 +71,8 @@ class Estimates:
 
     def scatter(self) -> float:
         """Median relative standard error of what the passes found so far; nan while they are too few to tell."""
-        found = [scatter for sums in self.sums.values() if not math.isnan(scatter := sums.scatter())]
-        return statistics.median(found) if found else math.nan
+        result = [scatter for sums in self.sums.values() if not math.isnan(scatter := sums.scatter())]
+        return statistics.median(result) if result else math.nan
 
     def _relative(self, name: str, fmt: str, kind: str) -> float:
         sums = self.sums.get((name, fmt, kind))
@@ -168,37 +168,37 @@ def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
 
     A weight has many entries, rounded independently of each other, so one pass tells enough of it. None: everywhere.
     """
-    found = []
+    result = []
     for node in measurement.capture.graph_module.graph.nodes:
         multiplied = any(is_tensor_core(target_of(user)) for user in node.users if user.op == "call_function")
         if node.op in ("placeholder", "get_attr") and not (multiplied and node.name in measurement.weights):
-            found += [leaf for leaf in measurement.live[node.name] if leaf.requires_grad]
-    return [*found, *measurement.anchors] or None
+            result += [leaf for leaf in measurement.live[node.name] if leaf.requires_grad]
+    return [*result, *measurement.anchors] or None
 
 
 def _values_by_sample(measurement: Measurement, batch: int | None) -> set[str]:
     """Values with one part per sample, side by side: what is computed from inputs that have a row per sample."""
     inputs = {placeholder.name for placeholder in measurement.capture.placeholders if placeholder.kind == "input"}
-    found = {
+    result = {
         name
         for name in inputs
         if any(is_plain(x) and x.dim() and x.shape[0] == batch for x in measurement.live.get(name, []))
     }
     for node in measurement.capture.graph_module.graph.nodes:
-        if any(source.name in found for source in node.all_input_nodes):
-            found.add(node.name)
-    return found
+        if any(source.name in result for source in node.all_input_nodes):
+            result.add(node.name)
+    return result
 
 
 def lone_views(measurement: Measurement) -> dict[str, str]:
     """{view: what it views} where nothing else reads that value: both have the same gradient and the same rounding."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for node in measurement.capture.graph_module.graph.nodes:
         source = view_source(node)
         lone = source is not None and len(source.users) == 1
         if source is not None and lone and not any(x.numel() for x in measurement.live[source.name][1:]):
-            found[node.name] = found.get(source.name, source.name)
-    return found
+            result[node.name] = result.get(source.name, source.name)
+    return result
 
 
 class _Hook:
@@ -220,8 +220,8 @@ class _Hook:
             self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
             if gradient.numel():
                 value = tensors_of(self.estimates.measurement.values[self.source])[self.index].contiguous()
-                found = [*self._products(gradient, value)]
-                for (fmt, kinds, _), sums in zip(found, by_level([inner for *_, inner in found]), strict=True):
+                result = [*self._products(gradient, value)]
+                for (fmt, kinds, _), sums in zip(result, by_level([inner for *_, inner in result]), strict=True):
                     for kind in kinds:
                         self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(*sums)
 
@@ -244,8 +244,8 @@ class _Hook:
         self, gradient: torch.Tensor, value: torch.Tensor, kinds: Mapping[str, tuple[str, ...]]
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
         rows = [FORMATS[fmt] for fmt in kinds]
-        found = inner_products_by_row(gradient, value, self.samples, rows) if rows else []
-        for (fmt, alike), inner in zip(kinds.items(), found, strict=True):
+        result = inner_products_by_row(gradient, value, self.samples, rows) if rows else []
+        for (fmt, alike), inner in zip(kinds.items(), result, strict=True):
             yield fmt, alike, inner
 
 
@@ -261,12 +261,12 @@ def _by_rounding_alone(trace: Trace | None, cast: bool) -> tuple[str, ...]:
 
 def _steps(measurement: Measurement) -> int:
     """Steps that recurrent layers take one after the other; the samples of a batch, where those are more."""
-    found = 0
+    result = 0
     for node in measurement.capture.graph_module.graph.nodes:
         if node.op == "call_function" and operation_of(target_of(node)).recurrent:
             read = tensors_of(measurement.values[node.all_input_nodes[0].name])
-            found += max((max(x.shape[:-1], default=1) for x in read[:1]), default=0)
-    return found
+            result += max((max(x.shape[:-1], default=1) for x in read[:1]), default=0)
+    return result
 
 
 def _batch_size(outputs: list[torch.Tensor]) -> int | None:
@@ -314,15 +314,15 @@ def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = 
 def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
     """{criterion: its outputs, and what shapes the probes of each}; none where one has no quadratic form."""
     live = dict(enumerate(measurement.outputs))
-    found = {}
+    result = {}
     for criterion in criteria.all:
         outputs = tuple(live[i] for i in criteria.output_indices(criterion, criteria.names))
         forms = _forms(criterion, criteria, outputs)
         if forms is None:
             return {}
         tied = any(across(criterion, x) for x in outputs)
-        found[str(criterion)] = Target(outputs, forms, not tied)
-    return found
+        result[str(criterion)] = Target(outputs, forms, not tied)
+    return result
 
 
 def _forms(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Tensor]) -> tuple[Form, ...] | None:

@@ -86,7 +86,7 @@ def calibrate_paths(
     A later path that cannot be measured is left out, which the graph's warnings say. Raises: MeasureError of the first.
     """
 
-    paths, found, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]
+    paths, result, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]
     for path in recordings.each:
         later = path is not recordings.first
         by = replace(yardstick, distance=for_outputs(yardstick.distance, path.outputs)) if later else yardstick
@@ -98,8 +98,8 @@ def calibrate_paths(
             unjudged.append(unjudged_line(number_of(subject, path.batches[0]), error))
             continue
         paths.append(path)
-        found.append(part)
-    return join_paths(paths, unjudged), reduce(_merge_calibrations, found)
+        result.append(part)
+    return join_paths(paths, unjudged), reduce(_merge_calibrations, result)
 
 
 def _measure_with_fallback(

@@ -111,12 +111,12 @@ def divisors(node: fx.Node) -> list[fx.Node]:
 
 def _upstream(capture: Capture, names: set[str]) -> set[str]:
     """The floating nodes among these, and those that they are computed from in two operations."""
-    nodes, found = capture.nodes, set[str]()
+    nodes, result = capture.nodes, set[str]()
     for _ in range(_STEPS):
         names = {name for name in names if name in nodes and nodes[name].floating}
-        found |= names
+        result |= names
         names = {source for name in names for source in nodes[name].inputs}
-    return found
+    return result
 
 
 def storing(

@@ -136,13 +136,13 @@ def working_set(capture: Capture) -> int:
 
 def before(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """These nodes and all that they depend on."""
-    found, waiting = set[fx.Node](), list(nodes)
+    result, waiting = set[fx.Node](), list(nodes)
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in result:
+            result.add(node)
             waiting += node.all_input_nodes
-    return found
+    return result
 
 
 def _leaf(value: Any) -> Any:

@@ -66,7 +66,7 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
         for name, was, now in zip(first.names, first, again, strict=True):
             outputs[name] = max(outputs.get(name, 0.0), output_error([was], [now]))
     nodes, sources = _twice(capture, subject, seed) if error or native else ({}, ())
-    found = Noise(
+    result = Noise(
         runs=runs,
         error=error,
         joint=joint,
@@ -75,7 +75,7 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
         nodes=nodes,
         operations=sources,
     )
-    return FP32Runs(found, {id(batch): first}, graded)
+    return FP32Runs(result, {id(batch): first}, graded)
 
 
 def _with_gradients(subject: Subject, batch: Batch, seed: int) -> NamedTensors | str:

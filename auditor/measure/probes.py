@@ -57,11 +57,11 @@ def probes(tensors: Sequence[torch.Tensor], count: int, seed: int, shape: Sequen
 
 def signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random signs; zero at masked entries, which hold infinities on purpose: nothing can move them."""
-    found = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1).to(x)
+    result = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1).to(x)
     given = x.detach()
     if bool(torch.isfinite(given.sum())):  # then every entry is, and to look at each would take several passes
-        return found
-    return found.masked_fill_(~torch.isfinite(given), 0.0)
+        return result
+    return result.masked_fill_(~torch.isfinite(given), 0.0)
 
 
 def inner_products(
@@ -80,12 +80,12 @@ def inner_products_by_row(
     gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None]
 ) -> list[torch.Tensor]:
     """`inner_products` for each of several formats, while a run of neighbours is in the cache."""
-    found = _sums(gradient, value, samples, rows, finite=False)
-    broken = [index for index, sums in enumerate(found) if not _is_finite(sums)]
+    result = _sums(gradient, value, samples, rows, finite=False)
+    broken = [index for index, sums in enumerate(result) if not _is_finite(sums)]
     mended = _sums(gradient, value, samples, [rows[index] for index in broken], finite=True) if broken else []
     for index, sums in zip(broken, mended, strict=True):
-        found[index] = sums
-    return found
+        result[index] = sums
+    return result
 
 
 def _is_finite(sums: torch.Tensor) -> bool:
@@ -104,19 +104,19 @@ def _sums(
     parts, errors = flat[:, :whole].view(samples, PARTS, width), values[:, :whole].view(samples, PARTS, width)
     most = _CHUNK if flat.device.type == "cpu" else ON_GPU
     if flat.numel() <= most:
-        found = [_products(parts, errors, row, finite).sum(2) for row in rows]
+        result = [_products(parts, errors, row, finite).sum(2) for row in rows]
     else:
-        found = [flat.new_empty(samples, PARTS) for _ in rows]
+        result = [flat.new_empty(samples, PARTS) for _ in rows]
         step = max(1, most // width)
         for sample in range(samples):
             for start in range(0, PARTS, step):
                 run = slice(start, start + step)
-                for sums, row in zip(found, rows, strict=True):
+                for sums, row in zip(result, rows, strict=True):
                     sums[sample, run] = _products(parts[sample, run], errors[sample, run], row, finite).sum(1)
     if whole < flat.shape[1]:
-        for sums, row in zip(found, rows, strict=True):
+        for sums, row in zip(result, rows, strict=True):
             sums[:, -1] += _products(flat[:, whole:], values[:, whole:], row, finite).sum(1)
-    return found
+    return result
 
 
 def _products(gradient: torch.Tensor, value: torch.Tensor, row: Format | None, finite: bool) -> torch.Tensor:
@@ -153,12 +153,12 @@ class Sums:
         scatter little. Where larger parts add up to more or less than chance explains, smaller ones pull together or
         cancel each other, and the larger, which scatter more and err on no side, decide.
         """
-        found = self.squares[0]
+        result = self.squares[0]
         for square, count in zip(self.squares[1:], self.counts[1:], strict=True):
             low, high = chance(count)
-            if not low * found <= square <= high * found:
-                found = square
-        return found
+            if not low * result <= square <= high * result:
+                result = square
+        return result
 
     def scatter(self) -> float:
         """Relative standard error of the root of the finest sum, from how its terms differ; nan for fewer than four."""

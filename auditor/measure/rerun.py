@@ -100,7 +100,7 @@ class Reruns:
         low, values = self._low(names), self._reference.values
         try:
             outputs, _ = self._run(low, self._reference)
-            left = [output_error(tensors_of(values[n.name]), tensors_of(found)) for n, found in low.left.items()]
+            left = [output_error(tensors_of(values[n.name]), tensors_of(result)) for n, result in low.left.items()]
             return max(left), self.yardstick.contribution_metric(self._outputs, outputs), None
         except Exception as error:
             let_through(error)
@@ -168,13 +168,13 @@ def of_verdicts(
     regions: Iterable[FlaggedRegion], capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]
 ) -> tuple[FlaggedRegion, ...]:
     """Those with two operations or more that are judged to do harm, by the capture's names; of several paths each once."""
-    found = dict[tuple[str, tuple[str, ...]], FlaggedRegion]()
+    result = dict[tuple[str, tuple[str, ...]], FlaggedRegion]()
     for region in regions:
         names = tuple(capture.twins.get(name, name) for name in region.nodes)
         harmful = [name for name in names if verdicts[name][region.format].verdict in ("sensitive", "unsafe")]
         if len(harmful) > 1:
-            found.setdefault((region.format, names), replace(region, nodes=names))
-    return tuple(found.values())
+            result.setdefault((region.format, names), replace(region, nodes=names))
+    return tuple(result.values())
 
 
 def _flagged_components(capture: Capture, flagged: set[str]) -> Iterator[tuple[fx.Node, ...]]:

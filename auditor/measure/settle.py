@@ -133,13 +133,13 @@ class _Settling:
 
     def _unknown(self) -> list[str]:
         """In execution order; of views of one value, the first for all."""
-        found: dict[str, None] = {}
+        result: dict[str, None] = {}
         for name, trace in self._traces.items():
             error = self._errors[name]
             errs = trace.broken or (bool(error.local_error) and (trace.near or self._is_blind(name)))
             if errs and not error.unsupported:
-                found[self._twins.get(name, name)] = None
-        return list(found)
+                result[self._twins.get(name, name)] = None
+        return list(result)
 
     def _is_blind(self, name: str) -> bool:
         """Whether first order does not see what it does, or not all."""
@@ -287,15 +287,15 @@ class _Settling:
             return None
         norms = [self._measurement.ranges[name].norm for name in capture.outputs]
         run = math.hypot(*(error * norm for error, norm in zip(told, norms, strict=True)))
-        found = math.hypot(*parts), run / (math.hypot(*norms) or math.inf)
-        return found if all(map(math.isfinite, found)) and min(found) > 0 else None
+        result = math.hypot(*parts), run / (math.hypot(*norms) or math.inf)
+        return result if all(map(math.isfinite, result)) and min(result) > 0 else None
 
 
 def _twins(measurement: Measurement) -> dict[str, str]:
     """{view: the first view of the same value}: all err alike, and one run tells of them."""
     heads: dict[str, str] = {}
-    found = {view: heads.setdefault(root, view) for view, root in lone_views(measurement).items()}
-    return {view: first for view, first in found.items() if view != first}
+    result = {view: heads.setdefault(root, view) for view, root in lone_views(measurement).items()}
+    return {view: first for view, first in result.items() if view != first}
 
 
 def _near(predicted: float, run: float) -> bool:

@@ -74,8 +74,8 @@ def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
 
 def carried_in(x: torch.Tensor) -> Format | None:
     """The format that a float32 tensor says its values are in; None where it is what it is."""
-    found: Format | None = getattr(x, _MARK, None)
-    return found
+    result: Format | None = getattr(x, _MARK, None)
+    return result
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:

@@ -32,8 +32,8 @@ def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     states = _several(given["hx"])
     from_input = _product(given["input"], given["w_ih"], given.get("b_ih"), row)
     from_state = _product(states[0], given["w_hh"], given.get("b_hh"), row)
-    found = round_tree(STEPS[operation_of(target).name.removesuffix("_cell")](from_input, from_state, states), row)
-    return found if len(found) > 1 else found[0]
+    result = round_tree(STEPS[operation_of(target).name.removesuffix("_cell")](from_input, from_state, states), row)
+    return result if len(result) > 1 else result[0]
 
 
 def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
@@ -78,14 +78,16 @@ class _Way:
         for from_input in reversed(entering) if backwards else entering:
             now = tuple(state[: len(from_input)] for state in states)
             from_state = _product(now[0], self._of_state, self._biases[1], self._row)
-            found = tuple(round_to(x, self._row.name) for x in self._step(from_input, from_state, now))
+            result = tuple(round_to(x, self._row.name) for x in self._step(from_input, from_state, now))
             for weight in self._projection:
-                found = (_product(found[0], weight, None, self._row), *found[1:])
-            outputs.append(found[0])
+                result = (_product(result[0], weight, None, self._row), *result[1:])
+            outputs.append(result[0])
             ended = len(from_input) < len(
                 states[0]
             )  # of sequences that are no longer this long, what they ended with stays
-            states = tuple(torch.cat((x, y[len(x) :])) for x, y in zip(found, states, strict=True)) if ended else found
+            states = (
+                tuple(torch.cat((x, y[len(x) :])) for x, y in zip(result, states, strict=True)) if ended else result
+            )
         return torch.cat(outputs[::-1] if backwards else outputs), states
 
 
@@ -108,8 +110,8 @@ def _several(states: Tensor | Sequence[Tensor]) -> _States:
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, row: Format) -> Tensor:
     """The product rounded, the bias added in float32."""
-    found = round_to(torch.nn.functional.linear(x, weight), row.name)
-    return found if bias is None else found + bias
+    result = round_to(torch.nn.functional.linear(x, weight), row.name)
+    return result if bias is None else result + bias
 
 
 _Step = Callable[[Tensor, Tensor, _States], _States]

@@ -17,8 +17,8 @@ def function_name(function: Any) -> str:
 @functools.cache
 def functions_by_name() -> dict[str, tuple[Any, ...]]:
     """All functions of torch that can be kept."""
-    found: dict[str, dict[Any, None]] = {}
+    result: dict[str, dict[Any, None]] = {}
     for functions in get_overridable_functions().values():
         for function in functions:
-            found.setdefault(function_name(function), {})[function] = None
-    return {name: tuple(functions) for name, functions in found.items() if name}
+            result.setdefault(function_name(function), {})[function] = None
+    return {name: tuple(functions) for name, functions in result.items() if name}

@@ -48,13 +48,13 @@ def histogram_of(x: torch.Tensor) -> Magnitudes:
 
 def magnitudes_of(x: torch.Tensor) -> Magnitudes:
     """`histogram_of` the tensor, with what FP16 and BF16 round off."""
-    found = histogram_of(x)
-    if not found.max_abs:
-        return found
+    result = histogram_of(x)
+    if not result.max_abs:
+        return result
     values = x.detach().float().reshape(-1)
-    finite = values[torch.isfinite(values)] if found.nonfinite else values
-    rounding = {name: _rounding(finite, FORMATS[name], found.max_abs) for name in ("fp16", "bf16")}
-    return replace(found, rounding=rounding)
+    finite = values[torch.isfinite(values)] if result.nonfinite else values
+    rounding = {name: _rounding(finite, FORMATS[name], result.max_abs) for name in ("fp16", "bf16")}
+    return replace(result, rounding=rounding)
 
 
 def _rounding(x: torch.Tensor, fmt: Format, largest: float) -> float:

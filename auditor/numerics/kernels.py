@@ -164,9 +164,9 @@ def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
 
     Scalars count where there is nothing else. Two low formats have float32 in common.
     """
-    found = {name for name, scalar in given if not scalar} or {name for name, _ in given}
-    low = {name for name in found if FORMATS[name].low}
-    return max(sorted(found | ({"fp32"} if len(low) > 1 else set())), key=lambda name: FORMATS[name].bytes)
+    result = {name for name, scalar in given if not scalar} or {name for name, _ in given}
+    low = {name for name in result if FORMATS[name].low}
+    return max(sorted(result | ({"fp32"} if len(low) > 1 else set())), key=lambda name: FORMATS[name].bytes)
 
 
 def asks_for_rounding(tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -152,8 +152,8 @@ def dtype(node: fx.Node) -> torch.dtype | None:
     """Dtype of the node's (first) tensor output, None for anything else."""
     held = value(node)
     held = held[0] if isinstance(held, (tuple, list)) and held else held
-    found = getattr(held, "dtype", None)
-    return found if isinstance(found, torch.dtype) else None
+    result = getattr(held, "dtype", None)
+    return result if isinstance(result, torch.dtype) else None
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:

@@ -203,9 +203,9 @@ def _rows() -> dict[str, Operation]:
 
 def _row(own: str) -> Operation | None:
     """The row of a packet, or of what it is a variant of."""
-    found = _rows().get(own)
-    if found is not None:
-        return found
+    result = _rows().get(own)
+    if result is not None:
+        return result
     if own.endswith("_") and not own.endswith("__"):
         return _row(own[:-1])
     if own.startswith("prims."):

@@ -88,10 +88,10 @@ def _scan(x: Tensor, dim: int, combine: _Combine, neutral: float) -> Tensor:
     if x.numel() == x.shape[dim]:
         return _by_cub(rows.reshape(-1), combine, neutral).reshape(x.shape)
     if dim < x.dim() - 1:
-        found = _in_order(rows, combine)
+        result = _in_order(rows, combine)
     else:
-        found = _in_tiles(rows.reshape(-1, x.shape[dim]), combine, neutral).reshape(rows.shape)
-    return found.movedim(-1, dim).contiguous()
+        result = _in_tiles(rows.reshape(-1, x.shape[dim]), combine, neutral).reshape(rows.shape)
+    return result.movedim(-1, dim).contiguous()
 
 
 def _in_order(rows: Tensor, combine: _Combine) -> Tensor:

@@ -213,16 +213,16 @@ class Audit:
         from ..document.codec import texts
         from ..report.reporters import WRITTEN
 
-        found: dict[str, str | bytes] = {
+        result: dict[str, str | bytes] = {
             **texts(self),
             **{name: made(self) for name, made in WRITTEN.items()},
             **self.programs,
         }
         if self.live is not None:
-            found["patched_model.py"] = emit(
+            result["patched_model.py"] = emit(
                 self.live.origin, self.parameters, self.plans, self.recommended, Path(directory), self.structure
             )
-        return {name: found[name] for name in (*FILES, *found) if name in found}
+        return {name: result[name] for name in (*FILES, *result) if name in result}
 
     def save(self, directory: str | Path, *, onnx: bool | str = False) -> tuple[Path, ...]:
         """Write report.html, plan.json, measurements.json, patched_model.py, findings.sarif and programs; returns their paths.

@@ -84,15 +84,17 @@ def with_causes(findings: Sequence[Finding], graph: Graph, rules: Sequence[Rule]
 
 def _beginnings(graph: Graph, fmt: str) -> dict[str, str]:
     """{broken node: the one it has that from, through inputs that are broken too}; what refuses has it from nobody."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name, node in graph.nodes.items():
         if not graph.broken(name, fmt):
             continue
         above = (
-            None if graph.measured.errors[name][fmt].unsupported else next((i for i in node.inputs if i in found), None)
+            None
+            if graph.measured.errors[name][fmt].unsupported
+            else next((i for i in node.inputs if i in result), None)
         )
-        found[name] = name if above is None else found[above]
-    return found
+        result[name] = name if above is None else result[above]
+    return result
 
 
 def _breaks(graph: Graph, finding: Finding) -> bool:
@@ -121,7 +123,7 @@ def _causes_of_measurement(
     formats: Iterable[str],
 ) -> dict[int, str]:
     """Causes of findings that are not placed yet: those of the measurement alone, about precision."""
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     rest = [finding for finding in findings if id(finding) not in placed]
     together = nx.Graph()
     for fmt in formats:
@@ -129,33 +131,33 @@ def _causes_of_measurement(
         nearest = _nearest(stretch, {f.node: placed[id(f)] for f in foreseen if f.node in stretch})
         for finding in rest:
             if fmt in finding.formats and finding.node in nearest:
-                found[id(finding)] = nearest[finding.node]
+                result[id(finding)] = nearest[finding.node]
         for number, nodes in enumerate(nx.connected_components(stretch)):
             together.add_edges_from(((fmt, number), place_of(graph.nodes[name])) for name in nodes)
-    left = [finding for finding in rest if id(finding) not in found]
+    left = [finding for finding in rest if id(finding) not in result]
     broken = {placed[id(f)] for f in findings if id(f) in placed and _breaks(graph, f)}
-    return found | _causes_of_findings(graph, left, together, broken)
+    return result | _causes_of_findings(graph, left, together, broken)
 
 
 def _stretches(graph: Graph, fmt: str) -> nx.Graph:
     """The flagged nodes of a format, joined where one reads the other."""
     flagged = [name for name in graph.nodes if graph.is_flagged(name, fmt)]
-    found = nx.Graph()
-    found.add_nodes_from(flagged)
-    found.add_edges_from((source, name) for name in flagged for source in graph.nodes[name].inputs if source in found)
-    return found
+    result = nx.Graph()
+    result.add_nodes_from(flagged)
+    result.add_edges_from((source, name) for name in flagged for source in graph.nodes[name].inputs if source in result)
+    return result
 
 
 def _nearest(stretch: nx.Graph, causes: Mapping[str, str]) -> dict[str, str]:
     """{node: the cause of the nearest node that has one}; in a tie, of the one that runs first."""
-    found, waiting = dict(causes), deque(causes)
+    result, waiting = dict(causes), deque(causes)
     while waiting:
         name = waiting.popleft()
         for other in stretch[name]:
-            if other not in found:
-                found[other] = found[name]
+            if other not in result:
+                result[other] = result[name]
                 waiting.append(other)
-    return found
+    return result
 
 
 def _causes_of_findings(
@@ -172,11 +174,11 @@ def _causes_of_findings(
     for finding in left:
         where = place_of(graph.nodes[finding.node])
         same.setdefault(joined.get(where, where), []).append(finding)
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     for findings in same.values():
         where = place_of(graph.nodes[_head(graph, findings)])
-        found |= {id(finding): f"{where}: precision" if where in broken else where for finding in findings}
-    return found
+        result |= {id(finding): f"{where}: precision" if where in broken else where for finding in findings}
+    return result
 
 
 def _head(graph: Graph, findings: Sequence[Finding]) -> str:
@@ -204,16 +206,16 @@ def _maker(graph: Graph, amplifier: str, fmt: str, among: Container[str]) -> str
 
     Of these the farthest up that there is a finding on.
     """
-    name = found = amplifier
+    name = result = amplifier
     while True:
         sources = [source for source in dict.fromkeys(graph.nodes[name].inputs) if graph.is_flagged(source, fmt)]
         if len(sources) != 1 or sources[0] not in graph.nodes:
-            return found
+            return result
         (name,) = sources
-        found = name if name in among else found
+        result = name if name in among else result
         row = operation(graph.nodes[name].op)
         if not (row.transparent or row.exact or row.masks or row.sum):
-            return found
+            return result
 
 
 @dataclass(frozen=True)
@@ -226,10 +228,10 @@ class _Uses:
 
     @classmethod
     def of(cls, capture: Capture, strategy: str, precision_of: Callable[[str], str], format: str) -> _Uses:
-        found = resolve(Policy(capture, strategy, precision_of, format))
-        computing = frozenset(name for name in capture.nodes if _computes_low(found, name))
-        reading = (name for name, node in capture.nodes.items() if any(found.low(source) for source in node.inputs))
-        return cls(computing, frozenset(reading) | found.reads_low)
+        result = resolve(Policy(capture, strategy, precision_of, format))
+        computing = frozenset(name for name in capture.nodes if _computes_low(result, name))
+        reading = (name for name, node in capture.nodes.items() if any(result.low(source) for source in node.inputs))
+        return cls(computing, frozenset(reading) | result.reads_low)
 
     @classmethod
     def by_operation(cls, capture: Capture, kept: Collection[str]) -> _Uses:
@@ -290,11 +292,11 @@ def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: Graph
     uses = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt) for name in names()} for fmt in spoken}
 
     def met(finding: Finding) -> dict[str, tuple[str, ...]]:
-        found = {}
+        result = {}
         for fmt in finding.formats:
             computing = (name for name, use in uses.get(fmt, {}).items() if finding.node in use.computing)
-            found[fmt] = tuple(computing)
-        return {fmt: strategies for fmt, strategies in found.items() if strategies}
+            result[fmt] = tuple(computing)
+        return {fmt: strategies for fmt, strategies in result.items() if strategies}
 
     return tuple(replace(finding, met=met(finding)) for finding in findings)
 

@@ -24,8 +24,8 @@ _NOT_APPLICABLE = (ValueError, KeyError, IndexError, TypeError, ZeroDivisionErro
 
 def reduction_length(node: fx.Node) -> int | None:
     """Input elements behind one output element, or behind one statistic of a norm; None where nothing is reduced."""
-    found: int | None = _apply(_REDUCTIONS, row_of(node).reduces, node)
-    return found
+    result: int | None = _apply(_REDUCTIONS, row_of(node).reduces, node)
+    return result
 
 
 def gemm(node: fx.Node) -> dict[str, Any]:

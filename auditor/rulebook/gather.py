@@ -76,7 +76,7 @@ def gather(
             owner=record.owner,
             owner_type=record.owner_type,
             dtype=record.dtype,
-            input_dtype=str(found).removeprefix("torch.") if read and (found := dtype(read)) else None,
+            input_dtype=str(result).removeprefix("torch.") if read and (result := dtype(read)) else None,
             is_first_layer=name in stands.first,
             is_last_layer=name in stands.last,
             from_weights=name in stands.from_weights,

@@ -49,13 +49,13 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
 def spread(rules: Sequence[Rule], formats: Sequence[str]) -> tuple[Rule, ...]:
     """The rules, those that speak of each format once for every audited one that no other of their family speaks of."""
     named = {(rule.family, fmt) for rule in rules if EACH not in rule.formats for fmt in rule.formats}
-    found: list[Rule] = []
+    result: list[Rule] = []
     for rule in rules:
         if EACH in rule.formats:
-            found += [_about(rule, fmt) for fmt in formats if (rule.family, fmt) not in named]
+            result += [_about(rule, fmt) for fmt in formats if (rule.family, fmt) not in named]
         else:
-            found.append(rule)
-    return tuple(found)
+            result.append(rule)
+    return tuple(result)
 
 
 def _about(rule: Rule, fmt: str) -> Rule:
@@ -181,6 +181,6 @@ def _line(text: str, place: Sequence[str | int]) -> int:
     at = 0
     for name in [part for part in place if isinstance(part, str)]:
         pattern = rf"(?:^\s*|[{{,]\s*|^\[+[\w.]*|\.){re.escape(name)}(?:\s*=|\]|\.)"
-        found = re.compile(pattern, re.MULTILINE).search(text, at)
-        at = found.end() if found else at
+        result = re.compile(pattern, re.MULTILINE).search(text, at)
+        at = result.end() if result else at
     return text.count("\n", 0, at) + 1

@@ -35,21 +35,21 @@ class Matcher:
 
     def find(self, match: Match) -> set[str]:
         """Names of the nodes a match points at; its rule's `when` is not looked at here."""
-        found = self._with_ops(match.ops) if match.ops else set(self._facts)
+        result = self._with_ops(match.ops) if match.ops else set(self._facts)
         if match.position is not None:
-            found = {name for name in found if getattr(self._facts[name], f"is_{match.position}_layer")}
+            result = {name for name in result if getattr(self._facts[name], f"is_{match.position}_layer")}
         if match.owner_type is not None:
-            found = {name for name in found if fnmatchcase(self._facts[name].owner_type, match.owner_type)}
+            result = {name for name in result if fnmatchcase(self._facts[name].owner_type, match.owner_type)}
         if match.chains:
             players = {role: self._players(node) for role, node in match.nodes.items()}
             drawn = [(edges, chain.report) for chain in match.chains for edges in _drawings(chain)]
-            found &= {
+            result &= {
                 name
                 for edges, report in drawn
                 for name in players[report]
                 if self._can_complete(edges, players, {report: name})
             }
-        return found
+        return result
 
     def _with_ops(self, patterns: tuple[str, ...]) -> set[str]:
         ops = [op for op in self._by_op if any(op_matches(op, pattern) for pattern in patterns)]

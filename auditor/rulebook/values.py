@@ -36,15 +36,15 @@ def constants(node: fx.Node, derived: frozenset[int | str]) -> tuple[float, ...]
     """
     if not isinstance(node.target, torch._ops.OpOverload):
         return ()
-    found = []
+    result = []
     for index, argument in enumerate(node.target._schema.arguments):
         key: int | str = index if index < len(node.args) else argument.name
         held: Any = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
         numeric = any(name in str(argument.type) for name in ("Tensor", "number", "Scalar", "float"))
         literal = isinstance(held, (int, float)) and not isinstance(held, bool)
         if numeric and literal and key not in derived and math.isfinite(held):
-            found.append(float(held))
-    return tuple(found)
+            result.append(float(held))
+    return tuple(result)
 
 
 def eps(node: fx.Node, literals: tuple[float, ...]) -> float | None:
@@ -105,7 +105,7 @@ def _reads_minuend(node: fx.Node, reduction: fx.Node) -> bool:
 def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: frozenset[str]) -> float | None:
     """Largest magnitude among the node's activations, each taken where it was measured last; `weights` are none."""
     activations = [item for item in node.all_input_nodes if source(item).name not in weights]
-    return max((found.max_abs for item in activations if (found := nearest_range(item, ranges))), default=None)
+    return max((result.max_abs for item in activations if (result := nearest_range(item, ranges))), default=None)
 
 
 def nearest_range(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Magnitudes | None:
@@ -137,11 +137,11 @@ def numel(node: fx.Node) -> int | None:
 
 def derived_arguments(capture: Capture) -> dict[str, frozenset[int | str]]:
     """Per node, the arguments whose literal changes with the format."""
-    found = {}
+    result = {}
     for name, node in capture.nodes.items():
         changed = [*node.literals.values(), *node.autocast_literals.values()]
-        found[name] = frozenset(key for literals in changed for key in literals.arguments)
-    return found
+        result[name] = frozenset(key for literals in changed for key in literals.arguments)
+    return result
 
 
 def beyond(literal: float, name: str) -> bool:
@@ -174,7 +174,7 @@ def written(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str
 
     What only passes such a value on, or scales it, is among them; a bound that values are clamped to is no such literal.
     """
-    found: set[str] = set()
+    result: set[str] = set()
     made = {place.name for place in capture.placeholders if place.kind == "constant"}
     for node in capture.graph_module.graph.nodes:
         span = ranges.get(node.name)
@@ -186,10 +186,10 @@ def written(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str
         else:
             own = _is_written(node, span.max_abs)
         if own or any(
-            _passes(node, source, span.max_abs, ranges) for source in node.all_input_nodes if source.name in found
+            _passes(node, source, span.max_abs, ranges) for source in node.all_input_nodes if source.name in result
         ):
-            found.add(node.name)
-    return frozenset(found & capture.nodes.keys())
+            result.add(node.name)
+    return frozenset(result & capture.nodes.keys())
 
 
 def _is_written(node: fx.Node, largest: float) -> bool:
@@ -236,17 +236,17 @@ def divisor_min_abs(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> float | 
     divisor = argument_at(node, position) if position is not None else None
     if not isinstance(divisor, fx.Node):
         return None
-    found = nearest_range(divisor, ranges)
-    return found.min_abs if found and found.max_abs else None
+    result = nearest_range(divisor, ranges)
+    return result.min_abs if result and result.max_abs else None
 
 
 def phases(capture: Capture) -> set[fx.Node]:
     """Nodes whose values reach a sine or cosine through products, sums, joins and reshapes alone."""
-    found: set[fx.Node] = set()
+    result: set[fx.Node] = set()
     for node in reversed(capture.graph_module.graph.nodes):
-        if any(row_of(user).wave or (user in found and _shapes_a_phase(user)) for user in node.users):
-            found.add(node)
-    return found
+        if any(row_of(user).wave or (user in result and _shapes_a_phase(user)) for user in node.users):
+            result.add(node)
+    return result
 
 
 def _shapes_a_phase(node: fx.Node) -> bool:
@@ -289,8 +289,8 @@ def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Nod
 
 def _longer(run: Run, node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Run:
     """The run and one more addition. Of its two terms the larger is the value, the smaller the update."""
-    found = [nearest_range(item, ranges) for item in node.all_input_nodes]
-    known = sorted(item.max_abs for item in found if item)
+    result = [nearest_range(item, ranges) for item in node.all_input_nodes]
+    known = sorted(item.max_abs for item in result if item)
     if len(known) < 2:
         return Run(run.length + 1, run.lost)
     update, value = known

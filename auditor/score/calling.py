@@ -215,8 +215,8 @@ def standard_error(
     except Exception:  # the user's function, near a mean that it took
         return None
     centre = math.fsum(left_out) / n
-    found = math.sqrt((n - 1) / n * math.fsum((x - centre) ** 2 for x in left_out))
-    return found if math.isfinite(found) else None
+    result = math.sqrt((n - 1) / n * math.fsum((x - centre) ** 2 for x in left_out))
+    return result if math.isfinite(result) else None
 
 
 def _value(scoring: Scoring, values: Sequence[float]) -> float:

@@ -56,12 +56,12 @@ def find_function(
     parsed = parse(f"{_place_of(target)}:{text}" if own else text)
     if parsed.symbol is None or parsed.hub:
         raise LoadError(f"{text!r} names no function: write --evaluate file.py:name", slug="missing-score")
-    found = named_in(parsed, "give --evaluate file.py:name of a function that takes the model", "missing-score", seed)
+    result = named_in(parsed, "give --evaluate file.py:name of a function that takes the model", "missing-score", seed)
     place = Place(f"{parsed.script}:{_call(parsed)}", parsed.script, parsed.folders)
-    scoring = _scoring(found, f"{parsed.symbol} in {parsed.label}", text, better, max_drop, place)
+    scoring = _scoring(result, f"{parsed.symbol} in {parsed.label}", text, better, max_drop, place)
     if not parsed.args and not parsed.kwargs:
         return scoring
-    return replace(scoring, function=lambda model: found(model, *parsed.args, **parsed.kwargs))
+    return replace(scoring, function=lambda model: result(model, *parsed.args, **parsed.kwargs))
 
 
 def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> Scoring:

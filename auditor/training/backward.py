@@ -72,15 +72,15 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
     """Every operation's backward pass, with what it moves; and why what it moves is missing."""
     tested = backward_errors(first, formats)
     lost = {fmt: spoilt(first, fmt) for fmt in formats}
-    handed = {name: {fmt: one.handed for fmt, one in found.items()} for name, found in tested.items()}
+    handed = {name: {fmt: one.handed for fmt, one in result.items()} for name, result in tested.items()}
     moved, why = _attribute(first, handed)
     if moved and jumps(first.capture):
         moved = rerun(first, moved)
     nodes = []
-    for name, found in tested.items():
+    for name, result in tested.items():
         # Where the operation alone breaks gradients that reach no parameter, what a step loses that is all low.
-        broken = {fmt: one.error.overflow or one.error.nan for fmt, one in found.items()}
-        reaches = {f: one.reaches or (lost[f].get(name) if broken[f] else None) for f, one in found.items()}
+        broken = {fmt: one.error.overflow or one.error.nan for fmt, one in result.items()}
+        reaches = {f: one.reaches or (lost[f].get(name) if broken[f] else None) for f, one in result.items()}
         node = first.capture.nodes[name]
         nodes.append(
             BackwardNode(
@@ -88,7 +88,7 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
                 node.op,
                 node.owner,
                 node.source,
-                errors={fmt: one.error for fmt, one in found.items()},
+                errors={fmt: one.error for fmt, one in result.items()},
                 contributions=moved.get(name, {}),
                 reaches={fmt: parameter for fmt, parameter in reaches.items() if parameter is not None},
                 reasons={},
@@ -120,13 +120,13 @@ def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, B
     The gradient that arrives is scaled by a power of two, so that its largest entry is near 1: what a loss scale can
     mend is not held against the operation.
     """
-    found: dict[str, dict[str, BackwardTest]] = {}
+    result: dict[str, dict[str, BackwardTest]] = {}
     for node in step.capture.graph_module.graph.nodes:
         arriving = step.gradients.get(node.name)
         floating = any(x.is_floating_point() and x.requires_grad for x in step.live.get(node.name, []))
         if node.op == "call_function" and arriving is not None and floating:
-            found[node.name] = {fmt: _test_one(step, node, arriving, fmt) for fmt in formats}
-    return found
+            result[node.name] = {fmt: _test_one(step, node, arriving, fmt) for fmt in formats}
+    return result
 
 
 def broken_parameter(step: Step, name: str, fmt: str, scale: float) -> str | None:
@@ -199,8 +199,8 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> Passe
                 literals = low_literals(step.capture.nodes[node.name], fmt)
                 results = tensors_of(run_op(target_of(node), *with_literals(args, kwargs, literals)))
             wanted = {key: x for key, x in leaves.items() if x.requires_grad}
-            found = _backward(results, gradients, list(wanted.values()))
-            return PassedOn(tuple(wanted), found, [x.detach() for x in results])
+            result = _backward(results, gradients, list(wanted.values()))
+            return PassedOn(tuple(wanted), result, [x.detach() for x in results])
     except UnsupportedInFormat as error:
         return str(error)
     except Exception as error:
@@ -212,8 +212,8 @@ def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch
     pairs = [(y, g.to(y.dtype)) for y, g in zip(results, gradients, strict=False) if g is not None and y.requires_grad]
     if not pairs or not leaves:
         return [None] * len(leaves)
-    found = torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
-    return [None if g is None else dense(g).float() for g in found]
+    result = torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+    return [None if g is None else dense(g).float() for g in result]
 
 
 def _scale_by(gradients: Leaves, exponent: int) -> Leaves:

@@ -83,15 +83,15 @@ def settle(step: Step) -> Step:
     own = own_step(step, FP32)
     if own.failure is not None:
         raise LoadError(f"the training step raised in FP32 already: {own.failure}; mend it first", slug="bad-loss")
-    found = {}
+    result = {}
     for name, gradient in step.by_parameter.items():
         theirs = own.gradients.get(name)
-        found[name] = torch.zeros_like(gradient) if theirs is None else theirs
-    step.faithful = gradient_error(found, step.by_parameter) <= FAITHFUL
-    step.by_parameter = found
+        result[name] = torch.zeros_like(gradient) if theirs is None else theirs
+    step.faithful = gradient_error(result, step.by_parameter) <= FAITHFUL
+    step.by_parameter = result
     for place in step.capture.placeholders:
-        if place.fqn in found:
-            step.gradients[place.name] = [found[place.fqn]]
+        if place.fqn in result:
+            step.gradients[place.name] = [result[place.fqn]]
     return step
 
 
@@ -178,9 +178,9 @@ def _wide(outputs: Any) -> Any:
     def wide(leaf: Any) -> Any:
         if not is_dataclass(leaf) or isinstance(leaf, type):
             return leaf
-        found = copy(leaf)
+        result = copy(leaf)
         for item in fields(leaf):
-            object.__setattr__(found, item.name, _wide(getattr(leaf, item.name)))
-        return found
+            object.__setattr__(result, item.name, _wide(getattr(leaf, item.name)))
+        return result
 
     return pytree.tree_map(wide, widen(outputs))

@@ -94,7 +94,7 @@ def prepare(
         }
         tick("backward passes")
         nodes, attribution = backward_nodes(first, formats)
-    pooled = {name: merge_magnitudes(found) for name, found in gradients.items()}
+    pooled = {name: merge_magnitudes(result) for name, result in gradients.items()}
     return MeasuredStep(
         subject, captured, formats, seed, first, pooled, weights, backward_reasons(nodes), attribution, steps
     )
@@ -120,7 +120,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
     format, reason = format_to_train_in(prepared.formats, scale, errors, recommended, idle)
     assert prepared.subject.objective is not None
     plan = lowerings[fmt].plan
-    found = Training(
+    result = Training(
         loss=sum(prepared.losses) / len(prepared.losses),
         loss_source=prepared.subject.objective.source,
         format=format,
@@ -139,7 +139,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         returned=prepared.first.returned,
         batches=len(prepared.losses),
     )
-    return replace(found, advice=advice_of(found, prepared.capture))
+    return replace(result, advice=advice_of(result, prepared.capture))
 
 
 def _refuse_broken(step: Step) -> None:
@@ -160,8 +160,8 @@ def _usable(plan: Plan | None) -> Plan | None:
 
 def _gradient_error(step: Step, low: Lowering, scale: float) -> float | None:
     """How far the gradients of a low step are off; None where it raises. scale: where the format asks for one."""
-    found = own_step(step, low, scale if FORMATS[low.format].loss_scaling else 1.0)
-    return None if found.failure is not None else gradient_error(step.by_parameter, found.gradients)
+    result = own_step(step, low, scale if FORMATS[low.format].loss_scaling else 1.0)
+    return None if result.failure is not None else gradient_error(step.by_parameter, result.gradients)
 
 
 def _bf16(prepared: MeasuredStep, low: frozenset[str], parameters: tuple[ParameterGradients, ...]) -> Bf16Outlook:
@@ -172,16 +172,16 @@ def _bf16(prepared: MeasuredStep, low: frozenset[str], parameters: tuple[Paramet
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
     """Values whose gradient is low under autocast: those that are low themselves, or are lowered for a reader."""
-    found = resolve(Policy(captured, "autocast", precision_of, fmt))
-    return frozenset(name for name in found.dtypes if found.low(name)) | frozenset(found.lowered)
+    result = resolve(Policy(captured, "autocast", precision_of, fmt))
+    return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
 
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
     """The low gradients of every module, its parameters' among them."""
     groups: dict[str, list[Magnitudes]] = {}
-    for name, found in gradients.items():
+    for name, result in gradients.items():
         if name in low:
-            groups.setdefault(_module(captured, name), []).append(significant(found))
+            groups.setdefault(_module(captured, name), []).append(significant(result))
     return {module: merge_magnitudes(parts) for module, parts in groups.items()}
 
 
@@ -217,14 +217,14 @@ def parameter_gradients(
     captured: Capture, gradients: Mapping[str, Magnitudes], weights: Weights, low: frozenset[str]
 ) -> tuple[ParameterGradients, ...]:
     """Every trainable parameter with its gradient, a tied one once."""
-    found = {}
+    result = {}
     for place in captured.placeholders:
-        if place.fqn is not None and place.fqn in weights and place.name in gradients and place.fqn not in found:
+        if place.fqn is not None and place.fqn in weights and place.name in gradients and place.fqn not in result:
             weight, ratios = weights[place.fqn]
             module = place.fqn.rpartition(".")[0]
             gradient = gradients[place.name]
-            found[place.fqn] = ParameterGradients(place.fqn, module, weight, gradient, ratios, place.name in low)
-    return tuple(found.values())
+            result[place.fqn] = ParameterGradients(place.fqn, module, weight, gradient, ratios, place.name in low)
+    return tuple(result.values())
 
 
 def batch_sizes(
@@ -237,14 +237,14 @@ def batch_sizes(
     total = _samples(subject.batches[0])
     if total is None:
         return ()
-    found = [_row(total, [whole], [errors])]
+    result = [_row(total, [whole], [errors])]
     for halving in range(1, HALVINGS + 1):
         count = total >> halving
         steps = _steps(subject, whole, total, count) if count else []
         if not steps:
             break
-        found.append(_row(count, steps, [_errors(step, lowerings) for step in steps]))
-    return tuple(reversed(found))
+        result.append(_row(count, steps, [_errors(step, lowerings) for step in steps]))
+    return tuple(reversed(result))
 
 
 def _row(samples: int, steps: Sequence[Step], errors: Sequence[Mapping[str, float | None]]) -> BatchSize:
@@ -256,7 +256,7 @@ def _row(samples: int, steps: Sequence[Step], errors: Sequence[Mapping[str, floa
         pool.max_abs,
         _rms(norms),
         flushed(pool.exponents, FORMATS["fp16"]),
-        {fmt: None if None in found else _rms([e for e in found if e is not None]) for fmt, found in known.items()},
+        {fmt: None if None in result else _rms([e for e in result if e is not None]) for fmt, result in known.items()},
     )
 
 

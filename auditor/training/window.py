@@ -176,9 +176,9 @@ def trial(
     low = own_step(step, lowering, scale)
     hear_gradients(step, Policy(step.capture, "autocast", lowering.precision, lowering.format), scale, watch)
     for name in cast:
-        found = low.gradients.get(name)
-        if found is not None:
-            seen.compare(step.by_parameter[name], found)
+        result = low.gradients.get(name)
+        if result is not None:
+            seen.compare(step.by_parameter[name], result)
     shift = round(torch.log2(torch.tensor(scale, dtype=torch.float64)).item())
     pool = merge_magnitudes(seen.reference)
     overflow, beyond = low.failure is not None or not low.finite, scale > window.maximum
