@@ -137,7 +137,7 @@ TABLES: dict[str, dict[str, Make]] = {
 }
 PARTS = {name: make for table in TABLES.values() for name, make in table.items()}
 BLOCKS = ("residual", "twice", "sequential", "scope", "unrolled", "remembered", "detached", "mixed", "early", "vmapped")
-EXAMPLES = 6
+EXAMPLES = 4
 """Draws of a quick test."""
 
 DESERVED = {"nan-output", "nothing-to-audit", "capture-failed"}

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from tests.any_model.holding import held
-from tests.support.replaying import Model, linear
+from tests.any_model.holding import held, model_of
 from tests.support.subjects import normal, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
@@ -35,10 +34,6 @@ ON_NESTED: dict[str, Callable[..., Any]] = {
     "parts": lambda m, x: [part.mean(0) for part in m.first(x).unbind()],
     "softmax": lambda m, x: (m.first(x) * 2 + x).softmax(-1),
 }
-
-
-def model_of(function: Callable[..., Any], **state: Any) -> nn.Module:
-    return Model(function, first=linear(8, 8), second=linear(8, 8, seed=1), third=linear(8, 8, seed=2), **state).eval()
 
 
 @pytest.mark.parametrize(("name", "layout"), zip(ON_NESTED, LAYOUTS * 2, strict=True))
