@@ -271,7 +271,7 @@ def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
         ):
             torch.manual_seed(0)
             model = way(patched.original())
-            with patched.imported(patched.SOURCE, patched.__file__) as source:
+            with patched.user_module(patched.SOURCE, patched.__file__) as source:
                 batch = source.get_inputs()
             found = answer(model, ((batch,), {}), around=lambda: as_on("cpu"))
             error = output_error(answer(reference, ((batch.float(),), {})), found)
