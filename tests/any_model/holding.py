@@ -15,7 +15,7 @@ from auditor.isolation.answer import answer
 from auditor.loading.state import in_eval
 from auditor.numerics.metrics import output_error
 from auditor.records import Audit, Distance
-from tests.support.replaying import assert_same
+from tests.support.replaying import Model, assert_same, linear
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 LAST_BIT = 2.0**-24
@@ -155,3 +155,9 @@ class Two(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.second(self.first(x))
+
+
+def model_of(function: Callable[..., Any], **state: Any) -> nn.Module:
+    """A function over three layers of its own."""
+    layers = {name: linear(8, 8, seed=seed) for seed, name in enumerate(("first", "second", "third"))}
+    return Model(function, **layers, **state).eval()

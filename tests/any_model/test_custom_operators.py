@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import auditor
-from auditor.errors import AuditorError
 from tests.any_model.holding import Build, held
 
 
@@ -170,24 +168,3 @@ def test_what_gives_something_else_in_half(operator: Callable[[Tensor], Any]) ->
     (node,) = [report for report in audit.nodes if report.node.op.startswith("any_model.")]
     assert all(verdict.verdict == "unsafe" for verdict in node.verdicts.values())
     assert audit.plans["autocast_fp16"].low_precision_flops > 0.6
-
-
-@pytest.mark.parametrize("calls", [1, 2, 4, 8, 15])
-def test_one_that_raises_after_some_calls_ends_in_one_line_or_an_audit(calls: int) -> None:
-    left = [calls]
-
-    @torch.library.custom_op(f"any_model::tires_{calls}", mutates_args=())
-    def tires(x: Tensor) -> Tensor:
-        left[0] -= 1
-        if left[0] < 0:
-            raise Own("tired\nof it")
-        return x.tanh()
-
-    model, (args, _) = of(tires)()
-    said = ""
-    try:
-        auditor.audit(model, args, device="cpu", strategies=("autocast",), formats=("bf16",))
-    except AuditorError as error:
-        said = str(error)
-    assert "tired" in said or not said
-    assert "\n" not in said

@@ -111,12 +111,12 @@ def reasons(audit: Audit) -> str:
     return " ".join(report.verdicts["fp16"].reason for report in audit.nodes if "tanh" in report.node.op)
 
 
-def at_every_call(kind: type[Exception], step: int = 1, **options: Any) -> Counter[tuple[str, str]]:
+def at_every_call(**options: Any) -> Counter[tuple[str, str]]:
     """{(stage of the call, how the audit ended)}; where it ends well, all other nodes are judged as without the fault."""
     sound = Faults()
     expected, found = verdicts(audited(sound, **options)), Counter[tuple[str, str]]()
-    for call in range(1, len(sound.stages) + 1, step):
-        faults = Faults(at=call, error=kind("in a word"))
+    for call in range(1, len(sound.stages) + 1):
+        faults = Faults(at=call, error=Broken("in a word"))
         try:
             audit = audited(faults, **options)
         except AuditorError as error:
@@ -138,21 +138,12 @@ IN_FP32 = {
 """Calls at which the FP32 model itself raises, and nothing is left to hold a low run against."""
 
 
-@pytest.mark.parametrize("kind", [Broken])
-def test_a_call_that_raises_ends_no_audit_that_can_go_on(kind: type[Exception]) -> None:
-    found = at_every_call(kind, max_error=1e-4)
+def test_a_call_that_raises_ends_no_audit_that_can_go_on() -> None:
+    found = at_every_call(max_error=1e-4)
     assert {stage for stage, _ in found} >= {"load", "capture", "measure", "baseline", "plan"}
     assert {key for key in found if key[1] not in ("told", "ended")} <= IN_FP32.keys()
     assert found["measure", "told"]
     assert {key: found[key] for key in IN_FP32} == IN_FP32
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", MANY)
-def test_whatever_it_raises_and_wherever(kind: type[Exception]) -> None:
-    both = {"strategies": ("autocast", "cast"), "formats": ("fp16", "bf16")}
-    found = at_every_call(kind, **both)
-    assert {key for key in found if key[1] not in ("told", "ended")} <= IN_FP32.keys()
 
 
 @pytest.mark.parametrize("kind", MANY)
@@ -164,17 +155,15 @@ def test_one_that_refuses_half_is_told_and_planned_around(kind: type[Exception])
     assert all(plan.verified or plan.verification.failure for plan in audit.plans.values())
 
 
-@pytest.mark.parametrize("kind", [Broken])
-def test_one_that_refuses_gradients_is_measured_without(kind: type[Exception]) -> None:
-    refusing = Faults(error=kind("in a word"), when=lambda x: torch.is_grad_enabled() or x.requires_grad)
+def test_one_that_refuses_gradients_is_measured_without() -> None:
+    refusing = Faults(error=Broken("in a word"), when=lambda x: torch.is_grad_enabled() or x.requires_grad)
     found, expected = audited(refusing, max_error=0.1), audited(Faults(), max_error=0.1)
     assert set(verdicts(found)) == set(verdicts(expected))
     assert {name: plan.measured_error for name, plan in found.plans.items()}
 
 
-@pytest.mark.parametrize("kind", [Broken])
-def test_a_derivative_that_raises_is_done_without(kind: type[Exception]) -> None:
-    found, expected = audited(Faults(error=kind("in a word"), backwards=True)), audited(Faults())
+def test_a_derivative_that_raises_is_done_without() -> None:
+    found, expected = audited(Faults(error=Broken("in a word"), backwards=True)), audited(Faults())
     assert verdicts(found).keys() == verdicts(expected).keys()
     assert {n: p.measured_error for n, p in found.plans.items()} == {
         n: p.measured_error for n, p in expected.plans.items()

@@ -17,8 +17,8 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 import auditor
 from auditor.capture.emulation import emulate
 from auditor.errors import CaptureError, LoadError
-from tests.any_model.holding import a_format, held
-from tests.support.replaying import Model, linear
+from tests.any_model.holding import a_format, held, model_of
+from tests.support.replaying import linear
 from tests.support.subjects import normal
 
 
@@ -104,10 +104,6 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "with gradients": (lambda m, x: m.first(x), lambda: (normal(4, 8).requires_grad_(),)),
     "bytes": (lambda m, x: m.first(x.float() / 255), lambda: ((normal(4, 8).abs() * 50).to(torch.uint8),)),
 }
-
-
-def model_of(function: Callable[..., Any], **state: Any) -> nn.Module:
-    return Model(function, first=linear(8, 8), second=linear(8, 8, seed=1), **state).eval()
 
 
 @pytest.mark.parametrize("name", CALLS)

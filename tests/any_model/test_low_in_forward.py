@@ -14,8 +14,8 @@ from auditor.errors import CaptureError
 from auditor.execution.policy import Policy, choice_from_scopes
 from auditor.records import ScopeChoice
 from tests.any_model.holding import Call, held, raised
-from tests.any_model.test_stored_low import Runs, mlp, normal, one, seeded
-from tests.support.replaying import replayed
+from tests.any_model.test_stored_low import mlp, normal, one, seeded
+from tests.support.replaying import Model, replayed
 from tests.support.subjects import only
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -42,20 +42,20 @@ def accumulated(m: Any, x: Tensor) -> Any:
 
 
 CASES = {
-    "a product in FP16": lambda: (Runs(scores, first=nn.Linear(16, 16), key=nn.Linear(16, 16), last=nn.Linear(4, 8)), one(normal(4, 16))),
-    "a value in BF16": lambda: (Runs(lambda m, x: m.last(m.first(x).bfloat16().float()), **two_layers()), one(normal(4, 16))),
-    "weights cast to BF16": lambda: (Runs(cast_weights, first=nn.Linear(16, 16)), one(normal(4, 16))),
-    "a softmax in FP16": lambda: (Runs(lambda m, x: m.last(m.first(x).half().softmax(-1).float()), **two_layers()), one(normal(4, 16))),
-    "a sum in BF16": lambda: (Runs(accumulated, **two_layers()), one(normal(4, 16))),
-    "a result in FP16": lambda: (Runs(lambda m, x: m.body(x).half(), body=mlp()), one(normal(4, 16))),
-    "results in both": lambda: (Runs(lambda m, x: (m.body(x).bfloat16(), m.body(x)), body=mlp()), one(normal(4, 16))),
-    "an input that it raises": lambda: (Runs(lambda m, x: m.body(x.float()), body=mlp()), one(normal(4, 16, dtype=FP16))),
+    "a product in FP16": lambda: (Model(scores, first=nn.Linear(16, 16), key=nn.Linear(16, 16), last=nn.Linear(4, 8)), one(normal(4, 16))),
+    "a value in BF16": lambda: (Model(lambda m, x: m.last(m.first(x).bfloat16().float()), **two_layers()), one(normal(4, 16))),
+    "weights cast to BF16": lambda: (Model(cast_weights, first=nn.Linear(16, 16)), one(normal(4, 16))),
+    "a softmax in FP16": lambda: (Model(lambda m, x: m.last(m.first(x).half().softmax(-1).float()), **two_layers()), one(normal(4, 16))),
+    "a sum in BF16": lambda: (Model(accumulated, **two_layers()), one(normal(4, 16))),
+    "a result in FP16": lambda: (Model(lambda m, x: m.body(x).half(), body=mlp()), one(normal(4, 16))),
+    "results in both": lambda: (Model(lambda m, x: (m.body(x).bfloat16(), m.body(x)), body=mlp()), one(normal(4, 16))),
+    "an input that it raises": lambda: (Model(lambda m, x: m.body(x.float()), body=mlp()), one(normal(4, 16, dtype=FP16))),
     "an input that it promotes": lambda: (
-        Runs(lambda m, x: m.body(x * m.gain), body=mlp(), gain=nn.Parameter(torch.ones(16))),
+        Model(lambda m, x: m.body(x * m.gain), body=mlp(), gain=nn.Parameter(torch.ones(16))),
         one(normal(4, 16, dtype=FP16)),
     ),
     "inputs in containers": lambda: (
-        Runs(lambda m, batch, mask: m.body(batch["x"][0].to(m.body[0].weight.dtype) + mask.float()), body=mlp()),
+        Model(lambda m, batch, mask: m.body(batch["x"][0].to(m.body[0].weight.dtype) + mask.float()), body=mlp()),
         (({"x": [normal(4, 16, dtype=BF16)]},), {"mask": normal(16, dtype=FP16)}),
     ),
 }  # fmt: skip
@@ -79,7 +79,7 @@ def test_a_region_of_the_authors_own_is_judged_as_what_it_is(device: str) -> Non
             y = m.first(x * 1e6)
         return m.last(y.float() / 1e6)
 
-    audit = held(seeded(lambda: (Runs(forward, **two_layers()), one(normal(4, 16)))), strategies=("autocast",))
+    audit = held(seeded(lambda: (Model(forward, **two_layers()), one(normal(4, 16)))), strategies=("autocast",))
     product = next(report for report in audit.nodes if report.node.owner == "first")
     verdict = product.verdicts["fp16"]
     assert (verdict.verdict, verdict.reason) == ("safe", "the author runs it in BF16, whatever the plan")
@@ -137,18 +137,18 @@ def solved(m: Any, x: Tensor) -> Tensor:
 
 
 WIDE_CASES = {
-    "a layer": lambda: (Runs(middle, **layers()), one(normal(4, 16))),
-    "a layer that is followed": lambda: (Runs(followed, **layers()), one(normal(4, 16))),
-    "a solver": lambda: (Runs(solved, **layers()), one(normal(4, 16))),
+    "a layer": lambda: (Model(middle, **layers()), one(normal(4, 16))),
+    "a layer that is followed": lambda: (Model(followed, **layers()), one(normal(4, 16))),
+    "a solver": lambda: (Model(solved, **layers()), one(normal(4, 16))),
     "a buffer": lambda: (
-        Runs(lambda m, x: m.body((x.double() * m.scale).float()), body=mlp(), scale=torch.rand(16, dtype=FP64)),
+        Model(lambda m, x: m.body((x.double() * m.scale).float()), body=mlp(), scale=torch.rand(16, dtype=FP64)),
         one(normal(4, 16)),
     ),
-    "a sum": lambda: (Runs(lambda m, x: m.body(x.double().cumsum(0).to(x.dtype)), body=mlp()), one(normal(4, 16))),
-    "an input": lambda: (Runs(lambda m, x: m.body(x.float()), body=mlp()), one(normal(4, 16, dtype=FP64))),
-    "an output": lambda: (Runs(lambda m, x: m.body(x).double().logsumexp(-1), body=mlp()), one(normal(4, 16))),
+    "a sum": lambda: (Model(lambda m, x: m.body(x.double().cumsum(0).to(x.dtype)), body=mlp()), one(normal(4, 16))),
+    "an input": lambda: (Model(lambda m, x: m.body(x.float()), body=mlp()), one(normal(4, 16, dtype=FP64))),
+    "an output": lambda: (Model(lambda m, x: m.body(x).double().logsumexp(-1), body=mlp()), one(normal(4, 16))),
     "a number that is a parameter": lambda: (
-        Runs(lambda m, x: m.body(x) * m.gain, body=mlp(), gain=nn.Parameter(torch.tensor(1.5, dtype=FP64))),
+        Model(lambda m, x: m.body(x) * m.gain, body=mlp(), gain=nn.Parameter(torch.tensor(1.5, dtype=FP64))),
         one(normal(4, 16)),
     ),
 }
@@ -173,7 +173,7 @@ def test_fp64_beside_bf16() -> None:
 
     def build() -> tuple[nn.Module, Call]:
         scale = torch.rand(16, dtype=FP64)
-        model = Runs(
+        model = Model(
             lambda m, x: m.body((x.double() * m.scale).to(m.body[0].weight.dtype)), body=mlp().bfloat16(), scale=scale
         )
         return model, one(normal(4, 16, dtype=torch.bfloat16))  # fmt: skip
@@ -227,15 +227,15 @@ def activations(dtype: torch.dtype) -> Any:
 
 
 FP8_CASES = {
-    "a buffer": lambda: (Runs(linear, body=mlp(), **coded()), one(normal(4, 16))),
-    "a parameter": lambda: (Runs(linear, body=mlp(), **as_parameter(coded())), one(normal(4, 16))),
-    "a scale for each block": lambda: (Runs(linear, body=mlp(), **coded(4)), one(normal(4, 16))),
+    "a buffer": lambda: (Model(linear, body=mlp(), **coded()), one(normal(4, 16))),
+    "a parameter": lambda: (Model(linear, body=mlp(), **as_parameter(coded())), one(normal(4, 16))),
+    "a scale for each block": lambda: (Model(linear, body=mlp(), **coded(4)), one(normal(4, 16))),
     "turned into BF16": lambda: (
-        Runs(lambda m, x: m.body(F.linear(x.bfloat16(), decoded(m, BF16)).float()), body=mlp(), **coded()),
+        Model(lambda m, x: m.body(F.linear(x.bfloat16(), decoded(m, BF16)).float()), body=mlp(), **coded()),
         one(normal(4, 16)),
     ),
-    "activations in E4M3": lambda: (Runs(activations(E4M3), first=nn.Linear(16, 16), body=mlp()), one(normal(4, 16))),
-    "activations in E5M2": lambda: (Runs(activations(E5M2), first=nn.Linear(16, 16), body=mlp()), one(normal(4, 16))),
+    "activations in E4M3": lambda: (Model(activations(E4M3), first=nn.Linear(16, 16), body=mlp()), one(normal(4, 16))),
+    "activations in E5M2": lambda: (Model(activations(E5M2), first=nn.Linear(16, 16), body=mlp()), one(normal(4, 16))),
 }
 
 
@@ -254,7 +254,7 @@ def test_fp8_values_stay_what_the_author_made_them(kind: str) -> None:
 
 def test_fp8_in_a_model_stored_in_bf16() -> None:
     """The scales and the layers are raised, the codes are not."""
-    build = seeded(lambda: (Runs(linear, body=mlp().bfloat16(), **coded()), one(normal(4, 16, dtype=BF16))))
+    build = seeded(lambda: (Model(linear, body=mlp().bfloat16(), **coded()), one(normal(4, 16, dtype=BF16))))
     audit = held(build, reference=raised(build))
     assert all(plan.verified and plan.raised == "weights" for plan in audit.plans.values())
 

@@ -9,16 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from tests.any_model.holding import held
-from tests.support.replaying import Model, linear
+from tests.any_model.holding import held, model_of
 from tests.support.subjects import normal, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
 
 LAYOUTS = [torch.jagged, torch.strided]
-LENGTHS = torch.tensor([3, 6, 2])
 
 
 def ragged(layout: torch.layout) -> Tensor:
@@ -38,10 +36,6 @@ ON_NESTED: dict[str, Callable[..., Any]] = {
 }
 
 
-def model_of(function: Callable[..., Any], **state: Any) -> nn.Module:
-    return Model(function, first=linear(8, 8), second=linear(8, 8, seed=1), third=linear(8, 8, seed=2), **state).eval()
-
-
 @pytest.mark.parametrize(("name", "layout"), zip(ON_NESTED, LAYOUTS * 2, strict=True))
 def test_nested_inputs(name: str, layout: torch.layout) -> None:
     held(lambda: (model_of(ON_NESTED[name]), ((ragged(layout),), {})), formats="fp16")
@@ -54,11 +48,6 @@ def test_nested_on_the_way(returned: bool, layout: torch.layout) -> None:
         return found if returned else torch.nested.to_padded_tensor(found, 0.0)
 
     held(lambda: (model_of(run, layout=layout), ((normal(3, 8), normal(5, 8)), {})), formats="fp16")
-
-
-@pytest.mark.parametrize("function", [lambda m, x: m.first(x).mean(dim=1)])
-def test_ragged_dimensions_reduced(function: Callable[..., Any]) -> None:
-    held(lambda: (model_of(function), ((ragged(torch.jagged),), {})), formats="fp16")
 
 
 def test_jagged_from_values_and_offsets() -> None:
@@ -88,54 +77,16 @@ class Encoder(nn.Module):
         return result
 
 
-class WithoutGradients(Encoder):
-    @torch.no_grad()
-    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
-        return super().forward(x, hidden)
-
-
 class WithGradients(Encoder):
     @torch.enable_grad()
     def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
         return super().forward(x, hidden)
 
 
-@pytest.mark.parametrize("kind", [Encoder, WithoutGradients, WithGradients])
+@pytest.mark.parametrize("kind", [Encoder, WithGradients])
 def test_encoders_with_a_padding_mask(kind: type[nn.Module]) -> None:
     hidden = torch.arange(6) >= torch.tensor([[6], [4]])
     held(lambda: (seeded(kind), ((normal(2, 6, 8), hidden.clone()), {})), formats="fp16")
-
-
-RECURRENT = {
-    "lstm": lambda: nn.LSTM(8, 8, batch_first=True, bidirectional=True),
-    "gru": lambda: nn.GRU(8, 8, 2, batch_first=True),
-}
-
-
-class Recurrent(nn.Module):
-    kind = "lstm"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = RECURRENT[self.kind]()
-
-    def forward(self, x: Tensor | PackedSequence, lengths: Tensor | None = None) -> Any:
-        if lengths is None:
-            return self.layers(x)
-        assert isinstance(x, Tensor)
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return pad_packed_sequence(self.layers(packed)[0], batch_first=True)
-
-
-@pytest.mark.parametrize(("kind", "inside"), [("lstm", True), ("gru", False)])
-def test_packed_sequences(kind: str, inside: bool) -> None:
-    def build() -> tuple[nn.Module, Any]:
-        model, x = seeded(type("Recurrent", (Recurrent,), {"kind": kind})), normal(3, 6, 8)
-        if inside:
-            return model, ((x, LENGTHS.clone()), {})
-        return model, ((pack_padded_sequence(x, LENGTHS, batch_first=True, enforce_sorted=False),), {})
-
-    held(build, formats="fp16")
 
 
 def test_a_layer_on_packed_data() -> None:

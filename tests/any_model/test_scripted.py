@@ -155,12 +155,6 @@ def test_a_script_keeps_no_casts_of_the_region_that_it_ran_in_first() -> None:
     assert all(x.dtype is torch.bfloat16 and bool(x.isfinite().all()) for x in found)
 
 
-def test_inside_no_grad() -> None:
-    with torch.no_grad():
-        held(lambda: build(lambda x: Net()), formats="bf16")
-        assert not torch.is_grad_enabled()
-
-
 # Exported programs and fx graphs, whole or as a part.
 
 
@@ -195,10 +189,6 @@ def whole(model: nn.Module) -> nn.Module:
 def test_graphs_are_audited(how: Callable[..., Any]) -> None:
     audit = held(lambda: build_exported(how, Around))
     assert audit.plans["cast_bf16"].low_precision_flops == 1
-
-
-def test_graphs_with_buffers() -> None:
-    held(lambda: build_exported(exported, whole, Images, picture), formats="bf16")
 
 
 def test_beside_what_has_modes_of_its_own() -> None:

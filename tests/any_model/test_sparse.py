@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.any_model.holding import a_format, held
-from tests.support.replaying import Model, linear
+from tests.any_model.holding import a_format, held, model_of
 from tests.support.subjects import normal
 
 LAYOUTS = {"coo": torch.sparse_coo, "csr": torch.sparse_csr, "csc": torch.sparse_csc}
@@ -50,11 +49,6 @@ def normalised(m: Any, x: Tensor, a: Tensor) -> Tensor:
 def by_entries(m: Any, x: Tensor, a: Tensor) -> Tensor:
     a = a.coalesce()
     return torch.zeros_like(x).index_add_(0, a.indices()[0], a.values()[:, None] * m.first(x)[a.indices()[1]])
-
-
-def model_of(function: Callable[..., Any], **state: Any) -> nn.Module:
-    parts = {"first": linear(8, 8), "second": linear(8, 8, seed=1), "third": linear(8, 8, seed=2)}
-    return Model(function, **parts, **state).eval()
 
 
 ONLY_DENSE: dict[str, Callable[..., Any]] = {

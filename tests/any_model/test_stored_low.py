@@ -17,24 +17,9 @@ from auditor.errors import AuditorError
 from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Build, Call, held, raised
+from tests.support.replaying import Model
 
 BF16, FP16 = torch.bfloat16, torch.float16
-
-
-class Runs(nn.Module):
-    """A forward that is given, over modules and buffers."""
-
-    def __init__(self, forward: Callable[..., Any], **members: Any) -> None:
-        super().__init__()
-        for name, member in members.items():
-            if type(member) is Tensor:
-                self.register_buffer(name, member)
-            else:
-                setattr(self, name, member)
-        self.run = forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(self, *args, **kwargs)
 
 
 def seeded(make: Callable[[], tuple[nn.Module, Call]]) -> Build:
@@ -79,13 +64,13 @@ def mixture() -> nn.Module:
         shares = m.router(x.float()).softmax(-1).to(x.dtype)
         return shares[:, :1] * m.one(x) + shares[:, 1:] * m.two(x)
 
-    return Runs(forward, router=nn.Linear(16, 2), one=mlp().bfloat16(), two=mlp().bfloat16())
+    return Model(forward, router=nn.Linear(16, 2), one=mlp().bfloat16(), two=mlp().bfloat16())
 
 
 def tied() -> nn.Module:
     embedding, head = nn.Embedding(32, 16), nn.Linear(16, 32, bias=False)
     head.weight = embedding.weight
-    return Runs(lambda m, i: m.head(m.norm(m.embedding(i))), embedding=embedding, norm=nn.LayerNorm(16), head=head)
+    return Model(lambda m, i: m.head(m.norm(m.embedding(i))), embedding=embedding, norm=nn.LayerNorm(16), head=head)
 
 
 def counting() -> nn.Module:
@@ -96,13 +81,13 @@ def counting() -> nn.Module:
         return m.layers(x - m.mean + m.shift)
 
     flat = torch.randn(32)
-    return Runs(forward, layers=mlp(), mean=flat[:16], shift=flat[16:])
+    return Model(forward, layers=mlp(), mean=flat[:16], shift=flat[16:])
 
 
 def fp32_table() -> nn.Module:
     angles = torch.outer(torch.arange(6.0), 1e4 ** -(torch.arange(8) / 8))
     layers = {"first": nn.Linear(16, 16).bfloat16(), "last": nn.Linear(16, 16).bfloat16()}
-    return Runs(rotated, **layers, cos=angles.cos(), sin=angles.sin())
+    return Model(rotated, **layers, cos=angles.cos(), sin=angles.sin())
 
 
 def switched_off(m: Any, x: Tensor) -> Tensor:
@@ -129,30 +114,30 @@ STORED: dict[str, Callable[[], tuple[nn.Module, Call]]] = {
     "all in BF16": lambda: (mlp().bfloat16(), one(normal(4, 16, dtype=BF16))),
     "all in FP16": lambda: (mlp().half(), one(normal(4, 16, dtype=FP16))),
 
-    "norms in FP32": lambda: (Runs(follows, **layers(FP16)), one(normal(4, 16, dtype=FP16))),
+    "norms in FP32": lambda: (Model(follows, **layers(FP16)), one(normal(4, 16, dtype=FP16))),
     "a router in FP32": lambda: (mixture(), one(normal(4, 16, dtype=BF16))),
     "inputs in containers": lambda: (
-        Runs(lambda m, batch, scale: {"y": m.body(batch["x"][0]) * scale}, body=mlp()).bfloat16(),
+        Model(lambda m, batch, scale: {"y": m.body(batch["x"][0]) * scale}, body=mlp()).bfloat16(),
         ((), {"batch": {"x": [normal(4, 16, dtype=BF16)]}, "scale": torch.tensor(2.0, dtype=BF16)}),
     ),
 
     "tied weights": lambda: (tied().half(), one(torch.randint(0, 32, (2, 5)))),
-    "masks by finfo": lambda: (Runs(masked, **attention()).half(), one(normal(2, 5, 16, dtype=FP16))),
+    "masks by finfo": lambda: (Model(masked, **attention()).half(), one(normal(2, 5, 16, dtype=FP16))),
     "rotary tables in FP32": lambda: (fp32_table(), one(normal(2, 6, 16, dtype=BF16))),
 
 
 
     "buffers that it writes to": lambda: (counting().bfloat16(), one(normal(4, 16, dtype=BF16))),
     "a buffer alone": lambda: (
-        Runs(lambda m, x: m.last(m.first(x).relu() * m.table), first=nn.Linear(16, 32), last=nn.Linear(32, 8), table=normal(32, dtype=BF16)),
+        Model(lambda m, x: m.last(m.first(x).relu() * m.table), first=nn.Linear(16, 32), last=nn.Linear(32, 8), table=normal(32, dtype=BF16)),
         one(normal(4, 16)),
     ),
     "BF16 and FP16": lambda: (
-        Runs(lambda m, x: m.last(m.first(x).to(m.last.weight.dtype)), first=nn.Linear(16, 32).bfloat16(), last=nn.Linear(32, 8).half()),
+        Model(lambda m, x: m.last(m.first(x).to(m.last.weight.dtype)), first=nn.Linear(16, 32).bfloat16(), last=nn.Linear(32, 8).half()),
         one(normal(4, 16, dtype=BF16)),
     ),
-    "autocast switched off inside": lambda: (Runs(switched_off, **layers(BF16)), one(normal(4, 16, dtype=BF16))),
-    "a recurrent layer": lambda: (Runs(lambda m, x: m.body(x)[0], body=nn.LSTM(16, 8, batch_first=True)).half(), one(normal(2, 5, 16, dtype=FP16))),
+    "autocast switched off inside": lambda: (Model(switched_off, **layers(BF16)), one(normal(4, 16, dtype=BF16))),
+    "a recurrent layer": lambda: (Model(lambda m, x: m.body(x)[0], body=nn.LSTM(16, 8, batch_first=True)).half(), one(normal(2, 5, 16, dtype=FP16))),
 
 }  # fmt: skip
 
@@ -185,7 +170,7 @@ def test_a_part_that_the_forward_casts_to_stays_as_it_is() -> None:
 
     def build() -> tuple[nn.Module, Call]:
         parts = {"first": nn.Linear(16, 32), "low": nn.Linear(32, 32).bfloat16(), "last": nn.Linear(32, 8)}
-        return Runs(forward, **parts), one(normal(4, 16))
+        return Model(forward, **parts), one(normal(4, 16))
 
     audit = held(seeded(build))
     assert "casts to bfloat16 by itself" in audit.live.warnings[0]
@@ -198,7 +183,7 @@ def test_a_part_that_the_forward_casts_to_stays_as_it_is() -> None:
 
 def test_tables_that_are_no_buffers_are_raised_where_it_must_be() -> None:
     def build() -> tuple[nn.Module, Call]:
-        model = Runs(lambda m, x: m.body(x @ m.tables["in"][0]), body=mlp()).bfloat16()
+        model = Model(lambda m, x: m.body(x @ m.tables["in"][0]), body=mlp()).bfloat16()
         model.tables = {"in": [normal(16, 16, dtype=BF16)]}
         return model, one(normal(4, 16, dtype=BF16))
 
@@ -286,7 +271,7 @@ def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
         ):
             torch.manual_seed(0)
             model = way(patched.original())
-            with patched.imported(patched.SOURCE, patched.__file__) as source:
+            with patched.user_module(patched.SOURCE, patched.__file__) as source:
                 batch = source.get_inputs()
             found = answer(model, ((batch,), {}), around=lambda: as_on("cpu"))
             error = output_error(answer(reference, ((batch.float(),), {})), found)

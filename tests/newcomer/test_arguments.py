@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.settings import Settings, options_of
 from tests.support.subjects import normal, seeded
 
 
@@ -76,15 +74,6 @@ def refused(**given: Any) -> AuditorError:
 def test_an_argument_of_a_wrong_type(given: dict[str, Any], slug: str, said: str) -> None:
     error = refused(**given)
     assert (error.slug, said in str(error)) == (slug, True), str(error)
-
-
-def test_the_signature_is_that_of_the_settings() -> None:
-    parameters = [*inspect.signature(auditor.audit).parameters.values()]
-    assert [one.name for one in parameters] == ["model", "example_inputs", *options_of(Settings)]
-    given = {one.name: one.default for one in parameters[2:]}
-    assert given["formats"] == ("fp16", "bf16")
-    assert "smaller is better" in auditor.audit.__doc__
-    assert Settings(**given).max_error == 0.01
 
 
 def raising(*given: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from pathlib import Path
 
@@ -105,35 +104,3 @@ def test_reports_name_the_operation_the_cause_and_the_rule_and_deny_nothing(repo
         if name not in ("SARIF", "plan.json"):
             assert f"sqrt in norm ({ROOT})" in said, name
             assert f"cancellation at sub in norm ({DIFFERENCE}); see RED004" in said, name
-
-
-def test_sarif_and_plan_json_have_the_line(audit, reports):
-    lines = {
-        (result["ruleId"], place["physicalLocation"]["region"]["startLine"])
-        for result in json.loads(reports["SARIF"])["runs"][0]["results"]
-        for place in result["locations"]
-    }
-    assert ("RED004", int(DIFFERENCE.rpartition(":")[2])) in lines
-    first = json.loads(reports["plan.json"])["baselines"]["autocast_fp16"]["nonfinite"]
-    assert (first["source"], first["begins_source"]) == (ROOT, DIFFERENCE)
-
-
-class Cached(nn.Module):
-    """Takes another path where it is given what a run before it returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.key, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x, past=None):
-        key = self.key(x)
-        return self.out(key if past is None else torch.cat([past * 1e6, key], 1))
-
-
-def test_the_batch_that_takes_another_path_is_named():
-    torch.manual_seed(0)
-    batches = [(torch.randn(2, 4, 8),), (torch.randn(2, 1, 8), torch.randn(2, 4, 8))]
-    found = auditor.audit(Cached(), batches, formats=("fp16",), strategies=("cast",), quick=True)
-    first = found.baselines["cast_fp16"].nonfinite
-    assert (first.op, first.value, first.cause, first.batch) == ("aten.mul.Tensor", "Inf", "overflow", 2)
-    assert ", in batch 2. The cause is overflow of that operation" in summary(found)

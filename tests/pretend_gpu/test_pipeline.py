@@ -87,6 +87,7 @@ def test_the_largest_example_in_every_format() -> None:
     _example(LARGE)
 
 
+@pytest.mark.slow
 @natively
 def test_an_example_in_one_format() -> None:
     _example("07_vae_decoder.py", formats=("fp16",), strategies=("autocast",))

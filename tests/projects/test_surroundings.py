@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 import auditor
@@ -36,42 +35,7 @@ from tests.projects.project import (
     write_project,
 )
 
-STUBS = Path(__file__).resolve().parents[1] / "stubs"
-"""What transformers needs of the tests' torchvision."""
-
 CONFIG = {"net.json": '{"width": 32}', "configs/net.yaml": "width: 32\n"}
-PRETRAINED = """
-from transformers import PretrainedConfig, PreTrainedModel
-
-class Config(PretrainedConfig):
-    model_type = "tiny-mlp"
-
-class Pretrained(PreTrainedModel):
-    config_class = Config
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.net = Net()
-        self.post_init()
-
-    def forward(self, x):
-        return self.net(x)
-
-def build():
-    return Pretrained.from_pretrained("ft")
-
-"""
-CACHED = """
-import os
-def build():
-    net = Net()
-    if not os.path.exists("cache.pt"):
-        torch.manual_seed(int.from_bytes(os.urandom(4), "big"))
-        torch.save(Net().state_dict(), "cache.pt")
-    net.load_state_dict(torch.load("cache.pt"))
-    return net
-
-"""
 NOISY = """
 import signal, threading, warnings
 from tqdm import tqdm
@@ -125,16 +89,6 @@ def save_inputs(root: Path) -> None:
     torch.save(torch.randn(8, 16, generator=torch.Generator().manual_seed(1)), root / "data" / "x.pt")
 
 
-def save_pretrained(root: Path) -> None:
-    (root / "ft").mkdir()
-    (root / "ft" / "config.json").write_text('{"model_type": "tiny-mlp", "architectures": ["Net"]}')
-    save_file(
-        {f"net.{name}": value for name, value in state().items()},
-        root / "ft" / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-
-
 def save_weights(root: Path) -> None:
     (root / "weights").mkdir()
     torch.save(state(), root / "weights" / "net.pt")
@@ -170,9 +124,6 @@ CASES = {
     "files, arguments and the clock": Case({**CONFIG, "model.py": READING}, prepare=save_inputs),
     "os.chdir at import and in the factory": Case(
         {**CONFIG, "model.py": FOUND}, "../project/model.py:build", "../elsewhere"
-    ),
-    "from_pretrained of a folder": Case(
-        {"model.py": PARTS + PRETRAINED + INPUTS}, env={"PYTHONPATH": str(STUBS)}, prepare=save_pretrained
     ),
     "inputs of the package's classes": Case(
         package(data=BATCH, parts=HEAD + OF_BATCH, model=HEAD + "from .data import Batch\nfrom .parts import Net\n" + BUILD + BATCHES),
@@ -221,15 +172,6 @@ def test_verdict_and_emitted_file(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_factory_that_draws_without_a_seed_has_a_verdict(tmp_path: Path) -> None:
     check_verdict(audit_project(tmp_path / "project", Case({"model.py": RANDOM})))
-
-
-@pytest.mark.slow
-def test_a_factory_that_caches_a_file_in_the_working_directory(tmp_path: Path) -> None:
-    case = Case({"model.py": PARTS + CACHED + INPUTS}, weights="cache.pt")
-    for _ in ("first", "second"):
-        audited = audit_project(tmp_path / "project", case)
-        check_verdict(audited)
-    check_error(audited)
 
 
 def test_inputs_that_do_not_pickle(tmp_path: Path) -> None:

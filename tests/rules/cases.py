@@ -31,11 +31,6 @@ def mean_of_squares(x: Tensor) -> Tensor:
     return x + torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)  # a statistic, but no normalisation
 
 
-def layer_norm(x: Tensor) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
-
-
 def layer_norm_centred_twice(x: Tensor) -> Tensor:
     u = x.mean(1, keepdim=True)
     variance = (x - u).pow(2).mean(1, keepdim=True)
@@ -93,19 +88,9 @@ def shifted(x: Tensor) -> Tensor:
     return e / e.sum(-1, keepdim=True)
 
 
-def shifted_by_max_values(x: Tensor) -> Tensor:
-    e = (x - x.max(dim=-1, keepdim=True).values).exp()
-    return e / e.sum(-1, keepdim=True).clamp_min(1e-6)
-
-
 def log_softmax(x: Tensor) -> Tensor:
     shifted = x - x.amax(-1, keepdim=True)
     return shifted - shifted.exp().sum(-1, keepdim=True).log()
-
-
-def log_softmax_from_the_logits(x: Tensor) -> Tensor:
-    top = x.max(-1, keepdim=True)[0]
-    return x - (torch.log((x - top).exp().sum(-1, keepdim=True)) + top)
 
 
 HAND = ("SFT002", "SFT003")
@@ -117,11 +102,8 @@ SOFTMAX_CASES = (
     # exp(20) = 4.9e8; halved, exp(10) = 22026 fits
     Case("unshifted, large", *on(unshifted, ramp(2, 8, scale=20)), {"SFT002": {"exp"}}, ("SFT004", "ACT001")),
     Case("unshifted, guarded", *on(unshifted_guarded, ramp(2, 8, scale=20)), {"SFT002": {"exp"}}, ("SFT003", "SFT004")),
-    Case("shifted", *on(shifted, ramp(2, 8, scale=20)), {"SFT003": {"exp"}}, ("SFT002", "SFT004")),
-    Case("shifted by max", *on(shifted_by_max_values, ramp(2, 8)), {"SFT003": {"exp"}}, ("SFT002",)),
     Case("unshifted, upcast", *on(raised(unshifted), ramp(2, 8, scale=20)), {}, (*HAND, "SFT004")),
     Case("shifted, upcast", *on(raised(shifted), ramp(2, 8)), {}, HAND),
-    Case("log softmax by hand, from the logits", *on(log_softmax_from_the_logits, ramp(2, 8)), {"SFT007": {"sum_1"}}),
     Case("log softmax by hand, upcast", *on(raised(log_softmax), ramp(2, 8)), {}, ("SFT007",)),
     # expm1(12) = 162754
     Case("expm1", *on(torch.expm1, ramp(2, 8, scale=12)), {"SFT004": {"expm1"}}),

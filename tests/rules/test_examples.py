@@ -13,9 +13,11 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import auditor
 from auditor.asked import Command, command_of
 from auditor.loading import from_object
 from auditor.measure.measure import measure
+from auditor.numerics.formats import label
 from auditor.numerics.operations import operation
 from auditor.records import Finding
 from auditor.rulebook.facts import EACH
@@ -79,6 +81,43 @@ def test_the_examples_of_measured_rules_are_found_unsafe_and_foreseen_by_no_othe
         if rule.family == "measured" and EACH not in rule.formats:
             found = found_in(Specimen(rule.code, lambda rule=rule: from_object(*example(rule)), failing=True), RULES)
             assert {(one.rule, one.agrees) for one in found} == {("MSR001", True), ("MSR002", True)}
+
+
+def test_what_the_measurement_finds_is_its_verdict_and_its_number_that_of_a_run() -> None:
+    x = torch.linspace(1000, 3000, 16)
+    audit = auditor.audit(Function(torch.cos), (x,), formats=("fp16", "bf16", "fp8_e4m3"))
+    found = {one.formats: one for one in audit.findings if one.rule.startswith("MSR")}
+    assert [one.rule for one in found.values()] == ["MSR001", "MSR002", "MSR003"]
+    (report,) = audit.nodes
+    for (fmt,), one in found.items():
+        assert report.verdicts[fmt].verdict == "unsafe"
+        assert one.message == f"the measurement finds cos unsafe in {label(fmt)}: {report.verdicts[fmt].reason}"
+    for fmt, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        moved = float((x.to(dtype).cos().float() - x.cos()).norm() / x.cos().norm())
+        assert f" {moved:.2g}" in found[(fmt,)].message
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("HWR001", "a 8 x 10 x 100 product with widths or channels that are no multiples of 8 (10 and 100)"),
+        ("HWR001", "padding adds 66% to its work"),
+        ("ACT005", "the result of linear reaches 2e+04 here: 1.7 doublings are left"),
+        ("BND003", "in a cast model (not under autocast)"),
+        ("RNN003", "one of 20 calls of this cell: under autocast and in a cast model"),
+        ("POS001", "angles up to 905 are formed in low precision, where adjacent numbers differ by 0.5 in FP16 and 4 in BF16"),
+        ("RED008", "the end of 32 additions to one value"),
+        ("RED009", "operands up to 1001 cancel down to 1: 10.0 significant bits are gone, of 11 in FP16; of 8 in BF16"),
+        ("CON003", "a literal 1e-06 away from 1 is exactly 1 in FP16 and BF16"),
+        ("TRN002", "is guarded by 1e-09"),
+        ("TRN003", "2 operations read the table of this embedding"),
+        ("NRM005", "a running statistic of 1e+06 does not fit FP16"),
+    ],
+)  # fmt: skip
+def test_the_numbers_in_a_sentence_are_those_of_its_example(code: str, said: str) -> None:
+    model, inputs = example(next(rule for rule in RULES if rule.code == code))
+    toy = captured(model, *inputs)
+    assert any(said in one.message for one in classify(toy.capture, toy.facts, RULES) if one.rule == code)
 
 
 def test_the_example_of_an_unused_ignore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

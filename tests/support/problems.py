@@ -15,7 +15,6 @@ from auditor.artefact.strategies import strategy_of
 from auditor.execution.policy import Layout, plain
 from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
-from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Capture, Contribution, Verdict
 from tests.support.subjects import capture_of
 
@@ -155,11 +154,6 @@ def labellings(owners: list[str]) -> Iterator[dict[str, str]]:
     """Every choice of precisions."""
     for labels in itertools.product(("fp16", "fp32"), repeat=len(owners)):
         yield dict(zip(owners, labels, strict=True))
-
-
-def every_candidate(problem: Problem) -> list[Candidate]:
-    """The value of every choice of precisions."""
-    return [evaluate(problem, labels) for labels in labellings(owners_of(problem.capture))]
 
 
 def must_stay_fp32(problem: Problem) -> set[str]:

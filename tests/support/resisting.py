@@ -50,30 +50,6 @@ class BranchesOnValues(nn.Module):
         return self.negative(hidden)
 
 
-@resisting(floats(12, 2, 16), integers(6, 2, 4))
-class AlignsWithCtc(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.classes = nn.Linear(16, 6)
-
-    def forward(self, frames: Tensor, targets: Tensor) -> Tensor:
-        scores = torch.log_softmax(self.classes(frames), dim=-1)
-        lengths = torch.full((2,), 12), torch.full((2,), 4)
-        return nn.functional.ctc_loss(scores, targets, *lengths, reduction="none")
-
-
-@resisting(floats(4, 16))
-class OverwritesItsInput(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x.mul_(2.0)
-        x[:, 0] = 1.0
-        return self.first(x).relu_().add_(x)
-
-
 @resisting(floats(4, 16))
 class OverwritesOnItsPath(nn.Module):
     """Branches on values, so it is recorded as it runs, and writes into its input and a buffer on the way."""
@@ -125,18 +101,6 @@ class TorchTransformer(nn.Module):
         return self.encoder(attended), weights
 
 
-@resisting(floats(2, 7, 8))
-class BidirectionalLstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(8, 12, num_layers=2, bidirectional=True, batch_first=True)
-        self.head = nn.Linear(24, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        hidden, (_, cell) = self.lstm(x)
-        return self.head(hidden), cell
-
-
 @resisting(floats(2, 7, 8), lambda: torch.tensor([7, 4]))
 class PackedGru(nn.Module):
     def __init__(self) -> None:
@@ -148,29 +112,6 @@ class PackedGru(nn.Module):
         packed, _ = self.gru(pack_padded_sequence(x, lengths, batch_first=True))
         hidden, _ = pad_packed_sequence(packed, batch_first=True)
         return self.head(hidden)
-
-
-@resisting(lambda: {"image": torch.randn(2, 3, 8, 8), "sizes": torch.tensor([8, 6])}, scale=floats(2, 1))
-class SpeaksDicts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, batch: dict[str, Tensor], *, scale: Tensor) -> dict[str, Any]:
-        features = self.stem(batch["image"]).relu()
-        pooled = features.mean((2, 3)) / batch["sizes"].unsqueeze(1)
-        return {"logits": self.head(pooled) * scale, "maps": {"features": features}}
-
-
-@resisting(floats(4, 16))
-class ReturnsNone(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(16, 8)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None, float]:
-        return self.head(x), mask, 0.5
 
 
 @resisting(floats(64, 16))
@@ -216,34 +157,6 @@ class ProtectsItself(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             share = torch.softmax(self.router(hidden.float()) / 0.1, dim=-1)
         return share / size.clamp_min(0.1)
-
-
-@resisting(floats(4, 16, 16))
-class DecomposesAndTransforms(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 16)
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
-        singular = torch.linalg.svdvals(hidden.float())
-        spectrum = torch.fft.rfft(hidden.float(), dim=-1).abs().mean((-1, -2))
-        return self.head(singular / spectrum.unsqueeze(-1))
-
-
-@resisting(floats(2, 3, 8, 8))
-class ReturnsLists(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList([nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=2, padding=1)])
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        maps = []
-        for stage in self.stages:
-            x = stage(x).relu()
-            maps.append(x)
-        return maps
 
 
 @resisting(floats(4, 3, 8, 8))
