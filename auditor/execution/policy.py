@@ -318,12 +318,9 @@ class Policy(Semantics):
         shared = 0
         while shared < min(len(left), len(entered)) and left[shared] == entered[shared]:
             shared += 1
-        handed = self.capture.nodes[source].returned if left else ()
-        exits = [
-            self._exit(left, index)
-            for index in reversed(range(shared, len(left)))
-            if left[index].path in ("", KEPT) or left[index].key in handed
-        ]
+        by = {"", *self.capture.nodes[source].returned} if left else set[str]()
+        passed = [i for i in range(shared, len(left)) if left[i].key in by or left[i].path == KEPT]
+        exits = [self._exit(left, index) for index in reversed(passed)]
         entries = ["fp32" if call.path == KEPT else self.wrapped[call.path].entry for call in entered[shared:]]
         return tuple(step for step in (*exits, *entries) if step is not None)
 
