@@ -21,7 +21,7 @@ from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..records import Baseline, Plan, Timed, Times, Timing, Today, Verification
+from ..records import Baseline, Plan, Timed, Timing, Today, Verification
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, Answers, failure_of, said_no_memory
 from .modules import worst_of
@@ -211,18 +211,12 @@ def timed_plans(
 
 def against(found: Timed, whole: Timed) -> Timed:
     """With how many times as fast as FP32 it is, run in the same way, and what share of its memory it takes."""
-
-    def held(times: Times | None, fp32: Times | None) -> Times | None:
-        if times is None or fp32 is None:
-            return times
-        return replace(
-            times,
-            speedup=fp32.median / times.median,
-            speedup_low=fp32.low / times.high,
-            speedup_high=fp32.high / times.low,
-        )
-
-    changed: dict[str, Any] = {way: held(getattr(found, way), getattr(whole, way)) for way in WAYS}
+    changed: dict[str, Any] = {}
+    for way in WAYS:
+        times, fp32 = getattr(found, way), getattr(whole, way)
+        if times is not None and fp32 is not None:
+            low, high = fp32.low / times.high, fp32.high / times.low
+            changed[way] = replace(times, speedup=fp32.median / times.median, speedup_low=low, speedup_high=high)
     if found.memory is not None and whole.memory:
         changed["memory_share"] = found.memory / whole.memory
     return replace(found, **changed)

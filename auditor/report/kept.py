@@ -68,8 +68,7 @@ def precision_of(path: str, plan: Plan) -> str:
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
-    """The modules that stay FP32, repeated blocks folded into one, and functions that low ones keep in FP32; without
-    reasons, the scopes that differ from the root.
+    """The modules that stay FP32, repeated blocks folded into one, and functions that low ones keep in FP32.
 
     Of a program, the operations, those of one kind that stay for the same kind of reason folded into one.
     """
@@ -77,17 +76,10 @@ def islands(plan: Plan) -> tuple[Island, ...]:
         same_kind = fold(plan.program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
         return tuple(map(_one_kind, same_kind))
     scopes = plan.scopes
-    if plan.reasons:
-        found = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
-        idle = len({pattern(path) for path, reason in found if reason.kind == "no-gain"}) > SHAPES
-        groups = fold(
-            found, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind
-        )
-        modules = [Island(tuple(path for path, _ in same), "fp32", _because(plan, same)) for same in groups]
-    else:
-        apart = [path for path, choice in scopes.items() if path and not choice.keep]
-        alike = fold(apart, str, lambda path: (scopes[path].precision, _without_numbers(scopes[path].because)))
-        modules = [Island(tuple(same), scopes[same[0]].precision, scopes[same[0]].because) for same in alike]
+    found = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
+    idle = len({pattern(path) for path, reason in found if reason.kind == "no-gain"}) > SHAPES
+    groups = fold(found, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
+    modules = [Island(tuple(path for path, _ in same), "fp32", _because(plan, same)) for same in groups]
     keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
     functions = (Island(tuple(same), "fp32", scopes[same[0]].because, scopes[same[0]].keep) for same in keeping)
     return (*modules, *functions)

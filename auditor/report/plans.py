@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
-from ..plan.recommend import measured_times, speedup
+from ..plan.recommend import has_low, measured_times, speedup
 from ..records import Baseline, Onnx, Plan, Timed, Times, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
@@ -41,7 +41,7 @@ class PlanView:
     @property
     def idle(self) -> bool:
         """Whether nothing of it is low."""
-        return not lowers(self.plan) and self.plan.program is None
+        return not has_low(self.plan) and self.plan.program is None
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -61,11 +61,6 @@ class PlanView:
     def same(self) -> bool:
         """Whether nothing is protected, and so the model does as well without the plan."""
         return not self.islands and self.before == ratio(self.plan.measured_error)
-
-
-def lowers(plan: Plan) -> bool:
-    """Whether any of its scopes runs low."""
-    return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
 def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
