@@ -97,7 +97,7 @@ def recommend(
         )
     else:
         _require_runs(plans)
-        said = f"Keep it in FP32: {_none(plans, max_error, use)}"
+        said = _none(plans, max_error, use)
     if each := [f"for {name}: {_worth(plan)}" for name, plan in best.items() if plan]:
         said += f". F{'; '.join(each)[1:]}"
     return chosen.name if chosen else None, f"{said}."
@@ -116,22 +116,24 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
     """Why there is no plan for a use, with the smallest error of anything low where none is small enough."""
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
-        return f"torch has no arithmetic in {labels}, so no plan can be run or verified"
+        return f"Keep it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
     first = next(iter(plans.values()))
     allowed = _allowed(first, max_error)
     match outcome(plans, use):
         case "not asked for":
-            return f"no plan for {use} was asked for: those of strategy autocast train"
+            return f"No plan for {use} was asked for: those of strategy autocast train"
         case "loses":
-            return f"no plan that holds {allowed} keeps the score"
+            why = f"no plan that holds {allowed} keeps the score"
         case "saves nothing":
-            return f"what holds {allowed} in low precision saves no {GAINS[first.objective]}"
+            why = f"what holds {allowed} in low precision saves no {GAINS[first.objective]}"
         case "lowers nothing":
-            return "nothing in it runs low under any plan that holds"
-    errors = ((plan.measured_error if has_low(plan) else plan.reach, name) for name, plan in plans.items())
-    error, name = min(((error, name) for error, name in errors if error is not None), default=(None, ""))
-    least = "" if error is None else f"; the smallest error within reach is {error:.2g} (`{name}`)"
-    return f"no plan holds {allowed} with anything low{least}"
+            why = "nothing in it runs low under any plan that holds"
+        case _:
+            errors = ((plan.measured_error if has_low(plan) else plan.reach, name) for name, plan in plans.items())
+            error, name = min(((error, name) for error, name in errors if error is not None), default=(None, ""))
+            least = "" if error is None else f"; the smallest error within reach is {error:.2g} (`{name}`)"
+            why = f"no plan holds {allowed} with anything low{least}"
+    return f"Keep it in FP32: {why}"
 
 
 def _worth(plan: Plan) -> str:

@@ -142,8 +142,9 @@ def _advice(audit: Audit) -> str:
     found = outcome(audit.plans, audit.use)
     if found == "loses":
         return advice(audit)
-    loose = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
-    return f"{loose}, or start with the findings below." if found == "out of reach" else ""
+    if found != "out of reach" or not any(map(runs, audit.formats)):
+        return ""
+    return f"{'Loosen a criterion' if audit.criteria else 'Raise the budget with --max-error'}, or start with the findings below."
 
 
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:

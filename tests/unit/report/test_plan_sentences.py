@@ -71,8 +71,8 @@ def audit(request: pytest.FixtureRequest) -> Audit:
 def test_verdict_reason_table_and_count_agree(audit: Audit) -> None:
     seen = view(audit)
     if seen.chosen is None:
+        assert seen.headline == audit.recommendation
         assert seen.headline.startswith("Keep it in FP32: ")
-        assert audit.recommendation.startswith("Run it in FP32: ")
         return
     plan = seen.chosen.plan
     listed = [path for island in islands(plan) for path in island.paths]
@@ -91,19 +91,16 @@ def test_why_there_is_no_plan(audit: Audit) -> None:
     """Each of four sentences, against what runs low and what runs of it held."""
     if audit.recommended is not None:
         return
-    said, headline = audit.recommendation, view(audit).headline
+    said = audit.recommendation
     held = [plan for plan in audit.plans.values() if plan.verified]
     if "nothing in it runs low" in said:
-        assert "nothing in it runs low" in headline
         assert all(float(_all_low(audit, plan.format)) == 0 for plan in held)
         return
     moved = any(float(_all_low(audit, plan.format)) > 0 for plan in held)
     whole = any(plan.least == () for plan in held)
     idle = any(reason.kind == "no-gain" and reason.adds for plan in held for reason in plan.reasons)
-    assert ("what holds the budget in low precision saves no time" in said) == (moved and (whole or idle))
-    assert ("no plan holds" in said) == ("no plan met the error budget" in headline)
-    assert ("what holds the error budget of" in headline) == (moved and (whole or idle))
-    assert ("saves no time" in headline) == (moved and (whole or idle))
+    assert ("in low precision saves no time" in said) == (moved and (whole or idle))
+    assert ("no plan holds the error budget of" in said) != (moved and (whole or idle))
 
 
 def _all_low(audit: Audit, fmt: str) -> Tensor:
