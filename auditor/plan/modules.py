@@ -62,7 +62,7 @@ SHORTER = 0.05
 """Share of the predicted time that a plan without any FP32 may take longer than the fastest: it is easier to live with,
 and no prediction is as good as that."""
 
-REPLAYS = 8
+REPLAYS = 4
 """Replays that improving and explaining a choice may make."""
 
 
