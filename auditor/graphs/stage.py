@@ -43,8 +43,11 @@ class Planned:
         return replace(self, baselines={**baselines, **self.baselines}, plans={**plans, **self.plans})
 
 
-def graphs_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str], tick: Tick) -> Planned:
-    """A plan for every format that torch computes in, verified on inputs it was not made from where there are any.
+def graphs_of(
+    bench: Workbench, strategies: Sequence[str], formats: Sequence[str], tick: Tick, score: InFp32 | None = None
+) -> Planned:
+    """A plan for every format that torch computes in, verified on inputs it was not made from where there are any. score: of
+    the FP32 model, where plans are to be scored too.
 
     Where the model cannot be exported that is said, and plans of other strategies stand alone.
     Raises: PlanError(slug="cannot-export") where there are no others.
@@ -53,7 +56,7 @@ def graphs_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str
     if not wanted:
         return Planned()
     try:
-        return _Stage(bench, tick).graphs(wanted[0], formats)
+        return _Stage(bench, tick).graphs(wanted[0], formats, score)
     except PlanError as error:
         if error.slug != "cannot-export" or len(wanted) == len(strategies):
             raise
@@ -76,7 +79,7 @@ class _Stage:
         self.bench, self.trial = bench, Trial(self.exported, bench)
         self.in_fp32 = memory_in_fp32(bench)
 
-    def graphs(self, strategy: str, formats: Sequence[str]) -> Planned:
+    def graphs(self, strategy: str, formats: Sequence[str], score: InFp32 | None) -> Planned:
         """All there is."""
         baselines, spaces = dict[str, Baseline](), dict[str, Operations]()
         for format in filter(runs, formats):
@@ -100,6 +103,8 @@ class _Stage:
             return answered(self.bench, plans, ask, partial(self.tick, "running the programs"))
 
         plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)
+        if score is not None:
+            plans = score.under(plans, partial(self.bench.ask, files=files))
         return Planned(plans, baselines, files)
 
     def _all_low(self, table: Table) -> tuple[Table, Baseline]:
@@ -151,10 +156,3 @@ def memory_in_fp32(bench: Workbench) -> Memory:
     format = next(iter(bench.contributions))
     nothing_low = bench.problem(SHIPPED[0], format).resolve(lambda owner: "fp32")
     return memory_of(bench.capture, bench.costs, nothing_low, format)
-
-
-def scored(planned: Planned, score: InFp32 | None, bench: Workbench) -> Planned:
-    """The programs, those that are verified with their scores. score: of the FP32 model; None where nobody asked."""
-    if score is None:
-        return planned
-    return replace(planned, plans=score.under(planned.plans, partial(bench.ask, files=planned.files)))

@@ -121,9 +121,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
 
 def island_lines(found: tuple[Island, ...], most: int) -> Lines:
     """What a plan keeps apart, a line each with why."""
-    texts = []
-    for island in found[:most]:
-        texts.append(f"{label(island.precision)} {island.name}{f': {island.why}' if island.why else ''}")
+    texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in found[:most]]
     if len(found) > most:
         texts.append(f"and {len(found) - most} more, in plan.json")
     return Lines("Kept", tuple(texts), listed=True)

@@ -118,14 +118,3 @@ def test_every_reason_holds() -> None:
             numbers = f"from {math.sqrt(had):.2g} to {math.sqrt(has):.2g}"
             assert kept.because == NO_CHOICE if math.sqrt(has) <= 0.3 else numbers in kept.because
     assert kinds == {"unsafe", "no-gain", "budget"}
-
-
-def test_where_the_prediction_holds_and_runs_do_not_the_smallest_run_is_named() -> None:
-    operations = {name: made(name, ("x",), 0.5, 1.0, 1e-6) for name in ("a", "b", "c")}
-    table = Table("fp16", operations, {"x": Value("x", None, 0.0, 0.0)})
-    runs = {frozenset("abc"): math.inf, frozenset("ab"): 0.5, frozenset("a"): 0.01}
-    space = Operations(table, None)  # type: ignore[arg-type]
-    space.log |= runs
-    said = {each.name: each.because for each in kept_of(space, space.nothing, 0.1)}
-    assert said["a"] == said["b"] == "run with it and 1 other low, the graph is off by 0.5"
-    assert said["c"] == "run with it and 2 others low, the graph gives what is not finite"
