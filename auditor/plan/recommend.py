@@ -92,7 +92,7 @@ def recommend(
     best = {each: best_for(plans, each, stepped) for each in USES}
     if (chosen := best[use]) is not None:
         said = (
-            f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: measured error {chosen.measured_error or 0.0:.2g} "
+            f"{_title(chosen)}: measured error {chosen.measured_error or 0.0:.2g} "
             f"within {_allowed(chosen, max_error)}, {chosen.low_precision_flops:.0%} of the FLOPs low, {staying(chosen)}"
         )
     else:
@@ -129,19 +129,20 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
         case "lowers nothing":
             why = "nothing in it runs low under any plan that holds"
         case _:
-            errors = ((plan.measured_error if has_low(plan) else plan.reach, name) for name, plan in plans.items())
-            error, name = min(((error, name) for error, name in errors if error is not None), default=(None, ""))
-            least = "" if error is None else f"; the smallest error within reach is {error:.2g} (`{name}`)"
+            errors = ((plan.measured_error if has_low(plan) else plan.reach, _title(plan)) for plan in plans.values())
+            error, title = min(((error, title) for error, title in errors if error is not None), default=(None, ""))
+            least = "" if error is None else f"; the smallest error within reach is {error:.2g}, in {title}"
             why = f"no plan holds {allowed} with anything low{least}"
     return f"Keep it in FP32: {why}"
 
 
+def _title(plan: Plan) -> str:
+    return f"{label(plan.format)} {strategy_of(plan.strategy).title}"
+
+
 def _worth(plan: Plan) -> str:
     """A plan, its name in plan.json, and its figure by its objective."""
-    called, decides = (
-        f"{label(plan.format)} {strategy_of(plan.strategy).title} (`{plan.name}`)",
-        plan.timed and plan.timed.decides,
-    )
+    called, decides = f"{_title(plan)} (`{plan.name}`)", plan.timed and plan.timed.decides
     if plan.objective == "flops":
         return f"{called}, {plan.low_precision_flops:.0%} of the FLOPs low"
     if plan.objective == "memory":

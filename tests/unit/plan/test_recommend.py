@@ -107,7 +107,12 @@ def test_the_sentence_holds_the_evidence() -> None:
     ("plan", "use", "found", "words"),
     [
         (named("cast_fp16"), "training", "not asked for", "No plan for training was asked for"),
-        (replace(BASE, verified=False, measured_error=0.5), "inference", "out of reach", "within reach is 0.5 (`autoc"),
+        (
+            replace(BASE, verified=False, measured_error=0.5),
+            "inference",
+            "out of reach",
+            "within reach is 0.5, in FP16 under autocast",
+        ),
         (replace(WHOLE, reach=0.03), "inference", "out of reach", "the smallest error within reach is 0.03"),
         (
             replace(WHOLE, reasons=(UNSAFE,)),
