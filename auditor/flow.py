@@ -142,7 +142,7 @@ def _make_plans(bench: Workbench, options: Settings, stages: Stages, score: InFp
     with stages("plan", "solve, patch, verify"):
         plans = locate_in_plans(bench, planner.plans(baselines))
     with stages("scores", _scored_by(options), wanted=score is not None):
-        plans = score.under(plans, bench.ask) if score else plans
+        plans = score.under(plans, bench) if score else plans
     with stages("graph", "export, solve, verify", wanted=options.as_graphs):
         graphs = graphs_of(bench, options.strategies, options.formats, stages.tick, score)
         graphs = replace(graphs, baselines=locate(bench, graphs.baselines))

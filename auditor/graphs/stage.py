@@ -99,12 +99,11 @@ class _Stage:
                 file = saved(module, self.exported)
                 files[f"{name}{PROGRAM}"] = file.content
                 plans[name] = self._plan(name, strategy, spaces[name], choice, file, memory_needed(module))
-            ask = partial(self.bench.ask, files=files)
-            return answered(self.bench, plans, ask, partial(self.tick, "running the programs"))
+            return answered(self.bench, plans, partial(self.tick, "running the programs"), files)
 
         plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)
         if score is not None:
-            plans = score.under(plans, partial(self.bench.ask, files=files))
+            plans = score.under(plans, self.bench, files)
         return Planned(plans, baselines, files)
 
     def _all_low(self, table: Table) -> tuple[Table, Baseline]:

@@ -26,7 +26,7 @@ from ..trees import tensors_in
 from ..verify import FP32, TODAY, Answers, failure_of, said_no_memory
 from .modules import worst_of
 from .recommend import has_fp32
-from .workbench import Ask, Workbench
+from .workbench import Workbench
 
 
 def fresh_told(bench: Workbench) -> tuple[str, ...]:
@@ -51,20 +51,21 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str,
     """
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
     found = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
-    found |= answered(bench, run, bench.ask, partial(tick, "running the patched model")) if run else {}
+    found |= answered(bench, run, partial(tick, "running the patched model")) if run else {}
     return {name: found[name] for name in plans}
 
 
 def answered(
-    bench: Workbench, plans: Mapping[str, Plan], ask: Ask[Answers | str], tick: Callable[[], None]
+    bench: Workbench, plans: Mapping[str, Plan], tick: Callable[[], None], files: Mapping[str, bytes] | None = None
 ) -> dict[str, Plan]:
-    """The plans with what their artefacts answer on the inputs that plans are judged on. ask: see Workbench.ask."""
+    """The plans with what their artefacts answer on the inputs that plans are judged on. files: see Workbench.ask."""
     expected = Answers(bench.references(bench.checks), bench.graded)
     tick()
-    given = ask(
+    given = bench.ask(
         plans,
         lambda verifier, file: verifier.answers(file, list(plans), tick),
         lambda runs: {name: runs.answers(name) for name in plans},
+        files,
     )
     return {name: judged(bench, plan, expected, given[name]) for name, plan in plans.items()}
 

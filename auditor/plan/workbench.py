@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -41,12 +41,6 @@ T = TypeVar("T")
 Fresh = Callable[[Verifier, Path], dict[str, T]]
 Here = Callable[[Runs], dict[str, T]]
 """What artefacts give, by name: of a file run in a fresh process, or of the model in this one."""
-
-
-class Ask(Protocol[T]):
-    """See Workbench.ask."""
-
-    def __call__(self, plans: Mapping[str, Plan], fresh: Fresh[T] | None, here: Here[T], /) -> dict[str, T]: ...
 
 
 @dataclass(frozen=True)

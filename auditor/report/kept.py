@@ -93,13 +93,8 @@ def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]
     """Codes of rules, then why, with the figures of the first."""
     fired = (text for path, _ in found if path in plan.scopes for text in plan.scopes[path].because)
     codes = tuple(dict.fromkeys(text for text in fired if _CODE.fullmatch(text)))
-    same = len(set(_without_numbers(reason.words for _, reason in found))) == 1
+    same = len({re.sub(r"_\d+\b", "", reason.words) for _, reason in found}) == 1  # but for numbers of nodes
     return (*codes, found[0][1].words + ("" if same else "; the others likewise"))
-
-
-def _without_numbers(because: Iterable[str]) -> tuple[str, ...]:
-    """Clauses without the numbers that nodes of repeated blocks have."""
-    return tuple(re.sub(r"_\d+\b", "", why) for why in because)
 
 
 def dtype_label(dtype: str) -> str:

@@ -232,7 +232,7 @@ def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkey
 def audited_without_runs(monkeypatch: pytest.MonkeyPatch, why: str) -> Audit:
     """An audit whose artefacts, modules and programs alike, are never run."""
 
-    monkeypatch.setattr(Workbench, "ask", lambda bench, plans, *rest, **files: dict.fromkeys(plans, why))
+    monkeypatch.setattr(Workbench, "ask", lambda bench, plans, *rest: dict.fromkeys(plans, why))
     return auditor.audit(
         seeded(lambda: Wide(3)), normal(32, 64), formats="bf16", strategies=(*SHIPPED, "graph"), max_error=0.5
     )
