@@ -15,7 +15,7 @@ from .capture.several import record_paths
 from .devices import CPU, follow, let_go, name_of
 from .errors import AuditorError, device_failed, device_is_full, first_line, gave_up, origin_of
 from .execution.beside import under_plan
-from .graphs import Planned, graphs_of, scored
+from .graphs import Planned, graphs_of
 from .isolation import isolated
 from .isolation.process import flags, ieee
 from .loading import in_eval
@@ -142,9 +142,9 @@ def _make_plans(bench: Workbench, options: Settings, stages: Stages, score: InFp
     with stages("plan", "solve, patch, verify"):
         plans = locate_in_plans(bench, planner.plans(baselines))
     with stages("scores", _scored_by(options), wanted=score is not None):
-        plans = score.under(plans, bench.ask) if score else plans
+        plans = score.under(plans, bench) if score else plans
     with stages("graph", "export, solve, verify", wanted=options.as_graphs):
-        graphs = scored(graphs_of(bench, options.strategies, options.formats, stages.tick), score, bench)
+        graphs = graphs_of(bench, options.strategies, options.formats, stages.tick, score)
         graphs = replace(graphs, baselines=locate(bench, graphs.baselines))
     planned = replace(graphs.beside(baselines, plans), fp32_today=today)
     with stages("times", "FP32 and every plan, over and over", wanted=options.times):

@@ -1,5 +1,5 @@
 """Plans as graphs: every operation of an exported graph with a precision of its own, saved as files that run by themselves."""
 
-from .stage import Planned, graphs_of, scored
+from .stage import Planned, graphs_of
 
-__all__ = ["Planned", "graphs_of", "scored"]
+__all__ = ["Planned", "graphs_of"]

@@ -160,7 +160,7 @@ class Operations(Space[Choice]):
 
 
 def kept_of(space: Operations, choice: Choice, budget: float) -> tuple[KeptOperation, ...]:
-    """Every operation that reads FP32 values and does not run low, with the reason, from the log of what was run.
+    """Every operation that reads FP32 values and does not run low, with the reason.
 
     budget: what the choice may take.
     """
@@ -182,14 +182,7 @@ def _reason(space: Operations, choice: Choice, budget: float, operation: Operati
     after = math.sqrt(max(before**2 + has - had, 0.0))
     if after > budget:
         return "budget", f"low as well, it takes the predicted error from {before:.2g} to {after:.2g}"
-    broke = [low for low, error in space.log.items() if name in low and not error <= budget]
-    if not broke:
-        return "budget", "no choice on the curve of cuts with it low holds the budget"
-    least = min(broke, key=lambda low: (len(low), sorted(low)))
-    off = f"is off by {space.log[least]:.2g}" if math.isfinite(space.log[least]) else "gives what is not finite"
-    others = len(least) - 1
-    beside = f" and {others} other{'s' * (others != 1)}" if others else ""
-    return "budget", f"run with it{beside} low, the graph {off}"
+    return "budget", "no choice on the curve of cuts with it low holds the budget"
 
 
 def lowered(exported: Exported, table: Table, low: frozenset[str]) -> fx.GraphModule:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
 
 from ..artefact.strategies import GRAPHS, SHIPPED
 from ..errors import PlanError, first_line
@@ -18,14 +14,12 @@ from ..plan.costs import memory_of
 from ..plan.scores import InFp32
 from ..plan.search import MARGIN, RUNS, choose, verified
 from ..plan.verified import answered
-from ..plan.workbench import Fresh, Here, Workbench
+from ..plan.workbench import Workbench
 from ..records import Baseline, Memory, Plan, Program, ScopeChoice, Timing, Today
-from ..verify import PROGRAM, NotHandedOver, Runs, load_program
+from ..verify import PROGRAM
 from .choices import Choice, OperationRefused, Operations, Trial, kept_of, lowered, memory_needed
 from .exported import Saved, cannot, exported, saved
 from .operations import Table, table_of
-
-T = TypeVar("T")
 
 Tick = Callable[[str], None]
 
@@ -49,8 +43,11 @@ class Planned:
         return replace(self, baselines={**baselines, **self.baselines}, plans={**plans, **self.plans})
 
 
-def graphs_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str], tick: Tick) -> Planned:
-    """A plan for every format that torch computes in, verified on inputs it was not made from where there are any.
+def graphs_of(
+    bench: Workbench, strategies: Sequence[str], formats: Sequence[str], tick: Tick, score: InFp32 | None = None
+) -> Planned:
+    """A plan for every format that torch computes in, verified on inputs it was not made from where there are any. score: of
+    the FP32 model, where plans are to be scored too.
 
     Where the model cannot be exported that is said, and plans of other strategies stand alone.
     Raises: PlanError(slug="cannot-export") where there are no others.
@@ -59,7 +56,7 @@ def graphs_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str
     if not wanted:
         return Planned()
     try:
-        return _Stage(bench, tick).graphs(wanted[0], formats)
+        return _Stage(bench, tick).graphs(wanted[0], formats, score)
     except PlanError as error:
         if error.slug != "cannot-export" or len(wanted) == len(strategies):
             raise
@@ -82,7 +79,7 @@ class _Stage:
         self.bench, self.trial = bench, Trial(self.exported, bench)
         self.in_fp32 = memory_in_fp32(bench)
 
-    def graphs(self, strategy: str, formats: Sequence[str]) -> Planned:
+    def graphs(self, strategy: str, formats: Sequence[str], score: InFp32 | None) -> Planned:
         """All there is."""
         baselines, spaces = dict[str, Baseline](), dict[str, Operations]()
         for format in filter(runs, formats):
@@ -102,10 +99,11 @@ class _Stage:
                 file = saved(module, self.exported)
                 files[f"{name}{PROGRAM}"] = file.content
                 plans[name] = self._plan(name, strategy, spaces[name], choice, file, memory_needed(module))
-            ask = partial(run_as_files, self.bench, files)
-            return answered(self.bench, plans, ask, partial(self.tick, "running the programs"))
+            return answered(self.bench, plans, partial(self.tick, "running the programs"), files)
 
         plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)
+        if score is not None:
+            plans = score.under(plans, self.bench, files)
         return Planned(plans, baselines, files)
 
     def _all_low(self, table: Table) -> tuple[Table, Baseline]:
@@ -157,28 +155,3 @@ def memory_in_fp32(bench: Workbench) -> Memory:
     format = next(iter(bench.contributions))
     nothing_low = bench.problem(SHIPPED[0], format).resolve(lambda owner: "fp32")
     return memory_of(bench.capture, bench.costs, nothing_low, format)
-
-
-def scored(planned: Planned, score: InFp32 | None, bench: Workbench) -> Planned:
-    """The programs, those that are verified with their scores. score: of the FP32 model; None where nobody asked."""
-    if score is None:
-        return planned
-    return replace(planned, plans=score.under(planned.plans, partial(run_as_files, bench, planned.files)))
-
-
-def run_as_files(
-    bench: Workbench,
-    files: Mapping[str, bytes],
-    plans: Mapping[str, Plan],
-    fresh: Fresh[T] | None,
-    here: Here[T],
-) -> dict[str, T]:
-    """What programs in a folder give: in the process that verifies, or in this one where that cannot be."""
-    folder = Path(tempfile.mkdtemp(prefix="programs-", dir=bench.scratch))
-    for name in plans:
-        (folder / f"{name}{PROGRAM}").write_bytes(files[f"{name}{PROGRAM}"])
-    if fresh is not None:
-        with suppress(NotHandedOver):
-            return fresh(bench.verifier, folder)
-    load, gradients = partial(load_program, folder, bench.options.where), bench.graded is not None
-    return here(Runs(load, bench.checks, bench.options.where, bench.options.seed, gradients, bench.most))

@@ -62,11 +62,8 @@ SHORTER = 0.05
 """Share of the predicted time that a plan without any FP32 may take longer than the fastest: it is easier to live with,
 and no prediction is as good as that."""
 
-WORK, FLOPS = 12_000, 4e6
-"""Operations that all replays beside the search may run, and floating-point operations that count as one more."""
-
-MOST, FEW = 24, 4
-"""How many these replays are at most, and at least."""
+REPLAYS = 4
+"""Replays that improving and explaining a choice may make."""
 
 
 class Modules(Space[Candidate]):
@@ -76,8 +73,7 @@ class Modules(Space[Candidate]):
         super().__init__()
         self.problem, self.budget, self._trial = problem, budget, trial
         self.nothing, self.low = everything(problem, "fp32"), everything(problem, problem.format)
-        work = sum(1 + cost.flops / FLOPS for cost in problem.costs.values())
-        self.left = min(MOST, max(int(WORK / max(work, 1)), FEW))
+        self.left = REPLAYS
 
     def key(self, point: Candidate) -> frozenset[tuple[str, str]]:
         """The precisions of what has operations."""

@@ -12,7 +12,7 @@ from ..errors import PlanError
 from ..numerics.formats import label, runs
 from ..records import Plan, Times
 from ..verify import says_nothing
-from .clauses import GAINS, count
+from .reasons import GAINS
 
 NOISE = 0.03
 """Share by which a prediction of time or memory is off anyway: plans no further apart are as good as each other."""
@@ -92,14 +92,13 @@ def recommend(
     best = {each: best_for(plans, each, stepped) for each in USES}
     if (chosen := best[use]) is not None:
         said = (
-            f"{label(chosen.format)} {strategy_of(chosen.strategy).title}: measured error {chosen.measured_error or 0.0:.2g} "
+            f"{_title(chosen)}: measured error {chosen.measured_error or 0.0:.2g} "
             f"within {_allowed(chosen, max_error)}, {chosen.low_precision_flops:.0%} of the FLOPs low, {staying(chosen)}"
         )
     else:
         _require_runs(plans)
-        said = f"Run it in FP32: {_none(plans, max_error, use)}"
-    if any(best.values()):
-        each = (f"for {name}: {_worth(plan) if plan else _none(plans, max_error, name)}" for name, plan in best.items())
+        said = _none(plans, max_error, use)
+    if each := [f"for {name}: {_worth(plan)}" for name, plan in best.items() if plan]:
         said += f". F{'; '.join(each)[1:]}"
     return chosen.name if chosen else None, f"{said}."
 
@@ -110,35 +109,40 @@ def _allowed(plan: Plan, max_error: float) -> str:
     if ran is not None and ran.criteria:
         return "every criterion"
     floor = ran.floor if ran is not None else 0.0
-    return f"the {floor:.2g} that FP32 varies by" if floor else f"the budget of {max_error:.2g}"
+    return f"the {floor:.2g} that FP32 varies by" if floor else f"the error budget of {max_error:g}"
 
 
 def _none(plans: Plans, max_error: float, use: str) -> str:
     """Why there is no plan for a use, with the smallest error of anything low where none is small enough."""
     if not any(runs(plan.format) for plan in plans.values()):
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
-        return f"torch has no arithmetic in {labels}, so no plan can be run or verified"
+        return f"Keep it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
+    first = next(iter(plans.values()))
+    allowed = _allowed(first, max_error)
     match outcome(plans, use):
         case "not asked for":
-            return "no plan for it was asked for: those of strategy autocast train"
+            return f"No plan for {use} was asked for: those of strategy autocast train"
         case "loses":
-            return "what holds the budget does not keep the score"
+            why = f"no plan that holds {allowed} keeps the score"
         case "saves nothing":
-            return f"what holds the budget in low precision saves no {GAINS[next(iter(plans.values())).objective]}"
+            why = f"what holds {allowed} in low precision saves no {GAINS[first.objective]}"
         case "lowers nothing":
-            return "nothing in it runs low"
-    errors = ((plan.measured_error if has_low(plan) else plan.reach, name) for name, plan in plans.items())
-    error, name = min(((error, name) for error, name in errors if error is not None), default=(None, ""))
-    least = "" if error is None else f"; the smallest error within reach is {error:.2g} (`{name}`)"
-    return f"no plan holds {_allowed(next(iter(plans.values())), max_error)} with anything low{least}"
+            why = "nothing in it runs low under any plan that holds"
+        case _:
+            errors = ((plan.measured_error if has_low(plan) else plan.reach, _title(plan)) for plan in plans.values())
+            error, title = min(((error, title) for error, title in errors if error is not None), default=(None, ""))
+            least = "" if error is None else f"; the smallest error within reach is {error:.2g}, in {title}"
+            why = f"no plan holds {allowed} with anything low{least}"
+    return f"Keep it in FP32: {why}"
+
+
+def _title(plan: Plan) -> str:
+    return f"{label(plan.format)} {strategy_of(plan.strategy).title}"
 
 
 def _worth(plan: Plan) -> str:
     """A plan, its name in plan.json, and its figure by its objective."""
-    called, decides = (
-        f"{label(plan.format)} {strategy_of(plan.strategy).title} (`{plan.name}`)",
-        plan.timed and plan.timed.decides,
-    )
+    called, decides = f"{_title(plan)} (`{plan.name}`)", plan.timed and plan.timed.decides
     if plan.objective == "flops":
         return f"{called}, {plan.low_precision_flops:.0%} of the FLOPs low"
     if plan.objective == "memory":
@@ -167,7 +171,7 @@ def kept_apart(plan: Plan) -> str:
     kept = {"module": len(plan.kept), "function": len(plan.exceptions)}
     if plan.program is not None:
         kept = {"operation": len(plan.program.kept)}
-    return " and ".join(count(many, what) for what, many in kept.items() if many)
+    return " and ".join(f"{many:,} {what}{'s' * (many != 1)}" for what, many in kept.items() if many)
 
 
 def staying(plan: Plan) -> str:

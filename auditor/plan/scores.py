@@ -14,7 +14,7 @@ from ..score import NoScore, ScoreResult, Scoring, compare_scores, fp32_score
 from ..settings import Settings
 from ..stages import beat
 from ..verify import FP32, TIMEOUT, NotHandedOver, Runs, Verifier, in_hand, progress_text
-from .workbench import Ask, Fresh, Here, emitted, raising, reference
+from .workbench import Fresh, Here, Workbench, emitted, raising, reference
 
 Found = ScoreResult | str
 """What the function gives of the model under one plan, or why nothing."""
@@ -29,11 +29,13 @@ class InFp32:
     evaluation: Evaluation
     timeout: float | None
 
-    def under(self, plans: Mapping[str, Plan], ask: Ask[Found]) -> dict[str, Plan]:
-        """The plans, those that are verified with their scores."""
+    def under(
+        self, plans: Mapping[str, Plan], bench: Workbench, files: Mapping[str, bytes] | None = None
+    ) -> dict[str, Plan]:
+        """The plans, those that are verified with their scores. files: see Workbench.ask."""
         wanted = {name: plan for name, plan in plans.items() if plan.verified}
         questions = _questions(self.scoring, list(wanted), len(self.given.values), self.timeout)
-        found = ask(wanted, *questions) if wanted else {}
+        found = bench.ask(wanted, *questions, files) if wanted else {}
         scores = {name: compare_scores(self.scoring, self.given, given) for name, given in found.items()}
         return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
 

@@ -21,12 +21,12 @@ from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..records import Baseline, Plan, Timed, Times, Timing, Today, Verification
+from ..records import Baseline, Plan, Timed, Timing, Today, Verification
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, Answers, failure_of, said_no_memory
 from .modules import worst_of
 from .recommend import has_fp32
-from .workbench import Ask, Workbench
+from .workbench import Workbench
 
 
 def fresh_told(bench: Workbench) -> tuple[str, ...]:
@@ -51,20 +51,21 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str,
     """
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
     found = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
-    found |= answered(bench, run, bench.ask, partial(tick, "running the patched model")) if run else {}
+    found |= answered(bench, run, partial(tick, "running the patched model")) if run else {}
     return {name: found[name] for name in plans}
 
 
 def answered(
-    bench: Workbench, plans: Mapping[str, Plan], ask: Ask[Answers | str], tick: Callable[[], None]
+    bench: Workbench, plans: Mapping[str, Plan], tick: Callable[[], None], files: Mapping[str, bytes] | None = None
 ) -> dict[str, Plan]:
-    """The plans with what their artefacts answer on the inputs that plans are judged on. ask: see Workbench.ask."""
+    """The plans with what their artefacts answer on the inputs that plans are judged on. files: see Workbench.ask."""
     expected = Answers(bench.references(bench.checks), bench.graded)
     tick()
-    given = ask(
+    given = bench.ask(
         plans,
         lambda verifier, file: verifier.answers(file, list(plans), tick),
         lambda runs: {name: runs.answers(name) for name in plans},
+        files,
     )
     return {name: judged(bench, plan, expected, given[name]) for name, plan in plans.items()}
 
@@ -211,18 +212,12 @@ def timed_plans(
 
 def against(found: Timed, whole: Timed) -> Timed:
     """With how many times as fast as FP32 it is, run in the same way, and what share of its memory it takes."""
-
-    def held(times: Times | None, fp32: Times | None) -> Times | None:
-        if times is None or fp32 is None:
-            return times
-        return replace(
-            times,
-            speedup=fp32.median / times.median,
-            speedup_low=fp32.low / times.high,
-            speedup_high=fp32.high / times.low,
-        )
-
-    changed: dict[str, Any] = {way: held(getattr(found, way), getattr(whole, way)) for way in WAYS}
+    changed: dict[str, Any] = {}
+    for way in WAYS:
+        times, fp32 = getattr(found, way), getattr(whole, way)
+        if times is not None and fp32 is not None:
+            low, high = fp32.low / times.high, fp32.high / times.low
+            changed[way] = replace(times, speedup=fp32.median / times.median, speedup_low=low, speedup_high=high)
     if found.memory is not None and whole.memory:
         changed["memory_share"] = found.memory / whole.memory
     return replace(found, **changed)

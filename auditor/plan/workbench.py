@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -30,7 +30,8 @@ from ..processes import unwound
 from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Subject, Verdict
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
-from ..verify import FP32, NotHandedOver, Runs, Verifier, in_hand
+from ..verify import FP32, PROGRAM, NotHandedOver, Runs, Verifier, in_hand, load_program
+from ..verify.running import Load
 from .costs import Cost, costs_of
 from .modules import Trial
 from .problem import Problem
@@ -40,12 +41,6 @@ T = TypeVar("T")
 Fresh = Callable[[Verifier, Path], dict[str, T]]
 Here = Callable[[Runs], dict[str, T]]
 """What artefacts give, by name: of a file run in a fresh process, or of the model in this one."""
-
-
-class Ask(Protocol[T]):
-    """See Workbench.ask."""
-
-    def __call__(self, plans: Mapping[str, Plan], fresh: Fresh[T] | None, here: Here[T], /) -> dict[str, T]: ...
 
 
 @dataclass(frozen=True)
@@ -146,16 +141,28 @@ class Workbench:
         )
         return self.held.enter_context(verifier)
 
-    def ask(self, plans: Mapping[str, Plan], fresh: Fresh[T] | None, here: Here[T]) -> dict[str, T]:
+    def ask(
+        self,
+        plans: Mapping[str, Plan],
+        fresh: Fresh[T] | None,
+        here: Here[T],
+        files: Mapping[str, bytes] | None = None,
+    ) -> dict[str, T]:
         """What the artefacts of plans give: of the emitted file in a fresh process, or, for a model that was handed over as an
-        object or cannot be had there, of the model patched for a while."""
-        if self.subject.origin is not None and not self.not_fresh and fresh is not None:
+        object or cannot be had there, of the model patched for a while. files: of plans that are programs, by name."""
+        load: Load = partial(in_hand, self.subject.model, plans)
+        if files is not None:
+            folder = Path(tempfile.mkdtemp(prefix="programs-", dir=self.scratch))
+            for name in plans:
+                (folder / f"{name}{PROGRAM}").write_bytes(files[f"{name}{PROGRAM}"])
+            load = partial(load_program, folder, self.options.where)
+        if fresh is not None and (files is not None or (self.subject.origin is not None and not self.not_fresh)):
             try:
-                return fresh(self.verifier, emitted(self.subject, plans, self.scratch))
+                return fresh(self.verifier, folder if files is not None else emitted(self.subject, plans, self.scratch))
             except NotHandedOver as problem:
-                self.not_fresh.append(str(problem))
+                if files is None:
+                    self.not_fresh.append(str(problem))
         gradients = self.graded is not None  # of the model before it is patched
-        load = partial(in_hand, self.subject.model, plans)
         return here(Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most))
 
     def trial(self, batches: Sequence[Batch]) -> Trial:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plan.clauses import apart
+from ..plan.reasons import apart
 from ..records import Baseline, CriterionValue, Evaluation, Plan, Proposal, Score
 from ..records.audit import Audit
-from .words import count, plan_title, ratio
+from .words import count
 
 SHARES = "An error is the share of its limit that the tightest criterion uses; 1 is the limit."
 """What numbers of plans mean where criteria were set."""
@@ -68,18 +68,6 @@ def proposal_words(found: Proposal) -> str:
             "share X of them."
         )
     return f"{found.output}: {found.because}. To judge it by a limit of its own: --criterion '{found.criterion}'"
-
-
-def no_plan(audit: Audit) -> str:
-    """What to do where no plan holds with anything low, and the smallest error within reach, where that is known."""
-    loose = "Loosen a criterion" if audit.criteria else "Raise the budget with --max-error"
-    said = f"{loose}, or start with the findings below."
-    found = [plan for plan in audit.plans.values() if plan.reach is not None]
-    best = min(found, key=lambda plan: plan.reach or 0.0, default=None)
-    if best is None:
-        return said
-    what = "share of a criterion" if audit.criteria else "error"
-    return f"{said} The smallest {what} of a run with anything in low precision is {ratio(best.reach)}, in {plan_title(best)}."
 
 
 def score_headline(audit: Audit) -> str:

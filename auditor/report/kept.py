@@ -29,13 +29,12 @@ KEPT = "its module stays FP32"
 
 @dataclass(frozen=True)
 class Island:
-    """Scopes that a plan gives the same precision for the same reasons; functions: what stays FP32 in low ones.
+    """Modules that a plan keeps in FP32 for the same reasons; functions: what stays FP32 in low ones.
 
     They differ in block numbers alone (`blocks.*.norm`), but for those that gain nothing, where they have more than `SHAPES`.
     """
 
     paths: tuple[str, ...]
-    precision: str
     because: tuple[str, ...]
     functions: tuple[str, ...] = ()
     noun: str = "module"
@@ -68,8 +67,7 @@ def precision_of(path: str, plan: Plan) -> str:
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
-    """The modules that stay FP32, repeated blocks folded into one, and functions that low ones keep in FP32; without
-    reasons, the scopes that differ from the root.
+    """The modules that stay FP32, repeated blocks folded into one, and functions that low ones keep in FP32.
 
     Of a program, the operations, those of one kind that stay for the same kind of reason folded into one.
     """
@@ -77,38 +75,26 @@ def islands(plan: Plan) -> tuple[Island, ...]:
         same_kind = fold(plan.program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
         return tuple(map(_one_kind, same_kind))
     scopes = plan.scopes
-    if plan.reasons:
-        found = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
-        idle = len({pattern(path) for path, reason in found if reason.kind == "no-gain"}) > SHAPES
-        groups = fold(
-            found, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind
-        )
-        modules = [Island(tuple(path for path, _ in same), "fp32", _because(plan, same)) for same in groups]
-    else:
-        apart = [path for path, choice in scopes.items() if path and not choice.keep]
-        alike = fold(apart, str, lambda path: (scopes[path].precision, _without_numbers(scopes[path].because)))
-        modules = [Island(tuple(same), scopes[same[0]].precision, scopes[same[0]].because) for same in alike]
+    found = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
+    idle = len({pattern(path) for path, reason in found if reason.kind == "no-gain"}) > SHAPES
+    groups = fold(found, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
+    modules = [Island(tuple(path for path, _ in same), _because(plan, same)) for same in groups]
     keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
-    functions = (Island(tuple(same), "fp32", scopes[same[0]].because, scopes[same[0]].keep) for same in keeping)
+    functions = (Island(tuple(same), scopes[same[0]].because, scopes[same[0]].keep) for same in keeping)
     return (*modules, *functions)
 
 
 def _one_kind(same: Sequence[KeptOperation]) -> Island:
     others = "; the others likewise" if len({kept.because for kept in same}) > 1 else ""
-    return Island(tuple(kept.name for kept in same), "fp32", (same[0].because + others,), noun="operation")
+    return Island(tuple(kept.name for kept in same), (same[0].because + others,), noun="operation")
 
 
 def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
     """Codes of rules, then why, with the figures of the first."""
     fired = (text for path, _ in found if path in plan.scopes for text in plan.scopes[path].because)
     codes = tuple(dict.fromkeys(text for text in fired if _CODE.fullmatch(text)))
-    same = len(set(_without_numbers(reason.words for _, reason in found))) == 1
+    same = len({re.sub(r"_\d+\b", "", reason.words) for _, reason in found}) == 1  # but for numbers of nodes
     return (*codes, found[0][1].words + ("" if same else "; the others likewise"))
-
-
-def _without_numbers(because: Iterable[str]) -> tuple[str, ...]:
-    """Clauses without the numbers that nodes of repeated blocks have."""
-    return tuple(re.sub(r"_\d+\b", "", why) for why in because)
 
 
 def dtype_label(dtype: str) -> str:
@@ -190,14 +176,13 @@ def _operations(plan: Plan) -> dict[str, str]:
 def _module(plan: Plan, name: str, owners: Mapping[str, str]) -> list[str]:
     """What a module runs in, then what lies in it and is not low, with why; of the root, what is its own."""
     modules = _modules(plan)
-    none = "it has no operations of its own" if plan.reasons else "this file holds no reasons"
     low = precision_of(name, plan) != "fp32"
     inside = [path for path in modules if name and path != name and within(path, name)]
     integer = {node for reason in plan.reasons if reason.kind == "not-floating" for node in reason.operations}
     here = {node: why for node, why in _operations(plan).items() if node not in integer and node in owners}
     deep = plan.program is not None and name
     return [
-        label(plan.format) if low else f"FP32: {modules.get(name, none)}",
+        label(plan.format) if low else f"FP32: {modules.get(name, 'it has no operations of its own')}",
         *(f"{path} FP32: {modules[path]}" for path in inside),
         *(f"{n} {why}" for n, why in here.items() if owners[n] == name or (deep and within(owners[n], name))),
     ]

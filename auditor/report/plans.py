@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
-from ..plan.recommend import measured_times, speedup
+from ..plan.recommend import has_low, measured_times, speedup
 from ..records import Baseline, Onnx, Plan, Timed, Times, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
@@ -41,7 +41,7 @@ class PlanView:
     @property
     def idle(self) -> bool:
         """Whether nothing of it is low."""
-        return not lowers(self.plan) and self.plan.program is None
+        return not has_low(self.plan) and self.plan.program is None
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -61,11 +61,6 @@ class PlanView:
     def same(self) -> bool:
         """Whether nothing is protected, and so the model does as well without the plan."""
         return not self.islands and self.before == ratio(self.plan.measured_error)
-
-
-def lowers(plan: Plan) -> bool:
-    """Whether any of its scopes runs low."""
-    return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
 def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
@@ -126,9 +121,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
 
 def island_lines(found: tuple[Island, ...], most: int) -> Lines:
     """What a plan keeps apart, a line each with why."""
-    texts = []
-    for island in found[:most]:
-        texts.append(f"{label(island.precision)} {island.name}{f': {island.why}' if island.why else ''}")
+    texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in found[:most]]
     if len(found) > most:
         texts.append(f"and {len(found) - most} more, in plan.json")
     return Lines("Kept", tuple(texts), listed=True)

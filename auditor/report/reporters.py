@@ -37,7 +37,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
     page: list[Block] = [
         Title(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
         Lines("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
-        Lines("", (seen.proof, *seen.broken)),
+        *([Lines("", told)] if (told := tuple(filter(None, (seen.proof, *seen.broken)))) else []),
         _findings(causes(audit), places(audit), entries),
         *plan_table(audit, seen.plans),
     ]

@@ -13,15 +13,14 @@ import torch
 from ..artefact.strategies import all_strategies
 from ..errors import AuditorError
 from ..numerics.formats import FORMATS, runs
-from ..plan.clauses import GAINS
-from ..plan.recommend import best_for, gains, kept_apart, outcome
+from ..plan.recommend import has_low, kept_apart, outcome
 from ..records import NodeReport
 from ..records.audit import Audit
 from .blocks import Block, Code, Lines, Table
-from .criteria import SHARES, advice, no_plan, proposal_words, score_headline
+from .criteria import SHARES, advice, proposal_words, score_headline
 from .findings import causes
 from .origins import at, nonfinite_runs
-from .plans import PlanView, inputs_of, lowers, times
+from .plans import PlanView, inputs_of, times
 from .training import training_headline
 from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, sentence
 
@@ -110,13 +109,13 @@ def view(audit: Audit) -> View:
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     """What to run, and how to train where that was asked; and how that is known."""
     found, trained = audit.training, training_headline(audit)
-    holding = any(plan.verified and lowers(plan) for plan in audit.plans.values())
+    holding = any(plan.verified and has_low(plan) for plan in audit.plans.values())
     if chosen is None and found is not None and found.format is None and holding:
         return (
             "Keep it in FP32 to train it; plans that hold the budget for inference are below.",
             f"{found.recommendation}.",
         )
-    said, proof = _nothing(audit) if chosen is None else _something(audit, chosen)
+    said, proof = (audit.recommendation, _advice(audit)) if chosen is None else _something(audit, chosen)
     return " ".join(filter(None, (said, trained))), proof
 
 
@@ -138,29 +137,14 @@ def _something(audit: Audit, chosen: PlanView) -> tuple[str, str]:
     return said, proof if chosen.same else f"{proof} Without the plan: {before}."
 
 
-def _nothing(audit: Audit) -> tuple[str, str]:
-    """Why no plan is recommended, and what that goes by or what to do."""
-    plans, use = audit.plans, audit.use
-    if plans and not any(map(runs, audit.formats)):
-        return (
-            f"Keep it in FP32: torch has no arithmetic in {' or '.join(map(label, audit.formats))}.",
-            "Its plans are simulated, their errors predictions: audit a format that torch computes in for one to run.",
-        )
-    found, budget = outcome(plans, use), f"the error budget of {audit.max_error:g}"
-    if found == "not asked for":
-        return f"No plan for {use} was asked for.", audit.recommendation
+def _advice(audit: Audit) -> str:
+    """What to do where no plan is recommended."""
+    found = outcome(audit.plans, audit.use)
     if found == "loses":
-        return f"Keep it in FP32: no plan that holds {budget} keeps the score.", advice(audit)
-    met, proof = "every criterion" if audit.criteria else budget, audit.recommendation
-    if found == "lowers nothing":
-        why = "nothing in it runs low under any plan that holds"
-    elif found == "saves nothing":
-        why = f"what holds {met} in low precision saves no {GAINS[next(iter(plans.values())).objective]}"
-    elif best_for(plans, use) is None and any(map(gains, plans.values())):
-        why = f"no plan for {use} met {met}"
-    else:
-        why, proof = f"no plan met {met}", no_plan(audit)
-    return f"Keep it in FP32: {why}.", proof
+        return advice(audit)
+    if found != "out of reach" or not any(map(runs, audit.formats)):
+        return ""
+    return f"{'Loosen a criterion' if audit.criteria else 'Raise the budget with --max-error'}, or start with the findings below."
 
 
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:

@@ -41,7 +41,7 @@ def test_a_model_without_products_is_stored_low(module: nn.Module) -> None:
 def test_what_autocast_leaves_in_fp32_is_said_to_fail_nowhere_and_to_be_low_nowhere() -> None:
     audit = held(lambda: (nn.Softmax(-1).eval(), ((X.clone(),), {})), strategies=("autocast",))
     assert audit.recommended is None
-    assert audit.recommendation == "Run it in FP32: nothing in it runs low."
+    assert audit.recommendation == "Keep it in FP32: nothing in it runs low under any plan that holds."
     with auditor.emulate("cuda"), torch.autocast("cuda", dtype=torch.float16):
         assert nn.Softmax(-1)(X).dtype is torch.float32
 
@@ -69,7 +69,7 @@ def test_fp32_where_what_may_be_low_costs_more_in_casts_than_it_saves() -> None:
     audit = held(build, formats=("bf16",))
     assert all(plan.predicted_speedup >= 1 for plan in audit.plans.values())
     assert audit.recommended is None
-    assert "what holds the budget in low precision saves no time" in audit.recommendation
+    assert "what holds the error budget of 0.01 in low precision saves no time" in audit.recommendation
 
 
 def test_what_holds_without_a_plan_is_handed_out_where_the_curve_has_nothing() -> None:
@@ -85,7 +85,7 @@ def test_what_holds_without_a_plan_is_handed_out_where_the_curve_has_nothing() -
 def test_below_what_is_reached_without_a_plan_nothing_is_handed_out() -> None:
     audit = auditor.audit(linear(16, 16), (X,), device="cpu", max_error=1e-5)
     assert audit.recommended is None
-    assert audit.recommendation.startswith("Run it in FP32: no plan holds the budget of 1e-05 with anything low")
+    assert audit.recommendation.startswith("Keep it in FP32: no plan holds the error budget of 1e-05 with anything low")
 
 
 def test_what_is_unsafe_is_not_handed_out_because_one_run_holds() -> None:

@@ -23,7 +23,6 @@ from auditor.errors import PlanError
 from auditor.execution.execute import Executor
 from auditor.execution.policy import Policy
 from auditor.execution.resolve import resolve
-from auditor.graphs import stage as programs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.nodes import tensors_of
 from auditor.numerics.operations import operation
@@ -234,7 +233,6 @@ def audited_without_runs(monkeypatch: pytest.MonkeyPatch, why: str) -> Audit:
     """An audit whose artefacts, modules and programs alike, are never run."""
 
     monkeypatch.setattr(Workbench, "ask", lambda bench, plans, *rest: dict.fromkeys(plans, why))
-    monkeypatch.setattr(programs, "run_as_files", lambda bench, *rest: {"graph_bf16": why})
     return auditor.audit(
         seeded(lambda: Wide(3)), normal(32, 64), formats="bf16", strategies=(*SHIPPED, "graph"), max_error=0.5
     )

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.graphs import stage
 from auditor.graphs.choices import OperationRefused, Trial, lowered
 from auditor.graphs.exported import Exported, saved
 from auditor.graphs.operations import Table
@@ -67,12 +66,11 @@ def test_a_saved_program_answers_as_its_graph_for_any_batch(
     assert all(torch.equal(read(x)[name], module(x)[name]) for name in ("scores", "likely"))
 
     def answered() -> Answers | str:
-        return stage.run_as_files(
-            bench,
-            {"mine.pt2": made.content},
+        return bench.ask(
             {"mine": Plan("mine", "graph", "fp16", {})},
             lambda verifier, folder: verifier.answers(folder, ["mine"]),
             lambda runs: {"mine": runs.answers("mine")},
+            files={"mine.pt2": made.content},
         )["mine"]
 
     fresh = answered()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -20,13 +19,11 @@ from auditor.numerics.metrics import output_error
 from auditor.plan.costs import costs_of
 from auditor.plan.modules import Modules, Trial, as_plan, everything, scopes_of
 from auditor.plan.problem import Problem
-from auditor.plan.solve import cheapest, evaluate
+from auditor.plan.solve import evaluate
 from auditor.records import Capture, ScopeChoice, Verdict
 from tests.support.capturing import Function
 from tests.support.problems import NOTHING, drawn, owners_of
 from tests.support.subjects import capture_of
-
-NO_TRIAL: Any = None
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -63,16 +60,6 @@ def test_an_island_keeps_its_result_where_only_fp32_reads_it() -> None:
     assert middle["2"].output == "cast"
     pair = plan_of(problem, {**low("014"), "2": "fp32", "3": "fp32"})
     assert (pair["2"].output, pair["3"].output) == ("keep", "cast")
-
-
-def test_a_plan_states_what_it_gains() -> None:
-    problem = drawn("chain", "autocast", random.Random(3), unsafe=0.0)
-    point = cheapest(problem, 0.01)
-    plan = as_plan(problem, point)
-    assert plan.name == "autocast_fp16"
-    assert plan.predicted_speedup == pytest.approx(plan_times(problem, "fp32") / point.seconds)
-    assert plan.predicted_error == point.predicted_error
-    assert (plan.measured_error, plan.verified) == (None, False)
 
 
 def trial_of(model: nn.Module, capture: Capture, inputs: tuple[torch.Tensor, ...]) -> Trial:

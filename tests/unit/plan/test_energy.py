@@ -34,31 +34,6 @@ def energy(
     return Cut({"": ROOT, **scopes}, pairs or {}, tree or {}, tied or set(), held or set(), island, shielded)
 
 
-def test_a_scope_is_fp32_where_its_error_weighs_more_than_the_time_it_saves() -> None:
-    # low: 1 + m / 2 seconds; FP32: 3. They meet at m = 4.
-    one = energy({"a": (1.0, 3.0, 0.5)})
-    assert (one.cut(3.9), one.cut(4.1)) == (set(), {"a"})
-
-
-def test_an_island_must_be_worth_its_price() -> None:
-    # FP32 and an island: 3 + 0.5, so they meet at m = 5
-    one = energy({"a": (1.0, 3.0, 0.5)}, tree={"a": ""}, island=0.5)
-    assert (one.cut(4.9), one.cut(5.1)) == (set(), {"a"})
-
-
-@pytest.mark.parametrize(("elapsed", "expected"), [(0.5, {"a"}), (1.0, {"a", "b"})])
-def test_a_value_that_leaves_fp32_is_cast_and_rounded(elapsed: float, expected: set[str]) -> None:
-    # a must be FP32. b low: 1 + elapsed + 0.1, in FP32: 2
-    found = energy({"a": (0.0, 1.0, FORBIDDEN), "b": (1.0, 2.0, 0.0)}, {("a", "b"): (0.1, elapsed)})
-    assert found.cut(1.0) == expected
-
-
-def test_a_value_that_is_raised_loses_nothing() -> None:
-    # b must be FP32. a low: 1 + 0.5 for the cast, in FP32: 2; what rounding would cost is not asked
-    found = energy({"a": (1.0, 2.0, 0.0), "b": (0.0, 1.0, FORBIDDEN)}, {("a", "b"): (100.0, 0.5)})
-    assert found.cut(1.0) == {"b"}
-
-
 def test_what_is_tied_agrees() -> None:
     # together 2 + m low against 6 in FP32; b alone would be low at any m
     found = energy({"a": (1.0, 3.0, 1.0), "b": (1.0, 3.0, 0.0)}, tied={("a", "b")})
@@ -80,15 +55,6 @@ def test_settling_goes_down_the_tree() -> None:
     found = energy({}, tree=tree, shielded=frozenset({"a.s", "a.s.t", "b"}))
     given = {"": "fp16", "a": "fp32", "a.s": "fp16", "a.s.t": "fp16", "b": "fp16"}
     assert found.settled(given) == {"": "fp16", "a": "fp32", "a.s": "fp32", "a.s.t": "fp32", "b": "fp16"}
-
-
-def test_an_owner_is_low_only_where_the_holder_of_its_weight_is() -> None:
-    """Low, `reader` saves eight seconds and `holder` loses five: together they save three, and the holder goes along."""
-    scopes = {"reader": (1.0, 9.0, 0.0), "holder": (5.0, 0.0, 0.0)}
-    assert energy(scopes).cut(0.0) == {"holder"}
-    assert energy(scopes, held={("reader", "holder")}).cut(0.0) == set()
-    scopes["holder"] = (9.0, 0.0, 0.0)
-    assert energy(scopes, held={("reader", "holder")}).cut(0.0) == {"reader", "holder"}
 
 
 def test_a_holder_follows_a_low_owner_and_else_the_one_above() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +11,6 @@ from auditor.artefact.applying import apply_plan
 from auditor.plan.costs import Cost
 from auditor.plan.exceptions import lowest
 from auditor.plan.problem import Problem
-from auditor.plan.solve import evaluate
 from auditor.records import Contribution, Verdict
 from tests.support.problems import captured
 from tests.support.subjects import capture_of, normal, seeded
@@ -128,16 +125,3 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
     without = apply_plan(nn.Sequential(Turned(), Turned()), {"strategy": "cast", "scopes": scopes})
     with pytest.raises(RuntimeError, match="dtype"):
         without(x.bfloat16())
-
-
-def test_under_autocast_nothing_conflicts() -> None:
-    problem = problem_of(UNet(), normal(1, 3, 8, 8), torch.tensor([3]), strategy="autocast")
-    assert problem.lowest.raised == set()
-
-
-@pytest.mark.parametrize("objective", ["time", "memory", "flops"])
-def test_the_lowest_choice_is_cheaper_than_fp32_by_every_objective(objective: str) -> None:
-    problem = replace(problem_of(UNet(), normal(1, 3, 8, 8), torch.tensor([3])), objective=objective)
-    owners = problem.energy.scopes
-    low = evaluate(problem, {owner: "fp32" if owner == "time" else "fp16" for owner in owners})
-    assert low.cost < 0.7 * evaluate(problem, dict.fromkeys(owners, "fp32")).cost

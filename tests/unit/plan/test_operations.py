@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from auditor.execution.policy import choice_from_labels
 from auditor.paths import function_in
-from auditor.plan.clauses import added, apart, gained, no_gain, operation_reasons
 from auditor.plan.costs import costs_of
 from auditor.plan.problem import Problem
+from auditor.plan.reasons import added, apart, gained, no_gain, operation_reasons
 from auditor.plan.solve import Candidate, evaluate
 from auditor.records import Reason, Verdict
 from tests.support.subjects import capture_of, normal

@@ -107,9 +107,7 @@ def test_an_artefact_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_smallest_error_within_reach_is_that_of_a_run_with_anything_low() -> None:
     plan = auditor.audit(seeded(Deep), normal(64, 256), formats="bf16", max_error=1e-9).plans["cast_bf16"]
     assert {choice.precision for choice in plan.scopes.values()} == {"fp32"}
-    low = auditor.audit(seeded(Deep), normal(64, 256), formats="bf16", max_error=1e-9, quick=True)
     assert plan.reach is not None and plan.reach > 1e-9
-    assert low.baselines["autocast_bf16"].measured_error == low.plans["autocast_bf16"].reach
 
 
 def test_quick_is_one_format_one_strategy_and_no_search(replays: list[Policy]) -> None:

@@ -6,13 +6,11 @@ import itertools
 import math
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.policy import Layout, choice_from_labels
@@ -22,11 +20,10 @@ from auditor.plan.problem import Problem
 from auditor.plan.search import choose
 from auditor.plan.solve import Candidate, cheapest, evaluate
 from auditor.plan.workbench import Workbench
-from auditor.records import Capture, Contribution, Verdict
+from auditor.records import Contribution, Verdict
 from tests.support.planning import Foretold, bench_of, searched
 from tests.support.problems import NOTHING, captured, drawn, labellings, must_stay_fp32, owners_of, tied_owners
-from tests.support.small_models import ConvNet
-from tests.support.subjects import capture_of, normal, seeded
+from tests.support.subjects import normal, seeded
 from tests.support.unet import UNet
 
 KINDS = ["chain", "branches", "tied", "held"]
@@ -177,7 +174,6 @@ def test_errors_add_in_quadrature_each_rounding_once() -> None:
     assert island.predicted_error == pytest.approx((1.44 + 0.09 + 0.49) ** 0.5)
 
 
-NO_TRIAL: Any = None
 BUDGETS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
 
@@ -208,36 +204,6 @@ def assert_near_the_best(problem: Problem) -> None:
 @given(rnd=st.integers(0, 2**32).map(random.Random))
 def test_the_chosen_plan_is_within_one_percent_of_the_best(kind: str, strategy: str, rnd: random.Random) -> None:
     assert_near_the_best(drawn(kind, strategy, rnd))
-
-
-def drawn_for(capture: Capture, strategy: str, rnd: random.Random) -> Problem:
-    """A real graph, its costs and errors drawn over decades."""
-
-    def contribution() -> Contribution:
-        isolated = 10 ** rnd.uniform(-5, -1.5)
-        return Contribution(isolated, isolated * rnd.random(), isolated * rnd.random())
-
-    names = [*capture.nodes, *(placeholder.name for placeholder in capture.placeholders)]
-    errors = {name: contribution() for name in names}
-    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    costs = {name: Cost(int(10 ** rnd.uniform(6, 12)), int(10 ** rnd.uniform(3, 7)), False) for name in capture.nodes}
-    return Problem(capture, costs, errors, verdicts, strategy, "fp16", "A100")
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_also_on_a_model_with_containers(strategy: str) -> None:
-    capture = capture_of(seeded(ConvNet), normal(2, 3, 8, 8))
-    assert_near_the_best(drawn_for(capture, strategy, random.Random(1)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1))
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_also_with_fourteen_scopes(strategy: str, seed: int) -> None:
-    layers: list[nn.Module] = [nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(6)]
-    capture = capture_of(nn.Sequential(*layers, nn.LayerNorm(4)), normal(2, 4))
-    assert len(owners_of(capture)) == 14
-    assert_near_the_best(drawn_for(capture, strategy, random.Random(seed)))
 
 
 @pytest.fixture(scope="module")

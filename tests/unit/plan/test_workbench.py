@@ -41,18 +41,6 @@ def test_references_are_run_once_per_batch() -> None:
     assert found.reference(batch) is first
 
 
-def test_held_out_inputs_are_the_checks_where_there_are_any() -> None:
-    found = bench()
-    assert found.checks == found.subject.batches
-    held = replace(found.subject, held_out=(((TWO,), {}),))
-    assert bench(subject=held).checks == held.held_out
-
-
-def test_answers_with_gradients_or_why_there_are_none() -> None:
-    assert bench(noise=FP32Runs(graded=[TWO])).graded == [TWO]
-    assert bench(noise=FP32Runs(graded="RuntimeError: for inference")).graded is None
-
-
 def test_a_plan_may_err_by_the_budget_or_by_what_is_no_error_here() -> None:
     assert bench().max_error == 0.01
     assert bench(noise=FP32Runs(Noise(error=0.001, floor=0.003))).max_error == 0.01

@@ -235,8 +235,10 @@ def _findings(reports: tuple[NodeReport, ...], hostile: bool) -> tuple[Finding, 
 
 
 def _plan(strategy: str, fmt: str, island: str | None, measured: float | None) -> Plan:
-    scopes = {"": ScopeChoice(fmt)}
+    scopes, reasons = {"": ScopeChoice(fmt)}, ()
     if island is not None:
+        overflows = Reason("unsafe", "12 values overflow FP16", (island,))
+        reasons = (overflows, Reason("margin", "the budget has no room", ("norm",)))
         scopes[island] = ScopeChoice("fp32", ("RNG001", "12 values overflow FP16"))
         scopes["norm"] = ScopeChoice("fp32", ("NRM001",))
     predicted = {"fp16": 0.0008, "bf16": 0.0061}[fmt]
@@ -254,6 +256,7 @@ def _plan(strategy: str, fmt: str, island: str | None, measured: float | None) -
         Verification(
             measured, finite, "held-out", "emulated", None if finite else "RuntimeError: expected scalar type"
         ),
+        reasons=reasons,
     )
 
 
@@ -321,7 +324,9 @@ def make_audit(
         plans=plans,
         baselines=baselines,
         recommended=None if empty else recommended,
-        recommendation="FP16 is three times as precise here as BF16 and 2 modules cover its overflow.",
+        recommendation="FP16 is three times as precise here as BF16 and 2 modules cover its overflow."
+        if recommended
+        else "Keep it in FP32: no plan holds the error budget of 0.01 with anything low.",
         warnings=("Inputs were synthesised.",) if synthetic else (),
         command="python -m auditor model.py --max-error 0.01",
     )
@@ -336,4 +341,5 @@ def with_reasons(audit: Audit) -> Audit:
         Reason("strategy", "autocast runs layer_norm in FP32 by itself", operations=norms),
     )
     name = audit.recommended or ""
-    return replace(audit, plans={**audit.plans, name: replace(audit.plans[name], reasons=reasons)})
+    plan = audit.plans[name]
+    return replace(audit, plans={**audit.plans, name: replace(plan, reasons=(*plan.reasons, *reasons))})

@@ -15,7 +15,6 @@ import auditor
 from auditor.records import CriterionValue
 from auditor.records.audit import Audit
 from auditor.report.criteria import criteria_lines, missed_criteria, shown_value
-from auditor.report.reporters import markdown, text
 from auditor.report.view import following, view
 from auditor.report.words import percent
 from tests.support.subjects import normal
@@ -101,17 +100,6 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
     assert f"measured error {most.share:.2g} within every criterion" in audit.recommendation
     proof = view(audit).proof
     assert f"all limits hold; the tightest uses {percent(most.share)}" in proof
-
-
-def test_terminal_and_markdown_show_them() -> None:
-    audit = audited(*ASKED)
-    lines = criteria_lines(audit.plans[audit.recommended], audit.baselines[audit.recommended])
-    written = re.sub(r"\s+", " ", text(audit))
-    assert "Criteria An error is the share of its limit that the tightest criterion uses; 1 is the limit." in written
-    for line in lines:
-        assert line in written
-        assert line.replace("_", r"\_") in markdown(audit)
-    assert "Criteria" not in text(audited())
 
 
 def test_where_no_plan_holds_the_next_step_is_a_criterion() -> None:

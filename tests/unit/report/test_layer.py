@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,8 +73,3 @@ def test_the_files_of_an_audit_say_the_same(
     assert main(["explain-layer", str(tmp_path / given), "norm"]) == 0
     assert capsys.readouterr().out.strip() == explain_layer(audit, "norm").strip()
     assert main(["explain-layer", str(tmp_path / given), "nrm"]) == 2
-
-
-def test_a_file_without_reasons_says_that(audit: Audit) -> None:
-    plans = {name: replace(plan, reasons=()) for name, plan in audit.plans.items()}
-    assert "FP32: this file holds no reasons" in explain_layer(replace(audit, plans=plans, nodes=()), "norm")

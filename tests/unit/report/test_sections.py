@@ -84,10 +84,6 @@ def test_non_finite_errors_are_marked_and_break_the_line_and_the_plan_has_its_ow
     assert ("gone", "× non-finite") in chart.legend
 
 
-def test_charts_without_data_are_none():
-    assert depth_chart(make_audit(empty=True)) is None
-
-
 def plan(fmt: str, measured: float | None, *exceptions: tuple[str, str]) -> Plan:
     scopes = {path: ScopeChoice(fmt, keep=tuple(n for p, n in exceptions if p == path)) for path in ("", "head")}
     return Plan(f"cast_{fmt}", "cast", fmt, scopes, 0.001, 0.5, 1.5, measured)

@@ -4,20 +4,9 @@ from pathlib import Path
 import pytest
 
 from auditor.errors import AuditorError
-from auditor.records import NodeError, Plan, ScopeChoice, Verdict, Verification
-from auditor.report.kept import islands
+from auditor.records import NodeError, Verdict, Verification
 from auditor.report.view import view
 from tests.unit.report.factory import make_audit
-
-
-def plan(**scopes):
-    choices = {path.replace("__", "."): ScopeChoice(low) for path, low in scopes.items()}
-    return Plan("autocast_fp16", "autocast", "fp16", {"": ScopeChoice("fp16"), **choices}, 0.001, 0.9, 1.5)
-
-
-def test_islands_of_one_shape_and_reason_are_folded():
-    given = plan(blocks__0__norm="fp32", blocks__1__norm="fp32", head="fp32")
-    assert [i.name for i in islands(given)] == ["blocks.{0,1}.norm", "head"]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ import contextlib, torch
 SOURCE = "model.py"
 calls = []
 @contextlib.contextmanager
-def imported(source, file):
+def user_module(source, file):
     calls.append((source, torch.rand(1).item()))
     yield
 def original():
