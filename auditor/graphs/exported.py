@@ -135,8 +135,8 @@ def _takes(program: ExportedProgram, model: nn.Module, batch: Batch) -> bool:
 
 def _twice(batch: Batch) -> Batch:
     """Every tensor of a batch with itself behind it."""
-    found: Batch = pytree.tree_map_only(torch.Tensor, lambda x: torch.cat([x, x]), batch)
-    return found
+    result: Batch = pytree.tree_map_only(torch.Tensor, lambda x: torch.cat([x, x]), batch)
+    return result
 
 
 def _outline(module: fx.GraphModule, batch: Batch) -> None:
@@ -169,8 +169,8 @@ class _Plain(nn.Module):
             output = model(*args, **kwargs)
             if _is_plain(output):
                 return output
-            found = tensor_outputs(output)
-            return dict(zip(found.names, found, strict=True))
+            result = tensor_outputs(output)
+            return dict(zip(result.names, result, strict=True))
 
         forward.__signature__ = _spelt_out(model.forward, given)  # type: ignore[attr-defined]
         self.__dict__["forward"] = forward
@@ -228,11 +228,11 @@ def _same(node: fx.Node) -> fx.Node | None:
         return None
     if row.thins:
         return source if len(node.args) > 2 and node.args[2] is False else None
-    given, found = source.meta.get("val"), node.meta.get("val")
+    given, result = source.meta.get("val"), node.meta.get("val")
     cast = row.cast and "memory_format" not in node.kwargs
-    if not cast or not isinstance(given, torch.Tensor) or not isinstance(found, torch.Tensor):
+    if not cast or not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
         return None
-    return source if (given.dtype, given.device) == (found.dtype, found.device) else None
+    return source if (given.dtype, given.device) == (result.dtype, result.device) else None
 
 
 def _as_batch_norm(graph: fx.Graph, node: fx.Node) -> None:

@@ -65,8 +65,8 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
     told = dict(audit.plans)
     for name, plan in plans.items():
         assert plan.program is not None
-        found = _told(plan, ends, written.get(name), errors[name], errors.get(f"{name}{AS_IT_IS}"))
-        told[name] = replace(plan, program=replace(plan.program, onnx=found))
+        result = _told(plan, ends, written.get(name), errors[name], errors.get(f"{name}{AS_IT_IS}"))
+        told[name] = replace(plan, program=replace(plan.program, onnx=result))
     files = {f"{name}{ONNX}": content for name, content in written.items()}
     return replace(audit, plans=told, programs={**audit.programs, **files})
 
@@ -114,7 +114,7 @@ def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) 
     except NotHandedOver as error:
         return dict.fromkeys(tried, f"its inputs cannot be handed to another process: {first_line(error)}")
     expected = [[x.cpu() for x in answer(audit.live.model, batch, seed=audit.environment.seed)] for batch in batches]
-    return {name: _error(expected, found) for name, found in answers.items()}
+    return {name: _error(expected, result) for name, result in answers.items()}
 
 
 def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | str:
@@ -203,8 +203,8 @@ def counted(model: Any) -> tuple[int, int, int]:
     types = onnx_ir.DataType
     floating = {types.FLOAT, types.DOUBLE, *map(_type, _TYPES)}
     computing = [node for node in model.graph if node.op_type not in _NO_ARITHMETIC]
-    found = [{value.dtype for value in (*node.inputs[:1], node.outputs[0]) if value} for node in computing]
-    operations, high = sum(bool(each & floating) for each in found), sum(types.FLOAT in each for each in found)
+    result = [{value.dtype for value in (*node.inputs[:1], node.outputs[0]) if value} for node in computing]
+    operations, high = sum(bool(each & floating) for each in result), sum(types.FLOAT in each for each in result)
     return operations, high, sum(node.op_type == "Cast" for node in model.graph)
 
 

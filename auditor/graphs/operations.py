@@ -87,11 +87,11 @@ class Table:
     @cached_property
     def readers(self) -> dict[str, list[str]]:
         """{value: operations that read it}."""
-        found: dict[str, list[str]] = {name: [] for name in self.values}
+        result: dict[str, list[str]] = {name: [] for name in self.values}
         for operation in self.operations.values():
             for value in operation.reads:
-                found[value].append(operation.name)
-        return found
+                result[value].append(operation.name)
+        return result
 
     def price(self, low: frozenset[str], of: str | None = None) -> tuple[float, float]:
         """What these operations low come to: what the objective makes of it, mostly seconds, and the squared error.
@@ -221,14 +221,14 @@ def aligned(graph: fx.Graph, capture: Capture) -> dict[str, str]:
     inputs = [p.name for p in capture.placeholders if p.kind == "input"]
     tensors = [node for node in graph.nodes if tensors_of(node.meta.get("val"))]
     weights = {n.name: str(n.target).partition(".")[2] for n in tensors if n.op == "get_attr"}
-    found = {name: places[fqn] for name, fqn in weights.items() if fqn in places}
-    found |= dict(zip((node.name for node in tensors if node.op == "placeholder"), inputs, strict=False))
+    result = {name: places[fqn] for name, fqn in weights.items() if fqn in places}
+    result |= dict(zip((node.name for node in tensors if node.op == "placeholder"), inputs, strict=False))
     computing = [node for node in tensors if node.op == "call_function"]
     ours = [
         (*_place(owner_of(n), row_of(n).op, tensors_of(n.meta["val"])[0].shape, capture), n.name) for n in computing
     ]
     theirs = [(*_place(node.owner, node.op, node.shape, capture), name) for name, node in capture.nodes.items()]
-    return found | dict(align(ours, theirs))
+    return result | dict(align(ours, theirs))
 
 
 def owner_of(node: fx.Node) -> str:

@@ -73,11 +73,11 @@ def _holder(node: fx.Node, free: Collection[str]) -> str:
 def _copies(nodes: list[fx.Node], resolution: Resolution, size: int) -> dict[str, int]:
     """{node: bytes of the low copies that are made of what it reads}. size: of one low element."""
     elements = {node.name: sum(x.numel() for x in _floats(node)) for node in nodes}
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for value, readers in resolution.lowered.items():
         for reader in readers if value in elements else ():
-            found[reader] = found.get(reader, 0) + size * elements[value]
-    return found
+            result[reader] = result.get(reader, 0) + size * elements[value]
+    return result
 
 
 def _bytes(node: fx.Node, dtype: str) -> int:
@@ -115,14 +115,14 @@ def costs_of(capture: Capture) -> dict[str, Cost]:
 
 def costs_in(graph: fx.Graph) -> dict[str, Cost]:
     """The same of any graph with shapes."""
-    found = {}
+    result = {}
     for node in graph.nodes:
         if node.op == "call_function":
             read = [tensors_of(source.meta.get("val")) for source in node.all_input_nodes]
             tensors = [*(x for group in read for x in group), *tensors_of(node.meta.get("val"))]
             elements = sum(x.numel() for x in tensors if x.is_floating_point())
-            found[node.name] = Cost(flops_of(node), elements, _is_free(node))
-    return found
+            result[node.name] = Cost(flops_of(node), elements, _is_free(node))
+    return result
 
 
 def _is_free(node: fx.Node) -> bool:

@@ -59,17 +59,17 @@ class Energy:
 
         A holder that nothing else is charged to is otherwise as the owner above it.
         """
-        found = dict(precision)
+        result = dict(precision)
         for holder in sorted({holder for _, holder in self.held}, key=_depth):
-            low = {found[owner] for owner, other in self.held if other == holder} - {"fp32"}
+            low = {result[owner] for owner, other in self.held if other == holder} - {"fp32"}
             if low:
-                found[holder] = low.pop()
+                result[holder] = low.pop()
             elif holder in self.tree and not any(self.scopes[holder]):
-                found[holder] = found[self.tree[holder]]
+                result[holder] = result[self.tree[holder]]
         for owner in sorted(self.shielded & self.tree.keys(), key=_depth):
-            if found[self.tree[owner]] == "fp32":
-                found[owner] = "fp32"
-        return found
+            if result[self.tree[owner]] == "fp32":
+                result[owner] = "fp32"
+        return result
 
     def saving(self, owner: str) -> float:
         """Seconds that an owner's own operations take less where they are low."""
@@ -84,23 +84,23 @@ class Energy:
             square = sum(self.scopes[owner][2] for owner in group)
             return sum(map(self.saving, group)) / square if square else math.inf
 
-        found = sorted({self.together(owner) for owner in self.scopes}, key=lambda group: (-worth(group), group))
-        return [frozenset(group) for group in found]
+        result = sorted({self.together(owner) for owner in self.scopes}, key=lambda group: (-worth(group), group))
+        return [frozenset(group) for group in result]
 
     @cached_property
     def cuts(self) -> Cuts:
         """The network: an arc is paid for where its tail is low and its head FP32."""
-        found: list[Arc] = []
+        result: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
-            found += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]
+            result += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]
         for (producer, consumer), (error, elapsed) in self.pairs.items():  # FP32 into low: rounds
-            found += [Arc(consumer, producer, elapsed, error), Arc(producer, consumer, elapsed)]
+            result += [Arc(consumer, producer, elapsed, error), Arc(producer, consumer, elapsed)]
         for owner, above in self.tree.items():
-            found += [Arc(owner, above, self.island), Arc(above, owner, self.island)]
+            result += [Arc(owner, above, self.island), Arc(above, owner, self.island)]
         never = [*self.tied, *((b, a) for a, b in self.tied), *self.held]
         never += [(owner, above) for owner, above in self.tree.items() if owner in self.shielded]
-        found += [Arc(owner, other, math.inf) for owner, other in never]
-        return Cuts(found, sum(low + high for low, high, _ in self.scopes.values()))
+        result += [Arc(owner, other, math.inf) for owner, other in never]
+        return Cuts(result, sum(low + high for low, high, _ in self.scopes.values()))
 
 
 def _depth(path: str) -> int:
@@ -166,11 +166,11 @@ def energy_of(problem: Problem) -> Energy:
 
 def _users(capture: Capture) -> dict[str, list[str]]:
     """{value: nodes that read it}."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for node in capture.nodes.values():
         for source in node.inputs:
-            found.setdefault(source, []).append(node.name)
-    return found
+            result.setdefault(source, []).append(node.name)
+    return result
 
 
 def _past_views(capture: Capture, users: dict[str, list[str]], name: str) -> list[str]:

@@ -55,14 +55,14 @@ def _without_conflicts(problem: Problem, blamed: Callable[[Problem, Resolution, 
 
 def _first_conflicts(problem: Problem, resolution: Resolution) -> list[str]:
     """Conflicts that no other one lies before: those behind may be its consequences."""
-    behind, found = set[str](), []
+    behind, result = set[str](), []
     for name, node in problem.capture.nodes.items() if resolution.conflicts else ():
         tainted = any(source in behind for source in node.inputs)
         if name in resolution.conflicts and not tainted:
-            found.append(name)
+            result.append(name)
         if tainted or name in resolution.conflicts:
             behind.add(name)
-    return found
+    return result
 
 
 def _makers(problem: Problem, resolution: Resolution, name: str) -> set[str]:
@@ -92,14 +92,14 @@ def _entry(problem: Problem, name: str) -> str:
 
 def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:
     """Operations that make the FP32 values that a node is handed in a low scope."""
-    nodes, found = problem.capture.nodes, set[str]()
+    nodes, result = problem.capture.nodes, set[str]()
     waiting = list(nodes[name].inputs)
     while waiting:
         source = waiting.pop()
-        if source in nodes and source not in found and resolution.dtypes.get(source) == "fp32":
-            found.add(source)
+        if source in nodes and source not in result and resolution.dtypes.get(source) == "fp32":
+            result.add(source)
             waiting += nodes[source].inputs
-    return found
+    return result
 
 
 def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
@@ -108,7 +108,7 @@ def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
     Beside functions that are unsafe, a product that is dear in error may still run low; beside dear ones alone it need not.
     """
     safe, able = _products(problem, "safe"), _products(problem, "safe", "sensitive")
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     unsafe: dict[str, set[str]] = {}
     casts = set[str]()  # to what Python sees, which FP32 arguments would change
     for name, node in problem.capture.nodes.items():
@@ -118,12 +118,12 @@ def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
         if operation(node.op).cast and problem.format in problem.how.literals(node):
             casts.add(node.function.path)
         elif verdict != "safe":
-            found.setdefault(node.owner, set()).add(node.function.path)
+            result.setdefault(node.owner, set()).add(node.function.path)
             if verdict != "sensitive":
                 unsafe.setdefault(node.owner, set()).add(node.function.path)
     left = {
         owner: frozenset(names - casts)
-        for owner, names in found.items()
+        for owner, names in result.items()
         if safe.get(owner, set()) - names or (owner in unsafe and able[owner] - unsafe[owner])
     }
     for path in problem.lowest.raised:
@@ -134,23 +134,23 @@ def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
 
 def needed(problem: Problem, precision: Mapping[str, str]) -> Mapping[str, str]:
     """A choice without the exceptions that change nothing: what a function is handed, or autocast, has it in FP32 anyhow."""
-    kept, found = choice_from_labels(precision).keep, dict(precision)
+    kept, result = choice_from_labels(precision).keep, dict(precision)
     for path in sorted(precision):
         owner, name = of_function(path) or ("", "")
         if name in kept.get(owner, ()):
-            without = {**found, path: found[owner]}
-            if problem.resolve(choice_from_labels(without)) == problem.resolve(choice_from_labels(found)):
-                found = without
-    return found
+            without = {**result, path: result[owner]}
+            if problem.resolve(choice_from_labels(without)) == problem.resolve(choice_from_labels(result)):
+                result = without
+    return result
 
 
 def _products(problem: Problem, *verdicts: str) -> Mapping[str, set[str]]:
     """{module: functions that made its own products of these verdicts; "" for those that none made}."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for name, node in problem.capture.nodes.items():
         if problem.costs[name].flops and operation(node.op).product and _verdict(problem, name) in verdicts:
-            found.setdefault(node.owner, set()).add("" if node.function is None else node.function.path)
-    return found
+            result.setdefault(node.owner, set()).add("" if node.function is None else node.function.path)
+    return result
 
 
 def _verdict(problem: Problem, name: str) -> str:

@@ -209,14 +209,14 @@ class Network:
     def _distances(self) -> list[int]:
         """Arcs from each node to the sink along which something may still flow; the source counts as cut off."""
         heads, left, count = self._heads, self._left, len(self._leaving)
-        found, waiting = [count] * count, deque([1])
-        found[1] = 0
+        result, waiting = [count] * count, deque([1])
+        result[1] = 0
         while waiting:
             node = waiting.popleft()
-            further = found[node] + 1
+            further = result[node] + 1
             for arc in self._leaving[node]:
                 tail = heads[arc]
-                if found[tail] == count and tail and left[arc ^ 1]:
-                    found[tail] = further
+                if result[tail] == count and tail and left[arc ^ 1]:
+                    result[tail] = further
                     waiting.append(tail)
-        return found
+        return result

@@ -21,24 +21,24 @@ ALL_LOW = "cast"
 
 def locate(bench: Workbench, baselines: Mapping[str, Baseline]) -> dict[str, Baseline]:
     """The baselines, those that are not finite with the operation at which the recorded graph, run so, turns non-finite."""
-    found = dict(baselines)
+    result = dict(baselines)
     for name, base in baselines.items():
         if not base.finite and not base.failure:
             strategy, _, fmt = name.partition("_")
             strategy = ALL_LOW if strategy_of(strategy).per_operation else strategy
-            found[name] = replace(base, nonfinite=_first(bench, Policy(bench.capture, strategy, plain(fmt), fmt)))
-    return found
+            result[name] = replace(base, nonfinite=_first(bench, Policy(bench.capture, strategy, plain(fmt), fmt)))
+    return result
 
 
 def locate_in_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
     """The same of plans; a program is not the recorded graph, and stays as it is."""
-    found = dict(plans)
+    result = dict(plans)
     for name, plan in plans.items():
         ran = plan.verification
         if ran is not None and not ran.finite and not ran.failure and plan.program is None:
             policy = Policy(bench.capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
-            found[name] = replace(plan, verification=replace(ran, nonfinite=_first(bench, policy)))
-    return found
+            result[name] = replace(plan, verification=replace(ran, nonfinite=_first(bench, policy)))
+    return result
 
 
 def _first(bench: Workbench, policy: Policy) -> NonFinite | None:

@@ -49,26 +49,26 @@ class Planner:
         def holds(_: str, plan: Plan) -> bool:
             return plan.verified or not runs(plan.format)
 
-        found = verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
-        for name, plan in self._run(dict(self._better(found, baselines))).items():
-            harmful = is_outdone(found[name], baselines[name])
+        result = verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
+        for name, plan in self._run(dict(self._better(result, baselines))).items():
+            harmful = is_outdone(result[name], baselines[name])
             if harmful or (gains(plan) and not is_outdone(plan, baselines[name])):
-                found[name] = plan
+                result[name] = plan
         for name, space in self.spaces.items():
             self.tick(f"why {name.replace('_', ' ')}")
-            plan = with_reasons(space, found[name], self.bench.findings)
+            plan = with_reasons(space, result[name], self.bench.findings)
             if runs(plan.format) and not has_low(plan):
                 plan = replace(plan, reach=None if self.bench.options.quick else space.reach())
-            found[name] = plan
-        return {name: found[name] for name in self.spaces}
+            result[name] = plan
+        return {name: result[name] for name in self.spaces}
 
     def _make(self, name: str, limit: float) -> Candidate:
         self.tick(name.replace("_", " "))
         space = self.spaces[name]
         if self.bench.options.quick:
             return choose(space, limit, 0)
-        found = choose(space, limit)
-        return improve(space, found, limit)
+        result = choose(space, limit)
+        return improve(space, result, limit)
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """The plans of these choices, verified."""

@@ -65,10 +65,10 @@ class Problem:
     @cached_property
     def operations_of(self) -> Mapping[str, Sequence[Node]]:
         """{owner: its own operations}."""
-        found: dict[str, list[Node]] = {}
+        result: dict[str, list[Node]] = {}
         for node in self.capture.nodes.values():
-            found.setdefault(node.owner, []).append(node)
-        return found
+            result.setdefault(node.owner, []).append(node)
+        return result
 
     @cached_property
     def paths(self) -> Sequence[frozenset[str]]:
@@ -187,8 +187,8 @@ class Problem:
         """Squared contribution of rounding an FP32 value, to the widest-off of the formats that its readers round it to."""
         readers = resolution.lowered.get(name, ()) if self.kept else ()
         formats = {self.kept.get(reader, self.format) for reader in readers} or {self.format}
-        found = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
-        return min(max((contribution.cast**2 for contribution in found), default=0.0), FORBIDDEN)
+        result = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
+        return min(max((contribution.cast**2 for contribution in result), default=0.0), FORBIDDEN)
 
     def rounded_values(self, resolution: Resolution) -> list[str]:
         """FP32 values that are rounded once on their way: cast at a consumer, or stored low (weights, inputs)."""

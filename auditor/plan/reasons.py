@@ -36,13 +36,13 @@ class Attempt:
 
 def attempts(problem: Problem, chosen: Candidate) -> list[Attempt]:
     """Of every module in FP32, and every function that a low one keeps so, those first that save most."""
-    found = []
+    result = []
     for owner in sorted(_kept(problem, chosen), key=lambda owner: (-problem.energy.saving(owner), owner)):
         low = _lowered(problem, chosen, [owner])
         forbidden = _without_operations(problem, owner) or _forbidden(problem, low, chosen, owner)
         saves = (chosen.cost - low.cost) / chosen.cost if chosen.cost else 0.0
-        found.append(Attempt(owner, low, forbidden, saves, low.price < chosen.price))
-    return found
+        result.append(Attempt(owner, low, forbidden, saves, low.price < chosen.price))
+    return result
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
@@ -241,7 +241,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
     """A reason for every operation that is not low though its module is, and for those without a precision."""
     precision, nodes = choice_from_labels(chosen.precision), problem.capture.nodes
     how, resolution = problem.running(precision), problem.resolve(precision)
-    found, known = list[Reason](), dict[str, Reason]()
+    result, known = list[Reason](), dict[str, Reason]()
     for n in problem.capture.graph_module.graph.nodes:
         node, name = nodes.get(n.name), n.name
         if node is None or is_low(resolution.computed(name)) or (not node.floating and resolution.touches_low(name)):
@@ -259,17 +259,17 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
         else:
             continue  # it has a reason of its own, or its module has
         if name not in problem.capture.twins:
-            found.append(replace(reason, operations=(name,)))
-    return together(found)
+            result.append(replace(reason, operations=(name,)))
+    return together(result)
 
 
 def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """Reasons that say the same of several, once; of what gains nothing, with the largest numbers."""
-    found: dict[tuple[Reason, bool], list[Reason]] = {}
+    result: dict[tuple[Reason, bool], list[Reason]] = {}
     for reason in reasons:
         alike = replace(reason, modules=(), operations=())
         idle = reason.kind == "no-gain" and reason.adds is not None
-        found.setdefault((replace(alike, adds=None, saves=None) if idle else alike, idle), []).append(reason)
+        result.setdefault((replace(alike, adds=None, saves=None) if idle else alike, idle), []).append(reason)
     return tuple(
         replace(
             alike,
@@ -278,7 +278,7 @@ def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
             adds=max((each.adds for each in several if each.adds is not None), default=None),
             saves=max((each.saves for each in several if each.saves is not None), default=None),
         )
-        for (alike, _), several in found.items()
+        for (alike, _), several in result.items()
     )
 
 

@@ -35,8 +35,8 @@ class InFp32:
         """The plans, those that are verified with their scores. files: see Workbench.ask."""
         wanted = {name: plan for name, plan in plans.items() if plan.verified}
         questions = _questions(self.scoring, list(wanted), len(self.given.values), self.timeout)
-        found = bench.ask(wanted, *questions, files) if wanted else {}
-        scores = {name: compare_scores(self.scoring, self.given, given) for name, given in found.items()}
+        result = bench.ask(wanted, *questions, files) if wanted else {}
+        scores = {name: compare_scores(self.scoring, self.given, given) for name, given in result.items()}
         return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
 
 
@@ -50,17 +50,17 @@ def in_fp32(subject: Subject, options: Settings) -> InFp32 | None:
         return None
     plans, seed, device = raising(subject), options.seed, options.where
     fresh, here = _questions(scoring, [FP32], None, options.timeout)
-    found: dict[str, Found] = {}
+    result: dict[str, Found] = {}
     if subject.origin is not None and fresh is not None:
         expected = reference(subject, subject.batches[0], seed)
         begun = Verifier.start(
             subject.batches[:1], expected=expected, seed=seed, device=device, timeout=options.timeout
         )
         with suppress(NotHandedOver), begun as (verifier, folder):
-            found = fresh(verifier, emitted(subject, plans, folder))
-    found = found or here(Runs(partial(in_hand, subject.model, plans), device=device, seed=seed))
+            result = fresh(verifier, emitted(subject, plans, folder))
+    result = result or here(Runs(partial(in_hand, subject.model, plans), device=device, seed=seed))
     try:
-        if isinstance(given := found[FP32], str):
+        if isinstance(given := result[FP32], str):
             raise NoScore(given)
         return InFp32(scoring, given, fp32_score(scoring, given), options.timeout)
     except NoScore as error:

@@ -61,7 +61,7 @@ def _of_the_cpu(metric: Distance) -> Distance:
 
     def measured(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
         try:
-            found: Any = metric(on_cpu(reference), on_cpu(candidate))
+            result: Any = metric(on_cpu(reference), on_cpu(candidate))
         except Exception as error:
             let_through(error)
             if not math.isfinite(output_error(reference, candidate)):
@@ -70,7 +70,7 @@ def _of_the_cpu(metric: Distance) -> Distance:
                 f"metric={name} raised {blame(error)}: it is called as metric(reference, candidate), two lists of tensors",
                 slug="bad-callback",
             ) from error
-        return _number(found, name)
+        return _number(result, name)
 
     measured.__name__ = name
     return measured

@@ -50,9 +50,9 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str,
     Of a plan in a format that torch does not compute in there is no artefact: it stays unverified, and says so.
     """
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
-    found = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
-    found |= answered(bench, run, partial(tick, "running the patched model")) if run else {}
-    return {name: found[name] for name in plans}
+    result = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
+    result |= answered(bench, run, partial(tick, "running the patched model")) if run else {}
+    return {name: result[name] for name in plans}
 
 
 def answered(
@@ -93,19 +93,19 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
     if expected.graded is not None and answer.graded is not None:
         graded = on_cpu(expected.graded), answer.graded
     try:
-        found = worst_of([bench.yardstick.distance(r, c) for r, c in pairs])
+        result = worst_of([bench.yardstick.distance(r, c) for r, c in pairs])
         enabled = bench.yardstick.distance(*graded) if graded else None
     except MeasureError as error:
         return _failed(bench, plan, str(error))
     if graded and (otherwise := _mode_matters(plan, pairs[0], graded, bench.noise.found.joint)):
         return _failed(bench, plan, otherwise)
-    is_finite = math.isfinite(found) and (enabled is None or math.isfinite(enabled))
+    is_finite = math.isfinite(result) and (enabled is None or math.isfinite(enabled))
     noise, plain = bench.noise.found, bench.yardstick.distance is output_error
     ran = _verification(
         bench,
         pairs,
         graded,
-        error=found if is_finite else None,
+        error=result if is_finite else None,
         joint=None if plain else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
         apart=apart(pairs),
         finite=is_finite,
@@ -114,7 +114,7 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
         floor=noise.floor if noise.floor > bench.yardstick.budget else 0.0,
         ungraded=bench.noise.graded if isinstance(bench.noise.graded, str) else None,
     )
-    holds = is_finite and max(found, enabled or 0.0) <= bench.max_error
+    holds = is_finite and max(result, enabled or 0.0) <= bench.max_error
     verified = holds and all(one.holds for one in ran.criteria)
     return replace(plan, measured_error=ran.error, verified=verified, verification=ran)
 
@@ -166,8 +166,8 @@ def today_of(bench: Workbench) -> Today | None:
 
     try:
         with under(bench.flags):
-            found = [answer(bench.subject.model, batch, seed=bench.options.seed) for batch in bench.checks]
-        worst = worst_of([bench.yardstick.distance(*pair) for pair in zip(references, found, strict=True)])
+            result = [answer(bench.subject.model, batch, seed=bench.options.seed) for batch in bench.checks]
+        worst = worst_of([bench.yardstick.distance(*pair) for pair in zip(references, result, strict=True)])
     except Exception as error:
         let_through(error)
         return Today(allowed, None, False, failure_of(error))
@@ -195,18 +195,18 @@ def timed_plans(
         lambda runs: {name: runs.time(name, bench.flags, apart=False) for name in names},
     )
     missing = (*WAYS[:2], "memory")
-    found = {
+    result = {
         n: one if isinstance(one, Timed) else Timed(missing=dict.fromkeys(missing, one)) for n, one in given.items()
     }
-    whole = found[FP32]
+    whole = result[FP32]
     timing = Timing(
         device=name_of(bench.options.where),
         batch=next((x.shape[0] for x in tensors_in(bench.checks[0]) if x.dim() and not x.is_nested), None),
         threads=torch.get_num_threads(),
         fp32=whole,
-        fp32_today=against(found[TODAY], whole) if today else None,
+        fp32_today=against(result[TODAY], whole) if today else None,
     )
-    told = {name: replace(against(found[name], whole), decides=bench.options.native) for name in run}
+    told = {name: replace(against(result[name], whole), decides=bench.options.native) for name in run}
     return {name: replace(plan, timed=told.get(name)) for name, plan in plans.items()}, timing
 
 

@@ -67,8 +67,8 @@ class Workbench:
     @cached_property
     def contributions(self) -> Mapping[str, Mapping[str, Contribution]]:
         """{format: {node or placeholder: what plans are predicted from}}."""
-        found = without_noise(self.measured.contributions, self.noise.found)
-        return {fmt: {name: each[fmt] for name, each in found.items()} for fmt in self.options.formats}
+        result = without_noise(self.measured.contributions, self.noise.found)
+        return {fmt: {name: each[fmt] for name, each in result.items()} for fmt in self.options.formats}
 
     @cached_property
     def verdicts(self) -> Mapping[str, Mapping[str, Verdict]]:

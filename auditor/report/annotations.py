@@ -41,8 +41,8 @@ def places(audit: Audit) -> Mapping[str, Place]:
 def callers(audit: Audit) -> Mapping[str, Place]:
     """The place of the call that led to a node, where that is in the user's code and not its place already."""
     own = {r.node.name: r.node for r in audit.nodes if r.node.caller_path and not is_installed(r.node.source_path)}
-    found = {name: _caller(node) for name, node in own.items()}
-    return {name: place for name, place in found.items() if place is not None}
+    result = {name: _caller(node) for name, node in own.items()}
+    return {name: place for name, place in result.items() if place is not None}
 
 
 def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
@@ -89,13 +89,13 @@ def github(audit: Audit) -> str:
 
 
 def _commands(audit: Audit) -> Iterator[str]:
-    seen, found, where = view(audit), causes(audit).all, places(audit)
+    seen, result, where = view(audit), causes(audit).all, places(audit)
     for said in (seen.headline, *seen.broken):
         yield printable(said).replace("::", ": :")  # the runner takes no such line for a command
-    levels = {level: [cause for cause in found if cause.severity == level] for level in COMMANDS}
+    levels = {level: [cause for cause in result if cause.severity == level] for level in COMMANDS}
     shown = [cause for same in levels.values() for cause in same[:MOST_PER_LEVEL]]
     yield from (_annotation(cause, where[cause.worst.node]) for cause in shown)
-    if left := len(found) - len(shown):
+    if left := len(result) - len(shown):
         yield f"{count(left, 'more cause')} in the report."
 
 
@@ -117,8 +117,8 @@ def _property(text: str) -> str:
 
 def sarif(audit: Audit) -> str:
     """One run with its rules and results; equal audits give equal bytes."""
-    found = causes(audit).all[:MOST_RESULTS]
-    rules = {cause.worst.rule: cause.worst for cause in reversed(found)}
+    result = causes(audit).all[:MOST_RESULTS]
+    rules = {cause.worst.rule: cause.worst for cause in reversed(result)}
     where, called = places(audit), callers(audit)
     results = [
         {
@@ -131,7 +131,7 @@ def sarif(audit: Audit) -> str:
             **_related_call(cause, called.get(cause.worst.node)),
             "partialFingerprints": {"primaryLocationLineHash": identity, "auditor/v1": identity},
         }
-        for cause, identity in zip(found, _fingerprints(found), strict=True)
+        for cause, identity in zip(result, _fingerprints(result), strict=True)
     ]
     driver = {
         "name": "Model precision auditor",

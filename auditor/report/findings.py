@@ -111,9 +111,9 @@ def causes(audit: Audit) -> Causes:
     for finding in audit.findings:
         alone = (finding.rule, finding.severity, pattern(finding.owner), finding.op, finding.source)
         groups.setdefault(finding.cause or alone, []).append(finding)
-    found = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
-    wanting = tuple(cause for cause in found if cause.severity != "info")
-    return Causes(wanting, tuple(cause for cause in found if cause.severity == "info"), _about(audit))
+    result = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
+    wanting = tuple(cause for cause in result if cause.severity != "info")
+    return Causes(wanting, tuple(cause for cause in result if cause.severity == "info"), _about(audit))
 
 
 def _weight(finding: Finding) -> tuple[bool, int, bool, int]:

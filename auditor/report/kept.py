@@ -75,9 +75,9 @@ def islands(plan: Plan) -> tuple[Island, ...]:
         same_kind = fold(plan.program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
         return tuple(map(_one_kind, same_kind))
     scopes = plan.scopes
-    found = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
-    idle = len({pattern(path) for path, reason in found if reason.kind == "no-gain"}) > SHAPES
-    groups = fold(found, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
+    result = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
+    idle = len({pattern(path) for path, reason in result if reason.kind == "no-gain"}) > SHAPES
+    groups = fold(result, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
     modules = [Island(tuple(path for path, _ in same), _because(plan, same)) for same in groups]
     keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
     functions = (Island(tuple(same), scopes[same[0]].because, scopes[same[0]].keep) for same in keeping)
@@ -109,10 +109,10 @@ def computed_in(report: NodeReport) -> str | None:
 
 def tally(reports: Iterable[NodeReport]) -> str:
     """What operations compute in, in words: `FP16`, or `FP16 3 times and FP32 once`; nothing where it is not known."""
-    found = Counter(label(name) for report in reports if (name := computed_in(report)) is not None)
-    if len(found) < 2:
-        return "".join(found)
-    return " and ".join(f"{name} {'once' if n == 1 else f'{n:,} times'}" for name, n in found.most_common())
+    result = Counter(label(name) for report in reports if (name := computed_in(report)) is not None)
+    if len(result) < 2:
+        return "".join(result)
+    return " and ".join(f"{name} {'once' if n == 1 else f'{n:,} times'}" for name, n in result.most_common())
 
 
 def why_raised(plan: Plan) -> Callable[[NodeReport], str]:

@@ -69,9 +69,9 @@ def _sources(audit: Audit, fmt: str) -> Iterator[Table]:
 
 def _regions(audit: Audit, fmt: str) -> Iterator[Table]:
     """Regions of more than one operation; those that cannot run, or end non-finite, come first."""
-    found = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
-    found.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
-    if found:
+    result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
+    result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
+    if result:
         heads = ("Module", "Operations", "Moves output", "One by one")
         rows = tuple(
             (
@@ -80,7 +80,7 @@ def _regions(audit: Audit, fmt: str) -> Iterator[Table]:
                 "does not run" if r.failure else ratio(r.error),
                 ratio(r.explained),
             )
-            for r in found[:SHOWN]
+            for r in result[:SHOWN]
         )
         yield Table(heads, rows, caption=f"Neighbouring operations, lowered together in {label(fmt)}")
 
@@ -142,12 +142,12 @@ def nonfinite_runs(audit: Audit) -> tuple[Run, ...]:
         if not base.finite and not base.failure:
             strategy, _, fmt = name.partition("_")
             groups.setdefault((fmt, base.nonfinite), []).append(strategy_of(strategy).title)
-    found = [
+    result = [
         Run(fmt, f"{label(fmt)} {' and '.join(titles)}, without a plan", first)
         for (fmt, first), titles in groups.items()
     ]
     for plan in audit.plans.values():
         ran = plan.verification
         if ran is not None and not ran.finite and not ran.failure:
-            found.append(Run(plan.format, f"The plan {plan_title(plan)}", ran.nonfinite))
-    return tuple(found)
+            result.append(Run(plan.format, f"The plan {plan_title(plan)}", ran.nonfinite))
+    return tuple(result)

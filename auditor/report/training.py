@@ -137,18 +137,18 @@ def loop_code(audit: Audit) -> str | None:
 
     It expects `model`, `loader` and `loss_fn`, and `patched_model.py` beside it.
     """
-    found = audit.training
-    if found is None or found.format is None:
+    result = audit.training
+    if result is None or result.format is None:
         return None
     plan = training_plan(audit)
-    several = plan is not None and found.returned == "tensors"
+    several = plan is not None and result.returned == "tensors"
     outputs = "in_fp32(model(inputs))" if several else "model(inputs).float()" if plan else "model(inputs)"
     body = f"inputs, targets = batch\n    return loss_fn({outputs}, targets)"
-    if found.loss_source == "the model's own loss":
-        several, answer = False, {"attribute": ".loss", "mapping": '["loss"]'}.get(found.returned, "")
+    if result.loss_source == "the model's own loss":
+        several, answer = False, {"attribute": ".loss", "mapping": '["loss"]'}.get(result.returned, "")
         body = f"return model(**batch){answer}"
     imported = "import dataclasses\n" if several else ""
-    return imported + training_code(audit, found.format, plan) + IN_FP32 * several + LOOP.format(body)
+    return imported + training_code(audit, result.format, plan) + IN_FP32 * several + LOOP.format(body)
 
 
 LOOP = """

@@ -139,10 +139,10 @@ def _something(audit: Audit, chosen: PlanView) -> tuple[str, str]:
 
 def _advice(audit: Audit) -> str:
     """What to do where no plan is recommended."""
-    found = outcome(audit.plans, audit.use)
-    if found == "loses":
+    result = outcome(audit.plans, audit.use)
+    if result == "loses":
         return advice(audit)
-    if found != "out of reach" or not any(map(runs, audit.formats)):
+    if result != "out of reach" or not any(map(runs, audit.formats)):
         return ""
     return f"{'Loosen a criterion' if audit.criteria else 'Raise the budget with --max-error'}, or start with the findings below."
 

@@ -219,8 +219,8 @@ class Verifier:
         self, file: Path, plans: Sequence[str], asked: Mapping[str, Any], timeout: float, waiting: Callable[[], None]
     ) -> dict[str, Any]:
         """What is asked of each plan; of one that the process did not survive, why, and another goes on with the rest."""
-        found: dict[str, Any] = {}
-        while left := [plan for plan in plans if plan not in found]:
+        result: dict[str, Any] = {}
+        while left := [plan for plan in plans if plan not in result]:
             self._jobs += 1
             folder, known = self._scratch / str(self._jobs), self._process
             folder.mkdir()
@@ -237,8 +237,8 @@ class Verifier:
             answered = {plan: _read(each) for plan, each in zip(left, files, strict=True) if each.exists()}
             shutil.rmtree(folder, ignore_errors=True)
             missing = [plan for plan in left if plan not in answered]
-            found |= answered | dict.fromkeys(missing[:1], NOT_RUN + failure)
-        return found
+            result |= answered | dict.fromkeys(missing[:1], NOT_RUN + failure)
+        return result
 
     def _check_start(self, file: Path, failure: str) -> None:
         """Hold what was built in the process against what is audited.

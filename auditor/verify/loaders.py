@@ -119,8 +119,8 @@ class _OnnxModel(nn.Module):
         ports = zip(self.session.get_inputs(), given, strict=True)
         with _disable_current_modes():
             fed = {port.name: _to_numpy(x.to(_NAMES.get(port.type, x.dtype)).cpu()) for port, x in ports}
-            found = [_from_numpy(x) for x in self.session.run_with_ort_values(None, fed)]
-            return [x.float() if x.dtype in _NAMES.values() else x for x in found]
+            result = [_from_numpy(x) for x in self.session.run_with_ort_values(None, fed)]
+            return [x.float() if x.dtype in _NAMES.values() else x for x in result]
 
 
 def _to_numpy(x: torch.Tensor) -> Any:

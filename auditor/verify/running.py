@@ -193,9 +193,9 @@ class Forward:
         """One forward with `call` in the model's place, nothing intercepting operations; what measured it."""
         with isolated(self.model, self.batch, seed=self.seed):
             args, kwargs = copied(self.batch)
-            with torch.no_grad(), _disable_current_modes(), measure(self.device) as found:
+            with torch.no_grad(), _disable_current_modes(), measure(self.device) as result:
                 call(*args, **kwargs)
-        return found()
+        return result()
 
     def times(self, call: Call) -> Times:
         """Median and quartiles over repeats, after those that warm up."""
@@ -205,8 +205,8 @@ class Forward:
             if time.monotonic() - begun > PATIENCE:
                 break
         wanted = min(MOST, max(FEWEST, round(SECONDS / max(last, 1e-9))))
-        found = [self.run(call, clock) for _ in range(wanted)]
-        low, median, high = statistics.quantiles(found, n=4, method="inclusive")
+        result = [self.run(call, clock) for _ in range(wanted)]
+        low, median, high = statistics.quantiles(result, n=4, method="inclusive")
         return Times(median, low, high, wanted)
 
     def compiled(self) -> Times:
@@ -247,7 +247,7 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
         ways, missing = {**ways, "compiled": forward.compiled}, {}
         if device.startswith("cuda"):
             ways["cuda_graph"] = forward.capture_graph
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     with isolated(model, batch):
         try:
             answer(model, batch, seed=seed)  # whose writes are seen, and undone
@@ -256,11 +256,11 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
             return Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), failure_of(error)))
         for name, measure in ways.items():
             try:
-                found[name] = measure()
+                result[name] = measure()
             except Exception as error:
                 let_through(error, memory=False)
                 missing[name] = failure_of(error)
-    return Timed(**found, missing=missing)
+    return Timed(**result, missing=missing)
 
 
 @contextmanager

@@ -95,12 +95,12 @@ class Worker:
         for index, plan in enumerate(job["plans"]):
             if (timing := job.get("time")) is not None:
                 torch.set_num_threads(timing["threads"])
-                found: Any = runs.time(plan, timing["flags"], apart=True)
+                result: Any = runs.time(plan, timing["flags"], apart=True)
             elif (scoring := job.get("score")) is not None:
-                found = score(runs, plan, scoring, Path(settings["scratch"]))
+                result = score(runs, plan, scoring, Path(settings["scratch"]))
             else:
-                found = runs.answers(plan)
-            write(folder / f"{index}.pt", found)
+                result = runs.answers(plan)
+            write(folder / f"{index}.pt", result)
         return True
 
     def _load_plans(self, file: Path) -> tuple[Load | None, dict[str, Any]]:
@@ -120,8 +120,8 @@ class Worker:
             what, self.model = "running the model in FP32", model
             load = partial(patched, module, model)
             with ieee(), load(FP32):
-                found = answer(model, self.batches[0], seed=self.settings["seed"])
-                return load, {"answer": [x.cpu() for x in found]}
+                result = answer(model, self.batches[0], seed=self.settings["seed"])
+                return load, {"answer": [x.cpu() for x in result]}
         except (Exception, SystemExit) as error:
             said = failure_of(error) if out_of_memory(error) else blame(error)
             return None, {"failed": f"{what} in a fresh process raised {said}"}

@@ -49,26 +49,26 @@ BUDGET = {
     "document": (900, "document"),
     "execution": (1290, "execution"),
     "fleet": (440, "fleet"),
-    "graphs": (1225, "graphs"),
+    "graphs": (1230, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (2070, "loading"),
     "loose files": (1340, "flow"),
-    "measure": (2300, "measure"),
+    "measure": (2310, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2770, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "report": (2920, "report"),
-    "rulebook": (2490, "rules"),
-    "score": (350, "criteria"),
+    "rulebook": (2500, "rules"),
+    "score": (360, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1780, "training"),
     "verify": (990, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 32490, 203, 22
+LINES, FILES, ROOMS = 32490, 202, 22
 """Of all of them."""
 
 
