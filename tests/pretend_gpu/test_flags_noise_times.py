@@ -52,7 +52,7 @@ class Pools(nn.Module):
 @natively
 def test_what_atomics_do_is_no_error() -> None:
     torch.manual_seed(0)
-    model, computed, order = Pools().eval(), kernels._compute, torch.Generator()
+    model, computed, order = Pools().eval(), kernels._computed, torch.Generator()
 
     def atomic(op: Any, packet: str, args: Any, kwargs: Any, low: Any) -> Any:
         if packet != "index_add":
@@ -64,11 +64,11 @@ def test_what_atomics_do_is_no_error() -> None:
     asked: dict[str, Any] = {"formats": "fp16", "strategies": "autocast", "device": "pretend", "max_error": 1e-4}
     still = auditor.audit(model, (X,), **asked)
     assert still.noise is not None and not still.noise.error and not still.noise.operations
-    kernels._compute = atomic
+    kernels._computed = atomic
     try:
         audit = auditor.audit(model, (X,), **asked)
     finally:
-        kernels._compute = computed
+        kernels._computed = computed
     noise = audit.noise
     assert noise is not None and noise.operations == ("index_add",)
     assert noise.error > 1e-4 and set(noise.nodes) == {"index_add", "linear_1"}

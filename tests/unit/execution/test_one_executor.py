@@ -44,7 +44,7 @@ def is_target(node: ast.AST) -> bool:
 
 def calls_operations(tree: ast.AST) -> bool:
     """Whether it calls what nodes stand for, or hands it to somebody who does."""
-    runners = {"run_op", "in_fp32", "differentiated"}
+    runners = {"run_op", "in_fp32", "run_with_gradients"}
     return any(
         is_target(node.func) or (last_name(node.func) in runners and any(map(is_target, node.args)))
         for node in ast.walk(tree)
