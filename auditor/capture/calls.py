@@ -40,13 +40,12 @@ _READING: frozenset[Any] = frozenset(
 class Calls:
     """The open calls of a model's modules, the root's first. A module that the model does not list counts as its caller.
 
-    elsewhere: whether modules were called in another thread, where no operation is seen. returned(call, result) hears of every
-    call that ends.
+    elsewhere: whether modules were called in another thread, where no operation is seen.
     """
 
-    def __init__(self, model: nn.Module, returned: Callable[[Call, Any], None] = lambda call, result: None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.open: tuple[Call, ...] = (Call("", 0, ""),)
-        self._returned = returned
+        self._returned: Callable[[Call, Any], None] | None = None
         self._paths = paths_of(model)
         self._stack: list[tuple[Call, ...]] = []
         self._count = 0
@@ -73,12 +72,13 @@ class Calls:
     def _leave(self, module: nn.Module, _: Any, result: Any) -> None:
         if self._stack and threading.get_ident() == self._thread:
             call, self.open = self.open[-1], self._stack.pop()
-            if call not in self.open:
+            if call not in self.open and self._returned is not None:
                 self._returned(call, result)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """In the body the open calls are known."""
+    def watched(self, returned: Callable[[Call, Any], None]) -> Iterator[None]:
+        """In the body the open calls are known, and `returned(call, result)` hears of every one that ends."""
+        self._returned = returned
         handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -86,6 +86,7 @@ class Calls:
         try:
             yield
         finally:
+            self._returned = None  # which knows all that was recorded
             for handle in handles:
                 handle.remove()
 

@@ -55,12 +55,11 @@ def record(
     which casts nothing, code that asks whether autocast is on, in order to switch it off, shows the regions that it
     protects. The batch's tensors are copied, and the model's may be written to: the caller puts them back.
     """
-    recording = Recording()
-    calls = Calls(model, lambda call, result: recorder.note_returned(call, result))
+    recording, calls = Recording(), Calls(model)
     recorder = _Recorder(recording, calls, handler or Handler(), around)
     args, kwargs = recorder.begin(model, batch)
     with ExitStack() as stack:
-        stack.enter_context(calls.watched())
+        stack.enter_context(calls.watched(recorder.note_returned))
         dtype = getattr(torch, around.dtype) if around is not None else None
         stack.enter_context(intercepted(recorder, calls.depth, dtype))
         stack.enter_context(recorder.functions)
@@ -112,11 +111,12 @@ class _Recorder(Handler):
 
     def note_returned(self, call: Call, result: Any) -> None:
         """A call of a module ends: what it hands to its caller, and not by an attribute, is converted where a plan wraps it."""
-        for x in tensors_of(result):
-            while torch._C._functorch.is_functorch_wrapped_tensor(x):
-                x = torch._C._functorch.get_unwrapped(x)
-            if self.values.knows(x):
-                self.recording.returned.setdefault(self.values.node_of(x).name, []).append(call.key)
+        with torch._C.DisableTorchFunction():  # where its tensors lie is no question of the model's
+            for x in tensors_of(result):
+                while torch._C._functorch.is_functorch_wrapped_tensor(x):
+                    x = torch._C._functorch.get_unwrapped(x)
+                if self.values.knows(x):
+                    self.recording.returned.setdefault(self.values.node_of(x).name, []).append(call.key)
 
     def notice_reads(self, *given: torch.Tensor) -> None:
         """Python reads the values of tensors, or a shape depends on them."""

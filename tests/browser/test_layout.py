@@ -80,7 +80,7 @@ def test_every_figure_of_a_plan_is_read_in_full(page, root, width):
     page.open(root / "reports" / "samples" / "03_handwritten_transformer.html", width=width, height=900)
     page.run("document.querySelectorAll('#plans details').forEach((d) => { d.open = true; })")
     labels = page.run("[...document.querySelectorAll('#plans details td')].map((e) => e.textContent)")
-    assert {"Predicted speed-up", "Predicted memory"} <= set(labels)
+    assert "Predicted memory" in labels
     assert page.run(CUT_OFF) == []
 
 

@@ -52,3 +52,9 @@ def test_regions_and_calls_are_marked() -> None:
     assert not linear.region.enabled
     assert tanh.region is None  # where the run itself is
     assert [call.path for call in linear.calls] != [call.path for call in tanh.calls]
+
+
+def test_a_run_of_modules_asks_for_no_dtype_by_itself() -> None:
+    recording, _ = record(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), ((torch.ones(1, 2),), {}))
+    assert not recording.asked
+    assert recording.returned == {"linear": ["0#1"], "relu": ["1#2"]}
