@@ -77,15 +77,18 @@ class Energy:
         return high - low
 
     @cached_property
-    def groups(self) -> list[frozenset[Hashable]]:
-        """Owners with those tied to them, those first that save most an error."""
+    def groups(self) -> list[frozenset[str]]:
+        """Owners, and owners with all below them, each with those tied to it; those first that save most an error."""
 
-        def worth(group: tuple[str, ...]) -> float:
+        def worth(group: frozenset[str]) -> float:
             square = sum(self.scopes[owner][2] for owner in group)
             return sum(map(self.saving, group)) / square if square else math.inf
 
-        result = sorted({self.together(owner) for owner in self.scopes}, key=lambda group: (-worth(group), group))
-        return [frozenset(group) for group in result]
+        below = nx.DiGraph((above, owner) for owner, above in self.tree.items())
+        wholes = ({above, *nx.descendants(below, above)} for above in below)
+        several = (*({owner} for owner in self.scopes), *wholes)
+        groups = {frozenset(each for owner in group for each in self.together(owner)) for group in several}
+        return sorted(groups, key=lambda group: (-worth(group), sorted(group)))
 
     @cached_property
     def cuts(self) -> Cuts:

@@ -97,9 +97,11 @@ class Cuts:
         between = within - over
         pending = [group for group in groups if group <= between]
         count = bisect(range(1, len(pending) + 1), 0.0, key=lambda count: rank(within.difference(*pending[:count]))[0])
-        ends = zip(groups, reversed(groups), strict=True)
-        changes = [change for first, last in ends for change in ((first, Choice.difference), (last, Choice.union))]
-        cuts = dict.fromkeys((*passed, over, within, within.difference(*pending[:count]), self._nothing))
+        lowers = ((group, Choice.difference) for group in groups)
+        changes = [*lowers, *((group, Choice.union) for group in reversed(groups))]
+        cuts = dict.fromkeys(
+            (*passed, over, within, within.difference(*pending[:count]), frozenset({HIGH}), self._nothing)
+        )
         left = iter(range(tries))
 
         def downhill(high: Choice) -> Choice:

@@ -37,7 +37,7 @@ class Attempt:
 def attempts(problem: Problem, chosen: Candidate) -> list[Attempt]:
     """Of every module in FP32, and every function that a low one keeps so, those first that save most."""
     result = []
-    for owner in sorted(_kept(problem, chosen), key=lambda owner: (-problem.energy.saving(owner), owner)):
+    for owner in _by_saving(problem, chosen):
         low = _lowered(problem, chosen, [owner])
         forbidden = _without_operations(problem, owner) or _forbidden(problem, low, chosen, owner)
         saves = (chosen.cost - low.cost) / chosen.cost if chosen.cost else 0.0
@@ -45,15 +45,22 @@ def attempts(problem: Problem, chosen: Candidate) -> list[Attempt]:
     return result
 
 
+def _by_saving(problem: Problem, chosen: Candidate) -> list[str]:
+    """What a choice keeps in FP32, what saves most first."""
+    return sorted(_kept(problem, chosen), key=lambda owner: (-problem.energy.saving(owner), owner))
+
+
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
     """The choice with what gains low as well, one module after the other, as long as replays stay within the limit."""
     problem = space.problem
-    for each in attempts(problem, chosen):
-        if each.forbidden or not each.gains or each.owner != module_of(each.owner):
-            continue
-        point = _lowered(problem, chosen, [each.owner])
-        if point.price < (1 - WORTH) * chosen.price and space.may_hold(chosen, point, limit):
-            chosen = point if space.holds(point, limit) else chosen
+    for owner in _by_saving(problem, chosen):
+        if space.left <= 0:
+            break
+        if owner == module_of(owner):
+            point = _lowered(problem, chosen, [owner])
+            gains = point.feasible and point.price < (1 - WORTH) * chosen.price
+            if gains and space.may_hold(chosen, point, limit) and space.holds(point, limit):
+                chosen = point
     return chosen
 
 
