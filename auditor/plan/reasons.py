@@ -276,7 +276,7 @@ def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     for reason in reasons:
         alike = replace(reason, modules=(), operations=())
         idle = reason.kind == "no-gain" and reason.adds is not None
-        result.setdefault((replace(alike, adds=None, saves=None) if idle else alike, idle), []).append(reason)
+        result.setdefault((replace(alike, adds=None, saves=None, ran=False) if idle else alike, idle), []).append(reason)
     return tuple(
         replace(
             alike,
@@ -284,6 +284,7 @@ def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
             operations=tuple(name for each in several for name in each.operations),
             adds=max((each.adds for each in several if each.adds is not None), default=None),
             saves=max((each.saves for each in several if each.saves is not None), default=None),
+            ran=any(each.ran for each in several),
         )
         for (alike, _), several in result.items()
     )
