@@ -169,6 +169,13 @@ class Profile:
 
     def error(self, candidate: torch.Tensor) -> float:
         """Relative L2 error of a candidate; of its finite entries, where the tensor has infinities that it lost."""
+        gaps = (low.float() - r for r, low in runs(self._float, candidate.detach()))
+        return self._relative(sum(map(sum_of_squares, gaps)), candidate)
+
+    def _relative(self, squares: float, candidate: torch.Tensor) -> float:
+        """The error of a candidate. squares: of all its differences, if they are finite."""
+        if self.range.norm and math.isfinite(squares):
+            return math.sqrt(squares) / self.range.norm
         error = relative_l2(self._float, candidate)
         if error < math.inf or not self.range.nonfinite:
             return error
@@ -191,9 +198,8 @@ class Profile:
             least, largest = map(float, torch.aminmax(size))
             if not (fmt.smallest_normal <= least and largest < math.inf):
                 damage += self._damage(r, size, fmt)
-        norm, nonzero = self.range.norm, max(self.range.nonzero, 1)
-        error = math.sqrt(squares) / norm if norm and math.isfinite(squares) else self.error(candidate)
-        shares = {kind: damage[kind] / nonzero for kind in ("underflow", "subnormal")}
+        error = self._relative(squares, candidate)
+        shares = {kind: damage[kind] / max(self.range.nonzero, 1) for kind in ("underflow", "subnormal")}
         return Deviation(error, damage["overflow"], damage["nan"], **shares, max_ulp=most)
 
     def _damage(self, reference: torch.Tensor, size: torch.Tensor, fmt: Format) -> Counter[str]:

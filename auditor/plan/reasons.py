@@ -276,7 +276,9 @@ def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     for reason in reasons:
         alike = replace(reason, modules=(), operations=())
         idle = reason.kind == "no-gain" and reason.adds is not None
-        result.setdefault((replace(alike, adds=None, saves=None, ran=False) if idle else alike, idle), []).append(reason)
+        result.setdefault((replace(alike, adds=None, saves=None, ran=False) if idle else alike, idle), []).append(
+            reason
+        )
     return tuple(
         replace(
             alike,
