@@ -286,7 +286,7 @@ def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
             operations=tuple(name for each in several for name in each.operations),
             adds=max((each.adds for each in several if each.adds is not None), default=None),
             saves=max((each.saves for each in several if each.saves is not None), default=None),
-            ran=any(each.ran for each in several),
+            ran=all(each.ran for each in several),
         )
         for (alike, _), several in result.items()
     )

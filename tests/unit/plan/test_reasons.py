@@ -163,8 +163,9 @@ def test_modules_that_gain_nothing_share_one_reason_with_the_largest_numbers() -
         for i, (adds, saves) in enumerate([(1e-6, 0.0), (3e-6, 1e-5), (-2e-6, 0.0)])
     ]
     ran = [replace(reason, ran=True) for reason in idle]
-    for several in together([*idle, *ran]):
-        assert (several.modules, several.adds, several.saves) == (("blocks.0", "blocks.1", "blocks.2"), 3e-6, 1e-5)
-    assert [reason.ran for reason in together([*idle, *ran])] == [False, True]
+    for all_ran, reasons in ((True, ran), (False, [*ran[:2], idle[2]])):
+        (one,) = together(reasons)
+        assert (one.modules, one.adds, one.saves) == (("blocks.0", "blocks.1", "blocks.2"), 3e-6, 1e-5)
+        assert one.ran == all_ran
     over = [replace(reason, kind="budget") for reason in idle]
     assert together(over) == tuple(over)
