@@ -28,39 +28,6 @@ from tests.support.subjects import normal, seeded
 X = normal(2, 6, 8)
 
 
-def table(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """A rotary table for six places; the product in it runs low where autocast is on."""
-    angles = torch.arange(6.0)[:, None] @ (10000 ** (torch.arange(0, 8, 2) / -8))[None]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-class Rotary(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        cos, sin = (part.to(x.dtype) for part in self.table(x))
-        even, odd = x[..., 0::2], x[..., 1::2]
-        return self.second(torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2))
-
-
-class InEmptyBuffer(Rotary):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("cos", None)
-        self.register_buffer("sin", None, persistent=False)
-
-    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if self.cos is None or self.cos.dtype != x.dtype:
-            self.cos, self.sin = table(x.dtype)
-        return self.cos, self.sin
-
-
 class ByDevice(nn.Module):
     """Attention whose biases are looked up once for each device in eval mode: what is kept was computed from a weight."""
 
@@ -85,11 +52,6 @@ class ByDevice(nn.Module):
 def test_biases_kept_for_each_device_follow_the_weights() -> None:
     audit = held(lambda: (seeded(ByDevice).eval(), ((X.clone(),), {})), objective="flops")
     assert all(plan.verified and plan.low_precision_flops == 1 for plan in audit.plans.values())
-
-
-def test_tables_of_the_first_forward() -> None:
-    audit = held(lambda: (seeded(InEmptyBuffer).eval(), ((X.clone(),), {})), formats=("bf16",))
-    assert not any("keeps state" in warning for warning in audit.warnings)
 
 
 class Attention(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.any_model.holding import Build, held
+from tests.any_model.holding import drawn, held
 
 
 class Own(Exception):
@@ -123,17 +123,9 @@ class Net(nn.Module):
         return self.last(self.operator(torch.relu(self.first(x))))
 
 
-def of(operator: Callable[[Tensor], Any]) -> Build:
-    def build() -> Any:
-        torch.manual_seed(0)
-        return Net(operator), ((torch.randn(4, 16),), {})
-
-    return build
-
-
 @pytest.mark.parametrize("name", RAISED)
 def test_what_refuses_half_stays_in_fp32_with_the_reason(name: str) -> None:
-    audit = held(of(REFUSING[name]))
+    audit = held(drawn(lambda: Net(REFUSING[name]), 4, 16))
     (node,) = [report for report in audit.nodes if "refuses" in report.node.op]
     reasons = {error.unsupported for error in node.errors.values()}
     said = RAISED[name]()
@@ -158,13 +150,13 @@ def test_what_refuses_half_stays_in_fp32_with_the_reason(name: str) -> None:
     ids=["writes", "several", "listed", "number", "backward", "setup", "doubled", "numpy", "maybe"],
 )
 def test_operators_of_every_form(operator: Callable[[Tensor], Any]) -> None:
-    audit = held(of(operator))
+    audit = held(drawn(lambda: Net(operator), 4, 16))
     assert audit.plans["autocast_fp16"].low_precision_flops == 1
 
 
 @pytest.mark.parametrize("operator", [shrinks, words], ids=["another shape", "no tensor"])
 def test_what_gives_something_else_in_half(operator: Callable[[Tensor], Any]) -> None:
-    audit = held(of(operator))
+    audit = held(drawn(lambda: Net(operator), 4, 16))
     (node,) = [report for report in audit.nodes if report.node.op.startswith("any_model.")]
     assert all(verdict.verdict == "unsafe" for verdict in node.verdicts.values())
     assert audit.plans["autocast_fp16"].low_precision_flops > 0.6

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 import auditor
-from auditor.capture.emulation import emulate
 from auditor.errors import CaptureError, LoadError
 from tests.any_model.holding import a_format, held, model_of
 from tests.support.replaying import linear
@@ -282,20 +281,6 @@ def test_the_audit_ends() -> None:
     assert "a loop goes on for longer in this format, or for ever" in str(found.baselines["cast_bf16"].failure)
     plan = found.plans["cast_bf16"]
     assert plan.scopes[""].precision != "bf16" or not plan.verified
-
-
-def counted(steps: int) -> list[float]:
-    x = torch.ones(2)
-    with emulate("cuda", most=3):
-        for _ in range(steps):
-            x = x + 1
-    return x.tolist()
-
-
-def test_an_emulated_run_ends_after_as_many_operations_as_it_may_take() -> None:
-    assert counted(3) == [4.0, 4.0]
-    with pytest.raises(RuntimeError, match="ended after 3 operations"):
-        counted(4)
 
 
 class Adaptive(nn.Module):

@@ -13,7 +13,7 @@ import auditor
 from auditor.errors import CaptureError
 from auditor.execution.policy import Policy, choice_from_scopes
 from auditor.records import ScopeChoice
-from tests.any_model.holding import Call, held, raised
+from tests.any_model.holding import Call, drawn, held, raised
 from tests.any_model.test_stored_low import mlp, normal, one, seeded
 from tests.support.replaying import Model, replayed
 from tests.support.subjects import only
@@ -284,11 +284,9 @@ class Rotated(nn.Module):
 
 @pytest.mark.parametrize("back", [True, False], ids=["cast back", "left in FP32"])
 def test_the_mask_is_that_of_the_run_in_which_it_is_low(back: bool) -> None:
-    def build() -> tuple[nn.Module, Call]:
-        torch.manual_seed(0)
-        return Rotated(back), ((torch.randn(2, 8, 16),), {})
-
-    audit = held(build, objective="flops")  # in time, a model as small as this saves next to nothing
+    audit = held(
+        drawn(lambda: Rotated(back), 2, 8, 16), objective="flops"
+    )  # in time, a model as small as this saves next to nothing
     assert not any(v.verdict == "unsafe" for report in audit.nodes for v in report.verdicts.values())
     for name, plan in audit.plans.items():
         assert plan.verified

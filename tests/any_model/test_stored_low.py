@@ -276,15 +276,3 @@ def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
             found = answer(model, ((batch,), {}), around=lambda: as_on("cpu"))
             error = output_error(answer(reference, ((batch.float(),), {})), found)
             assert error == pytest.approx(plan.measured_error, rel=1e-6)  # fmt: skip
-
-
-def test_a_checkpoint_stored_low_is_said_so(tmp_path: Path) -> None:
-    from auditor.loading import load
-
-    (tmp_path / "net.py").write_text(SOURCE.format(dtype="float32"), encoding="utf-8")
-    state = load(f"{tmp_path / 'net.py'}:Net").model.bfloat16().state_dict()
-    torch.save(state, tmp_path / "weights.pt")
-    subject = load(f"{tmp_path / 'net.py'}:Net", weights=str(tmp_path / "weights.pt"))
-    assert subject.raised == "none"
-    assert "weights.pt holds weights in bfloat16, and the model in float32: their values are exact" in subject.warnings
-    assert torch.equal(subject.model.first.weight, state["first.weight"].float())
