@@ -32,16 +32,6 @@ VALUES = (
 ).split()
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 WORDS = st.lists(st.sampled_from(OPTIONS) | st.sampled_from(VALUES) | TEXT, max_size=7)
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=6)
-    | st.sampled_from(["fp16", "fp32", "cast"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=5,
-)
 
 
 def fuzzed(examples: int) -> settings:
@@ -111,18 +101,6 @@ def test_command_lines(folder, words):
     check(code, errors, words)
     if code == 2:
         assert {path.name for path in folder.iterdir()} == before, words
-
-
-@fuzzed(25)
-@given(content=st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
-@example(content=b"[" * 100_000)
-@example(content=b"\xff\xfe")
-def test_files_that_are_no_plan(folder, content):
-    (folder / "spoilt.json").write_bytes(content)
-    for words in (("apply", "spoilt.json", "model.py"), ("diff", "plan.json", "spoilt.json")):
-        code, errors = run(*words)
-        assert code == 2
-        check(code, errors, (words, content))
 
 
 def test_the_unchanged_plan_is_accepted(folder):

@@ -113,7 +113,10 @@ DTYPES: dict[str, Callable[..., Any]] = {
 }
 
 PYTHON: dict[str, Callable[..., Any]] = {
-    **{function.__name__: function for function in (test_aliasing.added_by_index, test_aliasing.sorted_and_split, ended_early)},
+    **{
+        function.__name__: function
+        for function in (test_aliasing.added_by_index, test_aliasing.sorted_and_split, ended_early)
+    },
     "some rows": lambda m, h: h + m.first(h[h.abs().amax(-1) > 0.1]).sum(0),
     "rows that are near": lambda m, h: h[torch.nonzero(torch.cdist(h, h) < 4)[:, 1]],
     "sorted": lambda m, h: m.first(h[h.sum(-1).argsort()]),

@@ -200,7 +200,6 @@ class Row:
     claims: tuple[str, str, str]
     fired: int
     agreed: int
-    own: str
 
 
 @pytest.fixture(scope="module")
@@ -208,25 +207,15 @@ def rows(root: Path) -> dict[str, Row]:
     text = (root / "benchmarks" / "results" / "agreement.md").read_text(encoding="utf-8")
     found = {}
     for line in re.findall(r"(?m)^\| [A-Z]{3}\d{3} \|.*$", text):
-        code, name, severity, confidence, *shares, own = (cell.strip() for cell in line.strip("|").split("|"))
+        code, name, severity, confidence, *shares, _ = (cell.strip() for cell in line.strip("|").split("|"))
         counts = [tuple(map(int, share.split(" of "))) for share in shares if share]
-        found[code] = Row((name, severity, confidence), sum(c[1] for c in counts), sum(c[0] for c in counts), own)
+        found[code] = Row((name, severity, confidence), sum(c[1] for c in counts), sum(c[0] for c in counts))
     return found
 
 
 def test_it_speaks_of_the_rules_as_they_are(rows: dict[str, Row]) -> None:
     held = {code: (RULES[code].name, RULES[code].severity, RULES[code].confidence) for code in rows}
     assert {code: row.claims for code, row in rows.items()} == held
-
-
-def test_severity_follows_from_what_happens_in_the_rules_own_example(rows: dict[str, Row]) -> None:
-    asked = {"error": {"unsafe"}, "warning": {"unsafe", "sensitive"}}
-    off = {
-        code: (row.claims, row.own)
-        for code, row in rows.items()
-        if row.claims[1] != "info" and row.claims[2] != "low" and row.own not in asked[row.claims[1]]
-    }
-    assert off == {}
 
 
 def test_confidence_follows_from_how_often_the_measurement_agrees(rows: dict[str, Row]) -> None:

@@ -15,13 +15,11 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.cli import main
-from auditor.numerics.formats import dtype_of
 from auditor.numerics.metrics import output_error
 from auditor.verify import artefact
 from tests.pretend_gpu.memory import ALLOCATOR
 from tests.pretend_gpu.natively import natively
 from tests.pretend_gpu.same import differences
-from tests.support.opinfo import HALVES
 from tests.support.subjects import normal, seeded
 
 
@@ -74,19 +72,6 @@ def same(emulated: auditor.Audit, native: auditor.Audit) -> None:
 @natively
 def test_an_authors_own_region_and_a_loss_that_autocast_bans() -> None:
     same(*audits(seeded(Own).eval(), normal(4, 8), formats="fp16"))
-
-
-@pytest.mark.parametrize("fmt", HALVES)
-@natively
-def test_recurrent_layers_answer_in_float16_under_autocast(fmt: str) -> None:
-    """aten/src/ATen/cudnn/AutocastRNN.cpp casts to kHalf, whatever the region asks for."""
-    layer, x = seeded(lambda: nn.GRU(4, 4)), normal(3, 2, 4)
-    with auditor.emulate("cuda"), torch.autocast("cuda", dtype=dtype_of(fmt)):
-        emulated = layer(x)[0]
-    with torch.autocast("pretend", dtype=dtype_of(fmt)):
-        native = layer.to("pretend")(x.to("pretend"))[0]
-    assert emulated.dtype is native.dtype is torch.float16
-    assert torch.equal(emulated, native.cpu())
 
 
 @natively
