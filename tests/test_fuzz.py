@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from auditor import cli
+from tests.files.test_strangers import run
 from tests.unit.report.factory import make_audit
 
 MODEL = """
@@ -64,17 +62,6 @@ def folder(tmp_path_factory, document):
         yield path
 
 
-def run(*words: str) -> tuple[int, str]:
-    """Exit code and stderr of one command."""
-    errors = io.StringIO()
-    with redirect_stdout(io.StringIO()), redirect_stderr(errors):
-        try:
-            code = cli.main(words)
-        except SystemExit as left:  # argparse leaves this way
-            code = left.code
-    return code, errors.getvalue()
-
-
 def check(code: int, errors: str, words: object) -> None:
     assert code in (0, 1, 2), words
     assert "Traceback" not in errors, words
@@ -97,7 +84,7 @@ def check(code: int, errors: str, words: object) -> None:
 @example(words=["diff", "plan.json", "plan.json", "--html", "."])
 def test_command_lines(folder, words):
     before = {path.name for path in folder.iterdir()}
-    code, errors = run(*words)
+    code, _, errors = run(*words)
     check(code, errors, words)
     if code == 2:
         assert {path.name for path in folder.iterdir()} == before, words

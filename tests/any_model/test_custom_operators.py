@@ -51,21 +51,6 @@ def writes(x: Tensor, out: Tensor) -> Tensor:
     return x.sum()
 
 
-@torch.library.custom_op("any_model::several", mutates_args=())
-def several(x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    return x.sin() * scale, x.cos()
-
-
-@torch.library.custom_op("any_model::listed", mutates_args=())
-def listed(x: list[Tensor]) -> list[Tensor]:
-    return [2 * one for one in x]
-
-
-@torch.library.custom_op("any_model::number", mutates_args=())
-def number(x: Tensor) -> float:
-    return float(x.abs().max())
-
-
 @torch.library.custom_op("any_model::derived", mutates_args=())
 def derived(x: Tensor) -> Tensor:
     return x.tanh()
@@ -138,16 +123,13 @@ def test_what_refuses_half_stays_in_fp32_with_the_reason(name: str) -> None:
     "operator",
     [
         written,
-        lambda x: sum(several(x)),
-        lambda x: sum(listed([x, x + 1])),
-        lambda x: x / (1 + number(x)),
         derived,
         set_up,
         lambda x: OLD.doubled(1 * x),
         OLD.through_numpy,
         lambda x: OLD.maybe(x)[0],
     ],
-    ids=["writes", "several", "listed", "number", "backward", "setup", "doubled", "numpy", "maybe"],
+    ids=["writes", "backward", "setup", "doubled", "numpy", "maybe"],
 )
 def test_operators_of_every_form(operator: Callable[[Tensor], Any]) -> None:
     audit = held(drawn(lambda: Net(operator), 4, 16))

@@ -181,21 +181,6 @@ def test_a_part_that_the_forward_casts_to_stays_as_it_is() -> None:
         assert model.first.weight.dtype is not BF16 or plan.format == "bf16"
 
 
-def test_tables_that_are_no_buffers_are_raised_where_it_must_be() -> None:
-    def build() -> tuple[nn.Module, Call]:
-        model = Model(lambda m, x: m.body(x @ m.tables["in"][0]), body=mlp()).bfloat16()
-        model.tables = {"in": [normal(16, 16, dtype=BF16)]}
-        return model, one(normal(4, 16, dtype=BF16))
-
-    def in_fp32() -> tuple[nn.Module, Call]:
-        model, call = raised(seeded(build))()
-        model.tables["in"][0] = model.tables["in"][0].float()
-        return model, call
-
-    audit = held(seeded(build), reference=in_fp32)
-    assert all(plan.raised == "attributes" for plan in audit.plans.values())
-
-
 def test_inputs_in_half_that_an_fp32_model_does_not_cast_are_raised() -> None:
     def build() -> tuple[nn.Module, Call]:
         return mlp(), one(normal(4, 16, dtype=FP16))

@@ -17,8 +17,8 @@ from auditor.numerics.metrics import output_error
 from auditor.records.audit import Audit
 from tests.architectures.zoo import ZOO, Specimen, specimen
 
-LONG = ("mobilenet_v3",)
-"""Of a hundred layers, each of a kind that others here have."""
+LONG = ("mobilenet_v3", "whisper", "gpt2")
+"""Of layers each of a kind that others here have."""
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ CASES = {
 }  # fmt: skip
 
 
-USUAL = {"files, arguments and the clock", "os.chdir at import and in the factory", "a checkpoint of a training loop"}
+USUAL = {"files, arguments and the clock", "a checkpoint of a training loop"}
 
 
 @pytest.mark.parametrize(
