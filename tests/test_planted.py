@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.artefact.strategies import strategy_of
+from auditor.document.codec import texts
 from auditor.records import Audit, NodeReport
 from auditor.report.findings import Cause, causes
 from auditor.report.reporters import REPORTERS
@@ -61,6 +62,11 @@ def test_each_is_gone_once_it_is_repaired(planted: str) -> None:
     left = causes(audited(layers=2, **{planted: REPAIRED[planted]})).wanting
     assert line(planted) not in {cause.worst.source for cause in left}
     assert len(left) == 3
+
+
+def test_plan_json_is_small_for_its_operations(bad: Audit) -> None:
+    assert len(bad.plans) == 4
+    assert len(texts(bad)["plan.json"].encode()) < 400 * len(bad.nodes)
 
 
 def test_a_repaired_model_has_nothing_to_fix(repaired: Audit) -> None:

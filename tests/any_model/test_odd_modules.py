@@ -105,28 +105,6 @@ class Empty(Net):
         raise RuntimeError("cannot be shown")
 
 
-class Alike(nn.Linear):
-    """Equal to every other one of its kind."""
-
-    def __init__(self) -> None:
-        super().__init__(16, 16)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Alike)
-
-    def __hash__(self) -> int:
-        return 1
-
-
-class AllAlike(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = Alike(), Alike(), nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.c(self.b(self.a(x).relu()))
-
-
 class Slotted:
     __slots__ = ("layer", "scale")
 
@@ -181,7 +159,7 @@ def local() -> nn.Module:
 
 ODD: list[Callable[[], nn.Module]] = [
     *(Sealed, Deaf, AnswersAll, Uncopied, Moody, Trainable, Called),
-    *(Empty, AllAlike, replaced_forward, hooked, under_inference_mode, local),
+    *(Empty, replaced_forward, hooked, under_inference_mode, local),
 ]
 
 
