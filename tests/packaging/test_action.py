@@ -89,6 +89,7 @@ class Runner:
         return done
 
 
+@pytest.mark.slow
 def test_the_action_installs_audits_and_ends_as_the_audit_did(
     action: dict[str, Any], repository: Path, checkout: Path, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_the_users_measures_get_tensors_of_the_cpu(as_criterion: bool) -> None:
     assert seen == {"cpu"}
 
 
+@pytest.mark.slow
 @natively
 def test_cached_memory_is_given_back_before_another_process_verifies() -> None:
     held: list[int] = []
