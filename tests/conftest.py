@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import runpy
-import shutil
 from pathlib import Path
 
 import pytest
@@ -31,18 +30,15 @@ def sees_a_gpu(markers: str) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
+    from tests.browser.devtools import find_chromium
+
     gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-    browser = pytest.mark.skipif(not find_browser(), reason="needs chromium")
+    browser = pytest.mark.skipif(not find_chromium(), reason="no Chromium: install it, or set CHROMIUM to its path")
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(gpu)
         if "browser" in item.keywords:
             item.add_marker(browser)
-
-
-def find_browser() -> str | None:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 @pytest.fixture(scope="session")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from auditor import cli
+from tests.files.test_strangers import run
 from tests.unit.report.factory import make_audit
 
 MODEL = """
@@ -32,16 +30,6 @@ VALUES = (
 ).split()
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 WORDS = st.lists(st.sampled_from(OPTIONS) | st.sampled_from(VALUES) | TEXT, max_size=7)
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=6)
-    | st.sampled_from(["fp16", "fp32", "cast"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=5,
-)
 
 
 def fuzzed(examples: int) -> settings:
@@ -74,17 +62,6 @@ def folder(tmp_path_factory, document):
         yield path
 
 
-def run(*words: str) -> tuple[int, str]:
-    """Exit code and stderr of one command."""
-    errors = io.StringIO()
-    with redirect_stdout(io.StringIO()), redirect_stderr(errors):
-        try:
-            code = cli.main(words)
-        except SystemExit as left:  # argparse leaves this way
-            code = left.code
-    return code, errors.getvalue()
-
-
 def check(code: int, errors: str, words: object) -> None:
     assert code in (0, 1, 2), words
     assert "Traceback" not in errors, words
@@ -107,22 +84,10 @@ def check(code: int, errors: str, words: object) -> None:
 @example(words=["diff", "plan.json", "plan.json", "--html", "."])
 def test_command_lines(folder, words):
     before = {path.name for path in folder.iterdir()}
-    code, errors = run(*words)
+    code, _, errors = run(*words)
     check(code, errors, words)
     if code == 2:
         assert {path.name for path in folder.iterdir()} == before, words
-
-
-@fuzzed(25)
-@given(content=st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
-@example(content=b"[" * 100_000)
-@example(content=b"\xff\xfe")
-def test_files_that_are_no_plan(folder, content):
-    (folder / "spoilt.json").write_bytes(content)
-    for words in (("apply", "spoilt.json", "model.py"), ("diff", "plan.json", "spoilt.json")):
-        code, errors = run(*words)
-        assert code == 2
-        check(code, errors, (words, content))
 
 
 def test_the_unchanged_plan_is_accepted(folder):

@@ -15,7 +15,6 @@ from auditor.records import NodeError
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.both import ratios_of, spread
 from benchmarks.gpu.steps import STEPS
-from benchmarks.gpu.summary import summary
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE = {"device": "NVIDIA H100 80GB", "driver": "580", "cuda": "13.0", "torch": "2.11.0+cu130", "code": "abc"}
@@ -122,34 +121,3 @@ def test_ratios_are_of_what_both_have() -> None:
     assert ratios_of(ours, theirs) == [2.0]
     assert spread([2.0])["median"] == 2.0 and spread([])["median"] is None
     assert spread([1.0, 1.0, 1.0, 2.0])["median"] == 1.0
-
-
-def test_the_summary_holds_emulated_against_native() -> None:
-    row = {
-        "ratios": {"fp16": {"count": 7, "median": 1.02, "low": 0.9, "high": 1.1}},
-        "verdicts": ["exp in fp16: safe, natively unsafe", "exp in bf16: safe, natively unsafe"],
-        "plans": {"cast_fp16": {"error": [0.001, 0.0011], "verified": [True, False], "failure": "in a word"}},
-    }
-    results: dict[str, Any] = dict.fromkeys(step.name for step in STEPS)
-    results["examples"] = {"status": "cut short", "seconds": 12.0, "rows": {"01.py": row, "02.py": {"error": "ended"}}}
-    results["corpus"] = {"status": "done", "seconds": 1.0, "rows": {"a": {"holds": "raises", "twin holds": True}}}
-    apart = {"agree": False, "native, emulated": ["RuntimeError: no kernel", None]}
-    results["operations"] = {
-        "status": "done",
-        "seconds": 1.0,
-        "rows": {"cdist in fp16": apart, "exp in fp16": {"agree": True}},
-    }
-    plan = {"predicted": 2.0, "measured": {"eager": {"speedup": 1.5}}}
-    results["speed"] = {"status": "done", "seconds": 1.0, "rows": {"01.py": {"plans": {"cast_fp16": plan}}}}
-    text = summary(MACHINE, results)
-    for line in (
-        "| tests | not run |  |  |  |",
-        "| examples | cut short | 2 | 12 s | 02.py |",
-        "| examples | 01.py | fp16 | 7 | 1.020 | 0.90 to 1.10 | 1 |",
-        "| 01.py | cast_fp16 | 0.001 | 0.0011 | yes / no | in a word |",
-        "Known failures: 1 of 1 happen natively; 0 of their twins fail.",
-        "Operations of OpInfo: 1 of 2 run, or are refused, natively as they are emulated.",
-        "| cdist in fp16 | RuntimeError: no kernel | runs |",
-        "| 01.py | cast_fp16 | 2.000 | 1.500 |",
-    ):
-        assert line in text.splitlines(), line

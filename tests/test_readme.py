@@ -27,8 +27,8 @@ def blocks(document: str) -> list[tuple[str, str]]:
 DOCUMENTS = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
 WITH_CODE = [name for name in DOCUMENTS if any(language in ("sh", "python") for language, _ in blocks(name))]
 
-LONG = ("docs/ci.md",)
-"""Documents whose commands take as long as the rest together."""
+SHORT = ("README.md", "docs/api.md")
+"""Documents whose commands are run every time."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def run(program: list[str], source: str, folder: Path) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize(
-    "document", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in WITH_CODE]
+    "document", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.slow]) for name in WITH_CODE]
 )
 def test_blocks_run(document, checkout):
     """Those in Python of one document follow each other in one process, with names of their own."""

@@ -124,6 +124,16 @@ def tensors_in(tree: object) -> list[Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+def drawn(make: Callable[[], nn.Module], *shape: int) -> Build:
+    """A model and an input of this shape, both drawn anew from one seed."""
+
+    def build() -> tuple[nn.Module, Call]:
+        torch.manual_seed(0)
+        return make(), ((torch.randn(*shape),), {})
+
+    return build
+
+
 # Small models that others are made of, or stand around.
 
 

@@ -28,39 +28,6 @@ from tests.support.subjects import normal, seeded
 X = normal(2, 6, 8)
 
 
-def table(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """A rotary table for six places; the product in it runs low where autocast is on."""
-    angles = torch.arange(6.0)[:, None] @ (10000 ** (torch.arange(0, 8, 2) / -8))[None]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-class Rotary(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        cos, sin = (part.to(x.dtype) for part in self.table(x))
-        even, odd = x[..., 0::2], x[..., 1::2]
-        return self.second(torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2))
-
-
-class InEmptyBuffer(Rotary):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("cos", None)
-        self.register_buffer("sin", None, persistent=False)
-
-    def table(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if self.cos is None or self.cos.dtype != x.dtype:
-            self.cos, self.sin = table(x.dtype)
-        return self.cos, self.sin
-
-
 class ByDevice(nn.Module):
     """Attention whose biases are looked up once for each device in eval mode: what is kept was computed from a weight."""
 
@@ -87,11 +54,6 @@ def test_biases_kept_for_each_device_follow_the_weights() -> None:
     assert all(plan.verified and plan.low_precision_flops == 1 for plan in audit.plans.values())
 
 
-def test_tables_of_the_first_forward() -> None:
-    audit = held(lambda: (seeded(InEmptyBuffer).eval(), ((X.clone(),), {})), formats=("bf16",))
-    assert not any("keeps state" in warning for warning in audit.warnings)
-
-
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -99,18 +61,6 @@ class Attention(nn.Module):
 
     def attend(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(self.q(x), k, v)
-
-
-class Preallocated(Attention):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("kept", torch.zeros(2, 12, 16))
-        self.filled = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.kept[:, self.filled : self.filled + x.shape[1]] = self.kv(x)
-        self.filled += x.shape[1]
-        return self.attend(x, *self.kept[:, : self.filled].chunk(2, -1))
 
 
 class Cache:
@@ -133,9 +83,8 @@ class Held(Attention):
         return self.attend(x, *self.cache.update(self.kv(x)))
 
 
-@pytest.mark.parametrize("kind", [Preallocated, Held])
-def test_key_value_caches_of_the_model(kind: type[nn.Module]) -> None:
-    audit = held(lambda: (seeded(kind).eval(), ((X.clone(),), {})), formats=("fp16",))
+def test_key_value_caches_of_the_model() -> None:
+    audit = held(lambda: (seeded(Held).eval(), ((X.clone(),), {})), formats=("fp16",))
     assert any("keeps state between calls" in warning for warning in audit.warnings)
 
 
@@ -226,30 +175,6 @@ class Remembers(nn.Module):
 
 def test_a_memory_that_holds_weakly() -> None:
     held(lambda: (Remembers(), ((LATE_X,), {})))
-
-
-class WritesAView(nn.Module):
-    """A module of which others hold weak references writes into a view of one of its buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, whole = linear(8, 8), torch.ones(2, 8)
-        self.register_buffer("part", whole[0])
-        self.register_buffer("whole", whole)
-        self.seen: Any = weakref.ref(self.part)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.layer(x)
-        self.part.mul_(y.mean(0))
-        return y * self.whole[0] + self.whole[1]
-
-
-def test_a_view_written_with_gradients_is_a_buffer_again() -> None:
-    model = WritesAView()
-    auditor.audit(model, LATE_X)
-    assert model.part.is_leaf
-    assert not model.part.requires_grad
-    assert model.seen() is model.part
 
 
 def test_modules_that_run_in_other_threads_are_said_to_be_left_out() -> None:

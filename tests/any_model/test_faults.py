@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -201,26 +198,3 @@ def test_what_is_not_about_the_operation_passes_every_stage(error: BaseException
         with pytest.raises(type(error)) as raised:
             audited(Faults(at=call, error=error))
         assert raised.value is error
-
-
-def test_a_time_limit_by_a_signal_is_what_the_caller_raised() -> None:
-    def over(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError("time is up")
-
-    def slow(x: Tensor) -> bool:
-        if faults.stage == "measure":
-            time.sleep(5)
-        return False
-
-    before = signal.signal(signal.SIGALRM, over)
-    faults = Faults(error=RuntimeError("unused"), when=slow)
-    faults.heard = lambda stage, *_: (
-        setattr(faults, "stage", stage),
-        stage == "measure" and signal.setitimer(signal.ITIMER_REAL, 0.05),
-    )  # type: ignore[method-assign]
-    try:
-        with pytest.raises(TimeoutError, match="time is up"):
-            audited(faults)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

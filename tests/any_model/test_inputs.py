@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 import auditor
-from auditor.capture.emulation import emulate
-from auditor.errors import CaptureError, LoadError
 from tests.any_model.holding import a_format, held, model_of
 from tests.support.replaying import linear
 from tests.support.subjects import normal
@@ -123,15 +121,6 @@ def test_an_array_that_is_written_comes_back() -> None:
     audit = auditor.audit(model_of(doubled), (given,), kwargs={"by": np.float32(3)}, device="cpu")
     assert audit.plans["autocast_fp16"].verified
     assert np.array_equal(given, normal(4, 8).numpy())
-
-
-@pytest.mark.parametrize("as_keyword", [False, True])
-def test_an_iterator_is_refused_in_one_line(as_keyword: bool) -> None:
-    model, given = model_of(lambda m, xs: sum(m.first(x) for x in xs)), iter([normal(4, 8)])
-    with pytest.raises(LoadError, match=r"iterator.*list") as caught:
-        auditor.audit(model, None if as_keyword else (given,), kwargs={"xs": given} if as_keyword else None)
-    assert caught.value.slug == "bad-inputs"
-    assert len(list(given)) == 1
 
 
 STATE: dict[str, tuple[Callable[..., Any], Callable[[], Tensor]]] = {
@@ -245,15 +234,6 @@ def test_an_answer_of_zeros_says_that_its_error_says_nothing(alone: bool) -> Non
     assert any("all zeros" in warning for warning in audit.live.warnings) is alone
 
 
-@pytest.mark.parametrize(
-    "read", [lambda y: y.sum().item(), Tensor.tolist, lambda y: y.detach().numpy(), lambda y: None]
-)
-def test_no_tensor_returned_is_one_line(read: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(CaptureError, match="returns no tensor") as raised:
-        auditor.audit(model_of(lambda m, x: read(m.first(x))), (normal(4, 8),), device="cpu")
-    assert raised.value.slug == "nothing-to-audit"
-
-
 # A loop that waits for two numbers to agree may never end in half: that costs the plan, not the audit.
 
 
@@ -282,43 +262,6 @@ def test_the_audit_ends() -> None:
     assert "a loop goes on for longer in this format, or for ever" in str(found.baselines["cast_bf16"].failure)
     plan = found.plans["cast_bf16"]
     assert plan.scopes[""].precision != "bf16" or not plan.verified
-
-
-def counted(steps: int) -> list[float]:
-    x = torch.ones(2)
-    with emulate("cuda", most=3):
-        for _ in range(steps):
-            x = x + 1
-    return x.tolist()
-
-
-def test_an_emulated_run_ends_after_as_many_operations_as_it_may_take() -> None:
-    assert counted(3) == [4.0, 4.0]
-    with pytest.raises(RuntimeError, match="ended after 3 operations"):
-        counted(4)
-
-
-class Adaptive(nn.Module):
-    """Shrinks its step until it is below what the dtype can tell apart; only FP32 ever gets there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        step = x * torch.finfo(x.dtype).eps * 2**10
-        while bool(step.abs().amax() > torch.finfo(torch.float32).eps):
-            step = step / 4 if step.dtype is torch.float32 else step * 0.999
-            x = x + torch.tanh(self.lin(x)) * step
-        return x
-
-
-def test_a_recording_in_half_ends_too() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        found = auditor.audit(Adaptive(), torch.randn(2, 8), formats=("bf16",), strategies=("cast",), device="cpu")
-    assert "a loop goes on for longer in this format, or for ever" in str(found.baselines["cast_bf16"].failure)
-    assert found.plans["cast_bf16"].verified
 
 
 class Suppressed(nn.Module):

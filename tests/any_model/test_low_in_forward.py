@@ -13,7 +13,7 @@ import auditor
 from auditor.errors import CaptureError
 from auditor.execution.policy import Policy, choice_from_scopes
 from auditor.records import ScopeChoice
-from tests.any_model.holding import Call, held, raised
+from tests.any_model.holding import Call, drawn, held
 from tests.any_model.test_stored_low import mlp, normal, one, seeded
 from tests.support.replaying import Model, replayed
 from tests.support.subjects import only
@@ -168,20 +168,6 @@ def test_fp64_is_kept_and_the_rest_is_audited(kind: str) -> None:
         assert {key for key, tensor in state.items() if tensor.dtype is FP64} == expected
 
 
-def test_fp64_beside_bf16() -> None:
-    """What is stored in BF16 is raised to FP32, and what is FP64 stays."""
-
-    def build() -> tuple[nn.Module, Call]:
-        scale = torch.rand(16, dtype=FP64)
-        model = Model(
-            lambda m, x: m.body((x.double() * m.scale).to(m.body[0].weight.dtype)), body=mlp().bfloat16(), scale=scale
-        )
-        return model, one(normal(4, 16, dtype=torch.bfloat16))  # fmt: skip
-
-    audit = held(seeded(build), reference=raised(seeded(build)))
-    assert all(plan.raised == "weights" for plan in audit.plans.values())
-
-
 def test_a_model_in_fp64_alone_has_nothing_to_audit() -> None:
     with pytest.raises(CaptureError, match=r"FP64 alone.*model\.float\(\)") as caught:
         auditor.audit(mlp().double(), normal(4, 16, dtype=FP64), device="cpu")
@@ -252,13 +238,6 @@ def test_fp8_values_stay_what_the_author_made_them(kind: str) -> None:
             assert torch.equal(model.code.float(), build()[0].code.float())  # type: ignore[operator,union-attr]
 
 
-def test_fp8_in_a_model_stored_in_bf16() -> None:
-    """The scales and the layers are raised, the codes are not."""
-    build = seeded(lambda: (Model(linear, body=mlp().bfloat16(), **coded()), one(normal(4, 16, dtype=BF16))))
-    audit = held(build, reference=raised(build))
-    assert all(plan.verified and plan.raised == "weights" for plan in audit.plans.values())
-
-
 # Masks whose value follows a dtype, where the model that is stored low computes in FP32 what autocast computes low.
 
 
@@ -284,11 +263,9 @@ class Rotated(nn.Module):
 
 @pytest.mark.parametrize("back", [True, False], ids=["cast back", "left in FP32"])
 def test_the_mask_is_that_of_the_run_in_which_it_is_low(back: bool) -> None:
-    def build() -> tuple[nn.Module, Call]:
-        torch.manual_seed(0)
-        return Rotated(back), ((torch.randn(2, 8, 16),), {})
-
-    audit = held(build, objective="flops")  # in time, a model as small as this saves next to nothing
+    audit = held(
+        drawn(lambda: Rotated(back), 2, 8, 16), objective="flops"
+    )  # in time, a model as small as this saves next to nothing
     assert not any(v.verdict == "unsafe" for report in audit.nodes for v in report.verdicts.values())
     for name, plan in audit.plans.items():
         assert plan.verified

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from tests.any_model.holding import held, model_of
 from tests.support.subjects import normal, seeded
@@ -24,10 +23,6 @@ def ragged(layout: torch.layout) -> Tensor:
     return found
 
 
-def joined(m: Any, a: Tensor, b: Tensor) -> Any:
-    return torch.nested.as_nested_tensor([m.first(a), m.first(b)], layout=m.layout)
-
-
 ON_NESTED: dict[str, Callable[..., Any]] = {
     "padded": lambda m, x: torch.nested.to_padded_tensor(m.second(F.relu(m.first(x))), 0.0),
     "in and out": lambda m, x: m.second(F.relu(m.first(x))),
@@ -39,23 +34,6 @@ ON_NESTED: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize(("name", "layout"), zip(ON_NESTED, LAYOUTS * 2, strict=True))
 def test_nested_inputs(name: str, layout: torch.layout) -> None:
     held(lambda: (model_of(ON_NESTED[name]), ((ragged(layout),), {})), formats="fp16")
-
-
-@pytest.mark.parametrize(("layout", "returned"), [(torch.jagged, True), (torch.strided, False)])
-def test_nested_on_the_way(returned: bool, layout: torch.layout) -> None:
-    def run(m: Any, a: Tensor, b: Tensor) -> Tensor:
-        found: Tensor = m.second(joined(m, a, b))
-        return found if returned else torch.nested.to_padded_tensor(found, 0.0)
-
-    held(lambda: (model_of(run, layout=layout), ((normal(3, 8), normal(5, 8)), {})), formats="fp16")
-
-
-def test_jagged_from_values_and_offsets() -> None:
-    def run(m: Any, x: Tensor) -> Tensor:
-        found: Tensor = torch.nested.nested_tensor_from_jagged(m.first(x.values()), x.offsets())
-        return found
-
-    held(lambda: (model_of(run), ((ragged(torch.jagged),), {})), formats="fp16")
 
 
 def test_nested_buffers() -> None:
@@ -87,10 +65,3 @@ class WithGradients(Encoder):
 def test_encoders_with_a_padding_mask(kind: type[nn.Module]) -> None:
     hidden = torch.arange(6) >= torch.tensor([[6], [4]])
     held(lambda: (seeded(kind), ((normal(2, 6, 8), hidden.clone()), {})), formats="fp16")
-
-
-def test_a_layer_on_packed_data() -> None:
-    def run(m: Any, p: PackedSequence) -> PackedSequence:
-        return PackedSequence(m.first(p.data), p.batch_sizes, p.sorted_indices, p.unsorted_indices)
-
-    held(lambda: (model_of(run), ((pack_sequence([normal(5, 8), normal(3, 8)]),), {})), formats="fp16")

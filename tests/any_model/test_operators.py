@@ -43,6 +43,8 @@ OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
     "segments": lambda h: torch.segment_reduce(h, "mean", lengths=torch.tensor([1, 3])),
     "searched": lambda h: (h, torch.bucketize(h, torch.linspace(-1, 1, 5)), torch.searchsorted(h.sort(1).values, h)),
     "running": lambda h: (h.cummax(1), h.logcumsumexp(1), h.cumprod(1), h.diff()),
+    # a loop that never ends on zeros
+    "lobpcg": lambda h: torch.lobpcg(h.T @ h + torch.eye(8), k=2, niter=200)[0],
     "einsum": lambda h: torch.einsum("ab,bc,cd,ad->a", h, h.T, h, h),
     "distances": lambda h: (torch.cdist(h, h + 1, p=1), F.pdist(h), F.cosine_similarity(h, h + 1)),
     "losses": lambda h: (

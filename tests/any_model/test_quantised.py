@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import utils
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from tests.any_model.holding import Around, Call, held
+from tests.any_model.holding import Around, Net, drawn, held
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -43,16 +43,6 @@ class Stubs(nn.Module):
         return self.last(self.leave(self.act(self.first(self.enter(x)))))
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 32)
-        self.last = nn.Linear(32, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.relu(self.first(x)))
-
-
 def static(convert: bool = True, aware: bool = False) -> nn.Module:
     model = Stubs().train(aware)
     config = quantization.get_default_qat_qconfig if aware else quantization.get_default_qconfig
@@ -64,17 +54,9 @@ def static(convert: bool = True, aware: bool = False) -> nn.Module:
     return quantization.convert(model) if convert else model
 
 
-def of(make: Callable[[], nn.Module]) -> Callable[[], tuple[nn.Module, Call]]:
-    def build() -> tuple[nn.Module, Call]:
-        torch.manual_seed(0)
-        return make(), ((torch.randn(4, 16),), {})
-
-    return build
-
-
 @pytest.mark.parametrize("aware", [False, True], ids=["calibrated", "trained so"])
 def test_the_float_part_of_a_quantised_model(aware: bool) -> None:
-    audit = held(of(lambda: Around(static(aware=aware))))
+    audit = held(drawn(lambda: Around(static(aware=aware)), 4, 16))
     reports = {report.node.owner.removeprefix("inner."): report for report in audit.nodes}
     words = {error.unsupported for error in reports["leave"].errors.values()}
     assert words == {"aten.dequantize.self computes with quantised integers"}
@@ -84,13 +66,14 @@ def test_the_float_part_of_a_quantised_model(aware: bool) -> None:
 
 @pytest.mark.parametrize("aware", [False, True], ids=["calibrated", "trained so"])
 def test_on_the_way_to_a_quantised_model(aware: bool) -> None:
-    held(of(lambda: static(convert=False, aware=aware)), formats="fp16")
+    held(drawn(lambda: static(convert=False, aware=aware), 4, 16), formats="fp16")
 
 
 def test_layers_quantised_as_they_run() -> None:
-    audit = held(
-        of(lambda: nn.Sequential(Net(), quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 4)), {nn.Linear})))
-    )
+    def make() -> nn.Module:
+        return nn.Sequential(Net(), quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 4)), {nn.Linear}))
+
+    audit = held(drawn(make, 4, 16))
     (node,) = [report for report in audit.nodes if "dynamic" in report.node.op]
     assert all(error.unsupported for error in node.errors.values())
     assert audit.plans["autocast_bf16"].low_precision_flops > 0.5
@@ -129,5 +112,5 @@ def test_weights_that_are_computed(name: str) -> None:
         CHANGED[name](model)
         return model
 
-    audit = held(of(make))
+    audit = held(drawn(make, 4, 16))
     assert any(plan.verified and plan.low_precision_flops > 0.5 for plan in audit.plans.values())

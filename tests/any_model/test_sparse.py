@@ -13,15 +13,13 @@ from torch import Tensor, nn
 from tests.any_model.holding import a_format, held, model_of
 from tests.support.subjects import normal
 
-LAYOUTS = {"coo": torch.sparse_coo, "csr": torch.sparse_csr, "csc": torch.sparse_csc}
 EDGES = torch.tensor([[0, 1, 2, 3, 3], [1, 2, 3, 0, 1]])
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
 
-def adjacency(layout: str = "coo") -> Tensor:
-    found = normal(4, 4).relu() + torch.eye(4)
-    return found.to_sparse(layout=LAYOUTS[layout])
+def adjacency(layout: torch.layout = torch.sparse_coo) -> Tensor:
+    return (normal(4, 4).relu() + torch.eye(4)).to_sparse(layout=layout)
 
 
 def repeated() -> Tensor:
@@ -29,8 +27,7 @@ def repeated() -> Tensor:
     return torch.sparse_coo_tensor(torch.cat([EDGES, EDGES[:, :2]], 1), normal(7).abs(), (4, 4))
 
 
-def convolution(m: Any, x: Tensor, a: Tensor | None = None) -> Tensor:
-    a = m.adjacency if a is None else a
+def convolution(m: Any, x: Tensor, a: Tensor) -> Tensor:
     result: Tensor = m.second(F.relu(torch.sparse.mm(a, m.first(x))))
     return result
 
@@ -84,38 +81,27 @@ def test_sparse_on_the_way(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_A_GRAPH)
 def test_sparse_inputs(name: str) -> None:
-    graph = repeated if name in ("by entries", "powers") else adjacency
+    graphs = {"by entries": repeated, "powers": repeated, "convolution": lambda: adjacency(torch.sparse_csr)}
+    graph = graphs.get(name, adjacency)
     held(lambda: (model_of(WITH_A_GRAPH[name]), ((normal(4, 8), graph()), {})), formats="bf16")
 
 
-@pytest.mark.parametrize(
-    ("layout", "place"),
-    [("csr", "buffer"), ("csc", "input"), ("csr", "output"), ("coo", "parameter"), ("csc", "buffer")],
-)
-def test_layouts(layout: str, place: str) -> None:
-    def build() -> tuple[nn.Module, Any]:
-        a = adjacency(layout)
-        if place == "input":
-            return model_of(convolution), ((normal(4, 8), a), {})
-        if place == "output":
-            return model_of(lambda m, x, a: (m.first(x), a * 2)), ((normal(4, 8), a), {})
-        return model_of(convolution, adjacency=nn.Parameter(a) if place == "parameter" else a), ((normal(4, 8),), {})
+def test_a_sparse_parameter() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        return torch.sparse.mm(m.adjacency, m.first(x))
 
-    held(build, formats=a_format(layout + place))
+    held(lambda: (model_of(run, adjacency=nn.Parameter(adjacency())), ((normal(4, 8),), {})), formats="bf16")
 
 
 @pytest.mark.parametrize("name", ["embedding", "graph"])
 def test_training_with_sparse_gradients(name: str) -> None:
     table = normal(8, 8, seed=3)
-    embeddings = {
-        "embedding": (lambda: nn.Embedding.from_pretrained(table, freeze=False, sparse=True), torch.tensor([1, 2, 2])),
-    }
 
     def build() -> tuple[nn.Module, Any]:
         if name == "graph":
             return model_of(ONLY_DENSE["learned edges"], edges=nn.Parameter(normal(5))), ((normal(4, 8),), {})
-        made, rows = embeddings[name]
-        return model_of(lambda m, i: m.first(m.table(i)), table=made()), ((rows,), {})
+        made = nn.Embedding.from_pretrained(table, freeze=False, sparse=True)
+        return model_of(lambda m, i: m.first(m.table(i)), table=made), ((torch.tensor([1, 2, 2]),), {})
 
     audit = held(build, mode="training", loss_fn=lambda y: y.square().mean())
     assert audit.training is not None

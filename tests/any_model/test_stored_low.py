@@ -181,21 +181,6 @@ def test_a_part_that_the_forward_casts_to_stays_as_it_is() -> None:
         assert model.first.weight.dtype is not BF16 or plan.format == "bf16"
 
 
-def test_tables_that_are_no_buffers_are_raised_where_it_must_be() -> None:
-    def build() -> tuple[nn.Module, Call]:
-        model = Model(lambda m, x: m.body(x @ m.tables["in"][0]), body=mlp()).bfloat16()
-        model.tables = {"in": [normal(16, 16, dtype=BF16)]}
-        return model, one(normal(4, 16, dtype=BF16))
-
-    def in_fp32() -> tuple[nn.Module, Call]:
-        model, call = raised(seeded(build))()
-        model.tables["in"][0] = model.tables["in"][0].float()
-        return model, call
-
-    audit = held(seeded(build), reference=in_fp32)
-    assert all(plan.raised == "attributes" for plan in audit.plans.values())
-
-
 def test_inputs_in_half_that_an_fp32_model_does_not_cast_are_raised() -> None:
     def build() -> tuple[nn.Module, Call]:
         return mlp(), one(normal(4, 16, dtype=FP16))
@@ -276,15 +261,3 @@ def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
             found = answer(model, ((batch,), {}), around=lambda: as_on("cpu"))
             error = output_error(answer(reference, ((batch.float(),), {})), found)
             assert error == pytest.approx(plan.measured_error, rel=1e-6)  # fmt: skip
-
-
-def test_a_checkpoint_stored_low_is_said_so(tmp_path: Path) -> None:
-    from auditor.loading import load
-
-    (tmp_path / "net.py").write_text(SOURCE.format(dtype="float32"), encoding="utf-8")
-    state = load(f"{tmp_path / 'net.py'}:Net").model.bfloat16().state_dict()
-    torch.save(state, tmp_path / "weights.pt")
-    subject = load(f"{tmp_path / 'net.py'}:Net", weights=str(tmp_path / "weights.pt"))
-    assert subject.raised == "none"
-    assert "weights.pt holds weights in bfloat16, and the model in float32: their values are exact" in subject.warnings
-    assert torch.equal(subject.model.first.weight, state["first.weight"].float())

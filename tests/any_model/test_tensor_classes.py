@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.masked import masked_tensor
 
@@ -41,15 +40,3 @@ def test_a_masked_tensor_that_is_taken_or_returned_is_refused_in_one_line(return
         auditor.audit(Model(forward, first=linear(8, 8)).eval(), (given,), device="cpu")
     assert caught.value.slug == "tensor-class"
     assert "\n" not in str(caught.value)
-
-
-def test_a_loop_that_never_ends_on_zeros_is_audited() -> None:
-    def solved(m: Model, x: Tensor) -> Tensor:
-        hidden = m.first(x)
-        values: Tensor = torch.lobpcg(hidden.T @ hidden + torch.eye(8), k=2, niter=200)[0]
-        return values
-
-    def build() -> tuple[nn.Module, Call]:
-        return Model(solved, first=linear(8, 8)).eval(), ((normal(4, 8),), {})
-
-    held(build, formats=("fp16",), strategies=("autocast",))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,15 +50,6 @@ def twice(model: nn.Module) -> nn.Module:
     return nn.DataParallel(compiled(model))
 
 
-@contextmanager
-def one_process(folder: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 def build(wrap: Wrap, around: Callable[[nn.Module], nn.Module] = lambda model: model) -> tuple[nn.Module, Call]:
     torch.manual_seed(0)
     model = around(wrap(Loud()))
@@ -75,9 +64,10 @@ WRAPS = [compiled, compiled_in_place, compiled_forward, nn.DataParallel, Distrib
 
 
 @pytest.fixture(autouse=True, scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with one_process(tmp_path_factory.mktemp("gloo")):
-        yield
+def process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
     torch._dynamo.reset()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 Kwargs = dict[str, Any]
-Build = Callable[[], tuple[nn.Module, tuple[Any, ...], Kwargs]]
+Made = tuple[nn.Module, tuple[Any, ...], Kwargs]
 
 VOCABULARY = 64
 _WIDTHS: Kwargs = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}
@@ -50,54 +50,54 @@ def specimen(name: str) -> Specimen:
     return Specimen(model.eval(), args, kwargs)
 
 
-def _resnet() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
+def _resnet() -> Made:
     blocks = _library("torchvision.models.resnet")
     model = blocks.ResNet(blocks.BasicBlock, [1, 1, 1, 1], num_classes=10, width_per_group=64)
     return model, (_images(3, 32),), {}
 
 
-def _vit() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
+def _vit() -> Made:
     transformer = _library("timm.models.vision_transformer").VisionTransformer
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 10}
     return transformer(**sizes), (_images(3, 32),), {}
 
 
-def _mobilenet_v3() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
+def _mobilenet_v3() -> Made:
     timm = _library("timm")
     return timm.create_model("mobilenetv3_small_050", pretrained=False, num_classes=10), (_images(3, 64),), {}
 
 
-def _bert() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
+def _bert() -> Made:
     text = _library("transformers")
     config = text.BertConfig(**_WIDTHS, **_DEPTHS)
     return text.BertForSequenceClassification(config), (), _padded()
 
 
-def _deberta() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
+def _deberta() -> Made:
     text = _library("transformers")
     relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
     return text.DebertaV2Model(text.DebertaV2Config(**_WIDTHS, **_DEPTHS, **relative)), (), _padded()
 
 
-def _gpt2() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
+def _gpt2() -> Made:
     text = _library("transformers")
     config = text.GPT2Config(vocab_size=VOCABULARY, n_positions=32, n_embd=32, n_layer=2, n_head=4)
     return text.GPT2LMHeadModel(config), (_tokens(),), {}
 
 
-def _llama() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
+def _llama() -> Made:
     text = _library("transformers")
     config = text.LlamaConfig(**_WIDTHS, **_DEPTHS, num_key_value_heads=2)
     return text.LlamaForCausalLM(config), (_tokens(),), {}
 
 
-def _t5() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
+def _t5() -> Made:
     text = _library("transformers")
     config = text.T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     return text.T5ForConditionalGeneration(config), (), {"input_ids": _tokens(), "decoder_input_ids": _tokens(6)}
 
 
-def _whisper() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
+def _whisper() -> Made:
     text = _library("transformers")
     shared = {"vocab_size": VOCABULARY, "num_mel_bins": 16, "d_model": 32, "pad_token_id": 0, "bos_token_id": 1}
     encoder = {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 64, "max_source_positions": 16}
@@ -107,23 +107,19 @@ def _whisper() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
     return model, (), {"input_features": torch.randn(2, 16, 32), "decoder_input_ids": _tokens(6)}
 
 
-def _mamba() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
+def _mamba() -> Made:
     text = _library("transformers")
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 1}
     return text.MambaForCausalLM(text.MambaConfig(**sizes)), (_tokens(6),), {}
 
 
-def _mixtral() -> tuple[nn.Module, tuple[Any, ...], Kwargs]:
+def _mixtral() -> Made:
     text = _library("transformers")
     experts = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
     return text.MixtralForCausalLM(text.MixtralConfig(**_WIDTHS, **_DEPTHS, **experts)), (_tokens(),), {}
 
 
 def _library(name: str) -> Any:
-    return pytest.importorskip(name) if "." not in name else _submodule(name)
-
-
-def _submodule(name: str) -> Any:
     pytest.importorskip(name.partition(".")[0])
     return importlib.import_module(name)
 
@@ -143,7 +139,7 @@ def _padded() -> Kwargs:
     return {"input_ids": _tokens(), "attention_mask": mask}
 
 
-ZOO: dict[str, Build] = {
+ZOO: dict[str, Callable[[], Made]] = {
     "resnet": _resnet,
     "vit": _vit,
     "mobilenet_v3": _mobilenet_v3,

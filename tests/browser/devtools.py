@@ -14,12 +14,6 @@ from pathlib import Path
 from typing import Any
 
 
-def find_chromium() -> str | None:
-    """The browser's path, or None where there is none."""
-    names = (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
-
-
 class Browser:
     """One page. events: every protocol event seen so far, in order."""
 
@@ -110,6 +104,12 @@ class Browser:
             return {}
         size = self.send("Page.getLayoutMetrics")["cssContentSize"]
         return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 16000), "scale": 1}}
+
+
+def find_chromium() -> str | None:
+    """The browser's path, or None where there is none."""
+    names = (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 @contextmanager

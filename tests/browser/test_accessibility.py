@@ -11,13 +11,11 @@ import pytest
 from auditor.document.compare import compare
 from auditor.report import diff
 from auditor.report.reporters import html
-from tests.browser.devtools import browser, find_chromium
 from tests.unit.report.factory import make_audit
 
 SPEC = importlib.util.find_spec("axe_playwright_python")
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(find_chromium() is None, reason="no Chromium: install it, or set CHROMIUM to its path"),
     pytest.mark.skipif(SPEC is None, reason="no axe-core: pip install --no-deps axe-playwright-python"),
 ]
 RUN = """
@@ -42,12 +40,6 @@ PAGES = {
     "comparison": compared,
     "hostile comparison": lambda: compared(hostile=True),
 }
-
-
-@pytest.fixture(scope="module")
-def page():
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

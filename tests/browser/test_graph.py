@@ -2,14 +2,10 @@
 
 import pytest
 
-from tests.browser.devtools import find_chromium
 from tests.browser.pages import press
 from tests.unit.report.factory import make_audit
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(find_chromium() is None, reason="no Chromium: install it, or set CHROMIUM to its path"),
-]
+pytestmark = pytest.mark.browser
 
 
 def boxes(page):

@@ -9,14 +9,10 @@ import pytest
 
 from auditor.records import FlaggedRegion
 from auditor.report.reporters import html
-from tests.browser.devtools import find_chromium
 from tests.browser.pages import OVERFLOW
 from tests.unit.report.factory import make_audit
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(find_chromium() is None, reason="no Chromium: install it, or set CHROMIUM to its path"),
-]
+pytestmark = pytest.mark.browser
 CUT_OFF = """
 [...document.querySelectorAll("#plans td")].filter((e) => {
   const [own, box] = [e.getBoundingClientRect(), e.closest(".scroll")];

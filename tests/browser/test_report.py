@@ -2,14 +2,10 @@
 
 import pytest
 
-from tests.browser.devtools import find_chromium
 from tests.browser.pages import AUDITS, OVERFLOW
 from tests.unit.report.factory import HOSTILE, make_audit
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(find_chromium() is None, reason="no Chromium: install it, or set CHROMIUM to its path"),
-]
+pytestmark = pytest.mark.browser
 ROWS = "document.querySelectorAll('#rows tr[id]').length"
 
 

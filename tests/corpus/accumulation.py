@@ -5,21 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.corpus.case import BOTH, Case, Inside, linear, normal, uniform
-
-
-class MovingAverage(nn.Module):
-    """How far an exponential moving average of weights moves in twenty steps."""
-
-    def __init__(self, decay: float) -> None:
-        super().__init__()
-        self.decay = decay
-
-    def forward(self, average: Tensor, weights: Tensor) -> Tensor:
-        moved = average
-        for _ in range(20):
-            moved = moved * self.decay + weights * (1 - self.decay)
-        return moved - average
+from tests.corpus.case import BOTH, Case, Inside, linear, normal, of, uniform
 
 
 class ResidualBlock(nn.Module):
@@ -44,18 +30,20 @@ class ResidualStream(nn.Module):
         return self.layers(h) - h
 
 
-class FlowRefinement(nn.Module):
+def moved(average: Tensor, weights: Tensor, decay: float) -> Tensor:
+    """How far an exponential moving average of weights moves in twenty steps."""
+    moved = average
+    for _ in range(20):
+        moved = moved * decay + weights * (1 - decay)
+    return moved - average
+
+
+def flow(coordinates: Tensor, update: Tensor, on_coordinates: bool) -> Tensor:
     """Twelve updates of a flow, summed on the coordinates or by themselves."""
-
-    def __init__(self, on_coordinates: bool) -> None:
-        super().__init__()
-        self.on_coordinates = on_coordinates
-
-    def forward(self, coordinates: Tensor, update: Tensor) -> Tensor:
-        total = coordinates if self.on_coordinates else update
-        for _ in range(12 if self.on_coordinates else 11):
-            total = total + update
-        return total - coordinates if self.on_coordinates else total
+    total = coordinates if on_coordinates else update
+    for _ in range(12 if on_coordinates else 11):
+        total = total + update
+    return total - coordinates if on_coordinates else total
 
 
 def _coordinates() -> tuple[Tensor, Tensor]:
@@ -69,10 +57,10 @@ CASES = (
         citation="d8ahazard/sd_dreambooth_extension PR#1417; PaddlePaddle/PaddleMIX PR#515",
         mechanism="(1 - decay) * (weight - average) is below half a last place: the average stands still",
         build=lambda: (
-            MovingAverage(0.999),
+            of(moved, decay=0.999),
             (uniform(64, low=1, high=2), uniform(64, low=1, high=2, seed=1) + 0.5),
         ),
-        twin=lambda: (MovingAverage(0.5), (uniform(64, low=1, high=2), uniform(64, low=4, high=8, seed=1))),
+        twin=lambda: (of(moved, decay=0.5), (uniform(64, low=1, high=2), uniform(64, low=4, high=8, seed=1))),
         culprits=(("add", ""), ("mul", "")),
         tolerance=0.15,
     ),
@@ -91,8 +79,8 @@ CASES = (
         formats=BOTH,
         citation="princeton-vl/RAFT#54; princeton-vl/RAFT-Stereo#66",
         mechanism="coordinates near 700 are 0.5 apart in FP16, 4 in BF16: each sub-pixel update is lost",
-        build=lambda: (Inside(refine=FlowRefinement(on_coordinates=True)), _coordinates()),
-        twin=lambda: (Inside(refine=FlowRefinement(on_coordinates=False)), _coordinates()),
+        build=lambda: (Inside(refine=of(flow, on_coordinates=True)), _coordinates()),
+        twin=lambda: (Inside(refine=of(flow, on_coordinates=False)), _coordinates()),
         culprits=(("add", "refine"),),
     ),
 )

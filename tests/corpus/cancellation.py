@@ -5,23 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.corpus.case import BOTH, Case, Inside, coarse, flipped, normal
-
-
-class Standardise(nn.Module):
-    """By E[x^2] - E[x]^2 in one pass, or by E[(x - E[x])^2] in two."""
-
-    def __init__(self, one_pass: bool) -> None:
-        super().__init__()
-        self.one_pass = one_pass
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = x.mean(-1, keepdim=True)
-        if self.one_pass:
-            variance = (x * x).mean(-1, keepdim=True) - mean * mean
-        else:
-            variance = (x - mean).pow(2).mean(-1, keepdim=True)
-        return (x - mean) * torch.rsqrt(variance + 1e-5)
+from tests.corpus.case import BOTH, Case, Inside, coarse, flipped, normal, of
 
 
 class NearestCode(nn.Module):
@@ -39,20 +23,22 @@ class NearestCode(nn.Module):
         return (x[:, None] - self.codebook[None]).pow(2).sum(-1).argmin(-1)
 
 
-class FocalLoss(nn.Module):
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        p = torch.sigmoid(logits).clamp(self.eps, 1.0 - self.eps)
-        return -(target * (1 - p) ** 2 * torch.log(p) + (1 - target) * p**2 * torch.log(1 - p)).mean()
+def standardised(x: Tensor, one_pass: bool) -> Tensor:
+    """By E[x^2] - E[x]^2 in one pass, or by E[(x - E[x])^2] in two."""
+    mean = x.mean(-1, keepdim=True)
+    squares = x * x if one_pass else (x - mean).pow(2)
+    variance = squares.mean(-1, keepdim=True) - (mean * mean if one_pass else 0.0)
+    return (x - mean) * torch.rsqrt(variance + 1e-5)
 
 
-class GaussianLogProbability(nn.Module):
-    def forward(self, x: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
-        scale = log_scale.exp()
-        return (-((x - mean) ** 2) / (2 * scale * scale) - log_scale).sum(-1)
+def focal_loss(logits: Tensor, target: Tensor, eps: float) -> Tensor:
+    p = torch.sigmoid(logits).clamp(eps, 1.0 - eps)
+    return -(target * (1 - p) ** 2 * torch.log(p) + (1 - target) * p**2 * torch.log(1 - p)).mean()
+
+
+def gaussian_log_probability(x: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
+    scale = log_scale.exp()
+    return (-((x - mean) ** 2) / (2 * scale * scale) - log_scale).sum(-1)
 
 
 def _logits() -> tuple[Tensor, Tensor]:
@@ -79,8 +65,8 @@ CASES = (
         formats=BOTH,
         citation="pytorch/executorch PR#16727",
         mechanism="two rounded numbers near 1600 differ by 0.25; the variance may come out negative",
-        build=lambda: (Inside(norm=Standardise(one_pass=True)), (coarse(normal(8, 64) * 0.5 + 40),)),
-        twin=lambda: (Inside(norm=Standardise(one_pass=False)), (normal(8, 64),)),
+        build=lambda: (Inside(norm=of(standardised, one_pass=True)), (coarse(normal(8, 64) * 0.5 + 40),)),
+        twin=lambda: (Inside(norm=of(standardised, one_pass=False)), (normal(8, 64),)),
         culprits=(("sub", "norm"),),
         tolerance=0.06,
     ),
@@ -99,8 +85,8 @@ CASES = (
         formats=BOTH,
         citation="zylo117/Yet-Another-EfficientDet-Pytorch#502; xingyizhou/CenterNet#234; keras-team/keras-core#196",
         mechanism="1 - 1e-4 rounds to 1, and the logarithm of 1 - p is -inf",
-        build=lambda: (FocalLoss(1e-4), _logits()),
-        twin=lambda: (FocalLoss(2**-6), _logits()),
+        build=lambda: (of(focal_loss, eps=1e-4), _logits()),
+        twin=lambda: (of(focal_loss, eps=2**-6), _logits()),
         culprits=(("clamp", ""), ("log", "")),
         evidence="static",
     ),
@@ -109,8 +95,8 @@ CASES = (
         formats=BOTH,
         citation="HorizonRobotics/alf PR#1651",
         mechanism="the squared scale and the squared distance are both tiny; their ratio is rounding",
-        build=lambda: (GaussianLogProbability(), _narrow()),
-        twin=lambda: (GaussianLogProbability(), _wide()),
+        build=lambda: (of(gaussian_log_probability), _narrow()),
+        twin=lambda: (of(gaussian_log_probability), _wide()),
         culprits=(("sub", ""), ("div", ""), ("mul", "")),
     ),
 )

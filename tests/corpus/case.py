@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from auditor.numerics.metrics import disagreement, output_error
+from tests.support.capturing import Function
 
 Build = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
 Distance = Callable[[Sequence[Tensor], Sequence[Tensor]], float]
@@ -96,6 +98,11 @@ def conv3x3(inputs: int, outputs: int, scale: float, seed: int = 0) -> nn.Conv2d
 def _fill(parameter: nn.Parameter, values: Tensor) -> None:
     with torch.no_grad():
         parameter.copy_(values)
+
+
+def of(function: Callable[..., Any], **fixed: Any) -> nn.Module:
+    """A function as a model, with some of its arguments fixed."""
+    return Function(partial(function, **fixed))
 
 
 class Inside(nn.Module):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus.case import Case, Inside, conv3x3, linear, normal, uniform
+from tests.corpus.case import Case, Inside, conv3x3, linear, normal, of, uniform
 
 
 class GatedFeedForward(nn.Module):
@@ -43,13 +43,13 @@ class EinsumAttention(nn.Module):
         return scores.softmax(-1) @ self.v(x)
 
 
-class AdditiveMask(nn.Module):
-    def __init__(self, fill: float) -> None:
-        super().__init__()
-        self.fill = fill
+def additive_mask(scores: Tensor, mask: Tensor, fill: float) -> Tensor:
+    return (scores + (1.0 - mask.to(scores.dtype)) * fill).softmax(-1)
 
-    def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
-        return (scores + (1.0 - mask.to(scores.dtype)) * self.fill).softmax(-1)
+
+def rendered(density: Tensor, steps: Tensor, far: float) -> Tensor:
+    """The last sample of a ray reaches to `far`."""
+    return 1.0 - torch.exp(-F.relu(density) * F.pad(steps, (0, 1), value=far))
 
 
 PADDED_ROW = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
@@ -65,28 +65,6 @@ class Upsampler(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.interpolate(x, scale_factor=2.0, mode="nearest")
         return self.norm(self.conv2(F.silu(self.conv1(x))))
-
-
-class RadianceRenderer(nn.Module):
-    """The last sample of a ray reaches to `far`."""
-
-    def __init__(self, far: float) -> None:
-        super().__init__()
-        self.far = far
-
-    def forward(self, density: Tensor, steps: Tensor) -> Tensor:
-        steps = F.pad(steps, (0, 1), value=self.far)
-        return 1.0 - torch.exp(-F.relu(density) * steps)
-
-
-class SumPooling(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sum(1) / 4096.0
-
-
-class MeanPooling(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(1)
 
 
 CASES = (
@@ -122,8 +100,8 @@ CASES = (
         formats=("fp16",),
         citation="huggingface/transformers PR#18057, PR#17437, #17121",
         mechanism="-1e9 is -inf, and a fully padded row of -inf has no softmax; FP32 gives a uniform one",
-        build=lambda: (Inside(attn=AdditiveMask(-1e9)), (normal(3, 4), PADDED_ROW)),
-        twin=lambda: (Inside(attn=AdditiveMask(-1e4)), (normal(3, 4), NO_PADDED_ROW)),
+        build=lambda: (Inside(attn=of(additive_mask, fill=-1e9)), (normal(3, 4), PADDED_ROW)),
+        twin=lambda: (Inside(attn=of(additive_mask, fill=-1e4)), (normal(3, 4), NO_PADDED_ROW)),
         culprits=(("mul", "attn"),),
     ),
     Case(
@@ -141,8 +119,8 @@ CASES = (
         formats=("fp16",),
         citation="yenchenlin/nerf-pytorch, raw2outputs: a pattern in the source, no report found",
         mechanism="1e10 is infinite, and a density of zero times infinity is NaN",
-        build=lambda: (RadianceRenderer(1e10), (normal(4, 8), uniform(4, 7, low=0.01, high=0.1))),
-        twin=lambda: (RadianceRenderer(1e3), (normal(4, 8), uniform(4, 7, low=0.01, high=0.1))),
+        build=lambda: (of(rendered, far=1e10), (normal(4, 8), uniform(4, 7, low=0.01, high=0.1))),
+        twin=lambda: (of(rendered, far=1e3), (normal(4, 8), uniform(4, 7, low=0.01, high=0.1))),
         culprits=(("mul", ""), ("pad", "")),
         evidence="static",
     ),
@@ -151,8 +129,8 @@ CASES = (
         formats=("fp16",),
         citation="PaddlePaddle/Paddle-Lite PR#9763; pytorch/pytorch#2391, #74438",
         mechanism="the sum over 4096 positions is stored before it is divided",
-        build=lambda: (Inside(pool=SumPooling()), (uniform(2, 4096, 8, low=20, high=60),)),
-        twin=lambda: (Inside(pool=MeanPooling()), (uniform(2, 4096, 8, low=20, high=60),)),
+        build=lambda: (Inside(pool=of(lambda x: x.sum(1) / 4096.0)), (uniform(2, 4096, 8, low=20, high=60),)),
+        twin=lambda: (Inside(pool=of(lambda x: x.mean(1))), (uniform(2, 4096, 8, low=20, high=60),)),
         culprits=(("sum", "pool"),),
     ),
 )

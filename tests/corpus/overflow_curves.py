@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus.case import Case, Inside, coarse, conv3x3, linear, normal
+from tests.corpus.case import Case, Inside, coarse, conv3x3, linear, normal, of
 
 
 class ChannelNorm(nn.Module):
@@ -26,37 +28,30 @@ class ChannelNorm(nn.Module):
         return self.weight[:, None, None] * (centred / torch.sqrt(variance + 1e-6)) + self.bias[:, None, None]
 
 
-class ConvThenNorm(nn.Module):
-    def __init__(self, fused: bool) -> None:
-        super().__init__()
-        self.conv, self.norm = conv3x3(8, 16, 40.0), ChannelNorm(16, fused)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.conv(x))
+def conv_then_norm(fused: bool) -> nn.Module:
+    return nn.Sequential(OrderedDict(conv=conv3x3(8, 16, 40.0), norm=ChannelNorm(16, fused)))
 
 
-class Standardise(nn.Module):
+def standardised(x: Tensor, by_deviation: bool) -> Tensor:
     """By the variance, or by the standard deviation, whose result stays in range."""
-
-    def __init__(self, by_deviation: bool) -> None:
-        super().__init__()
-        self.by_deviation = by_deviation
-
-    def forward(self, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        if self.by_deviation:
-            return centred / x.std(-1, keepdim=True)
-        return centred / torch.sqrt(x.var(-1, keepdim=True) + 1e-5)
+    centred = x - x.mean(-1, keepdim=True)
+    if by_deviation:
+        return centred / x.std(-1, keepdim=True)
+    return centred / torch.sqrt(x.var(-1, keepdim=True) + 1e-5)
 
 
-class Batched(nn.Module):
-    def __init__(self, variance: float) -> None:
-        super().__init__()
-        self.bn = nn.BatchNorm2d(4)
-        self.bn.running_var.fill_(variance)
+def weighted(key: Tensor, value: Tensor, shifted: bool) -> Tensor:
+    """A softmax over time, written out; `shifted` subtracts the maximum first."""
+    if shifted:
+        key = key - key.amax(1, keepdim=True)
+    weights = torch.exp(key)
+    return (weights * value).sum(1) / weights.sum(1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.bn(x)
+
+def batched(variance: float) -> nn.Module:
+    norm = nn.BatchNorm2d(4)
+    norm.running_var.fill_(variance)
+    return Inside(bn=norm).eval()
 
 
 class ExpDensity(nn.Module):
@@ -76,20 +71,6 @@ class RadianceField(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         density = self.density(x)
         return density / (density + density.mean())
-
-
-class WeightedKeyValue(nn.Module):
-    """A softmax over time, written out; `shifted` subtracts the maximum first."""
-
-    def __init__(self, shifted: bool) -> None:
-        super().__init__()
-        self.shifted = shifted
-
-    def forward(self, key: Tensor, value: Tensor) -> Tensor:
-        if self.shifted:
-            key = key - key.amax(1, keepdim=True)
-        weights = torch.exp(key)
-        return (weights * value).sum(1) / weights.sum(1)
 
 
 class Decay(nn.Module):
@@ -113,8 +94,8 @@ CASES = (
         formats=("fp16",),
         citation="neuroneural/brainchop-cli PR#56; ml-explore/mlx#4228; pytorch/pytorch#66707",
         mechanism="the square of 1000 is infinite, and dividing by infinity leaves an image of zeros",
-        build=lambda: (ConvThenNorm(fused=False), (normal(1, 8, 12, 12, scale=4),)),
-        twin=lambda: (ConvThenNorm(fused=True), (normal(1, 8, 12, 12, scale=4),)),
+        build=lambda: (conv_then_norm(fused=False), (normal(1, 8, 12, 12, scale=4),)),
+        twin=lambda: (conv_then_norm(fused=True), (normal(1, 8, 12, 12, scale=4),)),
         culprits=(("pow", "norm"),),
     ),
     Case(
@@ -122,8 +103,8 @@ CASES = (
         formats=("fp16",),
         citation="ml-explore/mlx#4228; pytorch/executorch PR#16727",
         mechanism="the variance is reduced in FP32 but stored as FP16, where 400 squared is infinite: silent zeros",
-        build=lambda: (Inside(norm=Standardise(by_deviation=False)), (normal(4, 256, scale=400),)),
-        twin=lambda: (Inside(norm=Standardise(by_deviation=True)), (normal(4, 256, scale=400),)),
+        build=lambda: (Inside(norm=of(standardised, by_deviation=False)), (normal(4, 256, scale=400),)),
+        twin=lambda: (Inside(norm=of(standardised, by_deviation=True)), (normal(4, 256, scale=400),)),
         culprits=(("var", "norm"),),
     ),
     Case(
@@ -131,8 +112,8 @@ CASES = (
         formats=("fp16",),
         citation="apple/coreai-torch PR#54; pytorch/pytorch PR#126525; fastai/fastai#507",
         mechanism="a running variance over 65504 is stored as infinity: silent zeros",
-        build=lambda: (Batched(1e6).eval(), (normal(2, 4, 4, 4, scale=1000),)),
-        twin=lambda: (Batched(4.0).eval(), (normal(2, 4, 4, 4),)),
+        build=lambda: (batched(1e6), (normal(2, 4, 4, 4, scale=1000),)),
+        twin=lambda: (batched(4.0), (normal(2, 4, 4, 4),)),
         culprits=(("batch_norm", "bn"), ("_native_batch_norm_legit_no_training", "bn")),
         evidence="param",
     ),
@@ -150,8 +131,8 @@ CASES = (
         formats=("fp16",),
         citation="huggingface/transformers modeling_rwkv.py (states in FP32); facebookresearch/xformers PR#98",
         mechanism="exp(k) without a shift by the maximum",
-        build=lambda: (Inside(att=WeightedKeyValue(False)), (normal(2, 32, 8, scale=5), normal(2, 32, 8, seed=1))),
-        twin=lambda: (Inside(att=WeightedKeyValue(True)), (normal(2, 32, 8, scale=5), normal(2, 32, 8, seed=1))),
+        build=lambda: (Inside(att=of(weighted, shifted=False)), (normal(2, 32, 8, scale=5), normal(2, 32, 8, seed=1))),
+        twin=lambda: (Inside(att=of(weighted, shifted=True)), (normal(2, 32, 8, scale=5), normal(2, 32, 8, seed=1))),
         culprits=(("exp", "att"),),
     ),
     Case(

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tests.corpus.case import BOTH, Case, Inside, coarse, flipped, largest_error, linear, normal, uniform
+from tests.corpus.case import BOTH, Case, Inside, coarse, flipped, largest_error, linear, normal, of, uniform
 
 
 def _overlap(boxes: Tensor) -> Tensor:
@@ -17,42 +17,28 @@ def _overlap(boxes: Tensor) -> Tensor:
     return (bottom - top).clamp(min=0)
 
 
-class OffsetByClass(nn.Module):
+def offset_by_class(boxes: Tensor, labels: Tensor) -> Tensor:
     """Boxes of different classes are moved apart, so that one comparison serves all classes."""
-
-    def forward(self, boxes: Tensor, labels: Tensor) -> Tensor:
-        offset = labels.to(boxes.dtype) * (boxes.max() + 1.0)
-        size = _overlap(boxes + offset[:, None])
-        return size[..., 0] * size[..., 1] > 0.5
+    offset = labels.to(boxes.dtype) * (boxes.max() + 1.0)
+    size = _overlap(boxes + offset[:, None])
+    return size[..., 0] * size[..., 1] > 0.5
 
 
-class MaskedByClass(nn.Module):
-    def forward(self, boxes: Tensor, labels: Tensor) -> Tensor:
-        size = _overlap(boxes)
-        return (size[..., 0] > 0.5) & (size[..., 1] > 0.5) & (labels[:, None] == labels[None])
+def masked_by_class(boxes: Tensor, labels: Tensor) -> Tensor:
+    size = _overlap(boxes)
+    return (size[..., 0] > 0.5) & (size[..., 1] > 0.5) & (labels[:, None] == labels[None])
 
 
-class GridDecoder(nn.Module):
+def decoded(offset: Tensor, cell: Tensor, in_pixels: bool) -> Tensor:
     """From cell and offset to pixels, or to a share of the image."""
-
-    def __init__(self, in_pixels: bool) -> None:
-        super().__init__()
-        self.in_pixels = in_pixels
-
-    def forward(self, offset: Tensor, cell: Tensor) -> Tensor:
-        cell = cell.to(offset.dtype)
-        return (offset + cell + 0.5) * 8.0 if self.in_pixels else (offset + cell) * (1 / 128.0)
+    cell = cell.to(offset.dtype)
+    return (offset + cell + 0.5) * 8.0 if in_pixels else (offset + cell) * (1 / 128.0)
 
 
-class RelativeBuckets(nn.Module):
-    def __init__(self, raised: bool) -> None:
-        super().__init__()
-        self.raised = raised
-
-    def forward(self, position: Tensor) -> Tensor:
-        distance = position[:, None] - position[None]
-        distance = distance.float() if self.raised else distance
-        return (distance * 100.0).to(torch.long)
+def relative_buckets(position: Tensor, raised: bool) -> Tensor:
+    distance = position[:, None] - position[None]
+    distance = distance.float() if raised else distance
+    return (distance * 100.0).to(torch.long)
 
 
 class Rotary(nn.Module):
@@ -120,8 +106,8 @@ CASES = (
         formats=BOTH,
         citation="MultimediaTechLab/YOLO PR#234; pytorch/vision#3371; ultralytics/ultralytics PR#26114",
         mechanism="label * (largest coordinate + 1) leaves the exact integers: small boxes collapse",
-        build=lambda: (OffsetByClass(), (_boxes(500), LABELS)),
-        twin=lambda: (MaskedByClass(), (_boxes(0), LABELS)),
+        build=lambda: (of(offset_by_class), (_boxes(500), LABELS)),
+        twin=lambda: (of(masked_by_class), (_boxes(0), LABELS)),
         culprits=(("add", ""), ("mul", "")),
         distance=flipped,
         tolerance=0.01,
@@ -131,8 +117,8 @@ CASES = (
         formats=BOTH,
         citation="NVIDIA/TensorRT#1758; pytorch/vision#3371; MultimediaTechLab/YOLO PR#234",
         mechanism="pixels beyond 1024 are 1 apart in FP16, 8 in BF16",
-        build=lambda: (Inside(decode=GridDecoder(in_pixels=True)), (uniform(256), torch.arange(256) + 100)),
-        twin=lambda: (Inside(decode=GridDecoder(in_pixels=False)), (uniform(64), torch.arange(64))),
+        build=lambda: (Inside(decode=of(decoded, in_pixels=True)), (uniform(256), torch.arange(256) + 100)),
+        twin=lambda: (Inside(decode=of(decoded, in_pixels=False)), (uniform(64), torch.arange(64))),
         culprits=(("mul", "decode"), ("add", "decode")),
         distance=largest_error,
         tolerance=0.5,
@@ -142,8 +128,8 @@ CASES = (
         formats=BOTH,
         citation="huggingface/transformers modeling_udop.py, where the author raises it by hand",
         mechanism="a difference times 100, truncated: rounding picks the neighbouring bucket",
-        build=lambda: (RelativeBuckets(raised=False), (uniform(32),)),
-        twin=lambda: (RelativeBuckets(raised=True), (torch.arange(32) / 32.0,)),
+        build=lambda: (of(relative_buckets, raised=False), (uniform(32),)),
+        twin=lambda: (of(relative_buckets, raised=True), (torch.arange(32) / 32.0,)),
         culprits=(("mul", ""), ("sub", ""), ("to", "")),
         distance=flipped,
         tolerance=0.005,

@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus.case import BOTH, Inside, Trap, coarse, linear, normal, uniform
-from tests.corpus.unsupported import NO_PADDED_ROW, MaskedAttention
-from tests.support.capturing import Function
+from tests.corpus.case import BOTH, Inside, Trap, coarse, linear, normal, of, uniform
+from tests.corpus.unsupported import NO_PADDED_ROW, masked
 
 
 def _gelu_by_hand(x: Tensor) -> Tensor:
@@ -35,13 +34,13 @@ TRAPS = (
         "gelu_tanh_cubic_inf",
         ("fp16",),
         "the cube of 40 is infinite, and the tanh of infinity is 1, as it should be",
-        lambda: (Function(_gelu_by_hand), (normal(64, scale=40),)),
+        lambda: (of(_gelu_by_hand), (normal(64, scale=40),)),
     ),
     Trap(
         "neg_inf_mask_softmax",
         BOTH,
         "the -inf is meant, and the softmax maps it to zero",
-        lambda: (Inside(attn=MaskedAttention(float("-inf"))), (normal(3, 4), NO_PADDED_ROW)),
+        lambda: (Inside(attn=of(masked, fill=float("-inf"))), (normal(3, 4), NO_PADDED_ROW)),
     ),
     Trap(
         "native_rmsnorm_300",
@@ -65,14 +64,14 @@ TRAPS = (
         "exp_underflow_to_zero",
         BOTH,
         "exp(-50) is zero to within 1e-8 of what it is added to",
-        lambda: (Function(_softmax_by_hand), (torch.cat([torch.zeros(1), coarse(-uniform(15, low=20, high=60))]),)),
+        lambda: (of(_softmax_by_hand), (torch.cat([torch.zeros(1), coarse(-uniform(15, low=20, high=60))]),)),
     ),
     Trap(
         "bce_with_logits",
         BOTH,
         "the loss from logits is the stable form",
         lambda: (
-            Function(F.binary_cross_entropy_with_logits),
+            of(F.binary_cross_entropy_with_logits),
             (torch.tensor([12.0, -2.0, 3.0]), torch.tensor([0.0, 1.0, 1.0])),
         ),
     ),

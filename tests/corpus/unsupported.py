@@ -6,25 +6,19 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from tests.corpus.case import BOTH, Build, Case, Inside, coarse, normal
-from tests.support.capturing import Function
+from tests.corpus.case import BOTH, Build, Case, Inside, coarse, normal, of
 
 NO_PADDED_ROW = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]])
 
 
-class MaskedAttention(nn.Module):
-    def __init__(self, fill: float) -> None:
-        super().__init__()
-        self.fill = fill
-
-    def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
-        return scores.masked_fill(mask == 0, self.fill).softmax(-1)
+def masked(scores: Tensor, mask: Tensor, fill: float) -> Tensor:
+    return scores.masked_fill(mask == 0, fill).softmax(-1)
 
 
 def _core(function: Callable[..., Tensor], *inputs: Tensor) -> Build:
-    return lambda: (Inside(core=Function(function)), inputs)
+    return lambda: (Inside(core=of(function)), inputs)
 
 
 def _raised(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -70,8 +64,8 @@ CASES = (
         formats=("fp16",),
         citation="NVIDIA/apex#1052, #1105; facebookresearch/fairseq#3575; huggingface/transformers modeling_reformer.py",
         mechanism="the literal does not fit, and torch raises",
-        build=lambda: (Inside(attn=MaskedAttention(-1e9)), (normal(3, 4), NO_PADDED_ROW)),
-        twin=lambda: (Inside(attn=MaskedAttention(float("-inf"))), (normal(3, 4), NO_PADDED_ROW)),
+        build=lambda: (Inside(attn=of(masked, fill=-1e9)), (normal(3, 4), NO_PADDED_ROW)),
+        twin=lambda: (Inside(attn=of(masked, fill=float("-inf"))), (normal(3, 4), NO_PADDED_ROW)),
         culprits=(("masked_fill", "attn"),),
         evidence="static",
     ),

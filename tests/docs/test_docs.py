@@ -27,6 +27,12 @@ from tests.support.capturing import captured
 from tests.support.structure import ORDER, PACKAGE
 from tests.unit.report.factory import make_audit
 
+
+def text(name: str) -> str:
+    """A document."""
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
 POSITION = {"call": 2, "tables": 1, "by_option": 2}  # target.call(function, what, slug), ...
 
 
@@ -52,12 +58,12 @@ def slugs_in_code(root) -> set[str]:
     return {node.value for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
-def slugs_in_docs(root) -> list[str]:
-    return re.findall(r"(?m)^### (\S+)$", (root / "docs" / "errors.md").read_text(encoding="utf-8"))
+def slugs_in_docs() -> list[str]:
+    return re.findall(r"(?m)^### (\S+)$", text("errors.md"))
 
 
 def test_every_slug_is_explained_and_none_is_stale(root):
-    assert sorted(slugs_in_docs(root)) == sorted(slugs_in_code(root))
+    assert sorted(slugs_in_docs()) == sorted(slugs_in_code(root))
 
 
 def test_every_error_that_is_raised_has_a_slug(root):
@@ -71,9 +77,8 @@ def test_every_error_that_is_raised_has_a_slug(root):
     assert without == []
 
 
-def test_every_entry_says_what_it_means_and_what_to_do(root):
-    text = (root / "docs" / "errors.md").read_text(encoding="utf-8")
-    entries = re.split(r"(?m)^### \S+$", text)[1:]
+def test_every_entry_says_what_it_means_and_what_to_do():
+    entries = re.split(r"(?m)^### \S+$", text("errors.md"))[1:]
     assert entries
     for entry in entries:
         body = entry.partition("\n## ")[0].strip()
@@ -83,26 +88,21 @@ def test_every_entry_says_what_it_means_and_what_to_do(root):
 # docs/rules.md against the rules and the facts it is generated from.
 
 
-def text(root) -> str:
-    return (root / "docs" / "rules.md").read_text(encoding="utf-8")
+def test_committed_file_is_up_to_date():
+    assert text("rules.md") == reference(load_rules()), "run `make docs`"
 
 
-def test_committed_file_is_up_to_date(root):
-    assert text(root) == reference(load_rules()), "run `make docs`"
-
-
-def test_links_of_the_overview_lead_to_headings(root):
-    headings = re.findall(r"(?m)^#+ (.+)$", text(root))
+def test_links_of_the_overview_lead_to_headings():
+    headings = re.findall(r"(?m)^#+ (.+)$", text("rules.md"))
     # How code hosts make an anchor of a heading: lower case, punctuation but hyphens gone, spaces to hyphens.
     anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    links = re.findall(r"\]\(#([^)]+)\)", text(root))
+    links = re.findall(r"\]\(#([^)]+)\)", text("rules.md"))
     assert len(links) == len(load_rules())
     assert set(links) <= anchors
 
 
-def test_the_rule_shown_to_those_who_write_their_own_is_one(root, tmp_path):
-    page = (root / "docs" / "own-rules.md").read_text(encoding="utf-8")
-    shown = re.search(r"(?s)## Rules of your own\n.*?```toml\n(.*?)```", page)[1]
+def test_the_rule_shown_to_those_who_write_their_own_is_one(tmp_path):
+    shown = re.search(r"(?s)## Rules of your own\n.*?```toml\n(.*?)```", text("own-rules.md"))[1]
     path = tmp_path / "own" / "OWN001-tangent-near-a-pole.toml"
     path.parent.mkdir()
     path.write_text(shown)
@@ -115,38 +115,29 @@ def test_the_rule_shown_to_those_who_write_their_own_is_one(root, tmp_path):
 # docs/command-line.md and docs/api.md against the parsers and the code: nothing missing, nothing stale.
 
 
-@pytest.fixture(scope="module")
-def command_line(root):
-    return (root / "docs" / "command-line.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def api(root):
-    return (root / "docs" / "api.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("document", HEADS)
 def test_the_tables_of_options_are_those_of_the_settings(document):
-    assert written(document) == (DOCS / document).read_text(encoding="utf-8"), "run `make docs`"
+    assert written(document) == text(document), "run `make docs`"
 
 
 def test_editors_see_the_arguments_of_the_settings():
     assert stub() == STUB.read_text(encoding="utf-8"), "run `make docs`"
 
 
-def test_every_option_of_every_verb_is_described(command_line):
+def test_every_option_of_every_verb_is_described():
     options = {name for part in parsers()[1].values() for action in part._actions for name in action.option_strings}
     options -= {name for name in options if name.startswith("--no-")}
-    named = set(re.findall(r"`(--?[a-z][a-z-]*)", command_line)) - {"--no-quick", "--no-measure-time"}
+    named = set(re.findall(r"`(--?[a-z][a-z-]*)", text("command-line.md"))) - {"--no-quick", "--no-measure-time"}
     assert options - {"-h", "--help"} == named
 
 
-def test_every_verb_is_described(command_line):
+def test_every_verb_is_described():
     for verb in set(VERBS) - {"audit"}:
-        assert re.search(rf"^\| `{verb}\b", command_line, re.MULTILINE), verb
+        assert re.search(rf"^\| `{verb}\b", text("command-line.md"), re.MULTILINE), verb
 
 
-def test_every_public_name_argument_and_field_is_described(api):
+def test_every_public_name_argument_and_field_is_described():
+    api = text("api.md")
     for name in set(auditor.__all__) - {"__version__"}:
         assert f"`{name}`" in api
         assert f"auditor.{name}(" in api or f"## `{name}`" in api
@@ -159,26 +150,20 @@ def test_every_public_name_argument_and_field_is_described(api):
 # docs/architecture.md says what the code is: its table is the one that the imports give today.
 
 
-AGAIN = "run `make docs`"
-
-
 def test_the_table_has_every_room_with_its_own_words() -> None:
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    assert text == page(text), AGAIN
+    assert text("architecture.md") == page(text("architecture.md")), "run `make docs`"
     assert [room for room in ORDER if not summary(room).endswith(".")] == []
 
 
 def test_every_file_that_the_page_names_is_there() -> None:
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:auditor|rules|tests|docs|reports)/[\w./*<>-]+)`", text))
+    named = set(re.findall(r"`((?:auditor|rules|tests|docs|reports)/[\w./*<>-]+)`", text("architecture.md")))
     assert named
     root = PACKAGE.parent
     assert [name for name in sorted(named) if "<" not in name and not list(root.glob(name.rstrip("/")))] == []
 
 
 def test_a_stranger_reads_45_files_at_most() -> None:
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    listed = text.partition("## In what order to read")[2].partition("##")[0]
+    listed = text("architecture.md").partition("## In what order to read")[2].partition("##")[0]
     named = re.findall(r"`auditor/[\w/]+\.py`", listed)
     assert 20 <= len(named) == len(set(named)) <= 45
 
@@ -200,33 +185,22 @@ class Row:
     claims: tuple[str, str, str]
     fired: int
     agreed: int
-    own: str
 
 
 @pytest.fixture(scope="module")
 def rows(root: Path) -> dict[str, Row]:
-    text = (root / "benchmarks" / "results" / "agreement.md").read_text(encoding="utf-8")
+    written = (root / "benchmarks" / "results" / "agreement.md").read_text(encoding="utf-8")
     found = {}
-    for line in re.findall(r"(?m)^\| [A-Z]{3}\d{3} \|.*$", text):
-        code, name, severity, confidence, *shares, own = (cell.strip() for cell in line.strip("|").split("|"))
+    for line in re.findall(r"(?m)^\| [A-Z]{3}\d{3} \|.*$", written):
+        code, name, severity, confidence, *shares, _ = (cell.strip() for cell in line.strip("|").split("|"))
         counts = [tuple(map(int, share.split(" of "))) for share in shares if share]
-        found[code] = Row((name, severity, confidence), sum(c[1] for c in counts), sum(c[0] for c in counts), own)
+        found[code] = Row((name, severity, confidence), sum(c[1] for c in counts), sum(c[0] for c in counts))
     return found
 
 
 def test_it_speaks_of_the_rules_as_they_are(rows: dict[str, Row]) -> None:
     held = {code: (RULES[code].name, RULES[code].severity, RULES[code].confidence) for code in rows}
     assert {code: row.claims for code, row in rows.items()} == held
-
-
-def test_severity_follows_from_what_happens_in_the_rules_own_example(rows: dict[str, Row]) -> None:
-    asked = {"error": {"unsafe"}, "warning": {"unsafe", "sensitive"}}
-    off = {
-        code: (row.claims, row.own)
-        for code, row in rows.items()
-        if row.claims[1] != "info" and row.claims[2] != "low" and row.own not in asked[row.claims[1]]
-    }
-    assert off == {}
 
 
 def test_confidence_follows_from_how_often_the_measurement_agrees(rows: dict[str, Row]) -> None:
@@ -252,8 +226,8 @@ AUDITS = {
 
 
 @pytest.fixture(scope="module")
-def schema(root):
-    return json.loads((root / "docs" / "model-explorer.schema.json").read_text(encoding="utf-8"))
+def schema():
+    return json.loads(text("model-explorer.schema.json"))
 
 
 def part(schema, name):
@@ -263,14 +237,14 @@ def part(schema, name):
 @pytest.mark.parametrize("name", AUDITS)
 def test_files_follow_the_schema(schema, name):
     texts = model_explorer.files(make_audit(**AUDITS[name]))
-    documents = {file: json.loads(text) for file, text in texts.items()}
+    documents = {file: json.loads(made) for file, made in texts.items()}
     part(schema, "graphCollection").validate(documents.pop("graph.json"))
     for document in documents.values():
         part(schema, "overlay").validate(document)
 
 
 def test_overlays_and_edges_name_nodes_of_the_graph():
-    documents = {file: json.loads(text) for file, text in model_explorer.files(make_audit()).items()}
+    documents = {file: json.loads(made) for file, made in model_explorer.files(make_audit()).items()}
     (graph,) = documents.pop("graph.json")["graphs"]
     names = [node["id"] for node in graph["nodes"]]
     assert len(set(names)) == len(names)

@@ -6,16 +6,18 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import auditor
 from auditor import Audit, cli
 from auditor.report.reporters import markdown, text
+from tests.support.replaying import Model, linear
+from tests.support.subjects import normal
 
 TWO_BATCHES = """
 import torch
@@ -47,61 +49,41 @@ def get_inputs():
 CAT = TWO_BATCHES[: TWO_BATCHES.index("torch.cat")].count("\n") + 1
 
 
-class Branching(nn.Module):
+def of_two_layers(m: Any, x: Tensor, usual: bool = True) -> Tensor:
     """Of two layers, the one that a flag names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.usual, self.other = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, usual: bool = True) -> Tensor:
-        x = self.first(x)
-        return self.usual(x) if usual else self.other((x * 300).pow(2).mean(-1, keepdim=True) * x / 4e4)
+    x = m.first(x)
+    return m.usual(x) if usual else m.other((x * 300).pow(2).mean(-1, keepdim=True) * x / 4e4)
 
 
-class Pooled(nn.Module):
+def pooled(m: Any, x: Tensor) -> Tensor:
     """A sum over the length, which FP16 holds for short inputs only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after((self.before(x).abs() + 100).sum(1) / x.shape[1])
+    return m.other((m.first(x).abs() + 100).sum(1) / x.shape[1])
 
 
-class Unrecordable(nn.Module):
+def unrecordable(m: Any, x: Tensor, write: bool = False) -> Tensor:
     """A branch in which NumPy writes into a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, write: bool = False) -> Tensor:
-        y = self.layer(x)
-        if write:
-            y = y.detach() * 2
-            y.numpy()[:, 0] = 7
-            return y + 1
-        return y
+    y = m.first(x)
+    if write:
+        y = y.detach() * 2
+        y.numpy()[:, 0] = 7
+        return y + 1
+    return y
 
 
-class OneLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
+def one_layer(m: Any, x: Tensor) -> Tensor:
+    return m.first(x)
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+def one_more(m: Any, x: Tensor, more: bool = False) -> dict[str, Tensor]:
+    """Returns another output, ahead of the usual one, where it is asked for it; low, it breaks FP16."""
+    y = m.first(x)
+    return {"scaled": y * 1e6, "y": y} if more else {"y": y}
 
 
-def audit_of(kind: type[nn.Module], *batches: Any, **options: Any) -> Audit:
-    torch.manual_seed(0)
-    return auditor.audit(kind().eval(), list(batches), device="cpu", **options)
+def audit_of(forward: Callable[..., Any], *batches: Any, **options: Any) -> Audit:
+    """Of a function over three layers of its own."""
+    layers = {name: linear(8, 8, seed=seed) for seed, name in enumerate(("first", "usual", "other"))}
+    return auditor.audit(Model(forward, **layers).eval(), list(batches), device="cpu", **options)
 
 
 def verdicts(audit: Audit, fmt: str = "fp16") -> dict[str, str]:
@@ -166,7 +148,7 @@ def test_the_dry_run_lists_each_distinct_batch(
 
 @pytest.fixture(scope="module")
 def branching() -> Audit:
-    return audit_of(Branching, (normal(4, 8),), (normal(4, 8, seed=1), False), formats=("fp16",))
+    return audit_of(of_two_layers, (normal(4, 8),), (normal(4, 8, seed=1), False), formats=("fp16",))
 
 
 def test_what_the_second_branch_alone_runs_is_judged_and_kept_in_fp32(branching: Audit) -> None:
@@ -183,11 +165,11 @@ def test_what_the_second_branch_alone_runs_is_judged_and_kept_in_fp32(branching:
 
 @pytest.fixture(scope="module")
 def lengths() -> Audit:
-    return audit_of(Pooled, (normal(2, 16, 8),), (normal(2, 1024, 8),), (normal(2, 16, 8, seed=2),), formats=("fp16",))
+    return audit_of(pooled, (normal(2, 16, 8),), (normal(2, 1024, 8),), (normal(2, 16, 8, seed=2),), formats=("fp16",))
 
 
 def test_two_lengths_match_one_to_one_and_the_longer_is_judged(lengths: Audit) -> None:
-    alone = audit_of(Pooled, (normal(2, 16, 8),), formats=("fp16",))
+    alone = audit_of(pooled, (normal(2, 16, 8),), formats=("fp16",))
     assert [report.node.name for report in lengths.nodes] == [report.node.name for report in alone.nodes]
     assert all(report.node.batch == 1 for report in lengths.nodes)
     assert verdicts(alone)["sum_1"] == "safe" and verdicts(lengths)["sum_1"] == "unsafe"
@@ -200,16 +182,16 @@ def test_a_batch_a_million_times_larger_on_the_same_path_is_judged() -> None:
     def batches(scale: float) -> tuple[Any, ...]:
         return (normal(4, 8),), (scale * normal(4, 8, seed=1),)
 
-    audit = audit_of(OneLayer, *batches(1e6), formats=("fp16", "bf16"))
+    audit = audit_of(one_layer, *batches(1e6), formats=("fp16", "bf16"))
     (layer,) = audit.nodes
     assert layer.verdicts["fp16"].verdict == "unsafe" and layer.verdicts["fp16"].batch == 2
     assert layer.verdicts["bf16"].verdict != "unsafe"
-    (alike,) = audit_of(OneLayer, *batches(1.0), formats=("fp16",)).nodes
+    (alike,) = audit_of(one_layer, *batches(1.0), formats=("fp16",)).nodes
     assert alike.verdicts["fp16"].verdict == "safe" and "batch" not in alike.verdicts["fp16"].reason
 
 
 def test_a_batch_that_cannot_be_recorded_is_said_to_be_unjudged() -> None:
-    audit = audit_of(Unrecordable, (normal(4, 8),), (normal(4, 8, seed=1), True), formats=("bf16",))
+    audit = audit_of(unrecordable, (normal(4, 8),), (normal(4, 8, seed=1), True), formats=("bf16",))
     (said,) = (warning for warning in audit.warnings if "batch" in warning.lower() and "judged" in warning)
     assert said.startswith("Batch 2 takes a path of its own, which was not judged: ")
     assert not said.endswith("?.")
@@ -221,29 +203,17 @@ def test_batches_whose_training_step_was_not_measured_are_said() -> None:
         return y.mean()
 
     given = {"mode": "training", "loss_fn": mean, "formats": ("bf16",), "quick": True}
-    audit = audit_of(OneLayer, (normal(4, 8),), (normal(6, 8),), (normal(4, 8, seed=1),), **given)
+    audit = audit_of(one_layer, (normal(4, 8),), (normal(6, 8),), (normal(4, 8, seed=1),), **given)
     (said,) = (warning for warning in audit.warnings if "Gradients" in warning)
     assert said.startswith("Gradients were measured on 2 of 3 batches: ")
-    alike = audit_of(OneLayer, (normal(4, 8),), (normal(4, 8, seed=1),), **given)
+    alike = audit_of(one_layer, (normal(4, 8),), (normal(4, 8, seed=1),), **given)
     assert not any("Gradients" in warning for warning in alike.warnings)
-
-
-class OneMore(nn.Module):
-    """Returns another output, ahead of the usual one, where it is asked for it; low, it breaks FP16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, more: bool = False) -> dict[str, Tensor]:
-        y = self.layer(x)
-        return {"scaled": y * 1e6, "y": y} if more else {"y": y}
 
 
 @pytest.mark.parametrize("first", [False, True])
 def test_criteria_go_by_the_names_of_what_each_path_returns(first: bool) -> None:
     batches = [(normal(4, 8), first), (normal(4, 8, seed=1), not first)]
-    audit = audit_of(OneMore, *batches, formats=("fp16",), criteria=["y: max_abs <= 1"])
+    audit = audit_of(one_more, *batches, formats=("fp16",), criteria=["y: max_abs <= 1"])
     assert verdicts(audit) == {"linear": "safe", "mul": "unsafe"}
     (mul,) = (report for report in audit.nodes if report.node.name == "mul")
     assert mul.verdicts["fp16"].batch == (1 if first else 2)

@@ -36,6 +36,11 @@ def action(root: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_venv(tmp_path_factory.mktemp("python") / "venv")
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "user"
@@ -84,6 +89,7 @@ class Runner:
         return done
 
 
+@pytest.mark.slow
 def test_the_action_installs_audits_and_ends_as_the_audit_did(
     action: dict[str, Any], repository: Path, checkout: Path, tmp_path: Path
 ) -> None:
@@ -133,13 +139,14 @@ def test_quotes_hold_an_argument_together_and_what_cannot_be_audited_fails_the_j
     repository: Path,
     tmp_path: Path,
     root: Path,
+    python: Path,
     target: str,
     arguments: str,
     code: int,
     said: str,
 ) -> None:
     given = {"target": target, "arguments": f"--dry-run {arguments}".strip()}
-    runner = Runner(action, repository, make_venv(tmp_path / "venv"), tmp_path, **given)
+    runner = Runner(action, repository, python, tmp_path, **given)
     runner.environment["PYTHONPATH"] = str(root)
     done = runner.run("Audit")
     assert (done.returncode, runner.values["steps.audit.outputs.exit-code"]) == (0, str(code)), done.stderr

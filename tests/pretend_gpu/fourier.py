@@ -11,8 +11,7 @@ from auditor.numerics.formats import FORMATS
 from auditor.numerics.operations import operation
 from auditor.numerics.scans import fourier_transform
 from auditor.trees import over_tensors, tensors_in
-from tests.pretend_gpu.gaps import half
-from tests.pretend_gpu.kernels import lent
+from tests.pretend_gpu.kernels import half, lent
 from tests.support.opinfo import infos
 
 NAMES = {"torch.float16": "fp16", "torch.complex32": "fp16", "torch.bfloat16": "bf16"}

@@ -14,8 +14,8 @@ from auditor.numerics.casting import in_float32 as computed_in_float32
 from auditor.numerics.formats import Format, format_of
 from auditor.numerics.kernels import UnsupportedInFormat, run_op
 from auditor.trees import over_tensors, tensors_in
-from tests.pretend_gpu.gaps import half
 from tests.pretend_gpu.memory import COUNT, NAME, on_cpu, on_pretend
+from tests.support.opinfo import has_half
 
 MAY_MIX = {
     "copy_",
@@ -35,8 +35,17 @@ CONVOLUTIONS = {"convolution_overrideable", "convolution_backward_overrideable"}
 GENERATORS = [torch.Generator() for _ in range(COUNT)]
 """One for each GPU."""
 
+PARTS = {"_cdist_forward": "cdist", "_ctc_loss": "ctc_loss", "_linalg_eigh": "linalg_eigh", "_linalg_svd": "linalg_svd"}
+"""Kernels that an operation is made of, which OpInfo has no name for."""
+
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _aten = torch.ops.aten
+
+
+@cache
+def half(packet: str, fmt: str) -> bool | None:
+    """Whether CUDA takes tensors of the format; None where OpInfo does not say."""
+    return has_half(PARTS.get(packet, packet), fmt)
 
 
 class _Facts(NamedTuple):

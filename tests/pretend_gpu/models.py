@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,33 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.architectures.zoo import Specimen, specimen
+from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 from tests.support.unet import UNet
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.over, self.then = nn.LSTM(8, 16, 2, batch_first=True), nn.GRU(16, 8, batch_first=True)
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.then(self.over(x)[0])[0])
-
-
-class Regions(nn.Module):
-    """Switches autocast off around a sum of large squares, and writes a mask's literal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(16, 16), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.enter(x)
-        with torch.autocast(x.device.type, enabled=False):
-            scale = (hidden.float() * 300).square().mean(-1, keepdim=True).sqrt()
-        hidden = hidden.masked_fill(hidden < 0, torch.finfo(hidden.dtype).min).softmax(-1)
-        return self.leave(hidden * scale)
 
 
 class Attribute(nn.Module):
@@ -50,43 +27,47 @@ class Attribute(nn.Module):
         return self.layer(x + self.shift) * self.more[0]
 
 
-class Lengths(nn.Module):
+def recurrent(m: Any, x: Tensor) -> Tensor:
+    return m.head(m.then(m.over(x)[0])[0])
+
+
+def regions(m: Any, x: Tensor) -> Tensor:
+    """Switches autocast off around a sum of large squares, and writes a mask's literal."""
+    hidden = m.enter(x)
+    with torch.autocast(x.device.type, enabled=False):
+        scale = (hidden.float() * 300).square().mean(-1, keepdim=True).sqrt()
+    hidden = hidden.masked_fill(hidden < 0, torch.finfo(hidden.dtype).min).softmax(-1)
+    return m.leave(hidden * scale)
+
+
+def lengths(m: Any, lengths: Tensor, x: Tensor) -> Tensor:
     """Its first argument stays on the CPU: it is read as numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, lengths: Tensor, x: Tensor) -> Tensor:
-        return torch.stack([self.layer(row)[:length].sum(0) for row, length in zip(x, lengths.tolist(), strict=True)])
+    return torch.stack([m.layer(row)[:length].sum(0) for row, length in zip(x, lengths.tolist(), strict=True)])
 
 
-class Cells(nn.Module):
+def cells(m: Any, x: Tensor) -> Tensor:
     """Decodes step by step, and reads what the steps before gave."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.over, self.then, self.head = nn.LSTMCell(8, 8), nn.GRUCell(8, 8, bias=False), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = cell = state = x.new_zeros(len(x), 8)
-        for step in x.unbind(1):
-            hidden, cell = self.over(step + state, (hidden, cell))
-            state = self.then(hidden, state)
-        return self.head(state)
+    hidden = cell = state = x.new_zeros(len(x), 8)
+    for step in x.unbind(1):
+        hidden, cell = m.over(step + state, (hidden, cell))
+        state = m.then(hidden, state)
+    return m.head(state)
 
 
-class Unfolded(nn.Module):
+def unfolded(m: Any, x: Tensor) -> tuple[Tensor, ...]:
     """What autocast leaves alone, with products inside that it lowers."""
+    grid = F.affine_grid(m.place(x).view(-1, 2, 3).tanh(), [len(x), 1, 4, 4], align_corners=False)
+    among = torch.cov(m.mix(x).T)
+    return grid, torch.linalg.matrix_power(among, 3), torch.linalg.pinv(among + torch.eye(8, device=x.device))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.place, self.mix = nn.Linear(8, 6), nn.Linear(8, 8)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        grid = F.affine_grid(self.place(x).view(-1, 2, 3).tanh(), [len(x), 1, 4, 4], align_corners=False)
-        among = torch.cov(self.mix(x).T)
-        return grid, torch.linalg.matrix_power(among, 3), torch.linalg.pinv(among + torch.eye(8, device=x.device))
+def rnn() -> nn.Module:
+    layers = {"over": nn.LSTM(8, 16, 2, batch_first=True), "then": nn.GRU(16, 8, batch_first=True)}
+    return Model(recurrent, **layers, head=nn.Linear(8, 4))
+
+
+def decoder() -> nn.Module:
+    return Model(cells, over=nn.LSTMCell(8, 8), then=nn.GRUCell(8, 8, bias=False), head=nn.Linear(8, 4))
 
 
 def mlp() -> nn.Module:
@@ -108,12 +89,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "mlp": (mlp, (normal(32, 16),)),
     "convolutional": (convolutional, (normal(2, 3, 16, 16),)),
     "transformer": (transformer, (normal(2, 5, 16),)),
-    "recurrent": (Recurrent, (normal(2, 6, 8),)),
-    "regions": (Regions, (normal(4, 16),)),
+    "recurrent": (rnn, (normal(2, 6, 8),)),
+    "regions": (lambda: Model(regions, enter=nn.Linear(16, 16), leave=nn.Linear(16, 4)), (normal(4, 16),)),
     "attribute": (Attribute, (normal(4, 8),)),
-    "cells": (Cells, (normal(2, 3, 8),)),
-    "unfolded": (Unfolded, (normal(4, 8),)),
-    "lengths": (Lengths, (torch.tensor([2, 3]), normal(2, 4, 8))),
+    "cells": (decoder, (normal(2, 3, 8),)),
+    "unfolded": (lambda: Model(unfolded, place=nn.Linear(8, 6), mix=nn.Linear(8, 8)), (normal(4, 8),)),
+    "lengths": (lambda: Model(lengths, layer=nn.Linear(8, 8)), (torch.tensor([2, 3]), normal(2, 4, 8))),
 }
 
 

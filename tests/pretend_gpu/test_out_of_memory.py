@@ -72,26 +72,6 @@ def test_no_allocation_that_fails_becomes_a_verdict(part: float) -> None:
     assert differences(whole, again) == []
 
 
-@pytest.mark.parametrize("part", [pytest.param(i / 10, marks=SLOW) for i in range(10)])
-@natively
-def test_no_allocation_that_fails_in_training_becomes_a_verdict(part: float) -> None:
-    def loss(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return (y - t).square().mean()
-
-    def trained() -> Audit:
-        return auditor.audit(
-            seeded(thin), (IMAGES[:2], torch.zeros(2, 4)), mode="training", loss_fn=loss, device="auto"
-        )
-
-    found: list[int] = []
-    with counted(found):
-        whole = trained()
-    with failing(int(part * found[0]) + 1):
-        again = trained()
-    assert again.warnings[-1] == TOO_SMALL
-    assert differences(whole, again) == []
-
-
 # A GPU that gives up in the middle of an audit: one line, wherever that is, and never a verdict of an operation.
 
 

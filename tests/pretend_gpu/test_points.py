@@ -15,50 +15,33 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.cli import main
-from auditor.numerics.formats import dtype_of
 from auditor.numerics.metrics import output_error
 from auditor.verify import artefact
 from tests.pretend_gpu.memory import ALLOCATOR
 from tests.pretend_gpu.natively import natively
 from tests.pretend_gpu.same import differences
-from tests.support.opinfo import HALVES
+from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
 
 
-class Own(nn.Module):
+def own(m: Any, x: Tensor) -> Tensor:
     """Its author runs a part low, and a loss that autocast refuses outside of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.inside, self.leave = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, dtype=torch.bfloat16):
-            hidden = self.inside(self.enter(x)).relu()
-        scores = self.leave(hidden.float()).sigmoid()
-        return F.binary_cross_entropy(scores, torch.full_like(scores, 0.5), reduction="none")
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        hidden = m.inside(m.enter(x)).relu()
+    scores = m.leave(hidden.float()).sigmoid()
+    return F.binary_cross_entropy(scores, torch.full_like(scores, 0.5), reduction="none")
 
 
-class Loud(nn.Module):
+def loud() -> nn.Module:
     """A recurrent layer whose input is beyond float16 and within bfloat16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.over, self.head = nn.RNN(8, 8, nonlinearity="relu", batch_first=True), nn.Linear(8, 4)
-        self.over.weight_ih_l0.data.abs_().mul_(1e-3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.over(x + 1e5)[0])
+    over = nn.RNN(8, 8, nonlinearity="relu", batch_first=True)
+    over.weight_ih_l0.data.abs_().mul_(1e-3)
+    return Model(lambda m, x: m.head(m.over(x + 1e5)[0]), over=over, head=nn.Linear(8, 4))
 
 
-class Attending(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.out = nn.Linear(8, 24), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.into(x).chunk(3, -1)
-        return self.out(F.scaled_dot_product_attention(q, k, v, dropout_p=0.5 if self.training else 0.0))
+def attending(m: Any, x: Tensor) -> Tensor:
+    q, k, v = m.into(x).chunk(3, -1)
+    return m.out(F.scaled_dot_product_attention(q, k, v, dropout_p=0.5 if m.training else 0.0))
 
 
 def audits(model: nn.Module, *inputs: Tensor, **options: Any) -> tuple[auditor.Audit, auditor.Audit]:
@@ -73,25 +56,13 @@ def same(emulated: auditor.Audit, native: auditor.Audit) -> None:
 
 @natively
 def test_an_authors_own_region_and_a_loss_that_autocast_bans() -> None:
-    same(*audits(seeded(Own).eval(), normal(4, 8), formats="fp16"))
-
-
-@pytest.mark.parametrize("fmt", HALVES)
-@natively
-def test_recurrent_layers_answer_in_float16_under_autocast(fmt: str) -> None:
-    """aten/src/ATen/cudnn/AutocastRNN.cpp casts to kHalf, whatever the region asks for."""
-    layer, x = seeded(lambda: nn.GRU(4, 4)), normal(3, 2, 4)
-    with auditor.emulate("cuda"), torch.autocast("cuda", dtype=dtype_of(fmt)):
-        emulated = layer(x)[0]
-    with torch.autocast("pretend", dtype=dtype_of(fmt)):
-        native = layer.to("pretend")(x.to("pretend"))[0]
-    assert emulated.dtype is native.dtype is torch.float16
-    assert torch.equal(emulated, native.cpu())
+    layers = {"enter": linear(8, 16), "inside": linear(16, 16), "leave": linear(16, 4)}
+    same(*audits(Model(own, **layers).eval(), normal(4, 8), formats="fp16"))
 
 
 @natively
 def test_their_overflow_is_found_in_bf16_too() -> None:
-    emulated, native = audits(seeded(Loud).eval(), normal(2, 3, 8), formats="bf16", strategies="autocast")
+    emulated, native = audits(seeded(loud), normal(2, 3, 8), formats="bf16", strategies="autocast")
     for audit in (emulated, native):
         assert not audit.baselines["autocast_bf16"].finite
         plan = audit.plans["autocast_bf16"]
@@ -104,7 +75,7 @@ def test_their_overflow_is_found_in_bf16_too() -> None:
 
 @natively
 def test_attention_drops_the_same_entries_low_and_in_fp32() -> None:
-    model, x, target = seeded(Attending), normal(2, 6, 8), torch.zeros(2, 6, 4)
+    model, x, target = Model(attending, into=linear(8, 24), out=linear(8, 4)), normal(2, 6, 8), torch.zeros(2, 6, 4)
     emulated, native = audits(
         model,
         x,
@@ -135,6 +106,7 @@ def test_the_users_measures_get_tensors_of_the_cpu(as_criterion: bool) -> None:
     assert seen == {"cpu"}
 
 
+@pytest.mark.slow
 @natively
 def test_cached_memory_is_given_back_before_another_process_verifies() -> None:
     held: list[int] = []

@@ -106,6 +106,7 @@ def test_a_factory_that_makes_another_model_each_time(name: str, tmp_path: Path)
         assert all(made["verified"] is not False for made in audited.plan["plans"].values()), plan
 
 
+@pytest.mark.slow
 def test_weights_make_it_one_model(tmp_path: Path) -> None:
     case = Case(
         {"model.py": drawn(DRAWS["the clock"])},

@@ -90,7 +90,6 @@ CASES = {
     "relative imports, from the root": Case(package(), "pkg/model.py:build"),
     "relative imports, from inside": Case(package(), "model.py:build", "pkg"),
     "relative imports, from elsewhere": Case(package(), "../project/pkg/model.py:build", "../elsewhere"),
-    "its own package by name, from the root": Case(ABSOLUTE, "pkg/model.py:build"),
     "its own package by name, by the console script": Case(ABSOLUTE, "pkg/model.py:build", program=CONSOLE),
     "a module": Case(package(), "pkg.model:build"),
     "src": Case(in_src(package()), "pkg.model:build", env={"PYTHONPATH": "src"}),
@@ -146,7 +145,6 @@ CASES = {
         prepare=pickle_model,
     ),
     "types.py": Case({"types.py": MODEL}, "project/types.py:build", ".."),
-    "signal.py": Case({"signal.py": MODEL}, "project/signal.py:build", ".."),
     "utils.py beside another": Case(
         {"utils.py": "raise ImportError\n", "net/utils.py": PARTS, "net/model.py": using("utils")},
         "net/model.py:build",
@@ -160,12 +158,7 @@ CASES = {
 }
 
 
-USUAL = {
-    "relative imports, from inside",
-    "src, a file, with a score",
-    "a namespace package on PYTHONPATH, a file of it",
-    "a registry that refuses doubles",
-}
+USUAL = {"src, a file, with a score", "a registry that refuses doubles"}
 """Of the cases those that differ most: the others are for the slow suite."""
 
 
@@ -190,6 +183,7 @@ def test_two_files_of_one_name_in_one_process(tmp_path: Path) -> None:
         assert type(again.act) is type(model.act)
 
 
+@pytest.mark.slow
 def test_two_files_of_one_name_from_one_folder(tmp_path: Path) -> None:
     root = tmp_path / "project"
     for name in "ab":

@@ -157,7 +157,7 @@ CASES = {
 }  # fmt: skip
 
 
-USUAL = {"files, arguments and the clock", "os.chdir at import and in the factory", "a checkpoint of a training loop"}
+USUAL = {"files, arguments and the clock", "a checkpoint of a training loop"}
 
 
 @pytest.mark.parametrize(
@@ -247,6 +247,7 @@ def test_a_file_of_that_name_in_another_project(plain, tmp_path: Path) -> None:
     assert any("audit" in line for line in named), done.stderr
 
 
+@pytest.mark.slow
 def test_paths_in_pyproject_count_from_its_folder(plain, tmp_path: Path) -> None:
     root = tmp_path / "project"
     table = '[tool.auditor]\nweights = "weights/net.pt"\ninputs = "data.py:batch"\nout = "out"\nbaseline = "known"\n'

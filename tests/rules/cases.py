@@ -1,40 +1,71 @@
-"""Cases of rules beside the examples that they carry: norms, softmax, layers at the boundary, linear algebra, recurrence, choices."""
+"""Cases of rules beside the examples that they carry: where they end, what supersedes them, and what is like theirs but fine."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.rules.case import Case, on, raised, ramp
 from tests.support.capturing import Function
+from tests.support.replaying import Model
 
 
-class RmsNorm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
+@dataclass(frozen=True)
+class Case:
+    """A toy model with every node that a rule must name on it, by code, and the rules that must name none.
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+    A rule that is in neither is not looked at here.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    inputs: tuple[Tensor, ...]
+    fires: Mapping[str, set[str]]
+    silent: tuple[str, ...]
 
 
-class RmsNormUpcastByCaller(RmsNorm):
-    def _norm(self, x: Tensor) -> Tensor:
+def module(name: str, make: Callable[[], nn.Module], *inputs: Tensor, silent: str = "", **fires: str) -> Case:
+    """fires: names of nodes by code; silent: codes."""
+    return Case(name, make, inputs, {code: set(nodes.split()) for code, nodes in fires.items()}, tuple(silent.split()))
+
+
+def case(name: str, function: Callable[..., Any], *inputs: Tensor, silent: str = "", **fires: str) -> Case:
+    """The same of a function of its inputs."""
+    return module(name, lambda: Function(function), *inputs, silent=silent, **fires)
+
+
+def ramp(*shape: int, scale: float = 1.0) -> Tensor:
+    """Evenly spaced numbers from -scale to scale: no randomness, no zeros for even counts."""
+    return torch.linspace(-scale, scale, torch.Size(shape).numel()).reshape(shape)
+
+
+def raised(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same, where the author raises what it reads to FP32, and lowers what it gives."""
+
+    def wide(*inputs: Tensor) -> Tensor:
+        return function(*(x.float() if x.is_floating_point() else x for x in inputs)).to(inputs[0].dtype)
+
+    return wide
+
+
+def rms_norm(m: Any, x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * m.weight
+
+
+def rms_norm_upcast_by_its_caller(m: Any, x: Tensor) -> Tensor:
+    def norm(x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._norm(x.float()).type_as(x) * self.weight
-
-
-def mean_of_squares(x: Tensor) -> Tensor:
-    return x + torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)  # a statistic, but no normalisation
+    return norm(x.float()).type_as(x) * m.weight
 
 
 def layer_norm_centred_twice(x: Tensor) -> Tensor:
-    u = x.mean(1, keepdim=True)
-    variance = (x - u).pow(2).mean(1, keepdim=True)
-    return (x - u) / torch.sqrt(variance + 1e-5)
+    mean = x.mean(1, keepdim=True)
+    return (x - mean) / torch.sqrt((x - mean).pow(2).mean(1, keepdim=True) + 1e-5)
 
 
 def batch_norm(variance: float) -> nn.Module:
@@ -43,34 +74,31 @@ def batch_norm(variance: float) -> nn.Module:
     return norm
 
 
-NATIVE = nn.Sequential(nn.LayerNorm(8), nn.RMSNorm(8))
-BY_HAND = ("NRM001", "NRM002", "NRM003", "NRM006")
+def weighted(function: Callable[..., Tensor]) -> Callable[[], nn.Module]:
+    return lambda: Model(function, weight=nn.Parameter(torch.ones(8)))
 
-NORMS_CASES = (
+
+NORMS = (
     # 300 ** 2 = 90000 > 65504; the norm is named for what it is, not for its square alone
-    Case("rms norm, large", RmsNorm, (ramp(2, 8, scale=300),), {"NRM001": {"pow_1"}}, ("NRM003",)),
-    Case(
-        "energy, large",
-        *on(lambda x: x.square().sum(-1).log(), ramp(2, 8, scale=300)),
-        {"NRM003": {"square"}},
-        ("NRM001", "RED006"),
+    module("rms norm, large", weighted(rms_norm), ramp(2, 8, scale=300), NRM001="pow_1", silent="NRM003"),
+    case("energy", lambda x: x.square().sum(-1).log(), ramp(2, 8, scale=300), NRM003="square", silent="NRM001 RED006"),
+    module(
+        "rms norm, upcast by its caller",
+        weighted(rms_norm_upcast_by_its_caller),
+        ramp(2, 8, scale=300),
+        silent="NRM001 NRM002 NRM003 NRM006",
     ),
-    Case("rms norm, upcast by its caller", RmsNormUpcastByCaller, (ramp(2, 8, scale=300),), {}, BY_HAND),
-    Case("a mean of squares", *on(mean_of_squares, ramp(2, 8)), {}, BY_HAND),
-    Case(
-        "layer norm over channels, large",
-        *on(layer_norm_centred_twice, ramp(2, 8, 3, scale=1000)),
-        {"NRM002": {"pow_1"}},
-        ("NRM001", "NRM003"),
+    case(
+        "a mean of squares",  # a statistic, but no normalisation
+        lambda x: x + torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+        ramp(2, 8),
+        silent="NRM001 NRM002 NRM003 NRM006",
     ),
-    Case("native norms", lambda: NATIVE, (ramp(2, 8),), {"NRM004": {"layer_norm", "rms_norm"}}, ("NRM001", "NRM005")),
-    Case("group norm", lambda: nn.GroupNorm(2, 8), (ramp(2, 8, 4),), {"NRM004": {"group_norm"}}),
-    Case("variance beyond FP16", lambda: batch_norm(65520.0), (ramp(2, 8),), {"NRM005": {"batch_norm"}}),
-    Case("largest variance", lambda: batch_norm(65504.0), (ramp(2, 8),), {}, ("NRM005",)),
+    case("over channels", layer_norm_centred_twice, ramp(2, 8, 3, scale=1000), NRM002="pow_1", silent="NRM001 NRM003"),
+    module("native", lambda: nn.Sequential(nn.LayerNorm(8), nn.RMSNorm(8)), ramp(2, 8), NRM004="layer_norm rms_norm"),
+    module("variance beyond FP16", lambda: batch_norm(65520.0), ramp(2, 8), NRM005="batch_norm"),
+    module("largest variance", lambda: batch_norm(65504.0), ramp(2, 8), silent="NRM005"),
 )
-
-
-# Softmax: native, by hand with and without the shift, over long axes; exponentials that leave FP16.
 
 
 def unshifted(x: Tensor) -> Tensor:
@@ -83,240 +111,194 @@ def unshifted_guarded(x: Tensor) -> Tensor:
     return e / (e.sum(-1, keepdim=True) + 1e-6)
 
 
-def shifted(x: Tensor) -> Tensor:
-    e = torch.exp(x - x.amax(-1, keepdim=True))
-    return e / e.sum(-1, keepdim=True)
-
-
-def log_softmax(x: Tensor) -> Tensor:
-    shifted = x - x.amax(-1, keepdim=True)
-    return shifted - shifted.exp().sum(-1, keepdim=True).log()
-
-
-HAND = ("SFT002", "SFT003")
-
-SOFTMAX_CASES = (
-    Case(
-        "log softmax", *on(lambda x: x.log_softmax(-1), ramp(2, 8)), {"SFT001": {"log_softmax"}}, ("SFT005", "SFT007")
-    ),
+SOFTMAX = (
+    case("log softmax", lambda x: x.log_softmax(-1), ramp(2, 8), SFT001="log_softmax", silent="SFT005 SFT007"),
     # exp(20) = 4.9e8; halved, exp(10) = 22026 fits
-    Case("unshifted, large", *on(unshifted, ramp(2, 8, scale=20)), {"SFT002": {"exp"}}, ("SFT004", "ACT001")),
-    Case("unshifted, guarded", *on(unshifted_guarded, ramp(2, 8, scale=20)), {"SFT002": {"exp"}}, ("SFT003", "SFT004")),
-    Case("unshifted, upcast", *on(raised(unshifted), ramp(2, 8, scale=20)), {}, (*HAND, "SFT004")),
-    Case("shifted, upcast", *on(raised(shifted), ramp(2, 8)), {}, HAND),
-    Case("log softmax by hand, upcast", *on(raised(log_softmax), ramp(2, 8)), {}, ("SFT007",)),
-    # expm1(12) = 162754
-    Case("expm1", *on(torch.expm1, ramp(2, 8, scale=12)), {"SFT004": {"expm1"}}),
-    Case("log of sigmoid", *on(lambda x: torch.log(x.sigmoid()[:, :4]), ramp(2, 8)), {"SFT005": {"log"}}),
-    Case("long axis", *on(lambda x: x.softmax(-1), ramp(1, 16385)), {"SFT006": {"softmax"}}),
-    Case("longest safe axis", *on(lambda x: x.softmax(-1), ramp(2, 16384)), {"SFT001": {"softmax"}}, ("SFT006",)),
+    case("unshifted, large", unshifted, ramp(2, 8, scale=20), SFT002="exp", silent="SFT004 ACT001"),
+    case("unshifted, guarded", unshifted_guarded, ramp(2, 8, scale=20), SFT002="exp", silent="SFT003 SFT004"),
+    case("unshifted, upcast", raised(unshifted), ramp(2, 8, scale=20), silent="SFT002 SFT003 SFT004"),
+    case("expm1", torch.expm1, ramp(2, 8, scale=12), SFT004="expm1"),  # expm1(12) = 162754
+    case("log of sigmoid", lambda x: torch.log(x.sigmoid()[:, :4]), ramp(2, 8), SFT005="log"),
+    case("long axis", lambda x: x.softmax(-1), ramp(1, 16385), SFT006="softmax"),
+    case("longest safe axis", lambda x: x.softmax(-1), ramp(2, 16384), SFT001="softmax", silent="SFT006"),
 )
-
-
-# First and last layers by graph position, whatever they are called.
 
 
 class Tokens(nn.Module):
-    def __init__(self, vocabulary: int) -> None:
+    """First and last layers by graph position, whatever they are called; a vocabulary of 16, tied."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.word = nn.Embedding(vocabulary, 8)
-        self.position = nn.Embedding(4, 8)
-        self.register_buffer("ids", torch.arange(4))
-        self.norm = nn.LayerNorm(8)
-        self.body = nn.Linear(8, 8)
-        self.head = nn.Linear(8, vocabulary, bias=False)
+        self.word, self.position = nn.Embedding(16, 8), nn.Embedding(4, 8)
+        self.norm, self.body, self.head = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 16, bias=False)
         self.head.weight = self.word.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.norm(self.word(tokens) + self.position(self.ids))
+        x = self.norm(self.word(tokens) + self.position(torch.arange(4)))
         return self.head(self.body(x).relu())
 
 
-class HeadUpcast(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.weight = nn.Conv2d(3, 4, 3), nn.Parameter(ramp(4096, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.stem(x).mean((2, 3)).float() @ self.weight.float().t()
+def head_upcast(m: Any, x: Tensor) -> Tensor:
+    return m.stem(x).mean((2, 3)).float() @ m.weight.float().t()
 
 
-class HeadProtected(HeadUpcast):
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).mean((2, 3))
-        with torch.autocast("cpu", enabled=False):
-            return x.float() @ self.weight.float().t()
+def head_protected(m: Any, x: Tensor) -> Tensor:
+    x = m.stem(x).mean((2, 3))
+    with torch.autocast("cpu", enabled=False):
+        return x.float() @ m.weight.float().t()
 
 
-class RouterUpcast(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.out = nn.Linear(8, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = self.gate(x.to(torch.float32)).softmax(-1)
-        return self.out(weights.to(x.dtype))
+def with_head(function: Callable[..., Tensor]) -> Callable[[], nn.Module]:
+    return lambda: Model(function, stem=nn.Conv2d(3, 4, 3), weight=nn.Parameter(ramp(4096, 4)))
 
 
-class RouterIgnored(RouterUpcast):
+def router_ignored(m: Any, x: Tensor) -> Tensor:
     """Its choice is computed, and every token goes the same way all the same."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.gate(x.to(torch.float32)).topk(2)
-        return self.out(x[:, :4])
+    m.gate(x.to(torch.float32)).topk(2)
+    return m.out(x[:, :4])
 
 
-IDS = torch.tensor([[1, 2, 3, 0]])
-
-BOUNDARY_CASES = (
-    Case(
-        "tokens, small vocabulary",
-        lambda: Tokens(16),
-        (IDS,),
-        {"BND002": {"linear_1"}, "BND003": {"embedding", "embedding_1"}},
-        ("BND001", "BND004"),
+BOUNDARY = (
+    module("tokens", Tokens, torch.tensor([[1, 2, 3, 0]]), BND002="linear_1", BND003="embedding embedding_1", silent="BND001 BND004"),
+    module("head, upcast by hand", with_head(head_upcast), ramp(1, 3, 8, 8), BND001="conv2d", BND005="matmul", silent="BND002 BND003 BND004"),
+    module("head, protected", with_head(head_protected), ramp(1, 3, 8, 8), silent="BND002 BND004 BND005"),
+    module(
+        "router, ignored", lambda: Model(router_ignored, gate=nn.Linear(8, 4), out=nn.Linear(4, 2)), ramp(2, 8), silent="BND005 RTE001"
     ),
-    Case(
-        "head upcast by hand",
-        HeadUpcast,
-        (ramp(1, 3, 8, 8),),
-        {"BND001": {"conv2d"}, "BND005": {"matmul"}},
-        ("BND002", "BND003", "BND004"),
-    ),
-    Case("head protected", HeadProtected, (ramp(1, 3, 8, 8),), {}, ("BND002", "BND004", "BND005")),
-    Case("router ignored", RouterIgnored, (ramp(2, 8),), {}, ("BND005", "RTE001")),
-)
+)  # fmt: skip
 
-
-# Linear algebra, Fourier transforms and distances that have no half kernels.
-
-
-IMAGE = ramp(1, 1, 8, 8)
 SQUARE = torch.eye(3) * 4 + ramp(3, 3)
+SMALLER = {"size": (3, 3), "antialias": True}
+
+LINALG = (
+    case("inverse and determinant", lambda x: x.inverse() * x.det(), SQUARE, LIN001="det inverse"),
+    case("cholesky", torch.linalg.cholesky, SQUARE @ SQUARE.T, LIN001="linalg_cholesky"),
+    case("stft", lambda x: torch.stft(x, 4, window=torch.ones(4), return_complex=True).abs(), ramp(2, 16), LIN002="stft"),
+    case("pdist", torch.pdist, ramp(3, 8), LIN003="pdist"),
+    case("bicubic", lambda x: F.interpolate(x, mode="bicubic", **SMALLER), ramp(1, 1, 8, 8), LIN005="_upsample_bicubic2d_aa"),
+    case("matrix exponential", torch.matrix_exp, SQUARE, LIN004="matrix_exp", silent="LIN001"),
+)  # fmt: skip
 
 
-def inverse_and_determinant(x: Tensor) -> Tensor:
-    return torch.inverse(x) * torch.linalg.det(x)
+def unrolled(m: Any, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[0], 4)
+    for step in x.unbind(1):
+        h = m.cell(step, h)
+    return h
 
 
-def spectrogram(x: Tensor) -> Tensor:
-    return torch.stft(x, 4, window=torch.ones(4), return_complex=True).abs()
+def unrolled_lstm(m: Any, x: Tensor) -> Tensor:
+    h, c = x.new_zeros(x.shape[0], 4), x.new_zeros(x.shape[0], 4)
+    for step in x.unbind(1):
+        h, c = m.cell(step, (h, c))
+    return h
 
 
-def resized(mode: str) -> Function:
-    return Function(lambda x: F.interpolate(x, size=(3, 3), mode=mode, antialias=True))
+def steps_of(cell: Callable[[], nn.Module], function: Callable[..., Tensor] = unrolled) -> Callable[[], nn.Module]:
+    return lambda: Model(function, cell=cell())
 
 
-LINALG_CASES = (
-    Case("inverse and determinant", *on(inverse_and_determinant, SQUARE), {"LIN001": {"inverse", "linalg_det"}}),
-    Case("cholesky", *on(torch.linalg.cholesky, SQUARE @ SQUARE.T), {"LIN001": {"linalg_cholesky"}}),
-    Case("stft", *on(spectrogram, ramp(2, 16)), {"LIN002": {"stft"}}),
-    Case("pdist", *on(torch.pdist, ramp(3, 8)), {"LIN003": {"pdist"}}),
-    Case("resized, bicubic", lambda: resized("bicubic"), (IMAGE,), {"LIN005": {"_upsample_bicubic2d_aa"}}),
-    Case("matrix exponential", *on(torch.matrix_exp, SQUARE), {"LIN004": {"matrix_exp"}}, ("LIN001",)),
-)
+def calls(cell: str, count: int) -> str:
+    return " ".join(cell if index == 0 else f"{cell}_{index}" for index in range(count))
 
 
-# Recurrent layers and unrolled cells, short and long.
+RNN = "RNN001 RNN002 RNN003 RNN004"
 
-
-class Unrolled(nn.Module):
-    def __init__(self, cell: nn.Module) -> None:
-        super().__init__()
-        self.cell = cell
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.new_zeros(x.shape[0], 4)
-        for step in x.unbind(1):
-            h = self.cell(step, h)
-        return h
-
-
-class UnrolledLstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(3, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, c = x.new_zeros(x.shape[0], 4), x.new_zeros(x.shape[0], 4)
-        for step in x.unbind(1):
-            h, c = self.cell(step, (h, c))
-        return h
-
-
-class GruUpcast(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gru = nn.GRU(3, 4, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gru(x.float())[0]
-
-
-def calls(cell: str, count: int) -> set[str]:
-    return {cell if index == 0 else f"{cell}_{index}" for index in range(count)}
-
-
-ALL = ("RNN001", "RNN002", "RNN003", "RNN004")
-
-RECURRENT_CASES = (
-    Case(
-        "long gru", lambda: nn.GRU(3, 4, batch_first=True), (ramp(1, 65, 3),), {"RNN001": {"gru"}}, ("RNN004", "RNN002")
-    ),
-    Case("short gru, wide batch", lambda: nn.GRU(3, 4), (ramp(64, 100, 3),), {"RNN004": {"gru"}}, ("RNN001",)),
-    Case(
-        "short lstm",
-        lambda: nn.LSTM(3, 4, batch_first=True),
-        (ramp(2, 8, 3),),
-        {"RNN004": {"lstm"}},
-        ("RNN001", "RNN002", "RNN003"),
-    ),
-    Case(
+RECURRENT = (
+    module("long gru", lambda: nn.GRU(3, 4, batch_first=True), ramp(1, 65, 3), RNN001="gru", silent="RNN002 RNN004"),
+    module("short gru, wide batch", lambda: nn.GRU(3, 4), ramp(64, 100, 3), RNN004="gru", silent="RNN001"),
+    module("tanh rnn", lambda: nn.RNN(3, 4), ramp(8, 2, 3), RNN004="rnn_tanh", silent="RNN002"),
+    module(
         "relu cells",
-        lambda: Unrolled(nn.RNNCell(3, 4, nonlinearity="relu")),
-        (ramp(1, 2, 3),),
-        {"RNN002": calls("rnn_relu_cell", 2)},
+        steps_of(lambda: nn.RNNCell(3, 4, nonlinearity="relu")),
+        ramp(1, 2, 3),
+        RNN002=calls("rnn_relu_cell", 2),
     ),
-    Case("tanh rnn", lambda: nn.RNN(3, 4), (ramp(8, 2, 3),), {"RNN004": {"rnn_tanh"}}, ("RNN002",)),
-    Case(
-        "gru cells",
-        lambda: Unrolled(nn.GRUCell(3, 4)),
-        (ramp(1, 17, 3),),
-        {"RNN003": calls("gru_cell", 17)},
-        ("RNN001",),
+    module(
+        "gru cells", steps_of(lambda: nn.GRUCell(3, 4)), ramp(1, 17, 3), RNN003=calls("gru_cell", 17), silent="RNN001"
     ),
-    Case("tanh cells", lambda: Unrolled(nn.RNNCell(3, 4)), (ramp(1, 20, 3),), {"RNN003": calls("rnn_tanh_cell", 20)}),
-    Case("few gru cells", lambda: Unrolled(nn.GRUCell(3, 4)), (ramp(1, 16, 3),), {}, ALL),
-    Case("lstm cells", UnrolledLstm, (ramp(1, 20, 3),), {}, ALL),
+    module("few gru cells", steps_of(lambda: nn.GRUCell(3, 4)), ramp(1, 16, 3), silent=RNN),
+    module("lstm cells", steps_of(lambda: nn.LSTMCell(3, 4), unrolled_lstm), ramp(1, 20, 3), silent=RNN),
     # autocast lowers a recurrent layer whatever its input: the upcast is undone
-    Case("gru, upcast", GruUpcast, (ramp(1, 100, 3),), {"BND005": {"gru"}}, ALL),
+    module(
+        "gru, upcast",
+        lambda: Model(lambda m, x: m.gru(x.float())[0], gru=nn.GRU(3, 4, batch_first=True)),
+        ramp(1, 100, 3),
+        BND005="gru",
+        silent=RNN,
+    ),
 )
 
 
-# Discrete choices: top-k, arg max, expanded distances, indices from arithmetic.
-
-
-def expanded(x: Tensor, codes: Tensor) -> Tensor:
-    return (x * x).sum(-1, keepdim=True) + (codes * codes).sum(-1)[None] - 2 * x @ codes.t()
-
-
-def direct(x: Tensor, codes: Tensor) -> Tensor:
-    return (x[:, None] - codes[None]).pow(2).sum(-1)
+def nearest(x: Tensor, codes: Tensor) -> Tensor:
+    return (x[:, None] - codes[None]).pow(2).sum(-1).argmin(-1) + x[:, 0]
 
 
 def mask_to_count(x: Tensor) -> Tensor:
     return x * (x > 0).to(torch.long).sum(-1, keepdim=True).to(x.dtype)
 
 
-EDGES = torch.tensor([-0.5, 0.0, 0.5])
-X = ramp(3, 4)
-CODES = ramp(5, 4, scale=2)
-
-ROUTING_CASES = (
-    Case("sorted", *on(lambda x: x.sort(-1)[0], X), {"RTE001": {"sort"}}, ("RTE002", "RTE004")),
-    Case("nearest", *on(lambda x, c: direct(x, c).argmin(-1) + x[:, 0], X, CODES), {"RTE002": {"argmin"}}, ("RTE003",)),
-    Case("bucketize", *on(lambda x: torch.bucketize(x, EDGES) + x, X), {"RTE004": {"bucketize"}}),
-    Case("a count", *on(mask_to_count, X), {}, ("RTE004",)),
+ROUTING = (
+    case("sorted", lambda x: x.sort(-1)[0], ramp(3, 4), RTE001="sort", silent="RTE002 RTE004"),
+    case("nearest", nearest, ramp(3, 4), ramp(5, 4, scale=2), RTE002="argmin", silent="RTE003"),
+    case("bucketize", lambda x: torch.bucketize(x, torch.tensor([-0.5, 0.0, 0.5])) + x, ramp(3, 4), RTE004="bucketize"),
+    case("a count", mask_to_count, ramp(3, 4), silent="RTE004"),
 )
 
-CASES = (*NORMS_CASES, *SOFTMAX_CASES, *BOUNDARY_CASES, *LINALG_CASES, *RECURRENT_CASES, *ROUTING_CASES)
+
+def variance(x: Tensor) -> Tensor:
+    mean = x.mean(-1, keepdim=True)
+    return (x * x).mean(-1, keepdim=True) - mean * mean
+
+
+def stream(depth: int, step: float = 1e-3) -> Callable[[Tensor], Tensor]:
+    """A residual stream of blocks without weights, each of which adds `step` of what tanh gives."""
+
+    def forward(x: Tensor) -> Tensor:
+        for _ in range(depth):
+            x = x + step * x.tanh()
+        return x.exp()
+
+    return forward
+
+
+def decoder() -> nn.Module:
+    """A GPT-2 of eight small layers: pre-norm, residual stream, weights as it draws them."""
+    model = nn.Sequential(
+        nn.Embedding(32, 16),
+        *(nn.TransformerEncoderLayer(16, 2, 64, 0, "gelu", batch_first=True, norm_first=True) for _ in range(8)),
+        nn.LayerNorm(16),
+        nn.Linear(16, 32, bias=False),
+    )
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+LARGE = torch.full((2, 4), 1000.0)
+
+REDUCTIONS = (
+    case("pooled by a factor", lambda x: x.sum((1, 2), keepdim=True).squeeze() * (1 / 128), ramp(2, 16, 8), RED001="sum_1"),
+    case("pooled few", lambda x: x.sum(1) / 64.0, ramp(2, 32, 4), silent="RED001"),
+    # 64 * 2000 = 128000 > 65504
+    case("pooled, large", lambda x: x.sum(1) / 64.0, torch.full((1, 64, 2), 2000.0), RED001="sum_1", silent="RED002"),
+    case("large product", lambda x: x.prod(-1), torch.full((1, 4), 20.0), RED002="prod"),  # 20 ** 4 = 160000
+    case("large total", lambda x: x.cumsum(-1), torch.full((1, 8), 9000.0), RED002="cumsum"),
+    case("cumprod", lambda x: x.cumprod(0), ramp(300, 2), RED003="cumprod"),
+    case("short cumsum", lambda x: x.cumsum(-1), ramp(300, 2), silent="RED003"),
+    # the mean square is 10000, the variance 0.3 ** 2: 17 bits cancel
+    case("small variance", variance, 100 + ramp(2, 8, scale=0.3), RED004="sub", silent="RED009"),
+    case("variance, upcast", raised(variance), ramp(2, 8), silent="RED004"),
+    case("long variance", lambda x: x.var(), ramp(2, 2049), RED007="var"),
+    case("longest short mean", lambda x: x.mean(-1), ramp(2, 4096), silent="RED007"),
+    # at 1 BF16 numbers are 1/128 apart: 12 updates of 0.76e-3 come to 1.2 spacings, each below half of one
+    case("stream of 12", stream(12), ramp(2, 4), RED008="add_11"),
+    case("stream of 11", stream(11), ramp(2, 4), silent="RED008"),
+    case("stream of large updates", stream(16, 1.0), ramp(2, 4), silent="RED008"),
+    module("a clean decoder", decoder, torch.arange(8)[None], silent="RED008"),
+    case("opposite numbers", lambda x, y: x + y, LARGE, 2 - LARGE, RED009="add"),
+    case("distant numbers", lambda x, y: x - y, LARGE, LARGE / 2, silent="RED009"),
+)  # fmt: skip
+
+CASES = (*NORMS, *SOFTMAX, *BOUNDARY, *LINALG, *RECURRENT, *ROUTING, *REDUCTIONS)

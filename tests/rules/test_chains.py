@@ -88,105 +88,80 @@ JOINS: tuple[Step, ...] = (
 ANGLES: tuple[Step, ...] = (lambda p, f: p * f, lambda p, f: f * p, lambda p, f: torch.mul(p, f))
 
 
-def rms_norm(gap: Step, square: Step, mean: Step, guard: Step, scale: Step) -> Step:
-    return lambda x: scale(x, guard(gap(mean(gap(square(x))))))
+def rms_norm(x: Tensor, gap: Step, square: Step, mean: Step, guard: Step, scale: Step) -> Any:
+    return scale(x, guard(gap(mean(gap(square(x))))))
 
 
-def layer_norm(gap: Step, square: Step, mean: Step, guard: Step, scale: Step) -> Step:
-    def function(x: Tensor) -> Tensor:
-        centred = gap(x - mean(x))
-        return scale(centred, guard(mean(gap(square(centred)))))
-
-    return function
+def layer_norm(x: Tensor, gap: Step, square: Step, mean: Step, guard: Step, scale: Step) -> Any:
+    centred = gap(x - mean(x))
+    return scale(centred, guard(mean(gap(square(centred)))))
 
 
-def layer_norm_centred_twice(gap: Step, square: Step, mean: Step, guard: Step, scale: Step) -> Step:
-    def function(x: Tensor) -> Tensor:
-        average = mean(x)
-        return scale(x - average, guard(gap(mean(square(x - average)))))
-
-    return function
+def layer_norm_centred_twice(x: Tensor, gap: Step, square: Step, mean: Step, guard: Step, scale: Step) -> Any:
+    average = mean(x)
+    return scale(x - average, guard(gap(mean(square(x - average)))))
 
 
-def softmax(gap: Step, shift: Step, total: Step, ratio: Step) -> Step:
-    def function(x: Tensor) -> Tensor:
-        e = torch.exp(gap(shift(x)))
-        return ratio(e, gap(total(e)))
-
-    return function
+def softmax(x: Tensor, gap: Step, shift: Step, total: Step, ratio: Step) -> Any:
+    e = torch.exp(gap(shift(x)))
+    return ratio(e, gap(total(e)))
 
 
-def softmax_unshifted(gap: Step, total: Step, ratio: Step) -> Step:
-    return softmax(gap, lambda x: x * 1.0, total, ratio)
+def softmax_unshifted(x: Tensor, gap: Step, total: Step, ratio: Step) -> Any:
+    return softmax(x, gap, lambda x: x * 1.0, total, ratio)
 
 
-def log_softmax(gap: Step, shift: Step, total: Step) -> Step:
-    def function(x: Tensor) -> Tensor:
-        shifted = shift(x)
-        return shifted - torch.log(total(torch.exp(gap(shifted))))
-
-    return function
+def log_softmax(x: Tensor, gap: Step, shift: Step, total: Step) -> Any:
+    shifted = shift(x)
+    return shifted - torch.log(total(torch.exp(gap(shifted))))
 
 
-def log_softmax_from_the_logits(gap: Step, total: Step) -> Step:
-    def function(x: Tensor) -> Tensor:
-        top = x.amax(-1, keepdim=True)
-        return x - (gap(total(torch.exp(x - top)).log()) + top)
-
-    return function
+def log_softmax_from_the_logits(x: Tensor, gap: Step, total: Step) -> Any:
+    top = x.amax(-1, keepdim=True)
+    return x - (gap(total(torch.exp(x - top)).log()) + top)
 
 
-def log_softmax_unshifted(gap: Step, total: Step) -> Step:
-    return lambda x: x - gap(total(gap(x).exp())).log()
+def log_softmax_unshifted(x: Tensor, gap: Step, total: Step) -> Any:
+    return x - gap(total(gap(x).exp())).log()
 
 
-def variance(gap: Step, square: Step, mean: Step, other: Step) -> Step:
-    return lambda x: mean(gap(square(x))) - other(gap(mean(x)))
+def variance(x: Tensor, gap: Step, square: Step, mean: Step, other: Step) -> Any:
+    return mean(gap(square(x))) - other(gap(mean(x)))
 
 
-def variance_from_the_negative(gap: Step, square: Step, mean: Step, other: Step) -> Step:
-    return lambda x: -other(mean(x)) + gap(mean(square(x)))
+def variance_from_the_negative(x: Tensor, gap: Step, square: Step, mean: Step, other: Step) -> Any:
+    return -other(mean(x)) + gap(mean(square(x)))
 
 
-def length(gap: Step, square: Step, total: Step, guard: Step) -> Step:
-    return lambda x: torch.sqrt(guard(gap(total(gap(square(x))))))
+def length(x: Tensor, gap: Step, square: Step, total: Step, guard: Step) -> Any:
+    return torch.sqrt(guard(gap(total(gap(square(x))))))
 
 
-def attention(gap: Step, product: Step, scaling: Step, mask: Step) -> Step:
-    return lambda x: torch.softmax(mask(gap(scaling(gap(product(x, x + 1.0))))), -1)
+def attention(x: Tensor, gap: Step, product: Step, scaling: Step, mask: Step) -> Any:
+    return torch.softmax(mask(gap(scaling(gap(product(x, x + 1.0))))), -1)
 
 
-def distances(gap: Step, square: Step, product: Step) -> Step:
-    def function(x: Tensor) -> Tensor:
-        codes = x.tanh()
-        norms = gap(square(x).sum(-1, keepdim=True)) + square(codes).sum(-1)
-        return norms - 2.0 * gap(product(x, codes))
-
-    return function
+def distances(x: Tensor, gap: Step, square: Step, product: Step) -> Any:
+    codes = x.tanh()
+    return gap(square(x).sum(-1, keepdim=True)) + square(codes).sum(-1) - 2.0 * gap(product(x, codes))
 
 
-def distances_one_by_one(gap: Step, square: Step, product: Step) -> Step:
-    def function(x: Tensor) -> Tensor:
-        codes = x.tanh()
-        return square(x).sum(-1, keepdim=True) - gap(product(x, codes) * 2.0) + square(codes).sum(-1)
-
-    return function
+def distances_one_by_one(x: Tensor, gap: Step, square: Step, product: Step) -> Any:
+    codes = x.tanh()
+    return square(x).sum(-1, keepdim=True) - gap(product(x, codes) * 2.0) + square(codes).sum(-1)
 
 
-def distances_by_negative_factor(gap: Step, square: Step, product: Step) -> Step:
-    def function(x: Tensor) -> Tensor:
-        codes = x.tanh()
-        return gap(product(x, codes) * -2.0) + (square(x).sum(-1, keepdim=True) + square(codes).sum(-1))
-
-    return function
+def distances_by_negative_factor(x: Tensor, gap: Step, square: Step, product: Step) -> Any:
+    codes = x.tanh()
+    return gap(product(x, codes) * -2.0) + (square(x).sum(-1, keepdim=True) + square(codes).sum(-1))
 
 
-def rotary(gap: Step, angle: Step, wave: Step) -> Step:
-    return lambda x: wave(x, gap(angle(x * 1000.0, x.cosh())))
+def rotary(x: Tensor, gap: Step, angle: Step, wave: Step) -> Any:
+    return wave(x, gap(angle(x * 1000.0, x.cosh())))
 
 
-def sinusoidal(gap: Step, angle: Step, join: Step) -> Step:
-    return lambda x: join(gap(angle(x * 1000.0, x.cosh())))
+def sinusoidal(x: Tensor, gap: Step, angle: Step, join: Step) -> Any:
+    return join(gap(angle(x * 1000.0, x.cosh())))
 
 
 Formula = tuple[str, Step, tuple[tuple[Step, ...], ...]]
@@ -221,11 +196,8 @@ def spellings(name: str) -> Iterable[tuple[int, ...]]:
 def spelled(name: str, mixture: tuple[int, ...]) -> Step:
     """The formula in one spelling."""
     _, formula, parts = FORMULAS[name]
-    function: Step = formula(*(choices[index] for choices, index in zip(parts, mixture, strict=True)))
-    return function
-
-
-# Formulas are found however they are spelled, once each, and not where the author computes them in FP32.
+    steps = [choices[index] for choices, index in zip(parts, mixture, strict=True)]
+    return lambda x: formula(x, *steps)
 
 
 RULES = tuple(rule for rule in load_rules() if rule.code in {code for code, _, _ in FORMULAS.values()})
@@ -242,17 +214,17 @@ def found(functions: dict[str, Step]) -> dict[str, list[str]]:
     return codes
 
 
-def key(name: str, mixture: tuple[int, ...]) -> str:
-    return "_".join([name, *map(str, mixture)])
+def check(drawn: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """Each spelling is found once, by the rule of its formula."""
+    named = {"_".join([name, *map(str, mixture)]): (name, mixture) for name, mixture in drawn}
+    expected = {key: [FORMULAS[name][0]] for key, (name, _) in named.items()}
+    assert found({key: spelled(*drawn) for key, drawn in named.items()}) == expected
 
 
 def test_some_spellings_of_every_formula() -> None:
     """A sample that stays the same; the slow test below draws many more."""
     chooser = random.Random(0)
-    drawn = {name: chooser.sample(list(spellings(name)), SAMPLE) for name in FORMULAS}
-    functions = {key(name, mixture): spelled(name, mixture) for name in drawn for mixture in drawn[name]}
-    expected = {key(name, mixture): [FORMULAS[name][0]] for name in drawn for mixture in drawn[name]}
-    assert found(functions) == expected
+    check((name, mixture) for name in FORMULAS for mixture in chooser.sample(list(spellings(name)), SAMPLE))
 
 
 @pytest.mark.slow
@@ -263,5 +235,4 @@ def test_many_spellings(name: str, data: st.DataObject) -> None:
     every = list(spellings(name))
     count = min(20, len(every))
     mixtures = data.draw(st.lists(st.sampled_from(every), min_size=count, max_size=count, unique=True))
-    functions = {key(name, mixture): spelled(name, mixture) for mixture in mixtures}
-    assert found(functions) == {key(name, mixture): [FORMULAS[name][0]] for mixture in mixtures}
+    check((name, mixture) for mixture in mixtures)

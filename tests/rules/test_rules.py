@@ -11,7 +11,7 @@ from auditor.rulebook.findings import classify
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Match, Rule
 from tests.rules import cases, more_cases
-from tests.rules.case import Case
+from tests.rules.cases import Case
 from tests.support.capturing import captured
 
 RULES = load_rules()
@@ -20,6 +20,7 @@ CASES = (*cases.CASES, *more_cases.CASES)
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_findings_name_exactly_the_expected_nodes(case: Case) -> None:
+    torch.manual_seed(0)
     toy = captured(case.model(), *case.inputs)
     found: dict[str, set[str]] = {rule.code: set() for rule in RULES}
     for finding in classify(toy.capture, toy.facts, RULES):

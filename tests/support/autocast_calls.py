@@ -48,12 +48,10 @@ LOWER: dict[str, Arguments] = {
         True,
     ),
     "convolution": lambda t: (t(1, 2, 8), t(2, 2, 3), None, [1], [0], [1], False, [0], 1),
-    "conv1d": lambda t: (t(1, 2, 8), t(2, 2, 3)),
-    "conv2d": lambda t: (t(1, 2, 8, 8), t(2, 2, 3, 3)),
-    "conv3d": lambda t: (t(1, 2, 8, 8, 8), t(2, 2, 3, 3, 3)),
-    "conv1d.padding": lambda t: (t(1, 2, 8), t(2, 2, 3), None, [1], "same"),
-    "conv2d.padding": lambda t: (t(1, 2, 8, 8), t(2, 2, 3, 3), None, [1], "same"),
-    "conv3d.padding": lambda t: (t(1, 2, 8, 8, 8), t(2, 2, 3, 3, 3), None, [1], "same"),
+    **{f"conv{n}d": lambda t, n=n: (t(1, 2, *n * [8]), t(2, 2, *n * [3])) for n in (1, 2, 3)},
+    **{
+        f"conv{n}d.padding": lambda t, n=n: (t(1, 2, *n * [8]), t(2, 2, *n * [3]), None, [1], "same") for n in (1, 2, 3)
+    },
     "conv_tbc": lambda t: (t(8, 1, 2), t(3, 2, 2), t(2)),
     "conv_transpose1d": lambda t: (t(1, 2, 8), t(2, 2, 3)),
     "conv_transpose2d.input": lambda t: (t(1, 2, 8, 8), t(2, 2, 3, 3)),
@@ -110,12 +108,11 @@ FP32: dict[str, Arguments] = {
     "cdist": lambda t: (t(2, 3), t(4, 3)),
     "renorm": lambda t: (t(2, 3), 2, 0, 1.0),
     "logsumexp": lambda t: (t(2, 3), [1]),
-    "upsample_nearest1d": lambda t: (t(1, 1, 4), [8]),
-    "_upsample_nearest_exact1d": lambda t: (t(1, 1, 4), [8]),
-    "upsample_nearest2d": lambda t: (t(1, 1, 4, 4), [8, 8]),
-    "_upsample_nearest_exact2d": lambda t: (t(1, 1, 4, 4), [8, 8]),
-    "upsample_nearest3d": lambda t: (t(1, 1, 4, 4, 4), [8, 8, 8]),
-    "_upsample_nearest_exact3d": lambda t: (t(1, 1, 4, 4, 4), [8, 8, 8]),
+    **{
+        f"{name}{n}d": lambda t, n=n: (t(1, 1, *n * [4]), n * [8])
+        for name in ("upsample_nearest", "_upsample_nearest_exact")
+        for n in (1, 2, 3)
+    },
     "upsample_linear1d": lambda t: (t(1, 1, 4), [8], False),
     "upsample_bilinear2d": lambda t: (t(1, 1, 4, 4), [8, 8], False),
     "_upsample_bilinear2d_aa": lambda t: (t(1, 1, 4, 4), [8, 8], False),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from auditor.execution.policy import Layout, plain
 from auditor.plan.costs import Cost
 from auditor.plan.problem import Problem
 from auditor.records import Capture, Contribution, Verdict
+from tests.support.replaying import Model
 from tests.support.subjects import capture_of
 
 NOTHING = Contribution(0.0, 0.0, 0.0)
@@ -35,18 +37,6 @@ class Branches(nn.Module):
         return self.act(self.c(y) + self.b(y) + y)
 
 
-class Tied(nn.Module):
-    """Two of three layers share a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = (nn.Linear(4, 4) for _ in range(3))
-        self.last.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.middle(self.first(x)))
-
-
 class Held(nn.Module):
     """Two layers, one of them in a container, share the weight of a third that is never called, as T5's embeddings do."""
 
@@ -60,58 +50,53 @@ class Held(nn.Module):
         return self.last(self.body(x)) * 2.0
 
 
-class Towers(nn.Module):
-    """Two scopes read the same input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.left(x), self.right(x)
-
-
-class Shielded(nn.Module):
-    """A layer that the author runs outside autocast, and one that switches it off itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router, self.middle, self.careful = nn.Linear(4, 4), nn.Linear(4, 4), Careful()
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            weights = self.router(x.float())
-        return self.careful(self.middle(x) * weights)
-
-
 class Careful(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 4)
+    """Switches autocast off itself."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", enabled=False):
             return super().forward(x.float())
 
 
-class Flat(nn.Module):
+def tied() -> nn.Module:
+    """Two of three layers share a weight."""
+    model = Model(lambda m, x: m.last(m.middle(m.first(x))), **{name: linear() for name in ("first", "middle", "last")})
+    model.last.weight = model.first.weight
+    return model
+
+
+def shielded(m: Any, x: Tensor) -> Tensor:
+    """A layer that the author runs outside autocast, and one that switches it off itself."""
+    with torch.autocast("cpu", enabled=False):
+        weights = m.router(x.float())
+    return m.careful(m.middle(x) * weights)
+
+
+def flat(m: Any, x: Tensor) -> Tensor:
     """Products and other functions in one forward, and some in a module below."""
+    y = x @ m.weight
+    return m.below(y * y.pow(2).mean(-1, keepdim=True)) @ m.weight
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.below = nn.Parameter(torch.ones(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.GELU())
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = x @ self.weight
-        return self.below(y * y.pow(2).mean(-1, keepdim=True)) @ self.weight
+def linear() -> nn.Linear:
+    return nn.Linear(4, 4)
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "chain": lambda: nn.Sequential(*[linear() for _ in range(5)]),
+    "branches": Branches,
+    "tied": tied,
+    "towers": lambda: Model(lambda m, x: (m.left(x), m.right(x)), left=linear(), right=linear()),
+    "shielded": lambda: Model(shielded, router=linear(), middle=linear(), careful=Careful(4, 4)),
+    "held": Held,
+    "flat": lambda: Model(flat, weight=nn.Parameter(torch.ones(4, 4)), below=nn.Sequential(linear(), nn.GELU())),
+}
 
 
 @cache
 def captured(kind: str) -> Capture:
-    """The capture of `chain`, `branches`, `tied`, `towers`, `shielded`, `held` or `flat`, made once."""
-    chain = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
-    models = {"chain": chain, "branches": Branches(), "tied": Tied(), "towers": Towers()}
-    models |= {"shielded": Shielded(), "held": Held(), "flat": Flat()}
-    return capture_of(models[kind], torch.ones(2, 4))
+    """The capture of a kind of model, made once."""
+    return capture_of(KINDS[kind](), torch.ones(2, 4))
 
 
 def drawn(kind: str, strategy: str, rnd: random.Random, unsafe: float = 0.1, exceptions: bool = False) -> Problem:
