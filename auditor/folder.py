@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +14,8 @@ ROOM = 1 << 20
 """Bytes that must find room before an audit begins: what its files take, roughly."""
 
 
-def own(pid: int | None = None) -> str:
-    """The beginning of names that a process takes away again; this one's unless another is named."""
-    return f".auditor-{os.getpid() if pid is None else pid}-"
+OWN = ".auditor-"
+"""The beginning of names that are taken away again."""
 
 
 def path_of(given: object, what: str) -> Path:
@@ -36,7 +33,7 @@ def check_directory(directory: Path, files: Iterable[str] = ()) -> None:
                 raise _bad(f"{file} is a directory, and a file of that name is to be written: move it away")
             if file.parent != directory and file.parent.exists() and not file.parent.is_dir():
                 raise _bad(f"{file.parent} is a file, and a directory of that name is to be written: move it away")
-        with tempfile.TemporaryFile(prefix=own(), dir=_nearest(directory)) as probe:
+        with tempfile.TemporaryFile(prefix=OWN, dir=_nearest(directory)) as probe:
             probe.write(bytes(ROOM))
             probe.flush()
 
@@ -47,7 +44,7 @@ def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str]
     gone: files of what is replaced that it has no successors of: these are taken away. Until the last is written, none
     is in place. Raises: AuditorError(slug="bad-output").
     """
-    with _refusing(directory), tempfile.TemporaryDirectory(prefix=own(), dir=_nearest(directory)) as scratch:
+    with _refusing(directory), tempfile.TemporaryDirectory(prefix=OWN, dir=_nearest(directory)) as scratch:
         for name, text in texts.items():
             draft = Path(scratch, name)
             draft.parent.mkdir(parents=True, exist_ok=True)
@@ -69,17 +66,6 @@ def _nearest(directory: Path) -> Path:
     return nearest
 
 
-def sweep(folder: Path, pid: int) -> None:
-    """Take away what a process that has ended could not take away itself; what still writes there ends by itself."""
-    for _ in range(40):
-        left = list(folder.glob(f"{own(pid)}*"))
-        for entry in left:
-            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
-        if not left:
-            return
-        time.sleep(0.05)
-
-
 @contextmanager
 def _refusing(path: Path) -> Iterator[None]:
     """What the file system says to the body becomes AuditorError(slug="bad-output")."""
@@ -87,7 +73,7 @@ def _refusing(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         named = str(getattr(error, "filename", None) or path)
-        where = str(path) if own() in named else named
+        where = str(path) if OWN in named else named
         reason = getattr(error, "strerror", None) or str(error)
         shown = where if len(where) <= 200 else where[:80] + "..."
         raise _bad(f"{shown!a} cannot be written to ({reason}): name another place with --out") from error

@@ -25,7 +25,6 @@ from .program import Verb, say, watch
 from .verbs import Target, default_directory, severe
 
 if TYPE_CHECKING:
-    from ..processes import ToWatcher
     from ..records import Batch, Subject
     from ..records.audit import Audit
 
@@ -42,7 +41,7 @@ class AuditTarget(Verb):
         return watch(self, partial(_audit, self), reporter(self.quiet or self.dry_run))
 
 
-def _audit(settings: AuditTarget, progress: ToWatcher | Display) -> int:
+def _audit(settings: AuditTarget, progress: Display) -> int:
     """The audit: read what was asked for, import what it takes, and start the process that verifies, which imports that too
     while the user's code is loaded. From then on this process holds what it may.
 
@@ -50,12 +49,12 @@ def _audit(settings: AuditTarget, progress: ToWatcher | Display) -> int:
     and would keep the model from being deleted.
     """
     began = time.perf_counter()
+    progress("load", settings.target, 0, 0)
     with ExitStack() as held:
         held.enter_context(redirect_stdout(sys.stderr))
         held.enter_context(warnings.catch_warnings())
         if not settings.debug:
             warnings.simplefilter("ignore")
-        progress("load", settings.target, 0, 0)
         from ..document.read import load
         from ..offload import resident_limit
         from ..verify.artefact import standby
@@ -92,9 +91,7 @@ def _automatic(settings: AuditTarget) -> int | None:
     return None
 
 
-def _ran(
-    settings: AuditTarget, progress: ToWatcher | Display, known: Audit | None, began: float, held: ExitStack
-) -> int:
+def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: float, held: ExitStack) -> int:
     """Load the model, audit it, write the files, and once nothing else is held say what was asked for."""
     from ..flow import run
     from ..loading import cautions, load

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from .. import folder
-from ..processes import unwound
 from ..report.words import count, printable
 from ..settings import Directory, Flag, Location, Option, Seconds, bad
 from .program import Verb, say
@@ -77,14 +76,13 @@ class Fleet(Verb):
 
         tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
         write()
-        with unwound():
-            try:
-                if self.address is not None:
-                    cluster.run_all(tasks, self.address, note)
-                else:
-                    running.run_all(tasks, jobs, note)
-            finally:
-                rows = write()
+        try:
+            if self.address is not None:
+                cluster.run_all(tasks, self.address, note)
+            else:
+                running.run_all(tasks, jobs, note)
+        finally:
+            rows = write()
         looks = [(row, row.said or "; ".join(row.worse)) for row in rows]
         lines = [f"{row.name}: {row.state}, {printable(why)}\n" for row, why in looks if why]
         say(f"{index.headline(rows)}\n{''.join(lines)}Fleet    {self.out / INDEX}\n")

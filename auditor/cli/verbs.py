@@ -24,7 +24,6 @@ from .program import PROGRAM, Verb, say, watch
 
 if TYPE_CHECKING:
     from ..document.compare import Comparison
-    from ..processes import ToWatcher
     from ..records import Finding, Subject
 
 PATCHED = "patched_model.py"
@@ -92,7 +91,7 @@ class Apply(Verb):
     def run(self) -> int:
         return watch(self, self._write, Display())
 
-    def _write(self, progress: ToWatcher | Display) -> int:
+    def _write(self, progress: Display) -> int:
         from ..document.live import check_artefact, patched_source, read_plans
         from ..loading import load
         from ..report.words import count
