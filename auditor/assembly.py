@@ -225,15 +225,7 @@ def _reports(bench: Workbench, measured: Calibration, judged: Judgement, followe
             planned=followed.dtypes.get(name),
         )
         reports[first] = _worst(reports[first], report) if first in reports else report
-    order = {name: place for place, name in enumerate(reports)} if twins else {}
-    return tuple(_reading_earlier(report, order) if twins else report for report in reports.values())
-
-
-def _reading_earlier(report: NodeReport, order: Mapping[str, int]) -> NodeReport:
-    """The report without what the operation reads on a path whose operations run in another order."""
-    place = order[report.node.name]
-    earlier = tuple(name for name in report.node.inputs if order.get(name, -1) < place)
-    return replace(report, node=replace(report.node, inputs=earlier))
+    return tuple(reports.values())
 
 
 def _worst(one: NodeReport, other: NodeReport) -> NodeReport:
@@ -245,7 +237,6 @@ def _worst(one: NodeReport, other: NodeReport) -> NodeReport:
     effects = {fmt: (one.contributions.get(fmt), other.contributions.get(fmt)) for fmt in formats}
     return replace(
         one,
-        node=replace(one.node, inputs=tuple(dict.fromkeys((*one.node.inputs, *other.node.inputs)))),
         findings=tuple(dict.fromkeys((*one.findings, *other.findings))),
         verdicts=worse_verdict,
         exposed={f: tuple(dict.fromkeys((*one.exposed[f], *other.exposed[f]))) for f in one.exposed},

@@ -12,8 +12,8 @@ import torch
 from . import offload
 from .assembly import assemble
 from .capture.several import record_paths
-from .devices import CPU, follow, let_go, name_of
-from .errors import AuditorError, device_failed, device_is_full, first_line, gave_up, origin_of
+from .devices import CPU, follow, let_go
+from .errors import device_is_full
 from .execution.beside import under_plan
 from .graphs import Planned, graphs_of
 from .isolation import isolated
@@ -40,7 +40,7 @@ from .rulebook.gather import gather
 from .rulebook.load import spread
 from .rulebook.verdicts import judge, with_backward
 from .settings import Settings
-from .stages import Stages, listening
+from .stages import Stages, explain, listening
 from .training.recommend import agreed
 from .training.stage import MeasuredStep, conclude, prepare
 
@@ -56,18 +56,10 @@ def run(subject: Subject, options: Settings) -> Audit:
     try:
         return _audit(subject, options)
     except Exception as error:
-        if device_failed(error) and not isinstance(error, AuditorError):
-            raise gave_up(error) from error
-        if not options.native or not device_is_full(error):
+        if not options.native or options.device != "auto" or not device_is_full(error):
+            explain("load", error)  # unless a stage did: the model is moved before the first of them
             raise
         traceback.clear_frames(error.__traceback__)  # what they hold on the device
-        if options.device != "auto":
-            said = first_line(origin_of(error))[:200]
-            raise AuditorError(
-                f"out of memory on {options.where} ({name_of(options.where)}: {said}): use the CPU (--device cpu), smaller "
-                "inputs, or a GPU with more memory",
-                slug="out-of-memory",
-            ) from error
     gc.collect()
     let_go(options.where)
     audit = _audit(subject, options.having(device=CPU))

@@ -47,12 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         unwind_on_signals()
-        _set_aside()
 
     def command() -> int:
         from .parsers import parse
 
-        return parse(words).having(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None).run()
+        verb = parse(words)
+        if argv is None:
+            _set_aside()
+        return verb.having(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None).run()
 
     try:
         return exit_code_of(command, "--debug" in words)
