@@ -6,6 +6,7 @@ import gc
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -56,10 +57,12 @@ def run(subject: Subject, options: Settings) -> Audit:
     try:
         return _audit(subject, options)
     except Exception as error:
-        if not options.native or options.device != "auto" or not device_is_full(error):
+        full = options.native and device_is_full(error)
+        if full:
+            traceback.clear_frames(error.__traceback__)  # what they hold on the device
+        if not full or options.device != "auto":
             explain("load", error)  # unless a stage did: the model is moved before the first of them
             raise
-        traceback.clear_frames(error.__traceback__)  # what they hold on the device
     gc.collect()
     let_go(options.where)
     audit = _audit(subject, options.having(device=CPU))
@@ -97,13 +100,13 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
         with stages("classify", f"{len(options.rulebook)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
-            findings = _findings(subject, captured, graph, judged.exposed, options)
+            findings = _findings(captured, graph, judged.exposed, options)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
             planned = _make_plans(bench, options, stages, score)
         if (known := unsafe_in_runs(judged, planned.baselines)) is not judged:
             judged, graph = known, replace(graph, verdicts=known.verdicts)
-            findings = _findings(subject, captured, graph, judged.exposed, options)
+            findings = _findings(captured, graph, judged.exposed, options)
         training, recommended, reason = _conclude(step, planned.plans, yardstick.budget, options, stages)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
@@ -161,7 +164,6 @@ def _scored_by(options: Settings) -> str:
 
 
 def _findings(
-    subject: Subject,
     captured: Capture,
     graph: Graph,
     exposed: Mapping[str, Mapping[str, Sequence[str]]],
@@ -169,20 +171,11 @@ def _findings(
 ) -> tuple[Finding, ...]:
     """What the rules find and the measurement bears out, of what is wanted, each with its cause."""
     rules = spread(options.rulebook, options.formats)
-    facts = gather(captured, graph.measured.ranges, graph.verdicts)
-    fired = concerning(classify(captured, facts, rules, options.formats, options.training), exposed)
-    fired = compare_with_verdicts(fired, graph.verdicts)
-    caused = with_causes(apply_selection(fired, options.select, options.ignores, rules), graph, rules)
-    return with_batches(caused, captured, graph.verdicts, _of_first_batch(subject, captured, graph, options))
-
-
-def _of_first_batch(subject: Subject, captured: Capture, graph: Graph, options: Settings) -> frozenset[tuple[str, str]]:
-    """(rule, node) of what the ranges of the first batch alone show; nothing where no verdict comes from a later one."""
-    first = graph.measured.first
+    fired = partial(classify, rules=rules, formats=options.formats, trains=options.training)
+    found = concerning(fired(captured, gather(captured, graph.measured.ranges, graph.verdicts)), exposed)
+    found = compare_with_verdicts(found, graph.verdicts)
+    caused = with_causes(apply_selection(found, options.select, options.ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
-    if first is None or not later:
-        return frozenset()
-    facts = gather(captured.first, first.ranges)
-    rules = spread(options.rulebook, options.formats)
-    fired = classify(captured.first, facts, rules, options.formats, options.training)
-    return frozenset((finding.rule, finding.node) for finding in fired)
+    first = graph.measured.first if later else None  # what is known of the first batch alone, where that is not all
+    shown = fired(captured.first, gather(captured.first, first.ranges)) if first is not None else ()
+    return with_batches(caused, captured, graph.verdicts, frozenset((one.rule, one.node) for one in shown))

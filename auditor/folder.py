@@ -25,17 +25,11 @@ def path_of(given: object, what: str) -> Path:
     raise AuditorError(f"{what} is a path, not a value of type {type(given).__name__}", slug="bad-option")
 
 
-def check_directory(directory: Path, files: Iterable[str] = ()) -> None:
-    """Raises before any work is done, where `files` cannot be put there: AuditorError(slug="bad-output")."""
-    with _refusing(directory):
-        for file in (directory / name for name in files):
-            if file.is_dir() and not file.is_symlink():
-                raise _bad(f"{file} is a directory, and a file of that name is to be written: move it away")
-            if file.parent != directory and file.parent.exists() and not file.parent.is_dir():
-                raise _bad(f"{file.parent} is a file, and a directory of that name is to be written: move it away")
-        with tempfile.TemporaryFile(prefix=OWN, dir=_nearest(directory)) as probe:
-            probe.write(bytes(ROOM))
-            probe.flush()
+def check_directory(directory: Path) -> None:
+    """Raises before any work is done, where files cannot be put there: AuditorError(slug="bad-output")."""
+    with _refusing(directory), tempfile.TemporaryFile(prefix=OWN, dir=_nearest(directory)) as probe:
+        probe.write(bytes(ROOM))
+        probe.flush()
 
 
 def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str] = ()) -> tuple[Path, ...]:
@@ -58,12 +52,7 @@ def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str]
 
 def _nearest(directory: Path) -> Path:
     """The folder itself or the nearest above it that exists."""
-    above = (directory, *directory.absolute().parents)
-    nearest = next(folder for folder in above if folder.exists() or folder.is_symlink())
-    if not nearest.is_dir():
-        kind = "a link that leads nowhere" if nearest.is_symlink() else "a file"
-        raise _bad(f"{nearest} is {kind}: name another directory with --out")
-    return nearest
+    return next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
 
 
 @contextmanager
@@ -72,12 +61,7 @@ def _refusing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        named = str(getattr(error, "filename", None) or path)
-        where = str(path) if OWN in named else named
         reason = getattr(error, "strerror", None) or str(error)
-        shown = where if len(where) <= 200 else where[:80] + "..."
-        raise _bad(f"{shown!a} cannot be written to ({reason}): name another place with --out") from error
-
-
-def _bad(message: str) -> AuditorError:
-    return AuditorError(message, slug="bad-output")
+        raise AuditorError(
+            f"{str(path)[:200]!a} cannot be written to ({reason}): name another place with --out", slug="bad-output"
+        ) from error

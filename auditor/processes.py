@@ -36,6 +36,7 @@ def unwind_on_signals() -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     for one in INTERRUPTIONS:
         signal.signal(one, signal.SIG_IGN)  # a second one must not stop the cleaning up
+    sys.unraisablehook = lambda unraised: None  # where it comes while Python runs a callback
     raise KeyboardInterrupt
 
 

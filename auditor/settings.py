@@ -220,11 +220,6 @@ class Settings(BaseModel):
     listener: Callable[[str, str, int, int], None] | None = None
     scoring: Scoring | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _for_what(cls, given: dict[str, Any]) -> dict[str, Any]:
-        return {**given, "use": given.get("use") or given.get("mode", MODES[0])}
-
     @field_validator("*", mode="after")
     @classmethod
     def _check_choices(cls, value: Any, info: ValidationInfo) -> Any:
@@ -245,6 +240,7 @@ class Settings(BaseModel):
             raise bad("max_drop and better are about a score: give evaluate as well, or leave them out")
         if self.loss_fn is not None and not self.training:
             raise bad("loss_fn is for mode='training': pass both, or neither")
+        self.__dict__.update(use=self.use or self.mode)
         if self.quick:
             self.__dict__.update(formats=self.formats[:1], strategies=self.strategies[:1])
         return self

@@ -61,7 +61,7 @@ def _audit(settings: AuditTarget, progress: Display) -> int:
 
         known = load(settings.baseline) if settings.baseline else None  # before anything that takes its time
         if settings.out:
-            _check(settings.out, settings)
+            folder.check_directory(settings.out)
         settings = with_rules(settings).having(listener=progress)
         if settings.onnx:
             from ..graphs.onnxfile import require
@@ -71,11 +71,6 @@ def _audit(settings: AuditTarget, progress: Display) -> int:
             held.enter_context(standby())
         held.enter_context(resident_limit(settings.memory or _automatic(settings)))
         return _ran(settings, progress, known, began, held)
-
-
-def _check(directory: Path, settings: Command) -> None:
-    """Raises before any work is done, where an audit cannot be written there: AuditorError(slug="bad-output")."""
-    folder.check_directory(directory, (*FILES, *(["model_explorer/graph.json"] if settings.model_explorer else [])))
 
 
 def _automatic(settings: AuditTarget) -> int | None:
@@ -101,7 +96,7 @@ def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: f
     make = partial(load_training, loss=settings.loss) if settings.training else load
     subject = make(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
     directory = settings.out or default_directory(subject)
-    _check(directory, settings)
+    folder.check_directory(directory)
     for warning in cautions(subject):
         print(f"warning: {printable(warning)}", file=sys.stderr)
     if settings.evaluate is not None:  # looked for once the model is there: it may be beside it

@@ -48,7 +48,7 @@ class Fleet(Verb):
         wanted = targets.read(self.targets)
         if self.baseline is not None and not self.baseline.is_dir():
             raise bad(f"{self.baseline} is no directory of an earlier fleet: name the --out of one")
-        folder.check_directory(self.out, (INDEX, running.KEPT))
+        folder.check_directory(self.out)
         outcomes = {} if self.force else running.standing(self.out, wanted)
         processors = os.cpu_count() or 1
         jobs = self.jobs or max(processors // 2, 1)

@@ -99,13 +99,13 @@ class Apply(Verb):
         progress("apply", self.target, 0, 0)
         audit, plans, chosen = read_plans(self.plan_file, self.plan)
         if self.out:
-            folder.check_directory(self.out, (PATCHED,))
+            folder.check_directory(self.out)
         with redirect_stdout(sys.stderr), warnings.catch_warnings():
             if not self.debug:
                 warnings.simplefilter("ignore")
             subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
             directory = self.out or default_directory(subject)
-            folder.check_directory(directory, (PATCHED,))
+            folder.check_directory(directory)
             text = patched_source(subject, audit, plans, chosen, directory)
             check_artefact(subject, plans, chosen, self.seed)
         (file,) = folder.write(directory, {PATCHED: text})
@@ -179,7 +179,7 @@ class Diff(Verb):
         if self.html:
             from ..report.diff import render
 
-            folder.check_directory(self.html.parent, (self.html.name,))
+            folder.check_directory(self.html.parent)
             folder.write(self.html.parent, {self.html.name: render(changes, files)})
         if self.format == "json":
             say(json.dumps(_as_data(changes, files), indent=1) + "\n")
