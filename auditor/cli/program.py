@@ -17,9 +17,6 @@ from ..report.words import printable
 
 PROGRAM = "python -m auditor"
 
-LONGEST = 1_600
-"""Characters of an error, at most: several hundred say what went wrong, and more push it out of the terminal."""
-
 _answer: TextIO | None = None
 """Standard output, once it was set aside for `say`."""
 
@@ -74,8 +71,7 @@ def exit_code_of(command: Callable[[], int], debug: bool) -> int:
         message, hint = _explain(error)
         if debug:
             traceback.print_exc()
-        text = printable(" ".join(message.split()))  # it may quote names out of a file or a model, however long
-        text = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+        text = printable(" ".join(message.split()))
         print(f"error: {text}\nhint: {hint}\n", end="", file=sys.stderr)  # in one piece: others may write there too
         return 2
 
