@@ -28,7 +28,7 @@ from .offload import came_to, within
 from .paths import enclosing
 from .plan.verified import fresh_told
 from .plan.workbench import Workbench
-from .records import Audit, Batch, Environment, Evaluation, NodeReport, Plan, Weight
+from .records import Audit, Batch, Environment, Evaluation, NodeReport, Plan, Proposal, Weight
 from .records.audit import Provenance
 from .records.training import Training
 from .report.words import op, plan_title, scope
