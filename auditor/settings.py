@@ -90,13 +90,6 @@ def split_names(given: Any) -> Any:
     return tuple(name for place, name in enumerate(result) if name != "" and name not in result[:place])
 
 
-def _ignores(value: Any) -> Any:
-    result = split_names(value)
-    return (
-        tuple({"code": one} if isinstance(one, str) else one for one in result) if isinstance(result, tuple) else result
-    )
-
-
 def _no_flag(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError
@@ -117,7 +110,8 @@ SEVERAL = Option(shown="LIST", typed="str | Iterable[str]")
 CODES = Option("codes such as NRM001, or the letters of a family")
 Names = Annotated[tuple[str, ...], BeforeValidator(split_names), SEVERAL]
 Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidator(split_names), SEVERAL, CODES]
-Ignores = Annotated[tuple[Ignore, ...], BeforeValidator(_ignores), SEVERAL, CODES]
+NotWanted = Annotated[Ignore, BeforeValidator(lambda one: {"code": one} if isinstance(one, str) else one)]
+Ignores = Annotated[tuple[NotWanted, ...], BeforeValidator(split_names), SEVERAL, CODES]
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
 Flag = Annotated[StrictBool, Option("True or False")]
 A_DIRECTORY = Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")

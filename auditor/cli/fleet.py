@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,11 +49,9 @@ class Fleet(Verb):
             raise bad(f"{self.baseline} is no directory of an earlier fleet: name the --out of one")
         folder.check_directory(self.out)
         outcomes = {} if self.force else running.standing(self.out, wanted)
-        processors = os.cpu_count() or 1
-        jobs = self.jobs or max(processors // 2, 1)
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(processors // jobs, 1)))}
+        jobs = self.jobs or max(running.PROCESSORS // 2, 1)
         tasks = [
-            running.Task(target, self.out / target.name, self.timeout, self.retries, threads)
+            running.Task(target, self.out / target.name, self.timeout, self.retries, max(running.PROCESSORS // jobs, 1))
             for target in wanted
             if target.name not in outcomes
         ]
