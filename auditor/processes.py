@@ -83,7 +83,8 @@ class Process(subprocess.Popen[bytes]):
 
 
 def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None) -> int:
-    """`run(tell)` in a copy of this process, which is watched from here; its exit code. `tell(stage)` is a sign of life.
+    """`run(tell)` in a copy of this process, which is watched from here; its exit code. `tell(stage)` is a sign of life,
+    `tell("")` none: it looks whether somebody watches.
 
     timeout: seconds after which a copy that gives none is ended. Raises: AuditorError(slug="timed-out" | "process-ended");
     KeyboardInterrupt, where either process is interrupted.
@@ -98,7 +99,7 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
             try:
                 there.send(news)
             except OSError:  # nobody watches any more
-                raise KeyboardInterrupt from None
+                os.kill(os.getpid(), signal.SIGTERM)
 
         try:
             code = run(tell)
@@ -114,7 +115,10 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
             ended = _exit_code(child, LOOK)
             with suppress(EOFError, OSError):
                 while here.poll():
-                    news, heard = here.recv(), time.monotonic()
+                    news = here.recv()
+                    if news == "":
+                        continue
+                    heard = time.monotonic()
                     if isinstance(news, int):
                         done, patience = news, GRACE
                     else:

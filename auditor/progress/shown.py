@@ -34,7 +34,7 @@ class Display:
 
     def __init__(self) -> None:
         self.stage, self.detail = "", ""
-        self.tell: Callable[[str], None] = lambda stage: None  # who else hears of every call
+        self.tell: Callable[[str], None] = lambda stage: None  # who else hears of every call, and of ticks as ""
         self._stages, self._within, self._began, self._at = list(STAGES), 0.0, 0.0, 0.0
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
@@ -52,6 +52,7 @@ class Display:
 
     def tick(self) -> None:
         """To be called several times a second."""
+        self.tell("")
         if self.stage and time.monotonic() - self._at >= self.every:
             self._at = time.monotonic()
             self.show(begins=False)
