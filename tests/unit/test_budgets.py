@@ -44,7 +44,7 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
-    "cli": (1390, "settings"),
+    "cli": (1380, "settings"),
     "criteria": (960, "criteria"),
     "document": (900, "document"),
     "execution": (1290, "execution"),
