@@ -20,7 +20,6 @@ from .execution.beside import UnderPlan
 from .graphs import Planned
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.outputs import NamedTensors
-from .isolation.process import Flags
 from .measure.calibrate import Calibration, larger_effect, worse
 from .measure.causes import storing
 from .numerics.entries import extent
@@ -29,7 +28,7 @@ from .offload import came_to, within
 from .paths import enclosing
 from .plan.verified import fresh_told
 from .plan.workbench import Workbench
-from .records import Audit, Batch, Capture, Environment, Evaluation, NodeReport, Plan, Proposal, Weight
+from .records import Audit, Batch, Environment, Evaluation, NodeReport, Plan, Proposal, Weight
 from .records.audit import Provenance
 from .records.training import Training
 from .report.words import op, plan_title, scope
@@ -72,15 +71,10 @@ def assemble(
         classes=_classes(bench),
         tied_parameters=under_several_names(named_parameters(subject.model)),
         shared_modules=under_several_names(named_modules(subject.model)),
-        environment=_environment(options, bench.flags, seconds),
+        environment=_environment(options, bench, seconds),
         formats=options.formats,
         max_error=bench.yardstick.budget,
         use=options.use,
-        metric=_metric(options, bench),
-        criteria=tuple(map(str, bench.yardstick.distance.all))
-        if isinstance(bench.yardstick.distance, Criteria)
-        else (),
-        proposals=_proposals(options, bench, plans, found["recommended"]),
         capture_method=captured.method,
         nodes=_reports(bench, measured, judged, followed),
         plan_errors={name: error for name, error in followed.errors.items() if name not in twins},
@@ -93,42 +87,44 @@ def assemble(
         command=options.command,
         noise=bench.noise.found,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
-        weights=_weights(captured, measured),
+        weights=tuple(
+            Weight(p.fqn or p.name, p.kind, measured.ranges[p.name])
+            for p in captured.placeholders
+            if p.kind in ("parameter", "buffer") and p.name in measured.ranges
+        ),
         linearity=tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
         baselines=planned.baselines,
         plans=plans,
         programs=planned.files,
         fp32_today=planned.fp32_today,
         timing=planned.timing,
+        **_held_to(options, bench, plans, found["recommended"]),
         **found,
     )
 
 
-def _metric(options: Settings, bench: Workbench) -> str:
-    """What errors of the outputs are, in words."""
-    if isinstance(bench.yardstick.distance, Criteria):
-        return "largest share of what a criterion allows"
-    return getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
-
-
-def _proposals(
-    options: Settings, bench: Workbench, plans: Mapping[str, Plan], recommended: str | None
-) -> tuple[Proposal, ...]:
-    """What outputs are held to by default, and what else is proposed; nothing where the user's metric says it all."""
-    if options.metric is not None:
-        return ()
-    set_ = bench.yardstick.distance.each if isinstance(bench.yardstick.distance, Criteria) else ()
-    outputs = bench.reference(bench.subject.batches[0])
-    names = outputs.names if isinstance(outputs, NamedTensors) else ()
-    result = held_by_default(set(set_) - set(options.limits))
-    held = [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.verified]
-    for plan in held:
-        ran = plan.verification
-        if ran is not None and ran.apart:
-            joint = ran.joint if ran.joint is not None else ran.error
-            result += by_itself(set_, plan_title(plan), ran.apart, joint or 0.0, options.max_error)
-            break
-    return (*result, *suggest_criteria(set_, names, bench.capture.first))
+def _held_to(options: Settings, bench: Workbench, plans: Mapping[str, Plan], recommended: str | None) -> dict[str, Any]:
+    """What errors of the outputs are, what holds them, and what is proposed: nothing where the user's metric says it all."""
+    name = getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
+    criteria = bench.yardstick.distance if isinstance(bench.yardstick.distance, Criteria) else None
+    set_ = criteria.each if criteria else ()
+    proposals: list[Proposal] = []
+    if options.metric is None:
+        proposals += held_by_default(set(set_) - set(options.limits))
+        for plan in [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.verified]:
+            ran = plan.verification
+            if ran is not None and ran.apart:
+                joint = ran.joint if ran.joint is not None else ran.error
+                proposals += by_itself(set_, plan_title(plan), ran.apart, joint or 0.0, options.max_error)
+                break
+        outputs = bench.reference(bench.subject.batches[0])
+        names = outputs.names if isinstance(outputs, NamedTensors) else ()
+        proposals += suggest_criteria(set_, names, bench.capture.first)
+    return {
+        "metric": "largest share of what a criterion allows" if criteria else name,
+        "criteria": tuple(map(str, criteria.all)) if criteria else (),
+        "proposals": tuple(proposals),
+    }
 
 
 def _classes(bench: Workbench) -> dict[str, str]:
@@ -138,7 +134,7 @@ def _classes(bench: Workbench) -> dict[str, str]:
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
-def _environment(options: Settings, flags: Flags, seconds: Mapping[str, float]) -> Environment:
+def _environment(options: Settings, bench: Workbench, seconds: Mapping[str, float]) -> Environment:
     return Environment(
         auditor=__version__,
         torch=torch.__version__,
@@ -146,7 +142,7 @@ def _environment(options: Settings, flags: Flags, seconds: Mapping[str, float]) 
         execution="native" if options.native else "emulated",
         seed=options.seed,
         libraries=libraries(options.where),
-        flags=flags,
+        flags=bench.flags,
         seconds={stage: round(spent, 2) for stage, spent in seconds.items()},
         memory=within(),
         held=came_to(),
@@ -161,9 +157,23 @@ def shapes_of(batch: Batch) -> tuple[str, ...]:
 
 def _warnings(bench: Workbench, measured: Calibration, options: Settings, training: Training | None) -> Iterator[str]:
     """What is to be said beside what the stages say themselves."""
-    subject = bench.subject
+    subject, noise = bench.subject, bench.noise.found
     yield from storing(subject, bench.capture, measured.ranges, options.formats)
-    yield from _unsteady(bench)
+    if noise.error > STEADY * bench.yardstick.budget:
+        nodes = [bench.capture.nodes[name] for name in noise.operations]
+        listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
+        more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
+        begins = f"That begins where the same inputs give other results: {', '.join(listed[:NAMED])}{more}. "
+        keeps = (
+            "It keeps state that the audit cannot put back (in a generator, in C++, in another process), or computes in an "
+            "order that varies. "
+        )
+        allowed = f"Errors up to {FLOOR:g} times that ({noise.floor:.2g}) are not called errors."
+        yield (
+            "The model differs from itself: run again in FP32, from the same state and random numbers, it is off by "
+            f"{noise.error:.2g}. {begins if nodes else keeps}"
+            f"{allowed if noise.floor else 'No plan can be nearer to it than it is itself.'}"
+        )
     if not subject.held_out:
         yield "The plans were verified on the inputs they were made from: define get_eval_inputs() to use others."
     if training is not None and training.batches != len(subject.batches):
@@ -172,35 +182,6 @@ def _warnings(bench: Workbench, measured: Calibration, options: Settings, traini
             "the training step of the others has other shapes or takes another path."
         )
     yield from fresh_told(bench)
-
-
-def _unsteady(bench: Workbench) -> Iterator[str]:
-    """Said where runs in FP32 differ by so much that a plan is judged by that too."""
-    noise = bench.noise.found
-    if not noise.error > STEADY * bench.yardstick.budget:
-        return
-    nodes = [bench.capture.nodes[name] for name in noise.operations]
-    listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
-    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
-    begins = f"That begins where the same inputs give other results: {', '.join(listed[:NAMED])}{more}. "
-    keeps = (
-        "It keeps state that the audit cannot put back (in a generator, in C++, in another process), or computes in an order "
-        "that varies. "
-    )
-    allowed = f"Errors up to {FLOOR:g} times that ({noise.floor:.2g}) are not called errors."
-    yield (
-        "The model differs from itself: run again in FP32, from the same state and random numbers, it is off by "
-        f"{noise.error:.2g}. {begins if nodes else keeps}"
-        f"{allowed if noise.floor else 'No plan can be nearer to it than it is itself.'}"
-    )
-
-
-def _weights(captured: Capture, measured: Calibration) -> tuple[Weight, ...]:
-    return tuple(
-        Weight(p.fqn or p.name, p.kind, measured.ranges[p.name])
-        for p in captured.placeholders
-        if p.kind in ("parameter", "buffer") and p.name in measured.ranges
-    )
 
 
 def _reports(bench: Workbench, measured: Calibration, judged: Judgement, followed: UnderPlan) -> tuple[NodeReport, ...]:
@@ -225,15 +206,7 @@ def _reports(bench: Workbench, measured: Calibration, judged: Judgement, followe
             planned=followed.dtypes.get(name),
         )
         reports[first] = _worst(reports[first], report) if first in reports else report
-    order = {name: place for place, name in enumerate(reports)} if twins else {}
-    return tuple(_reading_earlier(report, order) if twins else report for report in reports.values())
-
-
-def _reading_earlier(report: NodeReport, order: Mapping[str, int]) -> NodeReport:
-    """The report without what the operation reads on a path whose operations run in another order."""
-    place = order[report.node.name]
-    earlier = tuple(name for name in report.node.inputs if order.get(name, -1) < place)
-    return replace(report, node=replace(report.node, inputs=earlier))
+    return tuple(reports.values())
 
 
 def _worst(one: NodeReport, other: NodeReport) -> NodeReport:
@@ -245,7 +218,6 @@ def _worst(one: NodeReport, other: NodeReport) -> NodeReport:
     effects = {fmt: (one.contributions.get(fmt), other.contributions.get(fmt)) for fmt in formats}
     return replace(
         one,
-        node=replace(one.node, inputs=tuple(dict.fromkeys((*one.node.inputs, *other.node.inputs)))),
         findings=tuple(dict.fromkeys((*one.findings, *other.findings))),
         verdicts=worse_verdict,
         exposed={f: tuple(dict.fromkeys((*one.exposed[f], *other.exposed[f]))) for f in one.exposed},

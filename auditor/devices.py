@@ -35,48 +35,44 @@ def choose(asked: object) -> str:
     """`cpu` or `cuda:0`, for what `kind_and_number` takes. Raises: AuditorError(slug="no-cuda") for one that is not there."""
     kind, index = kind_and_number(asked)
     if kind == "auto":
-        native = next((kind for kind in NATIVE if _module(kind).is_available()), None)
-        return f"{native}:{_module(native).current_device()}" if native else CPU
+        kind = next((kind for kind in NATIVE if _module(kind).is_available()), CPU)
     if kind == CPU:
         return CPU
     device = _module(kind)
     there = [f"{kind}:{number}" for number in range(device.device_count() if device.is_available() else 0)]
-    result = f"{kind}:{index or device.current_device()}" if there else ""
-    if result not in there:
-        sees = f"{', '.join(there)} alone: use one of them" if there else "no CUDA device: use cpu or auto"
-        raise AuditorError(f"{asked} was asked for, but torch sees {sees}", slug="no-cuda")
-    return result
+    if there and (result := f"{kind}:{index or device.current_device()}") in there:
+        return result
+    sees = f"{', '.join(there)} alone: use one of them" if there else "no CUDA device: use cpu or auto"
+    raise AuditorError(f"{asked} was asked for, but torch sees {sees}", slug="no-cuda")
 
 
 def follow(asked: object, found: Collection[str]) -> str:
     """Where a model is audited whose tensors are on the devices found: there, where that is on GPUs and no other was asked for.
 
-    Several are joined by commas: the model stays spread over them. Raises: as `chosen`.
+    Several are joined by commas: the model stays spread over them. Raises: as `choose`.
     """
     kind, index = kind_and_number(asked)
     natives = sorted(device for device in found if type_of(device) in NATIVE)
-    if not natives or index or kind not in ("auto", type_of(natives[0])):
-        return choose(asked)
-    return ",".join(natives)
+    return ",".join(natives) if natives and not index and kind in ("auto", type_of(natives[0])) else choose(asked)
 
 
 def is_spread(device: str) -> bool:
-    """Whether it is several, which `followed` found a model on."""
+    """Whether it is several, which `follow` found a model on."""
     return "," in device
 
 
 def is_native(device: str) -> bool:
-    """Whether formats run natively on what `chosen` chose."""
+    """Whether formats run natively on what `choose` chose."""
     return device != CPU
 
 
 def type_of(device: str) -> str:
-    """The type of what `chosen` chose, as `torch.autocast` takes it."""
+    """The type of what `choose` chose, as `torch.autocast` takes it."""
     return device.partition(":")[0]
 
 
 def name_of(device: str) -> str:
-    """What its maker calls what `chosen` chose; of several, each name with how many there are."""
+    """What its maker calls what `choose` chose; of several, each name with how many there are."""
     if not is_native(device):
         return device
     names = Counter(str(_module(type_of(one)).get_device_name(one)) for one in device.split(","))
@@ -90,12 +86,12 @@ def row_of(name: str) -> str | None:
 
 
 def has_clock(device: str) -> bool:
-    """Whether what `chosen` chose is one GPU that times what it runs by itself."""
+    """Whether what `choose` chose is one GPU that times what it runs by itself."""
     return is_native(device) and not is_spread(device) and hasattr(_module(type_of(device)), "Event")
 
 
 def let_go(device: str) -> None:
-    """Memory that torch keeps for later, and holds nothing in, goes back to what `chosen` chose."""
+    """Memory that torch keeps for later, and holds nothing in, goes back to what `choose` chose."""
     if is_native(device):
         _module(type_of(device)).empty_cache()
 

@@ -77,16 +77,6 @@ def device_failed(error: BaseException) -> bool:
     return any(_is_called(one, "AcceleratorError") for one in _raised_from(error)) and not device_is_full(error)
 
 
-def gave_up(error: BaseException, where: str = "") -> AuditorError:
-    """What to say of a GPU that failed. where: in which stage."""
-    said = f"{type(error).__name__}: {first_line(error)[:200]}"
-    return AuditorError(
-        f"the GPU failed{where} ({said}), and nothing runs on it any more in this process: audit with device=cpu, or run "
-        "again with CUDA_LAUNCH_BLOCKING=1 to see where",
-        slug="device-failed",
-    )
-
-
 def disk_is_full(error: BaseException) -> DiskError | None:
     """What was raised where a disk had no room left, if that is what brought it about."""
     return next((one for one in _raised_from(error) if isinstance(one, DiskError)), None)

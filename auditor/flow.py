@@ -6,14 +6,15 @@ import gc
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from . import offload
 from .assembly import assemble
 from .capture.several import record_paths
-from .devices import CPU, follow, let_go, name_of
-from .errors import AuditorError, device_failed, device_is_full, first_line, gave_up, origin_of
+from .devices import CPU, follow, let_go
+from .errors import device_is_full
 from .execution.beside import under_plan
 from .graphs import Planned, graphs_of
 from .isolation import isolated
@@ -40,7 +41,7 @@ from .rulebook.gather import gather
 from .rulebook.load import spread
 from .rulebook.verdicts import judge, with_backward
 from .settings import Settings
-from .stages import Stages, listening
+from .stages import Stages, explain, listening
 from .training.recommend import agreed
 from .training.stage import MeasuredStep, conclude, prepare
 
@@ -56,18 +57,12 @@ def run(subject: Subject, options: Settings) -> Audit:
     try:
         return _audit(subject, options)
     except Exception as error:
-        if device_failed(error) and not isinstance(error, AuditorError):
-            raise gave_up(error) from error
-        if not options.native or not device_is_full(error):
+        full = options.native and device_is_full(error)
+        if full:
+            traceback.clear_frames(error.__traceback__)  # what they hold on the device
+        if not full or options.device != "auto":
+            explain("load", error)  # unless a stage did: the model is moved before the first of them
             raise
-        traceback.clear_frames(error.__traceback__)  # what they hold on the device
-        if options.device != "auto":
-            said = first_line(origin_of(error))[:200]
-            raise AuditorError(
-                f"out of memory on {options.where} ({name_of(options.where)}: {said}): use the CPU (--device cpu), smaller "
-                "inputs, or a GPU with more memory",
-                slug="out-of-memory",
-            ) from error
     gc.collect()
     let_go(options.where)
     audit = _audit(subject, options.having(device=CPU))
@@ -105,13 +100,13 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
         with stages("classify", f"{len(options.rulebook)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
-            findings = _findings(subject, captured, graph, judged.exposed, options)
+            findings = _findings(captured, graph, judged.exposed, options)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
             planned = _make_plans(bench, options, stages, score)
         if (known := unsafe_in_runs(judged, planned.baselines)) is not judged:
             judged, graph = known, replace(graph, verdicts=known.verdicts)
-            findings = _findings(subject, captured, graph, judged.exposed, options)
+            findings = _findings(captured, graph, judged.exposed, options)
         training, recommended, reason = _conclude(step, planned.plans, yardstick.budget, options, stages)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
@@ -169,7 +164,6 @@ def _scored_by(options: Settings) -> str:
 
 
 def _findings(
-    subject: Subject,
     captured: Capture,
     graph: Graph,
     exposed: Mapping[str, Mapping[str, Sequence[str]]],
@@ -177,20 +171,11 @@ def _findings(
 ) -> tuple[Finding, ...]:
     """What the rules find and the measurement bears out, of what is wanted, each with its cause."""
     rules = spread(options.rulebook, options.formats)
-    facts = gather(captured, graph.measured.ranges, graph.verdicts)
-    fired = concerning(classify(captured, facts, rules, options.formats, options.training), exposed)
-    fired = compare_with_verdicts(fired, graph.verdicts)
-    caused = with_causes(apply_selection(fired, options.select, options.ignores, rules), graph, rules)
-    return with_batches(caused, captured, graph.verdicts, _of_first_batch(subject, captured, graph, options))
-
-
-def _of_first_batch(subject: Subject, captured: Capture, graph: Graph, options: Settings) -> frozenset[tuple[str, str]]:
-    """(rule, node) of what the ranges of the first batch alone show; nothing where no verdict comes from a later one."""
-    first = graph.measured.first
+    fired = partial(classify, rules=rules, formats=options.formats, trains=options.training)
+    found = concerning(fired(captured, gather(captured, graph.measured.ranges, graph.verdicts)), exposed)
+    found = compare_with_verdicts(found, graph.verdicts)
+    caused = with_causes(apply_selection(found, options.select, options.ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
-    if first is None or not later:
-        return frozenset()
-    facts = gather(captured.first, first.ranges)
-    rules = spread(options.rulebook, options.formats)
-    fired = classify(captured.first, facts, rules, options.formats, options.training)
-    return frozenset((finding.rule, finding.node) for finding in fired)
+    first = graph.measured.first if later else None  # what is known of the first batch alone, where that is not all
+    shown = fired(captured.first, gather(captured.first, first.ranges)) if first is not None else ()
+    return with_batches(caused, captured, graph.verdicts, frozenset((one.rule, one.node) for one in shown))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,29 +13,15 @@ ROOM = 1 << 20
 """Bytes that must find room before an audit begins: what its files take, roughly."""
 
 
-def own(pid: int | None = None) -> str:
-    """The beginning of names that a process takes away again; this one's unless another is named."""
-    return f".auditor-{os.getpid() if pid is None else pid}-"
+OWN = ".auditor-"
+"""The beginning of names that are taken away again."""
 
 
-def path_of(given: object, what: str) -> Path:
-    """What a caller gave as a path. Raises: AuditorError(slug="bad-option") where it is none."""
-    if isinstance(given, str | os.PathLike):
-        return Path(given)
-    raise AuditorError(f"{what} is a path, not a value of type {type(given).__name__}", slug="bad-option")
-
-
-def check_directory(directory: Path, files: Iterable[str] = ()) -> None:
-    """Raises before any work is done, where `files` cannot be put there: AuditorError(slug="bad-output")."""
-    with _refusing(directory):
-        for file in (directory / name for name in files):
-            if file.is_dir() and not file.is_symlink():
-                raise _bad(f"{file} is a directory, and a file of that name is to be written: move it away")
-            if file.parent != directory and file.parent.exists() and not file.parent.is_dir():
-                raise _bad(f"{file.parent} is a file, and a directory of that name is to be written: move it away")
-        with tempfile.TemporaryFile(prefix=own(), dir=_nearest(directory)) as probe:
-            probe.write(bytes(ROOM))
-            probe.flush()
+def check_directory(directory: Path) -> None:
+    """Raises before any work is done, where files cannot be put there: AuditorError(slug="bad-output")."""
+    with _refusing(directory), tempfile.TemporaryFile(prefix=OWN, dir=_nearest(directory)) as probe:
+        probe.write(bytes(ROOM))
+        probe.flush()
 
 
 def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str] = ()) -> tuple[Path, ...]:
@@ -47,7 +30,7 @@ def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str]
     gone: files of what is replaced that it has no successors of: these are taken away. Until the last is written, none
     is in place. Raises: AuditorError(slug="bad-output").
     """
-    with _refusing(directory), tempfile.TemporaryDirectory(prefix=own(), dir=_nearest(directory)) as scratch:
+    with _refusing(directory), tempfile.TemporaryDirectory(prefix=OWN, dir=_nearest(directory)) as scratch:
         for name, text in texts.items():
             draft = Path(scratch, name)
             draft.parent.mkdir(parents=True, exist_ok=True)
@@ -61,23 +44,7 @@ def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str]
 
 def _nearest(directory: Path) -> Path:
     """The folder itself or the nearest above it that exists."""
-    above = (directory, *directory.absolute().parents)
-    nearest = next(folder for folder in above if folder.exists() or folder.is_symlink())
-    if not nearest.is_dir():
-        kind = "a link that leads nowhere" if nearest.is_symlink() else "a file"
-        raise _bad(f"{nearest} is {kind}: name another directory with --out")
-    return nearest
-
-
-def sweep(folder: Path, pid: int) -> None:
-    """Take away what a process that has ended could not take away itself; what still writes there ends by itself."""
-    for _ in range(40):
-        left = list(folder.glob(f"{own(pid)}*"))
-        for entry in left:
-            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
-        if not left:
-            return
-        time.sleep(0.05)
+    return next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
 
 
 @contextmanager
@@ -86,12 +53,7 @@ def _refusing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        named = str(getattr(error, "filename", None) or path)
-        where = str(path) if own() in named else named
         reason = getattr(error, "strerror", None) or str(error)
-        shown = where if len(where) <= 200 else where[:80] + "..."
-        raise _bad(f"{shown!a} cannot be written to ({reason}): name another place with --out") from error
-
-
-def _bad(message: str) -> AuditorError:
-    return AuditorError(message, slug="bad-output")
+        raise AuditorError(
+            f"{str(path)[:200]!a} cannot be written to ({reason}): name another place with --out", slug="bad-output"
+        ) from error

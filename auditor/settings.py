@@ -90,13 +90,6 @@ def split_names(given: Any) -> Any:
     return tuple(name for place, name in enumerate(result) if name != "" and name not in result[:place])
 
 
-def _ignores(value: Any) -> Any:
-    result = split_names(value)
-    return (
-        tuple({"code": one} if isinstance(one, str) else one for one in result) if isinstance(result, tuple) else result
-    )
-
-
 def _no_flag(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError
@@ -117,7 +110,8 @@ SEVERAL = Option(shown="LIST", typed="str | Iterable[str]")
 CODES = Option("codes such as NRM001, or the letters of a family")
 Names = Annotated[tuple[str, ...], BeforeValidator(split_names), SEVERAL]
 Codes = Annotated[tuple[Annotated[str, Field(pattern=CODE)], ...], BeforeValidator(split_names), SEVERAL, CODES]
-Ignores = Annotated[tuple[Ignore, ...], BeforeValidator(_ignores), SEVERAL, CODES]
+NotWanted = Annotated[Ignore, BeforeValidator(lambda one: {"code": one} if isinstance(one, str) else one)]
+Ignores = Annotated[tuple[NotWanted, ...], BeforeValidator(split_names), SEVERAL, CODES]
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
 Flag = Annotated[StrictBool, Option("True or False")]
 A_DIRECTORY = Option("the path of a directory", "DIR", path="path", typed="str | PathLike[str] | None")
@@ -220,11 +214,6 @@ class Settings(BaseModel):
     listener: Callable[[str, str, int, int], None] | None = None
     scoring: Scoring | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _for_what(cls, given: dict[str, Any]) -> dict[str, Any]:
-        return {**given, "use": given.get("use") or given.get("mode", MODES[0])}
-
     @field_validator("*", mode="after")
     @classmethod
     def _check_choices(cls, value: Any, info: ValidationInfo) -> Any:
@@ -245,6 +234,7 @@ class Settings(BaseModel):
             raise bad("max_drop and better are about a score: give evaluate as well, or leave them out")
         if self.loss_fn is not None and not self.training:
             raise bad("loss_fn is for mode='training': pass both, or neither")
+        self.__dict__.update(use=self.use or self.mode)
         if self.quick:
             self.__dict__.update(formats=self.formats[:1], strategies=self.strategies[:1])
         return self

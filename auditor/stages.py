@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from .errors import AuditorError, device_failed, first_line, from_outside, gave_up, out_of_memory, time_is_up
+from .errors import AuditorError, device_failed, first_line, from_outside, out_of_memory, time_is_up
 
 QUIET = 1.0
 """Seconds between two signs of life that are told."""
@@ -31,8 +31,7 @@ class Stages:
     def __call__(self, stage: str, detail: str, total: int = 0, *, wanted: bool = True) -> Iterator[None]:
         """wanted: whether this audit has that stage; nothing is said or timed otherwise.
 
-        Raises: AuditorError(slug="out-of-memory" or "operation-raises") in the place of what torch or the model raised;
-        what this package raises itself is noted to have come from the stage.
+        Raises: AuditorError, as `explain` does.
         """
         if not wanted:
             yield
@@ -43,7 +42,7 @@ class Stages:
         try:
             yield
         except Exception as error:
-            _explain(stage, error)
+            explain(stage, error)
             raise
         self.seconds[stage] = time.perf_counter() - start
 
@@ -63,24 +62,30 @@ class Stages:
             self.progress(self._current, detail, min(self._done, self._total) if self._total else 0, self._total)
 
 
-def _explain(stage: str, error: Exception) -> None:
+def explain(stage: str, error: Exception) -> None:
+    """Raises what is to be said in the place of an error of torch's or the model's; one of this package notes the stage."""
     if isinstance(error, AuditorError) or time_is_up(error):
         return
     said = f"{type(error).__name__}: {first_line(error)[:200]}"
     if out_of_memory(error):
         raise AuditorError(
-            f"out of memory in the stage {stage!r} ({said}): give smaller inputs, or a machine with more memory",
+            f"out of memory in the stage {stage!r} ({said}): give smaller inputs, a machine with more memory, or, where a GPU is full, --device cpu",
             slug="out-of-memory",
         ) from error
     if device_failed(error):
-        raise gave_up(error, f" in the stage {stage!r}") from error
+        raise AuditorError(
+            f"the GPU failed in the stage {stage!r} ({said}), and nothing runs on it any more in this process: audit with "
+            "device=cpu, or run again with CUDA_LAUNCH_BLOCKING=1 to see where",
+            slug="device-failed",
+        ) from error
     if from_outside(error):
         raise AuditorError(
             f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. Does it keep state of "
             "its own, or refuse tensors that require gradients? --debug shows which one it is",
             slug="operation-raises",
         ) from error
-    error.add_note(f"in the stage {stage!r}")
+    if not hasattr(error, "__notes__"):
+        error.add_note(f"in the stage {stage!r}")
 
 
 def beat(detail: str = "") -> None:

@@ -25,7 +25,6 @@ from .program import Verb, say, watch
 from .verbs import Target, default_directory, severe
 
 if TYPE_CHECKING:
-    from ..processes import ToWatcher
     from ..records import Batch, Subject
     from ..records.audit import Audit
 
@@ -42,7 +41,7 @@ class AuditTarget(Verb):
         return watch(self, partial(_audit, self), reporter(self.quiet or self.dry_run))
 
 
-def _audit(settings: AuditTarget, progress: ToWatcher | Display) -> int:
+def _audit(settings: AuditTarget, progress: Display) -> int:
     """The audit: read what was asked for, import what it takes, and start the process that verifies, which imports that too
     while the user's code is loaded. From then on this process holds what it may.
 
@@ -50,19 +49,19 @@ def _audit(settings: AuditTarget, progress: ToWatcher | Display) -> int:
     and would keep the model from being deleted.
     """
     began = time.perf_counter()
+    progress("load", settings.target, 0, 0)
     with ExitStack() as held:
         held.enter_context(redirect_stdout(sys.stderr))
         held.enter_context(warnings.catch_warnings())
         if not settings.debug:
             warnings.simplefilter("ignore")
-        progress("load", settings.target, 0, 0)
         from ..document.read import load
         from ..offload import resident_limit
         from ..verify.artefact import standby
 
         known = load(settings.baseline) if settings.baseline else None  # before anything that takes its time
         if settings.out:
-            _check(settings.out, settings)
+            folder.check_directory(settings.out)
         settings = with_rules(settings).having(listener=progress)
         if settings.onnx:
             from ..graphs.onnxfile import require
@@ -72,11 +71,6 @@ def _audit(settings: AuditTarget, progress: ToWatcher | Display) -> int:
             held.enter_context(standby())
         held.enter_context(resident_limit(settings.memory or _automatic(settings)))
         return _ran(settings, progress, known, began, held)
-
-
-def _check(directory: Path, settings: Command) -> None:
-    """Raises before any work is done, where an audit cannot be written there: AuditorError(slug="bad-output")."""
-    folder.check_directory(directory, (*FILES, *(["model_explorer/graph.json"] if settings.model_explorer else [])))
 
 
 def _automatic(settings: AuditTarget) -> int | None:
@@ -92,9 +86,7 @@ def _automatic(settings: AuditTarget) -> int | None:
     return None
 
 
-def _ran(
-    settings: AuditTarget, progress: ToWatcher | Display, known: Audit | None, began: float, held: ExitStack
-) -> int:
+def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: float, held: ExitStack) -> int:
     """Load the model, audit it, write the files, and once nothing else is held say what was asked for."""
     from ..flow import run
     from ..loading import cautions, load
@@ -104,7 +96,7 @@ def _ran(
     make = partial(load_training, loss=settings.loss) if settings.training else load
     subject = make(settings.target, inputs=settings.inputs, weights=settings.weights, seed=settings.seed)
     directory = settings.out or default_directory(subject)
-    _check(directory, settings)
+    folder.check_directory(directory)
     for warning in cautions(subject):
         print(f"warning: {printable(warning)}", file=sys.stderr)
     if settings.evaluate is not None:  # looked for once the model is there: it may be beside it

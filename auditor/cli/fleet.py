@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from .. import folder
-from ..processes import unwound
 from ..report.words import count, printable
 from ..settings import Directory, Flag, Location, Option, Seconds, bad
 from .program import Verb, say
@@ -49,13 +47,11 @@ class Fleet(Verb):
         wanted = targets.read(self.targets)
         if self.baseline is not None and not self.baseline.is_dir():
             raise bad(f"{self.baseline} is no directory of an earlier fleet: name the --out of one")
-        folder.check_directory(self.out, (INDEX, running.KEPT))
+        folder.check_directory(self.out)
         outcomes = {} if self.force else running.standing(self.out, wanted)
-        processors = os.cpu_count() or 1
-        jobs = self.jobs or max(processors // 2, 1)
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(processors // jobs, 1)))}
+        jobs = self.jobs or max(running.PROCESSORS // 2, 1)
         tasks = [
-            running.Task(target, self.out / target.name, self.timeout, self.retries, threads)
+            running.Task(target, self.out / target.name, self.timeout, self.retries, max(running.PROCESSORS // jobs, 1))
             for target in wanted
             if target.name not in outcomes
         ]
@@ -77,14 +73,13 @@ class Fleet(Verb):
 
         tell(f"fleet: {count(len(wanted), 'model')}, {len(outcomes)} audited before")
         write()
-        with unwound():
-            try:
-                if self.address is not None:
-                    cluster.run_all(tasks, self.address, note)
-                else:
-                    running.run_all(tasks, jobs, note)
-            finally:
-                rows = write()
+        try:
+            if self.address is not None:
+                cluster.run_all(tasks, self.address, note)
+            else:
+                running.run_all(tasks, jobs, note)
+        finally:
+            rows = write()
         looks = [(row, row.said or "; ".join(row.worse)) for row in rows]
         lines = [f"{row.name}: {row.state}, {printable(why)}\n" for row, why in looks if why]
         say(f"{index.headline(rows)}\n{''.join(lines)}Fleet    {self.out / INDEX}\n")

@@ -6,7 +6,6 @@ import argparse
 import difflib
 import importlib.util
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +16,7 @@ from ..errors import AuditorError
 from ..settings import bad, options_of
 from .audit import AuditTarget
 from .fleet import Fleet
-from .program import PROGRAM, Verb, say
+from .program import PROGRAM, Verb
 from .verbs import Apply, Diff, Explain, ExplainLayer, Rules, Snippet
 
 EPILOG = """\
@@ -56,12 +55,6 @@ class Parser(argparse.ArgumentParser):
         close = [match for flag in flags for match in difflib.get_close_matches(flag, known, n=1)]
         return f": did you mean {' and '.join(dict.fromkeys(close))}?" if close else ""
 
-    def _print_message(self, message: str, file: Any = None) -> None:
-        if file is sys.stdout:
-            say(message)
-        else:
-            super()._print_message(message, file)
-
 
 def parser() -> Parser:
     """The whole command line, as `shtab --shell=bash --prog=auditor auditor.cli.parser` completes it."""
@@ -84,18 +77,13 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
 
 
 def parse(words: Sequence[str]) -> Verb:
-    """What the words ask. The verb, `audit` where none is named, may stand behind flags. Raises: AuditorError."""
+    """What the words ask: the first names the verb, which is `audit` where it names none. Raises: AuditorError."""
     whole, parts = parsers()
-    actions = [action for part in parts.values() for action in part._actions]
-    valued = {flag for action in actions if action.nargs is None for flag in action.option_strings}
-    at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] != "--":
-        at += 2 if words[at] in valued else 1
-    if at >= len(words):
+    if not words or words[0] in ("-h", "--help"):
         whole.parse_args(words)
-    name, rest = (words[at], [*words[:at], *words[at + 1 :]]) if words[at] in parts else ("audit", words)
-    if words[at] not in parts:
-        _refuse_misspelt(words[at])
+    name, *rest = words if words[0] in parts else ("audit", *words)
+    if words[0] not in parts:
+        _refuse_misspelt(words[0])
     return command_of(vars(parts[name].parse_args(rest)), VERBS[name])
 
 

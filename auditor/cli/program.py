@@ -11,14 +11,11 @@ from typing import Any, ClassVar, TextIO
 
 from ..asked import Command
 from ..errors import AuditorError, first_line, out_of_memory, time_is_up
-from ..processes import ToWatcher, supervise
+from ..processes import supervise, unwind_on_signals
 from ..progress.shown import Display, ticking
 from ..report.words import printable
 
 PROGRAM = "python -m auditor"
-
-LONGEST = 1_600
-"""Characters of an error, at most: several hundred say what went wrong, and more push it out of the terminal."""
 
 _answer: TextIO | None = None
 """Standard output, once it was set aside for `say`."""
@@ -46,23 +43,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        _set_aside()
+        unwind_on_signals()
 
     def command() -> int:
         from .parsers import parse
 
-        return parse(words).having(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None).run()
+        verb = parse(words)
+        if argv is None:
+            _set_aside()
+        return verb.having(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None).run()
 
-    return exit_code_of(command, "--debug" in words)
+    try:
+        return exit_code_of(command, "--debug" in words)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def exit_code_of(command: Callable[[], int], debug: bool) -> int:
     """The exit code of a command; what it raises is put in one line on stderr."""
     try:
         return command()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # nobody reads the answer any more: it leads nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), (_answer or sys.stdout).fileno())
         return 0
@@ -70,8 +71,7 @@ def exit_code_of(command: Callable[[], int], debug: bool) -> int:
         message, hint = _explain(error)
         if debug:
             traceback.print_exc()
-        text = printable(" ".join(message.split()))  # it may quote names out of a file or a model, however long
-        text = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+        text = printable(" ".join(message.split()))
         print(f"error: {text}\nhint: {hint}\n", end="", file=sys.stderr)  # in one piece: others may write there too
         return 2
 
@@ -93,23 +93,20 @@ def _explain(error: Exception) -> tuple[str, str]:
     return f"internal error{where}, {said}", "please report it with --debug"
 
 
-def watch(verb: Verb, run: Callable[[ToWatcher | Display], int], shown: Display) -> int:
+def watch(verb: Verb, run: Callable[[Display], int], shown: Display) -> int:
     """`run(progress)`, which runs the user's code; its exit code."""
 
-    def own(progress: ToWatcher | Display) -> int:
-        try:
-            return run(progress)
-        except SystemExit as left:
-            raise AuditorError(
-                f"the model's own code called sys.exit({'' if left.code is None else left.code}): nothing was written; have "
-                "it raise instead",
-                slug="process-ended",
-            ) from left
+    def running(tell: Callable[[str], None]) -> int:
+        shown.tell = tell
+        with ticking(shown):
+            return run(shown)
 
-    if verb.alone and hasattr(os, "fork"):
-        return supervise(lambda told: exit_code_of(lambda: own(told), verb.debug), shown, verb.timeout)
-    with ticking(shown):
-        return own(shown)
+    if not (verb.alone and hasattr(os, "fork")):
+        return running(shown.tell)
+    try:
+        return supervise(lambda tell: exit_code_of(lambda: running(tell), verb.debug), verb.timeout)
+    finally:
+        shown.close()  # what the other process may have left there
 
 
 class _Diversion:

@@ -24,7 +24,6 @@ from .program import PROGRAM, Verb, say, watch
 
 if TYPE_CHECKING:
     from ..document.compare import Comparison
-    from ..processes import ToWatcher
     from ..records import Finding, Subject
 
 PATCHED = "patched_model.py"
@@ -92,7 +91,7 @@ class Apply(Verb):
     def run(self) -> int:
         return watch(self, self._write, Display())
 
-    def _write(self, progress: ToWatcher | Display) -> int:
+    def _write(self, progress: Display) -> int:
         from ..document.live import check_artefact, patched_source, read_plans
         from ..loading import load
         from ..report.words import count
@@ -100,13 +99,13 @@ class Apply(Verb):
         progress("apply", self.target, 0, 0)
         audit, plans, chosen = read_plans(self.plan_file, self.plan)
         if self.out:
-            folder.check_directory(self.out, (PATCHED,))
+            folder.check_directory(self.out)
         with redirect_stdout(sys.stderr), warnings.catch_warnings():
             if not self.debug:
                 warnings.simplefilter("ignore")
             subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
             directory = self.out or default_directory(subject)
-            folder.check_directory(directory, (PATCHED,))
+            folder.check_directory(directory)
             text = patched_source(subject, audit, plans, chosen, directory)
             check_artefact(subject, plans, chosen, self.seed)
         (file,) = folder.write(directory, {PATCHED: text})
@@ -180,7 +179,7 @@ class Diff(Verb):
         if self.html:
             from ..report.diff import render
 
-            folder.check_directory(self.html.parent, (self.html.name,))
+            folder.check_directory(self.html.parent)
             folder.write(self.html.parent, {self.html.name: render(changes, files)})
         if self.format == "json":
             say(json.dumps(_as_data(changes, files), indent=1) + "\n")

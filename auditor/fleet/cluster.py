@@ -53,7 +53,7 @@ def _connect(address: str) -> Any:
 
 def _audit(task: Task) -> Answer:
     """What runs on a node: the audit, into a folder of the node's own."""
-    with tempfile.TemporaryDirectory(prefix=folder.own(), ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(prefix=folder.OWN, ignore_cleanup_errors=True) as scratch:
         ended = run(replace(task, directory=Path(scratch, "audit")))
         there = [Path(scratch, "audit", name) for name in FILES]
         return ended, {file.name: file.read_text(encoding="utf-8") for file in there if file.is_file()}

@@ -26,6 +26,13 @@ SLOWER = 0.97
 STATES = ("failed", "worse", "no plan", "findings", "clean", "waiting")
 """What a target may be, the most urgent first."""
 
+SAID = {
+    "failed": "failed",
+    "worse": "got worse",
+    "no plan": "without a plan to recommend",
+    "waiting": "not audited yet",
+}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -55,13 +62,7 @@ def rows_of(
 def headline(rows: Sequence[Row]) -> str:
     """The fleet in one sentence."""
     found = Counter(row.state for row in rows)
-    told = {
-        "failed": f"{found['failed']:,} failed",
-        "worse": f"{found['worse']:,} got worse",
-        "no plan": f"{found['no plan']:,} without a plan to recommend",
-        "waiting": f"{found['waiting']:,} not audited yet",
-    }
-    said = [words for state, words in told.items() if found[state]]
+    said = [f"{found[state]:,} {words}" for state, words in SAID.items() if found[state]]
     return f"{count(len(rows), 'model')}: {', '.join(said) if said else 'every one has a plan to recommend'}."
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -24,6 +24,7 @@ from ..processes import GRACE, HERE, Process, how_ended
 from .targets import Target
 
 KEPT = "fleet.json"
+PROCESSORS = os.cpu_count() or 1
 
 CRASHED = "explain process-ended"
 """In what an audit says whose model took the process down."""
@@ -53,13 +54,13 @@ _OUTCOMES = TypeAdapter(dict[str, Outcome])
 @dataclass(frozen=True)
 class Task:
     """An audit that is to be made. directory: where its files go. limit: seconds for it. retries: how often it is tried again
-    where a signal ended it."""
+    where a signal ended it. threads: how many it computes with, unless OMP_NUM_THREADS says."""
 
     target: Target
     directory: Path
     limit: float | None = None
     retries: int = 0
-    environment: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 1
 
 
 def asked_of(target: Target) -> str:
@@ -134,7 +135,7 @@ def command_of(task: Task) -> list[str]:
 def _try(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
     """Exit code, the line that says why there is no audit, and whether a signal is why, which may not come again."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
-    environment = {**os.environ, **task.environment, "PYTHONPATH": path}
+    environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path}
     process = Process(command_of(task), cwd=task.target.folder, env=environment, stdin=subprocess.DEVNULL)
     try:
         if not process.ends_within(task.limit, unwanted):

@@ -17,7 +17,7 @@ from ..artefact.strategies import SHIPPED
 from ..capture.emulation import Emulation
 from ..capture.intercept import intercepted
 from ..capture.paths import path_of, usable
-from ..folder import own
+from ..folder import OWN
 from ..isolation.answer import answer
 from ..isolation.members import size_of
 from ..isolation.outputs import NamedTensors
@@ -26,7 +26,6 @@ from ..measure.calibrate import Calibration
 from ..measure.noise import FP32Runs, without_noise
 from ..measure.rerun import Yardstick
 from ..numerics.formats import DEFAULT
-from ..processes import unwound
 from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Subject, Verdict
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
@@ -121,9 +120,8 @@ class Workbench:
 
     @cached_property
     def scratch(self) -> str:
-        """A folder that is there until `held` is closed, or the process is terminated."""
-        self.held.enter_context(unwound())
-        return self.held.enter_context(tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True))
+        """A folder that is there until `held` is closed."""
+        return self.held.enter_context(tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True))
 
     @cached_property
     def verifier(self) -> Verifier:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
 from importlib import import_module
@@ -29,18 +29,17 @@ WIPED = "\r\x1b[2K"
 class Display:
     """How far an audit is: in which stage of how many, and for how long it runs. By itself it shows nothing."""
 
-    live = False
-    """Whether a line is drawn again and again, around which others have to write."""
-
     every = 10.0
     """Seconds after which it is shown again though nothing was told."""
 
     def __init__(self) -> None:
         self.stage, self.detail = "", ""
+        self.tell: Callable[[str], None] = lambda stage: None  # who else hears of every call, and of ticks as ""
         self._stages, self._within, self._began, self._at = list(STAGES), 0.0, 0.0, 0.0
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
         """One call of the progress callback. A stage that not every audit has is one more."""
+        self.tell(stage)
         begins = stage != self.stage
         if not self.stage:
             self._began = time.monotonic()
@@ -53,16 +52,13 @@ class Display:
 
     def tick(self) -> None:
         """To be called several times a second."""
+        self.tell("")
         if self.stage and time.monotonic() - self._at >= self.every:
             self._at = time.monotonic()
             self.show(begins=False)
 
     def show(self, begins: bool) -> None:
         """Show it, now. begins: whether the stage does."""
-
-    def write(self, said: bytes) -> None:
-        """Put what somebody else says on stderr."""
-        os.write(2, said)
 
     def close(self, failed: bool = False) -> None:
         """Nothing is shown any more."""
@@ -106,36 +102,45 @@ class Lines(Display):
 
 
 class Bar(Display):
-    """A line on a terminal that is wiped at the end: the stage, the share of the stages that is done, and the time."""
+    """A line on a terminal that is wiped at the end: the stage, the share of the stages that is done, and the time.
 
-    live = True
+    It takes the place of stderr, so that what others write there stands above it.
+    """
+
     every = 0.5
 
     def __init__(self) -> None:
         super().__init__()
-        self._turns = 0
+        self._turns, self._drawn, self._stderr = 0, False, sys.stderr
         self._cells = "━─" if "utf" in (sys.stderr.encoding or "").lower() else "#-"
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stderr, name)
+
+    def write(self, said: str) -> int:
+        """Put what somebody says on stderr."""
+        if self._drawn:
+            self._wipe()
+        return self._stderr.write(said)
+
     def show(self, begins: bool) -> None:
+        if sys.stderr is not self:
+            self._stderr, sys.stderr = sys.stderr, self  # type: ignore[assignment]
         self._turns += 1
         full = round(self.share * WIDTH)
         bar = self._cells[0] * full + self._cells[1] * (WIDTH - full)
         line = f"{TURNS[self._turns % 4]} {self.place()} {bar} {self.summary()} {printable(self.detail)}"
-        self._print(WIPED + line[: shutil.get_terminal_size().columns - 1])
-
-    def write(self, said: bytes) -> None:
-        self._print(WIPED)
-        os.write(2, said if said.endswith(b"\n") else said + b"\r\n")
-        if self.stage:
-            self.show(begins=False)
+        print(end=WIPED + line[: shutil.get_terminal_size().columns - 1], file=self._stderr, flush=True)
+        self._drawn = True
 
     def close(self, failed: bool = False) -> None:
-        if self.stage:
-            self._print(WIPED)
         super().close()
+        self._wipe()
+        sys.stderr = self._stderr
 
-    def _print(self, text: str) -> None:
-        print(end=text, file=sys.stderr, flush=True)
+    def _wipe(self) -> None:
+        print(end=WIPED, file=self._stderr, flush=True)
+        self._drawn = False
 
 
 def in_notebook() -> bool:

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..folder import check_directory, path_of, write
+from ..folder import write
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Plan
@@ -239,9 +239,8 @@ class Audit:
             return with_onnx(self, "fp32" if onnx is True else onnx).save(directory)
         from ..document.read import programs_in
 
-        folder = path_of(directory, "the directory to save into")
-        check_directory(folder, texts := self.texts(folder))
-        return write(folder, texts, programs_in(folder))
+        folder = Path(directory)
+        return write(folder, self.texts(folder), programs_in(folder))
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""

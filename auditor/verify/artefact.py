@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from .. import offload
 from ..devices import let_go
 from ..errors import LoadError, MeasureError, first_line
-from ..folder import own
+from ..folder import OWN
 from ..isolation.process import Flags
 from ..numerics.metrics import output_error
-from ..processes import HERE, Process, how_ended, unwound
+from ..processes import HERE, Process, how_ended
 from ..records import Batch, Timed, Times
 from ..score import ScoreResult, Scoring
 from ..trees import tensors_in
@@ -159,8 +159,7 @@ class Verifier:
     def start(cls, batches: Sequence[Batch], **settings: Any) -> Iterator[tuple[Verifier, Path]]:
         """One with a folder of its own, and that folder, for the body. settings: as to make one. Raises: NotHandedOver."""
         with ExitStack() as held:
-            held.enter_context(unwound())
-            folder = held.enter_context(tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True))
+            folder = held.enter_context(tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True))
             yield held.enter_context(cls(list(batches), Path(folder), **settings)), Path(folder)
 
     def __enter__(self) -> Verifier:

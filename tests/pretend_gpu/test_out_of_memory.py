@@ -38,7 +38,7 @@ def test_a_device_that_was_asked_for_is_not_left() -> None:
     with limited(1000), pytest.raises(AuditorError, match="--device cpu") as raised:
         auditor.audit(model, (IMAGES,), device="pretend", formats="fp16", strategies="autocast")
     assert raised.value.slug == "out-of-memory"
-    assert "\n" not in str(raised.value) and "pretend:0 (Pretend GPU: " in str(raised.value)
+    assert "\n" not in str(raised.value)
     gc.collect()
     assert ALLOCATOR.used <= before
 

@@ -44,7 +44,7 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
-    "cli": (1420, "settings"),
+    "cli": (1380, "settings"),
     "criteria": (960, "criteria"),
     "document": (900, "document"),
     "execution": (1290, "execution"),
@@ -52,7 +52,7 @@ BUDGET = {
     "graphs": (1230, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (2070, "loading"),
-    "loose files": (1340, "flow"),
+    "loose files": (1130, "flow"),
     "measure": (2310, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from auditor import folder
 from auditor.errors import AuditorError
-from auditor.folder import check_directory, own, sweep, write
+from auditor.folder import OWN, check_directory, write
 
 
 def refusal(action: Callable[[], object]) -> str:
@@ -61,20 +59,20 @@ def test_a_failure_leaves_the_old_files_and_nothing_else(tmp_path: Path, monkeyp
     for name in ("old", "new/deeper"):
         said = refusal(lambda name=name: write(tmp_path / name, {"plan.json": "new", "report.html": "new"}))
         assert "No space left on device" in said
-        assert own() not in said  # the user knows nothing of drafts
+        assert OWN not in said  # the user knows nothing of drafts
     assert contents(tmp_path) == {"old/plan.json": "old"}
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_nothing_is_made_by_looking(tmp_path: Path) -> None:
-    check_directory(tmp_path / "free" / "deeper", ("plan.json",))
+    check_directory(tmp_path / "free" / "deeper")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_in_the_way_is_found_beforehand(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
-    assert "taken is a file" in refusal(lambda: check_directory(tmp_path / "taken" / "inside"))
-    assert "taken is a file" in refusal(lambda: check_directory(tmp_path / "taken"))
+    assert "taken" in refusal(lambda: check_directory(tmp_path / "taken" / "inside"))
+    assert "taken" in refusal(lambda: check_directory(tmp_path / "taken"))
 
 
 def test_links(tmp_path: Path) -> None:
@@ -85,7 +83,6 @@ def test_links(tmp_path: Path) -> None:
     write(tmp_path / "good", {"plan.json": "new"})
     assert contents(tmp_path / "real") == {"plan.json": "new"}
     for name in ("dangling", "dangling/below", "one", "one/below"):
-        assert "is a link that leads nowhere" in refusal(lambda name=name: check_directory(tmp_path / name))
         refusal(lambda name=name: write(tmp_path / name, {"plan.json": "new"}))
 
 
@@ -95,7 +92,7 @@ def test_links(tmp_path: Path) -> None:
     ids=["newline", "long", "bytes", "dots", "unicode"],
 )
 def test_names_that_a_file_system_takes(name: str, tmp_path: Path) -> None:
-    check_directory(tmp_path / name, ("plan.json",))
+    check_directory(tmp_path / name)
     write(tmp_path / name, {"plan.json": "new"})
     assert (tmp_path / name / "plan.json").read_text() == "new"
 
@@ -123,17 +120,6 @@ def test_a_disk_without_room_is_found_beforehand(tmp_path: Path, root: Path) -> 
     assert len(done.stdout.splitlines()) == 2
     assert all("File too large" in line for line in done.stdout.splitlines())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_process_left_is_taken_away_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / f"{own(7)}xyz" / "deep").mkdir(parents=True)
-    (tmp_path / f"{own(7)}file").touch()
-    (tmp_path / f"{own(77)}xyz").mkdir()
-    (tmp_path / "mine").touch()
-    sweep(tmp_path, 7)
-    assert {path.name for path in tmp_path.iterdir()} == {f"{own(77)}xyz", "mine"}
-    assert re.fullmatch(r"\.auditor-\d+-", own())
-    assert folder.own(7) != folder.own(77)
 
 
 # Where the data that ships with the package lies, and what is said if it is not there.

@@ -80,8 +80,8 @@ def test_html_holds_the_same_and_escapes_names(run, folders):
     ("words", "text"),
     [
         (("before", "absent"), "absent cannot be read"),
-        (("before", "after", "--html", "before"), "before is a directory"),
-        (("before", "after", "--html", "before/plan.json/x.html"), "plan.json is a file"),
+        (("before", "after", "--html", "before"), "(Is a directory)"),
+        (("before", "after", "--html", "before/plan.json/x.html"), "(Not a directory)"),
     ],
 )
 def test_bad_input_is_one_line(run, words, text):

@@ -1,4 +1,4 @@
-"""Where a command's files go: the default, and what stands in their way."""
+"""Where a command's files go: the default, and beside whose."""
 
 from __future__ import annotations
 
@@ -8,27 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from auditor import cli
 from auditor.cli.verbs import default_directory
 from auditor.document.places import portable_path
 from tests.unit.report.factory import make_audit
 
 AUDIT = make_audit(4)
-
-
-@pytest.mark.parametrize(
-    ("there", "words", "said"),
-    [
-        ("plan.json/mine", [], "plan.json is a directory"),
-        ("model_explorer", ["--model-explorer"], "model_explorer is a file"),
-    ],
-)
-def test_what_the_user_has_there_is_not_replaced(there, words, said, tmp_path, capsys):
-    (tmp_path / there).parent.mkdir(exist_ok=True)
-    (tmp_path / there).touch()
-    assert cli.main(["absent.py", "--out", str(tmp_path), *words]) == 2
-    assert said in capsys.readouterr().err
-    assert (tmp_path / there).exists()
 
 
 @pytest.mark.parametrize(

@@ -196,12 +196,10 @@ def test_inputs_that_no_other_process_has(said: str, tmp_path: Path, monkeypatch
 PARENT = """
 import signal, sys, tempfile
 from pathlib import Path
-from auditor.processes import unwound
 from auditor.verify import Verifier
 import torch
 
 with (
-    unwound(),
     tempfile.TemporaryDirectory() as scratch,
     Verifier([((torch.ones(2, 4),), {})], Path(scratch)) as verifier,
 ):
