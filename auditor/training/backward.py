@@ -24,10 +24,10 @@ from ..numerics.nodes import operation_of, target_of, tensors_of
 from ..records import NodeError
 from ..records.training import BackwardNode, GradientChange
 
-RERUNS, FEWEST = 64, 16
+RERUNS, FEWEST = 256, 16
 """Operations at most that a step is run again for, in each format, and at least, however large it is."""
 
-ELEMENTS = 100_000_000
+ELEMENTS = 3_000_000_000
 """Elements of all results of all those steps together, beyond the fewest."""
 
 MOST_SCALED = 24
@@ -45,9 +45,9 @@ Gradients = dict[Key, torch.Tensor | None]
 class BackwardTest:
     """The backward pass of one operation alone in one format, on the FP32 values and gradients rounded to it.
 
-    error: of what it hands to its inputs. weight: the larger one of that and the error of its results. gaps: {tensor
-    argument: low minus reference of its gradient, unscaled}, kept as bfloat16. scale: of the loss, at which the gradient
-    that arrives is near 1.
+    error: of what it hands to its inputs. weight: how far errors as large as those of its results, of random signs, move
+    the loss. gaps: {tensor argument: low minus reference of its gradient, unscaled}, kept as bfloat16. scale: of the loss,
+    at which the gradient that arrives is near 1.
     """
 
     error: NodeError
@@ -91,11 +91,12 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
 
 
 def _worth_a_run(step: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -> set[str]:
-    """Operations with the largest errors of their own, as many as there are runs for."""
+    """The heaviest operations, as many as there are runs for."""
     elements = sum(leaf.numel() for leaves in step.live.values() for leaf in leaves)
     weights = {name: max(one.weight for one in result.values()) for name, result in tested.items()}
-    heaviest = sorted((name for name in weights if weights[name]), key=lambda name: -weights[name])
-    return set(heaviest[: min(RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))])
+    return set(
+        sorted(weights, key=lambda name: -weights[name])[: min(RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))]
+    )
 
 
 def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> GradientChange:
@@ -143,18 +144,23 @@ def _test_one(step: Step, node: fx.Node, arriving: Leaves, fmt: str) -> Backward
         return BackwardTest(NodeError(unsupported=low))
     (results, exact), (low_results, rounded) = reference, low
     error = _error([*exact.values()], [*rounded.values()])
-    forward = _error(results, low_results).local_error
-    gaps = {key: _gap(exact[key], rounded[key], exponent) for key in exact}
-    weight = max(error.local_error or 0.0, forward or 0.0)
-    known = {key: gap for key, gap in gaps.items() if gap is not None}
-    return BackwardTest(error, weight, known, 2.0 ** min(max(-exponent, 0), MOST_SCALED))
+    off = [_gap(ours, theirs, 0) for ours, theirs in zip(results, low_results, strict=False)]
+    gaps = {key: gap for key in exact if (gap := _gap(exact[key], rounded[key], exponent)) is not None}
+    return BackwardTest(error, _weight(off, arriving), gaps, 2.0 ** min(max(-exponent, 0), MOST_SCALED))
+
+
+def _weight(errors: Leaves, gradients: Leaves) -> float:
+    """Root of the sum of squares of error times gradient, over all entries; inf where one is not finite."""
+    known = [(e, g) for e, g in zip(errors, gradients, strict=False) if e is not None and g is not None]
+    result = _norm([e.double() * g.double() for e, g in known])
+    return result if math.isfinite(result) else math.inf
 
 
 def _error(exact: Leaves, rounded: Leaves) -> NodeError:
-    """Relative L2 of all tensors together where they are finite in FP32, beside what is not finite there."""
+    """Relative L2 of all gradients together where they are finite in FP32, beside what is not finite there."""
     pairs = [
         (ours[torch.isfinite(ours)], theirs[torch.isfinite(ours)])
-        for ours, theirs in zip(exact, rounded, strict=False)
+        for ours, theirs in zip(exact, rounded, strict=True)
         if ours is not None and theirs is not None and ours.shape == theirs.shape
     ]
     reference, low = [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
@@ -163,9 +169,9 @@ def _error(exact: Leaves, rounded: Leaves) -> NodeError:
 
 
 def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None, exponent: int) -> torch.Tensor | None:
-    if ours is None or theirs is None or ours.shape != theirs.shape:
+    if ours is None or theirs is None or ours.shape != theirs.shape or not is_plain(ours):
         return None
-    (gap,) = _scale_by([theirs - ours], exponent)
+    (gap,) = _scale_by([theirs.float() - ours.float()], exponent)
     return None if gap is None else gap.bfloat16()
 
 
@@ -196,7 +202,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> tuple
                 results = tensors_of(run_op(target_of(node), *with_literals(args, kwargs, literals)))
             wanted = {key: x for key, x in leaves.items() if x.requires_grad}
             result = dict(zip(wanted, _backward(results, gradients, [*wanted.values()]), strict=True))
-            return [x.detach() for x in results if is_plain(x) and x.is_floating_point()], result
+            return [x.detach() for x in results], result
     except UnsupportedInFormat as error:
         return str(error)
     except Exception as error:
