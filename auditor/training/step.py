@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -77,7 +77,9 @@ def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> C
         if name
         else told.nodes
     )
-    return replace(told, nodes=nodes, bind=_StepBinder(captured.bind, subject))
+    # a model is bound, not a step, so that the capture is used as any other
+    loss_fn = subject.objective.loss_fn
+    return replace(told, nodes=nodes, bind=lambda model, batch: captured.bind(TrainingStep(model, loss_fn), batch))
 
 
 def in_its_terms(captured: Capture) -> Capture:
@@ -153,19 +155,6 @@ def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
 
 def _in_model(calls: tuple[Call, ...]) -> bool:
     return len(calls) > 1 and calls[1].path == _PREFIX
-
-
-@dataclass(frozen=True)
-class _StepBinder:
-    """Binds a model, not a step, so that the capture is used as any other."""
-
-    inner: Any
-    subject: Subject
-
-    def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
-        assert self.subject.objective is not None
-        flat: list[Any] = self.inner(TrainingStep(model, self.subject.objective.loss_fn), batch)
-        return flat
 
 
 def _owner(path: str) -> str:
