@@ -17,7 +17,6 @@ from ..artefact.strategies import SHIPPED
 from ..capture.emulation import Emulation
 from ..capture.intercept import intercepted
 from ..capture.paths import path_of, usable
-from ..folder import own
 from ..isolation.answer import answer
 from ..isolation.members import size_of
 from ..isolation.outputs import NamedTensors
@@ -26,7 +25,6 @@ from ..measure.calibrate import Calibration
 from ..measure.noise import FP32Runs, without_noise
 from ..measure.rerun import Yardstick
 from ..numerics.formats import DEFAULT
-from ..processes import unwound
 from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Subject, Verdict
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
@@ -114,17 +112,10 @@ class Workbench:
         return []
 
     @cached_property
-    def scratch(self) -> str:
-        """A folder that is there until `held` is closed, or the process is terminated."""
-        self.held.enter_context(unwound())
-        return self.held.enter_context(tempfile.TemporaryDirectory(prefix=own(), ignore_cleanup_errors=True))
-
-    @cached_property
     def verifier(self) -> Verifier:
         """Runs emitted files in a process of its own, until `held` is closed."""
-        verifier = Verifier(
+        begun = Verifier.start(
             self.checks,
-            Path(self.scratch),
             seed=self.options.seed,
             device=self.options.where,
             gradients=self.graded is not None,
@@ -133,7 +124,7 @@ class Workbench:
             expected=self.reference(self.checks[0]),
             noise=self.noise.found.joint,
         )
-        return self.held.enter_context(verifier)
+        return self.held.enter_context(begun)[0]
 
     def ask(
         self,
@@ -154,13 +145,13 @@ class Workbench:
         names = list(names or plans)
         load: Load = partial(in_hand, self.subject.model, plans)
         if files is not None:
-            folder = Path(tempfile.mkdtemp(prefix="programs-", dir=self.scratch))
+            folder = Path(tempfile.mkdtemp(prefix="programs-", dir=self.verifier.scratch))
             for name in plans:
                 (folder / f"{name}{PROGRAM}").write_bytes(files[f"{name}{PROGRAM}"])
             load = partial(load_program, folder, self.options.where)
         if fresh and (files is not None or (self.subject.origin is not None and not self.not_fresh)):
             try:
-                file = folder if files is not None else emitted(self.subject, plans, self.scratch)
+                file = folder if files is not None else emitted(self.subject, plans, self.verifier.scratch)
                 return self.verifier.ask(file, names, question, told, later)
             except NotHandedOver as problem:
                 if files is None:

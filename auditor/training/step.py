@@ -73,7 +73,7 @@ def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> C
     told = in_its_terms(captured)
     name = _of_torch(subject.objective.loss_fn)
     nodes = (
-        {n: replace(o, called_from=name) if _has_no_line(o) else o for n, o in told.nodes.items()}
+        {n: o if o.source or o.owner != LOSS else replace(o, called_from=name) for n, o in told.nodes.items()}
         if name
         else told.nodes
     )
@@ -107,11 +107,6 @@ def with_literals_of(captured: Capture, other: Capture) -> Capture:
 def in_the_model(name: str) -> str:
     """Name of a parameter of a TrainingStep in the model's own state dict."""
     return name.removeprefix(f"{_PREFIX}.")
-
-
-def _has_no_line(node: Node) -> bool:
-    """An operation of the loss that no line of the user's wrote."""
-    return node.owner == LOSS and node.source is None
 
 
 def _of_torch(loss_fn: object) -> str | None:

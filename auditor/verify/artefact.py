@@ -134,7 +134,7 @@ class Verifier:
         gradients, most: see Runs.
         timeout: seconds for a plan to answer, TIMEOUT unless given. expected: FP32 outputs for the first batch, which the model
         that is built in the process has to give as well, but for `noise`, what they differ by between runs."""
-        self._scratch, self._timeout = scratch, timeout or TIMEOUT
+        self.scratch, self._timeout = scratch, timeout or TIMEOUT
         self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {
             "batches": scratch / "batches.pt",
@@ -187,10 +187,10 @@ class Verifier:
         timeout. Raises: NotHandedOver.
         """
         result: dict[str, Any] = {}
-        (self._scratch / COUNTED).unlink(missing_ok=True)
+        (self.scratch / COUNTED).unlink(missing_ok=True)
         while left := [plan for plan in plans if plan not in result]:
             self._jobs += 1
-            folder, known = self._scratch / str(self._jobs), self._process
+            folder, known = self.scratch / str(self._jobs), self._process
             folder.mkdir()
             files = [folder / f"{index}.pt" for index in range(len(left))]
             job = {"folder": folder, "file": file, "plans": left, "question": question}
@@ -251,7 +251,7 @@ class Verifier:
         process = self._process
         hand(process, job)
         since = last = time.monotonic()
-        answered, counted = 0, self._scratch / COUNTED
+        answered, counted = 0, self.scratch / COUNTED
         while process.poll() is None:
             count = sum(file.exists() for file in files)
             if count == len(files):

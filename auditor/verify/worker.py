@@ -104,7 +104,8 @@ class Worker:
         what = "building the model"
         try:
             if self.model is not None:
-                return partial(patched, import_file(str(file)), self.model), {}
+                module = import_file(str(file))
+                return partial(patched, self.model, module.PLANS, module.apply), {}
             sys.argv = [str(file)]  # a source that looks at its arguments finds none
             module = import_file(str(file))
             model = build_model(module, self.settings)
@@ -112,7 +113,7 @@ class Worker:
                 return None, unread
             materialise(model, self.batches[0], self.settings["seed"])
             what, self.model = "running the model in FP32", model
-            load = partial(patched, module, model)
+            load = partial(patched, model, module.PLANS, module.apply)
             with ieee(), load(FP32):
                 result = answer(model, self.batches[0], seed=self.settings["seed"])
                 return load, {"answer": [x.cpu() for x in result]}

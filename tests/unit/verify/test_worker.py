@@ -44,7 +44,7 @@ PATCHED: Any = SimpleNamespace(apply=doubling, PLANS={"plan": {}, "broken": {}})
 
 
 def runs(module: Any, model: nn.Module) -> Runs:
-    return Runs(partial(patched, module, model), [BATCH], gradients=True)
+    return Runs(partial(patched, model, module.PLANS, module.apply), [BATCH], gradients=True)
 
 
 def test_the_answer_is_the_patched_models_and_the_model_is_as_before() -> None:
