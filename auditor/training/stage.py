@@ -32,7 +32,7 @@ from .backward import backward_nodes
 from .objective import in_training
 from .own import Lowering, own_step, settle
 from .recommend import format_to_train_in
-from .step import LOSS, capture_step, step_batches, with_literals_of
+from .step import LOSS, capture_step, step_batches
 from .window import RATES, loss_scale, lost_by_adam, lost_by_sgd, ratios_of, trials_of
 
 HALVINGS, PARTS = 2, 2
@@ -262,7 +262,6 @@ def _steps(subject: Subject, whole: Step, total: int, count: int) -> list[Step]:
         captured = capture_step(_part(subject, total, slice(0, count)), (), whole.seed)
         if list(captured.nodes) != list(whole.capture.nodes):
             return []
-        captured = with_literals_of(captured, whole.capture)
         starts = range(0, total - count + 1, count)
         kept = list(starts)[: PARTS if captured.method == "run" else 1]
         parts = [_part(subject, total, slice(start, start + count)) for start in kept]

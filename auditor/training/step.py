@@ -93,17 +93,6 @@ def in_its_terms(captured: Capture) -> Capture:
     )
 
 
-def with_literals_of(captured: Capture, other: Capture) -> Capture:
-    """The capture with the literals of another one of the same operations, which was held against low runs."""
-    nodes = {
-        name: replace(node, literals=other.nodes[name].literals, autocast_literals=other.nodes[name].autocast_literals)
-        for name, node in captured.nodes.items()
-    }
-    made_in = {place.name: place.made_in for place in other.placeholders}
-    places = tuple(replace(place, made_in=made_in.get(place.name, {})) for place in captured.placeholders)
-    return replace(captured, nodes=nodes, placeholders=places, compared=other.compared)
-
-
 def in_the_model(name: str) -> str:
     """Name of a parameter of a TrainingStep in the model's own state dict."""
     return name.removeprefix(f"{_PREFIX}.")
