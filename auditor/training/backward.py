@@ -27,7 +27,7 @@ from ..records.training import BackwardNode, GradientChange
 RERUNS, FEWEST = 256, 16
 """Operations at most that a step is run again for, in each format, and at least, however large it is."""
 
-ELEMENTS = 3_000_000_000
+ELEMENTS = 2_000_000_000
 """Elements of all results of all those steps together, beyond the fewest."""
 
 MOST_SCALED = 24
