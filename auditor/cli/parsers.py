@@ -77,13 +77,23 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
 
 
 def parse(words: Sequence[str]) -> Verb:
-    """What the words ask: the first names the verb, which is `audit` where it names none. Raises: AuditorError."""
+    """What the words ask. The verb, `audit` where none is named, may stand behind flags. Raises: AuditorError."""
     whole, parts = parsers()
-    if not words or words[0] in ("-h", "--help"):
+    valued = {
+        flag
+        for part in parts.values()
+        for action in part._actions
+        if action.nargs is None
+        for flag in action.option_strings
+    }
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        at += 2 if words[at] in valued else 1
+    if at >= len(words):
         whole.parse_args(words)
-    name, *rest = words if words[0] in parts else ("audit", *words)
-    if words[0] not in parts:
-        _refuse_misspelt(words[0])
+    name, rest = (words[at], [*words[:at], *words[at + 1 :]]) if words[at] in parts else ("audit", words)
+    if words[at] not in parts:
+        _refuse_misspelt(words[at])
     return command_of(vars(parts[name].parse_args(rest)), VERBS[name])
 
 

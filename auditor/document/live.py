@@ -94,7 +94,7 @@ def check_artefact(subject: Subject, plans: Mapping[str, Plan], chosen: str, see
         file = folder / "patched_model.py"
         emitted = {**plans, **raising(subject)}
         file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, folder), encoding="utf-8")
-        failure = verifier.answers(file, [chosen])[chosen]
+        failure = verifier.ask(file, [chosen])[chosen]
         if isinstance(failure, str):
             raise PlanError(f"under {chosen} the model does not run: {failure}", slug="plan-mismatch")
 

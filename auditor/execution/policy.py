@@ -117,11 +117,6 @@ class Layout:
         return frozenset(node.name for node in nodes if (held := dtype(node)) is not None and is_low(held))
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """All nodes."""
-        return frozenset(n.name for n in self.capture.graph_module.graph.nodes)
-
-    @cached_property
     def inputs(self) -> frozenset[str]:
         """Placeholders that are inputs of the model."""
         return frozenset(place.name for place in self.capture.placeholders if place.kind == "input")
@@ -390,7 +385,7 @@ class Policy(Semantics):
         """Nodes in and behind modules that the other policy wraps otherwise, and placeholders that it stores otherwise."""
         assert isinstance(then, Policy)
         if (self.how, self.format, not self._keeping) != (then.how, then.format, not then._keeping):
-            return self.layout.names
+            return {n.name for n in self.capture.graph_module.graph.nodes}
         names, now, before = set[str](), self.wrapped, then.wrapped
         for path in now.keys() | before.keys():
             if now.get(path) != before.get(path):

@@ -12,7 +12,6 @@ from torch import fx
 from ..numerics.autocast import autocast_target
 from ..numerics.casting import asked_for
 from ..numerics.formats import FORMATS, Format
-from ..numerics.formats import is_low as is_low_dtype
 from ..numerics.kernels import promoted_format
 from ..numerics.nodes import row_of, tensors_of
 from ..records import Capture, Node
@@ -192,8 +191,6 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
     So runs what the author puts in an autocast region of his own, or casts. Of a node with a wide result that is the
     format of what it reads: an upcast cannot bring back lost bits.
     """
-    if not any(_may_be_low(node) for node in capture.nodes.values()):
-        return {}
     runs = [
         resolve(Policy(capture, strategy, plain(precision), format))
         for strategy in strategies
@@ -214,12 +211,6 @@ def _low_format(node: Node, resolution: Resolution) -> str | None:
         return resolution.dtypes[node.name]
     read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}
     return read.pop() if len(read) == 1 and node.name in resolution.reads_low else None
-
-
-def _may_be_low(node: Node) -> bool:
-    """Whether the author put a node in a region of autocast, or it was low when it was recorded."""
-    inside = node.region is not None and node.region.enabled
-    return inside or (bool(node.dtype) and is_low_dtype(getattr(torch, node.dtype)))
 
 
 def _own(n: fx.Node) -> tuple[str, bool]:

@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..devices import NATIVE
 from ..errors import first_line, let_through
 from ..isolation import isolated
-from ..isolation.process import under
 from ..numerics.casting import round_tree
 from ..numerics.entries import dense, is_plain
 from ..numerics.formats import FORMATS
@@ -26,9 +24,6 @@ from ..numerics.nodes import tensors_of
 from ..records import Batch, Capture, Subject
 from .execute import Executor, Observe, Semantics, SeparateResults, SomeLow
 from .policy import Policy, plain
-
-RERUN_SCALE = 2.0**12
-"""Loss scale of a step with one operation low."""
 
 Gradients = Mapping[str, torch.Tensor | None]
 Watch = Callable[[str, int, torch.Tensor], None]
@@ -85,33 +80,25 @@ def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> S
     return Step(captured, subject, batch, flat, parameters, seed)
 
 
-def run_step(step: Step, *, create_graph: bool = False) -> Step:
+def run_step(step: Step) -> Step:
     """Forward and backward in FP32, from the seed; fills `loss`, `live` and `gradients`. The graph is kept.
 
     Where an operation has no derivative, as inside of an autograd.Function, there are no gradients.
-    create_graph: the gradients can be differentiated again. Fused attention is then run as its parts, since its fused
-    kernels have no second derivative. Raises: RuntimeError where an operation has none.
     """
     with isolated(seed=step.seed), torch.enable_grad(), ExitStack() as during:
-        if create_graph:
-            during.enter_context(under({"cudnn.enabled": False}))  # its recurrent layers have no second derivative
-            during.enter_context(sdpa_kernel(SDPBackend.MATH))
         outputs = Executor(step.capture.graph_module, SeparateResults(), partial(_keep, step)).run(*step.flat)
         step.loss = tensors_of(outputs)[0].reshape(())
         for name, leaves in step.live.items():
             for index, leaf in enumerate(leaves):
                 if leaf.is_floating_point() and leaf.requires_grad and is_plain(leaf):
-                    hook = partial(_keep_gradient, step, name, index, create_graph)
+                    hook = partial(_keep_gradient, step, name, index)
                     during.callback(leaf.register_hook(hook).remove)  # type: ignore[no-untyped-call]
         result: Sequence[torch.Tensor | None]
         try:
-            result = torch.autograd.grad(
-                step.loss, [*step.parameters.values()], retain_graph=True, create_graph=create_graph, allow_unused=True
-            )
+            leaves = [*step.parameters.values()]
+            result = torch.autograd.grad(step.loss, leaves, retain_graph=True, allow_unused=True)
         except Exception as error:
             let_through(error)
-            if create_graph:
-                raise
             result = [None] * len(step.parameters)
     step.by_parameter = {
         name: torch.zeros_like(leaf) if gradient is None else dense(gradient)
@@ -125,11 +112,9 @@ def _keep(step: Step, n: fx.Node, result: Any) -> None:
         step.env[n.name], step.live[n.name] = result, tensors_of(result)
 
 
-def _keep_gradient(step: Step, name: str, index: int, connected: bool, gradient: torch.Tensor) -> torch.Tensor | None:
+def _keep_gradient(step: Step, name: str, index: int, gradient: torch.Tensor) -> None:
     """Keeps the accumulated gradient of one tensor."""
-    held = step.gradients.setdefault(name, [None] * len(step.live[name]))
-    held[index] = gradient.clone() if connected else dense(gradient.detach())
-    return held[index] if connected else None  # what goes on backwards is what was kept
+    step.gradients.setdefault(name, [None] * len(step.live[name]))[index] = dense(gradient.detach())
 
 
 @dataclass(frozen=True)
@@ -165,8 +150,8 @@ def gradient_error(reference: Gradients, low: Gradients) -> float:
     return output_error([ours for ours, _ in pairs], [ours if theirs is None else theirs for ours, theirs in pairs])
 
 
-def one_low(step: Step, name: str, format: str, scale: float = RERUN_SCALE) -> LowStep:
-    """The step with one operation in a format, forwards and backwards."""
+def one_low(step: Step, name: str, format: str, scale: float) -> LowStep:
+    """The step with one operation in a format, forwards and backwards, at a loss scale."""
     low = SomeLow(step.capture, {name}, format, lambda value: round_tree(value, FORMATS[format]))
     return _replay_step(step, low, scale)
 

@@ -110,7 +110,7 @@ def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) 
         with Verifier.start(batches, gradients=False) as (verifier, folder):
             for name, content in tried.items():
                 (folder / f"{name}{ONNX}").write_bytes(content)
-            answers = verifier.answers(folder, list(tried))
+            answers = verifier.ask(folder, list(tried))
     except NotHandedOver as error:
         return dict.fromkeys(tried, f"its inputs cannot be handed to another process: {first_line(error)}")
     expected = [[x.cpu() for x in answer(audit.live.model, batch, seed=audit.environment.seed)] for batch in batches]

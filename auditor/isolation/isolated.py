@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,6 @@ class _Snapshot:
     def __init__(self, roots: Iterable[Any]) -> None:
         self.memory = Memory()
         self._seen: dict[int, Any] = {}
-        self._kinds: dict[type, list[_Kind]] = {}
         self._contents: list[tuple[Any, _Kind, list[Any]]] = []
         self._tensors: list[TensorState] = []
         waiting = [*roots]
@@ -105,15 +104,10 @@ class _Snapshot:
             stores = value._parameters, value._buffers, value._modules
             yield from (member for store in stores for _, member in store.items())  # TorchScript's lie in C++
             self.memory.save([buffer for _, buffer in value._buffers.items() if buffer is not None])
-        for kind in self._kinds_of(type(value)):
+        for kind in _kinds_of(type(value)):  # type: ignore[arg-type]
             held = kind.read(value)
             self._contents.append((value, kind, held))
             yield from held if kind.leads else ()
-
-    def _kinds_of(self, cls: type) -> list[_Kind]:
-        if cls not in self._kinds:
-            self._kinds[cls] = list(_kinds_of(cls))
-        return self._kinds[cls]
 
 
 @dataclass(frozen=True)
@@ -132,14 +126,16 @@ def _put_back(owner: Any, kind: _Kind, held: list[Any]) -> None:
         kind.write(owner, held)
 
 
-def _kinds_of(cls: type) -> Iterator[_Kind]:
+@lru_cache(maxsize=1024)
+def _kinds_of(cls: type) -> list[_Kind]:
     """How the objects of a class are read: as the container that they are, and by what hangs on them."""
-    yield from [kind for base, kind in _CONTAINERS.items() if issubclass(cls, base)][:1]
+    result = [kind for base, kind in _CONTAINERS.items() if issubclass(cls, base)][:1]
     if _is_open(cls):
         if cls.__dictoffset__:
-            yield _OBJECT
+            result.append(_Kind(_read_object, _write_object))
         if slots := [name for base in cls.__mro__ for name, x in vars(base).items() if isinstance(x, _Slot)]:
-            yield _Kind(partial(_read_slots, slots), partial(_write_slots, slots))
+            result.append(_Kind(partial(_read_slots, slots), partial(_write_slots, slots)))
+    return result
 
 
 def _is_open(cls: type) -> bool:
@@ -238,7 +234,6 @@ def _write_array(owner: np.ndarray[Any, Any], held: list[Any]) -> None:
     owner[...] = held[0]
 
 
-_OBJECT = _Kind(_read_object, _write_object)
 _CONTAINERS: dict[type, _Kind] = {
     dict: _Kind(_read_dict, _write_dict),
     list: _Kind(

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributions import Distribution
-from torch.utils import _pytree as pytree
 
 LONE = "output"
 """What a tensor is called that is all a model returns."""
@@ -47,11 +46,11 @@ def on_cpu(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def tensor_outputs(output: Any) -> NamedTensors:
     """The tensors in `output`, depth first, each under its name there: keys, fields and positions joined by dots.
 
-    What torch can flatten comes in torch's order. Else: the items of mappings and sequences; what an iterator gives,
-    which uses it up; of any other object its fields (a dataclass), its attributes in the order they were set, and its
-    slots; of a distribution only what is public, and the distributions that it is made of. An object that is met again
-    adds nothing; a list or a tensor that is returned twice counts twice. Modules, sets, endless iterators and Hugging
-    Face's key-value caches are not looked into. A tensor by itself is called LONE.
+    The items of mappings and sequences; what an iterator gives, which uses it up; of any other object its fields (a
+    dataclass), its attributes in the order they were set, and its slots; of a distribution only what is public, and the
+    distributions that it is made of. An object that is met again adds nothing; a list or a tensor that is returned twice
+    counts twice. Modules, sets, endless iterators and Hugging Face's key-value caches are not looked into. A tensor by
+    itself is called LONE.
     """
     result = list(_tensors(output, "", {}))
     return NamedTensors([tensor for _, tensor in result], [name or LONE for name, _ in result])
@@ -65,10 +64,9 @@ def _tensors(value: Any, name: str, entered: dict[int, Any]) -> Iterator[tuple[s
     if value is None or isinstance(value, _CLOSED) or id(value) in entered or _is_cache(value):
         return
     entered[id(value)] = value
-    known = _flatten(value)
-    for key, part in _parts(value) if known is None else _with_keys(value, known):
+    for key, part in _parts(value):
         yield from _tensors(part, f"{name}.{key}" if name else str(key), entered)
-    if known is not None:
+    if isinstance(value, Mapping | Sequence):
         del entered[id(value)]
 
 
@@ -77,30 +75,12 @@ def _is_cache(value: Any) -> bool:
     return any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)
 
 
-def _flatten(value: Any) -> list[Any] | None:
-    """What is directly inside a value that torch can flatten; None for others."""
-    calls = iter([False])
-    inside: list[Any] = pytree.tree_leaves(value, is_leaf=lambda _: next(calls, True))
-    return None if len(inside) == 1 and inside[0] is value else inside
-
-
-def _with_keys(value: Any, parts: list[Any]) -> Iterable[tuple[Any, Any]]:
-    """What torch found inside, each under its key, its field, or its position."""
-    if isinstance(value, Mapping) and len(value) == len(parts):
-        return zip(value, parts, strict=True)
-    if isinstance(value, tuple) and len(fields := getattr(value, "_fields", ())) == len(parts):
-        return zip(fields, parts, strict=True)
-    if dataclasses.is_dataclass(value):
-        names = {id(part): name for name, part in reversed(_members(value).items())}
-        return [(names.get(id(part), index), part) for index, part in enumerate(parts)]
-    return enumerate(parts)
-
-
 def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, Sequence):
-        return list(enumerate(value))
+        fields = getattr(value, "_fields", ())
+        return list(zip(fields, value, strict=True) if len(fields) == len(value) else enumerate(value))
     if isinstance(value, Iterator):
         return [] if isinstance(value, _ENDLESS) else list(enumerate(value))
     members = _members(value)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from ..errors import MeasureError
 from ..records import Evaluation, Plan, Subject
 from ..score import NoScore, ScoreResult, Scoring, compare_scores, fp32_score
 from ..settings import Settings
 from ..stages import beat
-from ..verify import FP32, TIMEOUT, NotHandedOver, Runs, Verifier, in_hand, progress_text
-from .workbench import Fresh, Here, Workbench, emitted, raising, reference
+from ..verify import FP32, LATER, TIMEOUT, NotHandedOver, Question, Runs, Verifier, in_hand
+from .workbench import Workbench, emitted, raising, reference
 
 Found = ScoreResult | str
 """What the function gives of the model under one plan, or why nothing."""
@@ -34,8 +33,10 @@ class InFp32:
     ) -> dict[str, Plan]:
         """The plans, those that are verified with their scores. files: see Workbench.ask."""
         wanted = {name: plan for name, plan in plans.items() if plan.verified}
-        questions = _questions(self.scoring, list(wanted), len(self.given.values), self.timeout)
-        result = bench.ask(wanted, *questions, files) if wanted else {}
+        most = len(self.given.values)
+        question, told = _question(self.scoring, most, self.timeout), partial(_tell, most)
+        fresh = self.scoring.place is not None
+        result = bench.ask(wanted, question, told, files, fresh=fresh, later=LATER) if wanted else {}
         scores = {name: compare_scores(self.scoring, self.given, given) for name, given in result.items()}
         return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
 
@@ -49,16 +50,18 @@ def in_fp32(subject: Subject, options: Settings) -> InFp32 | None:
     if (scoring := options.scoring) is None:
         return None
     plans, seed, device = raising(subject), options.seed, options.where
-    fresh, here = _questions(scoring, [FP32], None, options.timeout)
+    question, told = _question(scoring, None, options.timeout), partial(_tell, None)
     result: dict[str, Found] = {}
-    if subject.origin is not None and fresh is not None:
+    if subject.origin is not None and scoring.place is not None:
         expected = reference(subject, subject.batches[0], seed)
         begun = Verifier.start(
             subject.batches[:1], expected=expected, seed=seed, device=device, timeout=options.timeout
         )
         with suppress(NotHandedOver), begun as (verifier, folder):
-            result = fresh(verifier, emitted(subject, plans, folder))
-    result = result or here(Runs(partial(in_hand, subject.model, plans), device=device, seed=seed))
+            result = verifier.ask(emitted(subject, plans, folder), [FP32], question, told, LATER)
+    if not result:
+        runs = Runs(partial(in_hand, subject.model, plans), device=device, seed=seed, told=told)
+        result = {FP32: question(runs, FP32)}
     try:
         if isinstance(given := result[FP32], str):
             raise NoScore(given)
@@ -67,19 +70,11 @@ def in_fp32(subject: Subject, options: Settings) -> InFp32 | None:
         raise MeasureError(f"{scoring.name} gives no score of the model in FP32: {error}", slug="no-score") from error
 
 
-def _questions(
-    scoring: Scoring, names: Sequence[str], most: int | None, timeout: float | None
-) -> tuple[Fresh[Found] | None, Here[Found]]:
-    """The function called under plans: in another process, where it can be found there, and in this one. most: how many numbers
-    there will be."""
+def _question(scoring: Scoring, most: int | None, timeout: float | None) -> Question:
+    """The function called, which another process finds by its place. most: how many numbers there will be."""
+    found = scoring if scoring.place is None else scoring.place.text
+    return partial(Runs.score, scoring=found, most=most, limit=timeout or TIMEOUT)
 
-    def tell(words: str) -> None:
-        beat(f"{words} of {most:,}" if words and most and most > 1 else words)
 
-    def fresh(verifier: Verifier, file: Path) -> dict[str, Found]:
-        return verifier.scores(file, names, scoring, most, tell)
-
-    def one(runs: Runs, name: str) -> Found:
-        return runs.score(name, scoring, most, timeout or TIMEOUT, lambda count: tell(progress_text(name, count)))
-
-    return fresh if scoring.place is not None else None, lambda runs: {name: one(runs, name) for name in names}
+def _tell(most: int | None, words: str) -> None:
+    beat(f"{words} of {most:,}" if words and most and most > 1 else words)

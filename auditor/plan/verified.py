@@ -23,7 +23,7 @@ from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
 from ..records import Baseline, Plan, Timed, Timing, Today, Verification
 from ..trees import tensors_in
-from ..verify import FP32, TODAY, Answers, failure_of, said_no_memory
+from ..verify import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
 from .modules import worst_of
 from .recommend import has_fp32
 from .workbench import Workbench
@@ -61,12 +61,7 @@ def answered(
     """The plans with what their artefacts answer on the inputs that plans are judged on. files: see Workbench.ask."""
     expected = Answers(bench.references(bench.checks), bench.graded)
     tick()
-    given = bench.ask(
-        plans,
-        lambda verifier, file: verifier.answers(file, list(plans), tick),
-        lambda runs: {name: runs.answers(name) for name in plans},
-        files,
-    )
+    given = bench.ask(plans, Runs.answers, lambda words: tick(), files)
     return {name: judged(bench, plan, expected, given[name]) for name, plan in plans.items()}
 
 
@@ -189,11 +184,8 @@ def timed_plans(
     today = bool(loose(bench.flags, bench.options.where))
     run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
     names = [FP32, *([TODAY] if today else []), *run]
-    given = bench.ask(
-        run,
-        lambda verifier, file: verifier.times(file, names, bench.flags, lambda: tick("timing")),
-        lambda runs: {name: runs.time(name, bench.flags, apart=False) for name in names},
-    )
+    question = partial(Runs.time, flags=dict(bench.flags), threads=torch.get_num_threads())
+    given: dict[str, Timed | str] = bench.ask(run, question, lambda words: tick("timing"), names=names)
     missing = (*WAYS[:2], "memory")
     result = {
         n: one if isinstance(one, Timed) else Timed(missing=dict.fromkeys(missing, one)) for n, one in given.items()

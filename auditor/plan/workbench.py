@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 
@@ -17,7 +17,6 @@ from ..artefact.strategies import SHIPPED
 from ..capture.emulation import Emulation
 from ..capture.intercept import intercepted
 from ..capture.paths import path_of, usable
-from ..folder import OWN
 from ..isolation.answer import answer
 from ..isolation.members import size_of
 from ..isolation.outputs import NamedTensors
@@ -29,17 +28,11 @@ from ..numerics.formats import DEFAULT
 from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Subject, Verdict
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
-from ..verify import FP32, PROGRAM, NotHandedOver, Runs, Verifier, in_hand, load_program
+from ..verify import FP32, PROGRAM, NotHandedOver, Question, Runs, Verifier, in_hand, load_program
 from ..verify.running import Load
 from .costs import Cost, costs_of
 from .modules import Trial
 from .problem import Problem
-
-T = TypeVar("T")
-
-Fresh = Callable[[Verifier, Path], dict[str, T]]
-Here = Callable[[Runs], dict[str, T]]
-"""What artefacts give, by name: of a file run in a fresh process, or of the model in this one."""
 
 
 @dataclass(frozen=True)
@@ -119,16 +112,10 @@ class Workbench:
         return []
 
     @cached_property
-    def scratch(self) -> str:
-        """A folder that is there until `held` is closed."""
-        return self.held.enter_context(tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True))
-
-    @cached_property
     def verifier(self) -> Verifier:
         """Runs emitted files in a process of its own, until `held` is closed."""
-        verifier = Verifier(
+        begun = Verifier.start(
             self.checks,
-            Path(self.scratch),
             seed=self.options.seed,
             device=self.options.where,
             gradients=self.graded is not None,
@@ -137,31 +124,41 @@ class Workbench:
             expected=self.reference(self.checks[0]),
             noise=self.noise.found.joint,
         )
-        return self.held.enter_context(verifier)
+        return self.held.enter_context(begun)[0]
 
     def ask(
         self,
         plans: Mapping[str, Plan],
-        fresh: Fresh[T] | None,
-        here: Here[T],
+        question: Question,
+        told: Callable[[str], None],
         files: Mapping[str, bytes] | None = None,
-    ) -> dict[str, T]:
+        *,
+        names: Sequence[str] | None = None,
+        fresh: bool = True,
+        later: float = 0.0,
+    ) -> dict[str, Any]:
         """What the artefacts of plans give: of the emitted file in a fresh process, or, for a model that was handed over as an
-        object or cannot be had there, of the model patched for a while. files: of plans that are programs, by name."""
+        object or cannot be had there, or a question that is not `fresh`, of the model patched for a while.
+
+        files: of plans that are programs, by name. names: of what is asked about, the plans unless given. told, later: see
+        Verifier.ask."""
+        names = list(names or plans)
         load: Load = partial(in_hand, self.subject.model, plans)
         if files is not None:
-            folder = Path(tempfile.mkdtemp(prefix="programs-", dir=self.scratch))
+            folder = Path(tempfile.mkdtemp(prefix="programs-", dir=self.verifier.scratch))
             for name in plans:
                 (folder / f"{name}{PROGRAM}").write_bytes(files[f"{name}{PROGRAM}"])
             load = partial(load_program, folder, self.options.where)
-        if fresh is not None and (files is not None or (self.subject.origin is not None and not self.not_fresh)):
+        if fresh and (files is not None or (self.subject.origin is not None and not self.not_fresh)):
             try:
-                return fresh(self.verifier, folder if files is not None else emitted(self.subject, plans, self.scratch))
+                file = folder if files is not None else emitted(self.subject, plans, self.verifier.scratch)
+                return self.verifier.ask(file, names, question, told, later)
             except NotHandedOver as problem:
                 if files is None:
                     self.not_fresh.append(str(problem))
         gradients = self.graded is not None  # of the model before it is patched
-        return here(Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most))
+        runs = Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most, told)
+        return {name: question(runs, name) for name in names}
 
     def trial(self, batches: Sequence[Batch]) -> Trial:
         """Some batches that the captured graph is valid for, and their FP32 outputs."""

@@ -45,11 +45,10 @@ DECIDED_BY = ("first-order", "re-run", "group", "not-run")
 
 @dataclass(frozen=True)
 class Contribution:
-    """How far one node in one format moves the model's outputs, or the gradients of its parameters (relative L2, unit 1).
+    """How far one node in one format moves the model's outputs (relative L2, unit 1).
 
     isolated: inputs, op and result low, all else FP32; this decides the verdict. own: the op and its result alone.
-    cast: rounding the node's FP32 result on its way into a low consumer. Of gradients: isolated is what the node moves
-    forwards and backwards together, own the forward part, backward the other; cast is not asked for.
+    cast: rounding the node's FP32 result on its way into a low consumer.
     """
 
     isolated: Annotated[float, FileField("how far it alone, low, moves the outputs; the verdict rests on this")]
@@ -69,7 +68,6 @@ class Contribution:
     batch: Annotated[
         int, FileField("number of the batch that `isolated` is of, where it is not the first", least=1)
     ] = 1
-    backward: Annotated[float, FileField("of gradients, the part that is made backwards")] = 0.0
 
 
 @dataclass(frozen=True)

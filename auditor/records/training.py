@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from .graph import CalledFrom
-from .measure import Contribution, Magnitudes, NodeError
+from .measure import Magnitudes, NodeError
 from .written import FileField, MeasurementField, empty
 
 FlushedUnscaled = Annotated[
@@ -40,6 +40,14 @@ class ParameterGradients:
 
 
 @dataclass(frozen=True)
+class GradientChange:
+    """How far one operation in one format moves the parameter gradients, all else in FP32 (relative L2, unit 1)."""
+
+    both: Annotated[float, FileField("of a step with the operation low, forwards and backwards")]
+    backward: Annotated[float, FileField("of what its backward pass alone, low, hands to its inputs")]
+
+
+@dataclass(frozen=True)
 class BackwardNode:
     """One operation of the training step, its backward pass alone in every format, and how far it moves the gradients."""
 
@@ -50,7 +58,10 @@ class BackwardNode:
     errors: Annotated[
         Mapping[str, NodeError], FileField("by format: what it does to that which it hands to its inputs")
     ]
-    contributions: Annotated[Mapping[str, Contribution], FileField("by format: how far it moves the gradients")]
+    contributions: Annotated[
+        Mapping[str, GradientChange],
+        FileField("by format: how far it moves the gradients, where a step was run for it"),
+    ]
     reaches: Annotated[Mapping[str, str], FileField("parameter whose gradient turns non-finite with it")]
     reasons: Annotated[Mapping[str, str], FileField("why it must not run in the format when training; `null`: it may")]
     called_from: CalledFrom = None

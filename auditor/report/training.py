@@ -116,11 +116,11 @@ def _modules(found: Training) -> Iterator[Block]:
 
 def _movers(found: Training) -> Block:
     moved = [(one, node, fmt) for node in found.nodes for fmt, one in node.contributions.items()]
-    moved = [row for row in moved if row[0].isolated and math.isfinite(row[0].isolated)]
+    moved = [row for row in moved if row[0].both and math.isfinite(row[0].both)]
     if not moved:
         return Lines("", (sentence(found.attribution or "No operation moves the parameter gradients measurably."),))
-    moved.sort(key=lambda row: -row[0].isolated)
-    rows = tuple((where(node), label(fmt), ratio(one.isolated), ratio(one.backward)) for one, node, fmt in moved[:ROWS])
+    moved.sort(key=lambda row: -row[0].both)
+    rows = tuple((where(node), label(fmt), ratio(one.both), ratio(one.backward)) for one, node, fmt in moved[:ROWS])
     caption = "Operations that change the parameter gradients most, each alone in low precision"
     return Table(("Operation", "Format", "Change", "Backward only"), rows, texts=2, caption=caption)
 

@@ -160,16 +160,12 @@ def _around(step: Step, low: Lowering) -> Iterator[None]:
 
 
 def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, torch.Tensor | None]:
+    """Unscaled gradients; what `grad` held before is the caller's to put back."""
     trainable = {in_the_model(n): p for n, p in module.named_parameters() if p.requires_grad and p.is_floating_point()}
-    kept = {name: parameter.grad for name, parameter in trainable.items()}
-    try:
-        for parameter in trainable.values():
-            parameter.grad = None
-        (loss * scale).backward()  # type: ignore[no-untyped-call]
-        return {name: unscale(parameter.grad, scale) for name, parameter in trainable.items()}
-    finally:
-        for name, parameter in trainable.items():
-            parameter.grad = kept[name]
+    for parameter in trainable.values():
+        parameter.grad = None
+    (loss * scale).backward()  # type: ignore[no-untyped-call]
+    return {name: unscale(parameter.grad, scale) for name, parameter in trainable.items()}
 
 
 def _wide(outputs: Any) -> Any:

@@ -32,15 +32,13 @@ from .backward import backward_nodes
 from .objective import in_training
 from .own import Lowering, own_step, settle
 from .recommend import format_to_train_in
-from .step import LOSS, capture_step, step_batches, with_literals_of
-from .window import loss_scale, outlook, ratios_of, trials_of
+from .step import LOSS, capture_step, step_batches
+from .window import RATES, loss_scale, lost_by_adam, lost_by_sgd, ratios_of, trials_of
 
 HALVINGS, PARTS = 2, 2
 """How often the batch is halved, and how many parts of one size are run at most."""
 
 Tick = Callable[[str], None]
-Weights = Mapping[str, tuple[Magnitudes, dict[int, int]]]
-"""{parameter: histogram of its values, and of its update ratios}."""
 
 
 @dataclass
@@ -48,16 +46,14 @@ class MeasuredStep:
     """What is known of the training step before there are plans.
 
     gradients: {node or placeholder: gradients with respect to its results}, weights by their placeholder. first: the step
-    on the first batch, its graph kept.
+    on the first batch, its graph kept. parameters: which of them have low gradients, a plan decides.
     """
 
-    subject: Subject
     capture: Capture
     formats: tuple[str, ...]
-    seed: int
     first: Step
     gradients: dict[str, Magnitudes]
-    weights: Weights
+    parameters: tuple[ParameterGradients, ...]
     nodes: tuple[BackwardNode, ...]
     attribution: str | None
     losses: list[float] = field(default_factory=list)
@@ -88,15 +84,17 @@ def prepare(
             _refuse_broken(step)
             if len(steps) == 1:
                 first = step
-        weights = {
-            name: (magnitudes_of(leaf), ratios_of(leaf, first.by_parameter[name]))
-            for name, leaf in first.parameters.items()
-        }
         tick("backward passes")
         nodes, attribution = backward_nodes(first, formats)
     pooled = {name: merge_magnitudes(result) for name, result in gradients.items()}
+    places = {place.fqn: place.name for place in captured.placeholders}
+    parameters = []
+    for name, leaf in first.parameters.items():  # a tied one once
+        gradient, ratios = pooled[places[name]], ratios_of(leaf, first.by_parameter[name])
+        module = name.rpartition(".")[0]
+        parameters.append(ParameterGradients(name, module, magnitudes_of(leaf), gradient, ratios, low=False))
     return MeasuredStep(
-        subject, captured, formats, seed, first, pooled, weights, backward_reasons(nodes), attribution, steps
+        captured, formats, first, pooled, tuple(parameters), backward_reasons(nodes), attribution, steps
     )
 
 
@@ -105,24 +103,29 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
     lowerings = {fmt: Lowering(fmt, _usable(plans.get(f"autocast_{fmt}"))) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
     low = low_names(prepared.capture, fmt, lowerings[fmt].precision)
-    scale = loss_scale(low_by_module(prepared.capture, prepared.gradients, low)) if fmt == "fp16" else None
-    parameters = parameter_gradients(prepared.capture, prepared.gradients, prepared.weights, low)
-    cast = {parameter.name for parameter in parameters if parameter.low}
-    with in_training(prepared.subject.model):
+    subject, by_module = prepared.first.subject, low_by_module(prepared.capture, prepared.gradients, low)
+    scale = loss_scale(by_module) if fmt == "fp16" else None
+    cast = {place.fqn for place in prepared.capture.placeholders if place.fqn and place.name in low}
+    parameters = tuple(replace(parameter, low=parameter.name in cast) for parameter in prepared.parameters)
+    with in_training(subject.model):
         tick("low steps")
         init = scale.init if scale and scale.init else 1.0
         errors = {f: _gradient_error(prepared.first, lowerings[f], init) for f in prepared.formats}
         trials = trials_of(prepared.first, lowerings["fp16"], scale, cast) if scale else ()
         tick("batch sizes")
-        sizes = batch_sizes(prepared.subject, prepared.first, errors, lowerings)
-    bf16 = _bf16(prepared, low, parameters) if "bf16" in prepared.formats else None
+        sizes = batch_sizes(subject, prepared.first, errors, lowerings)
+    bf16 = None
+    if "bf16" in prepared.formats:
+        adam, sgd = ({rate: lost(parameters, rate) for rate in RATES} for lost in (lost_by_adam, lost_by_sgd))
+        share = flushed(merge_magnitudes(by_module.values()).exponents, FORMATS["bf16"])
+        bf16 = Bf16Outlook(share, adam, sgd)
     idle = {f for f in prepared.formats if f"autocast_{f}" in plans and lowerings[f].plan is None}
     format, reason = format_to_train_in(prepared.formats, scale, errors, recommended, idle)
-    assert prepared.subject.objective is not None
+    assert subject.objective is not None
     plan = lowerings[fmt].plan
     result = Training(
         loss=sum(prepared.losses) / len(prepared.losses),
-        loss_source=prepared.subject.objective.source,
+        loss_source=subject.objective.source,
         format=format,
         plan=plan.name if plan else None,
         modules=module_gradients(prepared.capture, prepared.gradients, low),
@@ -162,12 +165,6 @@ def _gradient_error(step: Step, low: Lowering, scale: float) -> float | None:
     """How far the gradients of a low step are off; None where it raises. scale: where the format asks for one."""
     result = own_step(step, low, scale if FORMATS[low.format].loss_scaling else 1.0)
     return None if result.failure is not None else gradient_error(step.by_parameter, result.gradients)
-
-
-def _bf16(prepared: MeasuredStep, low: frozenset[str], parameters: tuple[ParameterGradients, ...]) -> Bf16Outlook:
-    pool = merge_magnitudes(low_by_module(prepared.capture, prepared.gradients, low).values())
-    adam, sgd = outlook(parameters)
-    return Bf16Outlook(flushed(pool.exponents, FORMATS["bf16"]), adam, sgd)
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
@@ -211,20 +208,6 @@ def module_gradients(
         )
         for module, names in groups.items()
     )
-
-
-def parameter_gradients(
-    captured: Capture, gradients: Mapping[str, Magnitudes], weights: Weights, low: frozenset[str]
-) -> tuple[ParameterGradients, ...]:
-    """Every trainable parameter with its gradient, a tied one once."""
-    result = {}
-    for place in captured.placeholders:
-        if place.fqn is not None and place.fqn in weights and place.name in gradients and place.fqn not in result:
-            weight, ratios = weights[place.fqn]
-            module = place.fqn.rpartition(".")[0]
-            gradient = gradients[place.name]
-            result[place.fqn] = ParameterGradients(place.fqn, module, weight, gradient, ratios, place.name in low)
-    return tuple(result.values())
 
 
 def batch_sizes(
@@ -279,7 +262,6 @@ def _steps(subject: Subject, whole: Step, total: int, count: int) -> list[Step]:
         captured = capture_step(_part(subject, total, slice(0, count)), (), whole.seed)
         if list(captured.nodes) != list(whole.capture.nodes):
             return []
-        captured = with_literals_of(captured, whole.capture)
         starts = range(0, total - count + 1, count)
         kept = list(starts)[: PARTS if captured.method == "run" else 1]
         parts = [_part(subject, total, slice(start, start + count)) for start in kept]

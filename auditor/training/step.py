@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,11 +73,13 @@ def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> C
     told = in_its_terms(captured)
     name = _of_torch(subject.objective.loss_fn)
     nodes = (
-        {n: replace(o, called_from=name) if _has_no_line(o) else o for n, o in told.nodes.items()}
+        {n: o if o.source or o.owner != LOSS else replace(o, called_from=name) for n, o in told.nodes.items()}
         if name
         else told.nodes
     )
-    return replace(told, nodes=nodes, bind=_StepBinder(captured.bind, subject))
+    # a model is bound, not a step, so that the capture is used as any other
+    loss_fn = subject.objective.loss_fn
+    return replace(told, nodes=nodes, bind=lambda model, batch: captured.bind(TrainingStep(model, loss_fn), batch))
 
 
 def in_its_terms(captured: Capture) -> Capture:
@@ -91,25 +93,9 @@ def in_its_terms(captured: Capture) -> Capture:
     )
 
 
-def with_literals_of(captured: Capture, other: Capture) -> Capture:
-    """The capture with the literals of another one of the same operations, which was held against low runs."""
-    nodes = {
-        name: replace(node, literals=other.nodes[name].literals, autocast_literals=other.nodes[name].autocast_literals)
-        for name, node in captured.nodes.items()
-    }
-    made_in = {place.name: place.made_in for place in other.placeholders}
-    places = tuple(replace(place, made_in=made_in.get(place.name, {})) for place in captured.placeholders)
-    return replace(captured, nodes=nodes, placeholders=places, compared=other.compared)
-
-
 def in_the_model(name: str) -> str:
     """Name of a parameter of a TrainingStep in the model's own state dict."""
     return name.removeprefix(f"{_PREFIX}.")
-
-
-def _has_no_line(node: Node) -> bool:
-    """An operation of the loss that no line of the user's wrote."""
-    return node.owner == LOSS and node.source is None
 
 
 def _of_torch(loss_fn: object) -> str | None:
@@ -153,19 +139,6 @@ def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
 
 def _in_model(calls: tuple[Call, ...]) -> bool:
     return len(calls) > 1 and calls[1].path == _PREFIX
-
-
-@dataclass(frozen=True)
-class _StepBinder:
-    """Binds a model, not a step, so that the capture is used as any other."""
-
-    inner: Any
-    subject: Subject
-
-    def __call__(self, model: nn.Module, batch: Batch) -> list[Any]:
-        assert self.subject.objective is not None
-        flat: list[Any] = self.inner(TrainingStep(model, self.subject.objective.loss_fn), batch)
-        return flat
 
 
 def _owner(path: str) -> str:

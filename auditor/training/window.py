@@ -115,12 +115,6 @@ def lost_by_adam(parameters: Iterable[ParameterGradients], rate: float) -> float
     return lost / total if total else 0.0
 
 
-def outlook(parameters: Iterable[ParameterGradients]) -> tuple[Mapping[float, float], Mapping[float, float]]:
-    """{learning rate: share lost} for Adam and for SGD."""
-    kept = tuple(parameters)
-    return {r: lost_by_adam(kept, r) for r in RATES}, {r: lost_by_sgd(kept, r) for r in RATES}
-
-
 def trials_of(step: Step, low: Lowering, window: LossScale, cast: Collection[str] = frozenset()) -> tuple[Trial, ...]:
     """One step without scaling, one at the recommended scale (or the largest), one at twice the largest.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -20,13 +21,12 @@ from .. import offload
 from ..devices import let_go
 from ..errors import LoadError, MeasureError, first_line
 from ..folder import OWN
-from ..isolation.process import Flags
 from ..numerics.metrics import output_error
 from ..processes import HERE, Process, how_ended
 from ..records import Batch, Timed, Times
-from ..score import ScoreResult, Scoring
+from ..score import ScoreResult
 from ..trees import tensors_in
-from .running import NOT_RUN, Answers, said_no_memory
+from .running import NOT_RUN, Answers, Question, Runs, said_no_memory
 
 TIMEOUT = 1800.0
 """Seconds after which a plan that has not answered is given up."""
@@ -100,7 +100,7 @@ def hand(process: Process, job: Any) -> None:
     """Give a process something for `jobs` there; one that has ended is left in peace."""
     assert process.stdin is not None
     with suppress(OSError):
-        process.stdin.write(json.dumps(job).encode() + b"\n")
+        pickle.dump(job, process.stdin)
         process.stdin.flush()
 
 
@@ -134,11 +134,11 @@ class Verifier:
         gradients, most: see Runs.
         timeout: seconds for a plan to answer, TIMEOUT unless given. expected: FP32 outputs for the first batch, which the model
         that is built in the process has to give as well, but for `noise`, what they differ by between runs."""
-        self._scratch, self._timeout = scratch, timeout or TIMEOUT
+        self.scratch, self._timeout = scratch, timeout or TIMEOUT
         self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {
-            "batches": str(scratch / "batches.pt"),
-            "scratch": str(scratch),
+            "batches": scratch / "batches.pt",
+            "scratch": scratch,
             "seed": seed,
             "device": device,
             "gradients": gradients,
@@ -172,61 +172,29 @@ class Verifier:
                 self._process.wait(GRACE)
         self._give_up()
 
-    def answers(
-        self, patched_file: Path, plans: Sequence[str], waiting: Callable[[], None] = lambda: None
-    ) -> dict[str, Answers | str]:
-        """What each plan of a file answers on each batch, or the one-line reason why it does not.
-
-        waiting: called every second. Raises: NotHandedOver where the inputs cannot be read in the other process.
-        """
-        return self._run_all(patched_file, plans, {}, self._timeout, waiting)
-
-    def scores(
+    def ask(
         self,
-        patched_file: Path,
+        file: Path,
         plans: Sequence[str],
-        scoring: Scoring,
-        most: int | None = None,
+        question: Question = Runs.answers,
         told: Callable[[str], None] = lambda words: None,
-    ) -> dict[str, ScoreResult | str]:
-        """What the user's function gives under each plan, or the one-line reason why it gives nothing.
-
-        plans: FP32 among them is the model itself. most: see `given_by`. told: called every second with how far the function is, in words. Raises: NotHandedOver.
-        """
-        if scoring.place is None:
-            raise NotHandedOver("the function that scores is in hand alone")
-        file = self._scratch / COUNTED
-
-        def waiting() -> None:
-            told(file.read_text(encoding="utf-8") if file.exists() else "")
-
-        file.unlink(missing_ok=True)
-        asked = {"score": {"function": scoring.place.text, "most": most, "limit": self._timeout}}
-        return self._run_all(patched_file, plans, asked, self._timeout + LATER, waiting)
-
-    def times(
-        self, patched_file: Path, plans: Sequence[str], flags: Flags, waiting: Callable[[], None] = lambda: None
-    ) -> dict[str, Timed | str]:
-        """What one forward on the first batch takes under each plan, or the one-line reason why nothing was measured.
-
-        plans: FP32 and TODAY among them are the model itself, the latter under `flags`. waiting: called every second. Raises: NotHandedOver.
-        """
-        asked = {"time": {"flags": dict(flags), "threads": torch.get_num_threads()}}
-        return self._run_all(patched_file, plans, asked, self._timeout, waiting)
-
-    def _run_all(
-        self, file: Path, plans: Sequence[str], asked: Mapping[str, Any], timeout: float, waiting: Callable[[], None]
+        later: float = 0.0,
     ) -> dict[str, Any]:
-        """What is asked of each plan; of one that the process did not survive, why, and another goes on with the rest."""
+        """What each plan of a file gives, or the one-line reason why it does not; FP32 and TODAY are the model itself.
+
+        told: called every second, with how far the user's function is, in words. later: seconds that a plan has beyond the
+        timeout. Raises: NotHandedOver.
+        """
         result: dict[str, Any] = {}
+        (self.scratch / COUNTED).unlink(missing_ok=True)
         while left := [plan for plan in plans if plan not in result]:
             self._jobs += 1
-            folder, known = self._scratch / str(self._jobs), self._process
+            folder, known = self.scratch / str(self._jobs), self._process
             folder.mkdir()
             files = [folder / f"{index}.pt" for index in range(len(left))]
-            job = {"folder": str(folder), "file": str(file), "plans": left, **asked}
+            job = {"folder": folder, "file": file, "plans": left, "question": question}
             try:
-                failure = self._run(job, files, timeout, waiting)
+                failure = self._run(job, files, self._timeout + later, told)
                 if known is not None and self._process is None and not (folder / STARTED).exists():
                     continue  # it had ended since it answered others
                 self._check_start(folder / STARTED, failure)
@@ -236,7 +204,7 @@ class Verifier:
             answered = {plan: _read(each) for plan, each in zip(left, files, strict=True) if each.exists()}
             shutil.rmtree(folder, ignore_errors=True)
             missing = [plan for plan in left if plan not in answered]
-            result |= answered | dict.fromkeys(missing[:1], NOT_RUN + failure)
+            result |= answered | dict.fromkeys(missing[:1], NOT_RUN + failure)  # another process goes on with the rest
         return result
 
     def _check_start(self, file: Path, failure: str) -> None:
@@ -265,7 +233,7 @@ class Verifier:
         if not difference <= self._limit:
             raise NotHandedOver("the factory makes another model each time: seed it, or give --weights")
 
-    def _run(self, job: Mapping[str, Any], files: Sequence[Path], timeout: float, waiting: Callable[[], None]) -> str:
+    def _run(self, job: Mapping[str, Any], files: Sequence[Path], timeout: float, told: Callable[[str], None]) -> str:
         """Have a job done; how the process ended, should it have left a plan without an answer.
 
         It ends where it takes longer than `timeout` over one of them.
@@ -281,8 +249,8 @@ class Verifier:
             hand(self._process, self._settings)
         process = self._process
         hand(process, job)
-        since = told = time.monotonic()
-        answered = 0
+        since = last = time.monotonic()
+        answered, counted = 0, self.scratch / COUNTED
         while process.poll() is None:
             count = sum(file.exists() for file in files)
             if count == len(files):
@@ -293,9 +261,9 @@ class Verifier:
             if now - since >= timeout:
                 self._give_up()
                 return f"the process that ran it gave no answer within {timeout:g} seconds"
-            if now - told >= 1:
-                told = now
-                waiting()
+            if now - last >= 1:
+                last = now
+                told(counted.read_text(encoding="utf-8") if counted.exists() else "")
             time.sleep(POLL)
         failure = _ending(process)
         self._give_up()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -34,22 +34,20 @@ _NAMES = {"tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}
 
 
 @contextmanager
-def in_hand(model: nn.Module, plans: Mapping[str, Plan], name: str) -> Iterator[nn.Module]:
-    """A model that is there under one of the plans, or as it is where none has the name."""
-    with isolated(model):
-        if name in plans:
-            apply_plan(model, plan_table(plans[name]))
-        yield model
-
-
-@contextmanager
-def patched(module: ModuleType, model: nn.Module, plan: str) -> Iterator[nn.Module]:
-    """The model under one plan of a file, or in FP32, where what is stored low is raised; it is then as it was."""
+def patched(
+    model: nn.Module, plans: Collection[str], apply: Callable[[nn.Module, str], object], plan: str
+) -> Iterator[nn.Module]:
+    """The model under one of the plans, or in FP32, where what is stored low is raised; it is then as it was."""
     name = FP32 if plan == TODAY else plan
     with isolated(model):
-        if name != FP32 or FP32 in module.PLANS:
-            module.apply(model, name)
+        if name != FP32 or FP32 in plans:
+            apply(model, name)
         yield model
+
+
+def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractContextManager[nn.Module]:
+    """The same of plans that are in no file."""
+    return patched(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
 
 
 def import_file(path: str) -> ModuleType:

@@ -26,7 +26,7 @@ from ..isolation.members import modules_of
 from ..isolation.process import Flags, ieee, reseed, under
 from ..isolation.tensors import memory
 from ..records import Batch, Timed, Times
-from ..score import NoScore, ScoreResult, Scoring, given_by
+from ..score import NoScore, ScoreResult, Scoring, find_function, given_by
 from ..trees import tensors_in
 
 T = TypeVar("T")
@@ -95,7 +95,8 @@ class Runs:
     """Runs the models that are loaded, natively on a GPU, on a CPU as a GPU would; none leaves a trace.
 
     gradients: whether the model can be run with them at all. most: operations that a forward may take, see `emulate`.
-    What does not run is a one-line reason.
+    told: hears in words how far the user's function is. apart: whether the process is there for these runs alone.
+    Each method is a question (see Question): what does not run is a one-line reason.
     """
 
     load: Load
@@ -104,6 +105,8 @@ class Runs:
     seed: int = 0
     gradients: bool = False
     most: int | None = None
+    told: Callable[[str], None] = lambda words: None
+    apart: bool = False
 
     def answers(self, plan: str) -> Answers | str:
         """What the model answers on each batch without gradients and, on the first, with them.
@@ -129,28 +132,29 @@ class Runs:
         return self._run_or_reason(plan, ieee(), run)
 
     def score(
-        self,
-        plan: str,
-        scoring: Scoring,
-        most: int | None = None,
-        limit: float | None = None,
-        told: Callable[[int], None] = lambda count: None,
+        self, plan: str, scoring: Scoring | str, most: int | None = None, limit: float | None = None
     ) -> ScoreResult | str:
-        """What the user's function gives of the model. most, limit, told: see `given_by`.
+        """What the user's function, or the one found under a name, gives of the model. most, limit: see `given_by`.
 
         Code that neither calls the model nor gives a number is not ended by `limit`.
         """
         around = nullcontext if plan == FP32 else partial(as_on, self.device)
 
-        def run(model: nn.Module) -> ScoreResult:
-            return given_by(scoring, model, seed=self.seed, around=around, most=most, limit=limit, told=told)
+        def told(count: int) -> None:
+            self.told(f"{plan.replace('_', ' ')}: {count:,}")
 
+        try:
+            found = find_function(scoring, seed=self.seed) if isinstance(scoring, str) else scoring
+        except Exception as error:
+            return failure_of(error)
+        run = partial(given_by, found, seed=self.seed, around=around, most=most, limit=limit, told=told)
         return self._run_or_reason(plan, nullcontext(), run)
 
-    def time(self, plan: str, flags: Flags, apart: bool) -> Timed | str:
-        """What one forward takes on the first batch, as TODAY under the caller's flags. apart: see `timed`."""
+    def time(self, plan: str, flags: Flags, threads: int) -> Timed | str:
+        """What one forward takes on the first batch, as TODAY under the caller's flags."""
+        torch.set_num_threads(threads)
         around = under(flags) if plan == TODAY else ieee()
-        run = partial(time_forward, batch=self.batches[0], device=self.device, seed=self.seed, apart=apart)
+        run = partial(time_forward, batch=self.batches[0], device=self.device, seed=self.seed, apart=self.apart)
         return self._run_or_reason(plan, around, run)
 
     def _run_or_reason(self, plan: str, around: AbstractContextManager[None], run: Callable[[nn.Module], T]) -> T | str:
@@ -164,6 +168,10 @@ class Runs:
             return failure_of(error)
 
 
+Question = Callable[[Runs, str], Any]
+"""What is asked of the model under a plan: a method of Runs, or a `partial` of one, which another process can be handed."""
+
+
 def run_patched(
     model: nn.Module, batches: Sequence[Batch], device: str, seed: int = 0, most: int | None = None
 ) -> list[list[torch.Tensor]]:
@@ -173,11 +181,6 @@ def run_patched(
     """
     around = partial(as_on, device, most)
     return [[x.cpu() for x in answer(model, batch, seed=seed, around=around)] for batch in batches]
-
-
-def progress_text(plan: str, count: int) -> str:
-    """How far the user's function is, in words."""
-    return f"{plan.replace('_', ' ')}: {count:,}"
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import queue
 import shutil
 import sys
@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -29,10 +30,9 @@ from ..loading.placement import copied
 from ..loading.state import materialise, switch
 from ..loading.target import blame
 from ..records import Batch
-from ..score import ScoreResult, find_function
 from .artefact import COUNTED, STARTED
 from .loaders import import_file, load_program, patched
-from .running import FP32, Load, Runs, failure_of, progress_text
+from .running import FP32, Load, Runs, failure_of
 
 QUIET = 0.5
 """Seconds between two words of how far the user's function is."""
@@ -62,10 +62,10 @@ def jobs() -> Iterator[Any]:
     handed: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def watch() -> None:
-        scratch: list[str] = []
-        with os.fdopen(pipe, encoding="utf-8") as lines:
-            for line in lines:
-                job = json.loads(line)
+        scratch: list[Path] = []
+        with os.fdopen(pipe, "rb") as lines, suppress(EOFError):
+            while True:
+                job = pickle.load(lines)
                 scratch = scratch or [job["scratch"]]
                 handed.put(job)
         for folder in scratch:
@@ -85,22 +85,16 @@ class Worker:
         self.batches: list[Batch] | None = None
 
     def did(self, job: Mapping[str, Any]) -> bool:
-        """Do a job: what each of its plans answers, is scored or takes. False where nothing can be run."""
-        settings, folder = self.settings, Path(job["folder"])
-        load, said = self._load_plans(Path(job["file"]))
+        """Do a job: what is asked of each of its plans. False where nothing can be run."""
+        settings, folder = self.settings, job["folder"]
+        load, said = self._load_plans(job["file"])
         write(folder / STARTED, said)
         if load is None or self.batches is None:
             return False
-        runs = Runs(load, self.batches, settings["device"], settings["seed"], settings["gradients"], settings["most"])
+        how = {name: settings[name] for name in ("device", "seed", "gradients", "most")}
+        runs = Runs(load, self.batches, **how, told=_teller(settings["scratch"] / COUNTED), apart=True)
         for index, plan in enumerate(job["plans"]):
-            if (timing := job.get("time")) is not None:
-                torch.set_num_threads(timing["threads"])
-                result: Any = runs.time(plan, timing["flags"], apart=True)
-            elif (scoring := job.get("score")) is not None:
-                result = score(runs, plan, scoring, Path(settings["scratch"]))
-            else:
-                result = runs.answers(plan)
-            write(folder / f"{index}.pt", result)
+            write(folder / f"{index}.pt", job["question"](runs, plan))
         return True
 
     def _load_plans(self, file: Path) -> tuple[Load | None, dict[str, Any]]:
@@ -110,7 +104,8 @@ class Worker:
         what = "building the model"
         try:
             if self.model is not None:
-                return partial(patched, import_file(str(file)), self.model), {}
+                module = import_file(str(file))
+                return partial(patched, self.model, module.PLANS, module.apply), {}
             sys.argv = [str(file)]  # a source that looks at its arguments finds none
             module = import_file(str(file))
             model = build_model(module, self.settings)
@@ -118,7 +113,7 @@ class Worker:
                 return None, unread
             materialise(model, self.batches[0], self.settings["seed"])
             what, self.model = "running the model in FP32", model
-            load = partial(patched, module, model)
+            load = partial(patched, model, module.PLANS, module.apply)
             with ieee(), load(FP32):
                 result = answer(model, self.batches[0], seed=self.settings["seed"])
                 return load, {"answer": [x.cpu() for x in result]}
@@ -153,24 +148,15 @@ def build_model(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     return copied(model, device) if is_native(device) and not is_spread(device) else model
 
 
-def score(runs: Runs, plan: str, asked: Mapping[str, Any], scratch: Path) -> ScoreResult | str:
-    """What the user's function gives of the model under a plan, or why it gives nothing."""
-    try:
-        scoring = find_function(asked["function"], seed=runs.seed)
-    except Exception as error:
-        return failure_of(error)
-    return runs.score(plan, scoring, asked["most"], asked["limit"], _teller(plan, scratch))
-
-
-def _teller(plan: str, scratch: Path) -> Callable[[int], None]:
+def _teller(file: Path) -> Callable[[str], None]:
     """Writes down how far the function is, for whoever shows it."""
     last = 0.0
 
-    def tell(count: int) -> None:
+    def tell(words: str) -> None:
         nonlocal last
         if time.monotonic() - last > QUIET:
             last = time.monotonic()
-            (scratch / COUNTED).write_text(progress_text(plan, count), encoding="utf-8")
+            file.write_text(words, encoding="utf-8")
 
     return tell
 

@@ -186,7 +186,7 @@ def test_the_fresh_process_computes_what_this_one_does_and_says_why_a_plan_fails
     file = written(tmp_path / "out", emit(origin(source), PARAMETERS, several, None, tmp_path / "out"))
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
     with Verifier([((x,), {})], tmp_path) as verifier:
-        answers = verifier.answers(file, list(several))
+        answers = verifier.ask(file, list(several))
     model, reference = by_its_source(x)
     assert isinstance(answers["autocast_fp16"], str)
     assert "'gone'" in answers["autocast_fp16"]

@@ -185,7 +185,7 @@ def test_the_emitted_file_needs_no_registration(written: Path, fmt: str, tmp_pat
     model, x = model_and_input()
     name = f"stored_{fmt}"
     with Verifier([((x,), {})], tmp_path) as verifier:
-        found = verifier.answers(written / "patched_model.py", [name])[name]
+        found = verifier.ask(written / "patched_model.py", [name])[name]
     assert isinstance(found, Answers), found
     with with_rounded_weights(model, dtype_of(fmt)), torch.no_grad():
         assert torch.equal(found.outputs[0][0], model(x))

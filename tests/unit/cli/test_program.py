@@ -191,10 +191,11 @@ def test_flags_in_the_configuration_and_the_command_line_takes_them_back(stages,
     assert second["select"] == ("SFT", "ACT001")
 
 
-def test_flags_may_stand_before_or_behind_the_target(stages, capsys):
-    assert cli.main(["rules", "--debug"]) == 0
+def test_flags_may_stand_before_or_behind_a_verb(stages, capsys):
+    for words in (["--debug", "rules"], ["rules", "--debug"], ["--format", "json", "rules"]):
+        assert cli.main(words) == 0
     assert cli.main(["-q", "--formats", "bf16", "model.py"]) == 0
-    assert cli.main(["audit", "--out", "elsewhere", "model.py", "-q"]) == 0
+    assert cli.main(["--out", "elsewhere", "audit", "-q", "model.py"]) == 0
     assert [call["formats"] for call in stages.calls] == [("bf16",), ("fp16", "bf16")]
 
 

@@ -168,17 +168,17 @@ def test_one_operation_low_forwards_and_backwards() -> None:
     # w gets 1.5 (1 + U), which BF16 takes from 1.5 + 1.5 U to 1.5 + 2 U; the loss, 1.5 (1 + U), is formed in FP32
     step = stepped(Scaled(), torch.tensor([1 + U]), torch.tensor([1.5]))
     names = [name for name, node in step.capture.nodes.items() if node.op == "aten.mul.Tensor"]
-    low = one_low(step, names[0], "bf16")
+    low = one_low(step, names[0], "bf16", 2.0**12)
     assert (low.loss, low.gradients["w"].item()) == (1.5 + 1.5 * U, 1.5 + 2 * U)
     # the loss's own product rounds forwards, and hands 1.5 back as it is
-    low = one_low(step, names[1], "bf16")
+    low = one_low(step, names[1], "bf16", 2.0**12)
     assert (low.loss, low.gradients["w"].item()) == (1.5 + 2 * U, 1.5 + 1.5 * U)
     assert step.by_parameter["w"].item() == 1.5 + 1.5 * U
 
 
 def test_one_that_cannot_run_is_a_failure() -> None:
     model = Scaled(1.0, lambda y: torch.linalg.cholesky(y * torch.eye(2)))
-    low = one_low(stepped(model, torch.tensor([4.0]), torch.tensor([1.0])), "linalg_cholesky", "fp16")
+    low = one_low(stepped(model, torch.tensor([4.0]), torch.tensor([1.0])), "linalg_cholesky", "fp16", 2.0**12)
     assert low.failure is not None
     assert "kernel on CUDA" in low.failure
 

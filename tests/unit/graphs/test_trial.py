@@ -16,7 +16,7 @@ from auditor.graphs.operations import Table
 from auditor.numerics.metrics import output_error
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan
-from auditor.verify import Answers, NotHandedOver, Verifier
+from auditor.verify import Answers, NotHandedOver, Runs, Verifier
 
 
 def test_the_error_of_a_choice_is_that_of_the_arithmetic_written_out(
@@ -68,8 +68,8 @@ def test_a_saved_program_answers_as_its_graph_for_any_batch(
     def answered() -> Answers | str:
         return bench.ask(
             {"mine": Plan("mine", "graph", "fp16", {})},
-            lambda verifier, folder: verifier.answers(folder, ["mine"]),
-            lambda runs: {"mine": runs.answers("mine")},
+            Runs.answers,
+            lambda words: None,
             files={"mine.pt2": made.content},
         )["mine"]
 
@@ -78,7 +78,7 @@ def test_a_saved_program_answers_as_its_graph_for_any_batch(
     def refused(*given: object, **named: object) -> None:
         raise NotHandedOver("no")
 
-    monkeypatch.setattr(Verifier, "answers", refused)
+    monkeypatch.setattr(Verifier, "ask", refused)
     here = answered()
     assert isinstance(fresh, Answers)
     assert isinstance(here, Answers)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from auditor.errors import AuditorError, CaptureError
 from auditor.records import Capture, Subject
 from auditor.training.objective import load_training, split, training_subject
-from auditor.training.step import LOSS, TrainingStep, capture_step, own_loss, step_batches, with_literals_of
+from auditor.training.step import LOSS, TrainingStep, capture_step, own_loss, step_batches
 
 X, Y = torch.ones(4, 3), torch.zeros(4, 2)
 
@@ -232,22 +232,6 @@ def test_one_loss_and_no_more(subject: Subject) -> None:
     both = replace(subject.objective, loss_fn=lambda outputs, targets: (outputs.sum(), targets.sum()))
     with pytest.raises(CaptureError, match="returns one loss"):
         capture_step(replace(subject, objective=both), ())
-
-
-def test_literals_of_a_capture_that_was_compared(subject: Subject) -> None:
-    def guarded(outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - targets).abs().clamp_min(torch.finfo(outputs.dtype).eps).sum()
-
-    assert subject.objective is not None
-    subject = replace(subject, objective=replace(subject.objective, loss_fn=guarded))
-    plain, low = capture_step(subject, ()), capture_step(subject, ("fp16",))
-    assert (plain.compared, low.compared) == (False, True)
-    taken = with_literals_of(plain, low)
-    assert taken.compared
-    literals = {name: node.literals for name, node in taken.nodes.items() if node.literals}
-    assert list(literals) == ["clamp_min"]
-    assert list(literals["clamp_min"]["fp16"].arguments.values()) == [2.0**-10]
-    assert plain.nodes["clamp_min"].literals == {}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from auditor.records.training import LossScale, ParameterGradients
 from auditor.training.objective import training_subject
 from auditor.training.own import Lowering, settle
 from auditor.training.recommend import format_to_train_in
-from auditor.training.stage import batch_sizes, low_by_module, low_names, module_gradients, parameter_gradients
+from auditor.training.stage import batch_sizes, low_by_module, low_names, module_gradients
 from auditor.training.step import capture_step, step_batches
 from auditor.training.window import (
     loss_scale,
@@ -230,19 +230,6 @@ def test_gradients_by_module(captured: Capture, low: frozenset[str]) -> None:
     assert rows["layer"].low is not None
     assert (rows["layer"].activations.max_abs, rows["layer"].low.max_abs) == (4.0, 4.0)
     assert (rows[""].activations.max_abs, rows[""].low) == (16.0, None)
-
-
-def test_gradients_of_parameters(captured: Capture, low: frozenset[str]) -> None:
-    spread = magnitudes_of(torch.ones(1))
-    spreads = {name_of(captured, "layer.weight"): spread, name_of(captured, "scale"): spread}
-    weights = {"layer.weight": (spread, {0: 1}), "scale": (spread, {})}
-    found = {row.name: row for row in parameter_gradients(captured, spreads, weights, low)}
-    assert {name: (row.module, row.low) for name, row in found.items()} == {
-        "layer.weight": ("layer", True),
-        "scale": ("", False),
-    }
-    assert found["layer.weight"].ratios == {0: 1}
-    assert parameter_gradients(captured, {}, weights, low) == ()  # frozen: no gradient, no row
 
 
 # Which format to train in, on errors and windows that are written down.

@@ -67,7 +67,7 @@ def emitted(folder: Path, *plans: str) -> Path:
 def run(folder: Path, source: str, *plans: str, **options: Any) -> Any:
     """What the plans of a model with that source answer."""
     with verifier_of(folder, source, **options) as verifier:
-        return verifier.answers(emitted(folder, *plans), list(plans))
+        return verifier.ask(emitted(folder, *plans), list(plans))
 
 
 @pytest.fixture
@@ -89,9 +89,9 @@ def test_one_process_builds_one_model_for_all_files_and_ends_by_itself(tmp_path:
     with verifier_of(
         tmp_path, f"{QUIET}{note}import atexit\nnote('built ')\natexit.register(note, 'ended')\n"
     ) as verifier:
-        alone = verifier.answers(emitted(tmp_path, "cast_bf16"), ["cast_bf16"])
-        found = verifier.answers(emitted(tmp_path, *PLANS), PLANS)
-        back = verifier.answers(emitted(tmp_path, *PLANS), PLANS[::-1])
+        alone = verifier.ask(emitted(tmp_path, "cast_bf16"), ["cast_bf16"])
+        found = verifier.ask(emitted(tmp_path, *PLANS), PLANS)
+        back = verifier.ask(emitted(tmp_path, *PLANS), PLANS[::-1])
     assert len(processes) == 1
     assert (tmp_path / "notes").read_text() == "built ended"
     assert list(found) == list(PLANS)
@@ -110,12 +110,12 @@ def act(*seen):
         os._exit(3)
 """
     with verifier_of(tmp_path, deaths) as verifier:
-        found = verifier.answers(file := emitted(tmp_path, *PLANS), PLANS)
+        found = verifier.ask(file := emitted(tmp_path, *PLANS), PLANS)
         assert len(processes) == 3  # another one goes on after each that died
         assert verifier._process is not None
         verifier._process.kill()
         verifier._process.wait()
-        again = verifier.answers(file, ["cast_bf16"])
+        again = verifier.ask(file, ["cast_bf16"])
     ended = "not run, the process that ran it"
     assert [found[name] for name in PLANS[:2]] == [
         f"{ended} was killed by SIGSEGV",
@@ -127,9 +127,9 @@ def act(*seen):
 
 def test_a_plan_that_hangs_is_given_up(tmp_path: Path) -> None:
     with verifier_of(tmp_path, "def act(y, w):\n    if y == 'torch.bfloat16': time.sleep(1000)\n") as verifier:
-        verifier.answers(emitted(tmp_path, *PLANS), ["cast_fp16"])
+        verifier.ask(emitted(tmp_path, *PLANS), ["cast_fp16"])
         verifier._timeout = 0.5
-        found = verifier.answers(emitted(tmp_path, *PLANS), ["cast_bf16"])
+        found = verifier.ask(emitted(tmp_path, *PLANS), ["cast_bf16"])
     assert found == {"cast_bf16": "not run, the process that ran it gave no answer within 0.5 seconds"}
 
 
@@ -203,7 +203,7 @@ with (
     tempfile.TemporaryDirectory() as scratch,
     Verifier([((torch.ones(2, 4),), {})], Path(scratch)) as verifier,
 ):
-    verifier.answers(Path(sys.argv[1]), ["cast_bf16"])
+    verifier.ask(Path(sys.argv[1]), ["cast_bf16"])
 """
 
 

@@ -15,7 +15,7 @@ from torch import nn
 import auditor
 from auditor.artefact.emit import emit
 from auditor.records import Origin, Plan, ScopeChoice
-from auditor.score import ScoreResult, find_function
+from auditor.score import ScoreResult
 from auditor.score import in_hand as in_hand_function
 from auditor.verify import FP32, Runs, Verifier, in_hand
 
@@ -70,7 +70,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
         scratch = tmp_path / f"scratch_{name}"
         scratch.mkdir()
         with Verifier([((torch.ones(1, 4),), {})], scratch) as verifier:
-            return verifier.scores(file, names, find_function(f"{source}:{name}"), **how)
+            return verifier.ask(file, names, partial(Runs.score, scoring=f"{source}:{name}"), **how)
 
     return given
 
@@ -103,9 +103,9 @@ def test_a_model_in_hand_is_scored_here_and_comes_back() -> None:
     torch.manual_seed(0)
     net, x = nn.Linear(4, 4), torch.ones(2, 4)
     plans = {"cast_bf16": Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0)}
-    told: list[int] = []
+    told: list[str] = []
     scoring = in_hand_function(lambda model: (float(model(row).float().sum()) for row in x))
-    found = Runs(partial(in_hand, net, plans)).score("cast_bf16", scoring, told=told.append)
+    found = Runs(partial(in_hand, net, plans), told=told.append).score("cast_bf16", scoring)
     with torch.no_grad():
         low = nn.Linear(4, 4)
         low.load_state_dict(net.state_dict())
@@ -113,6 +113,6 @@ def test_a_model_in_hand_is_scored_here_and_comes_back() -> None:
         with auditor.emulate("cuda"):
             expected = tuple(float(low(row.bfloat16()).float().sum()) for row in x)
     assert found == ScoreResult(expected, False, 2)
-    assert told == [1, 2]
+    assert told == ["cast bf16: 1", "cast bf16: 2"]
     assert net.weight.dtype is torch.float32
     assert "forward" not in vars(net)

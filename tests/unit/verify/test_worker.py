@@ -16,10 +16,10 @@ from torch import nn
 
 from auditor.records import Timed, Times
 from auditor.score import ScoreResult
-from auditor.verify import FP32, Answers, Runs, progress_text
-from auditor.verify.artefact import COUNTED, _read, hand
+from auditor.verify import FP32, Answers, Runs
+from auditor.verify.artefact import _read, hand
 from auditor.verify.loaders import import_file, patched
-from auditor.verify.worker import build_model, score, write
+from auditor.verify.worker import build_model, write
 
 BATCH = ((torch.ones(1, 2),), {})
 
@@ -44,7 +44,7 @@ PATCHED: Any = SimpleNamespace(apply=doubling, PLANS={"plan": {}, "broken": {}})
 
 
 def runs(module: Any, model: nn.Module) -> Runs:
-    return Runs(partial(patched, module, model), [BATCH], gradients=True)
+    return Runs(partial(patched, model, module.PLANS, module.apply), [BATCH], gradients=True)
 
 
 def test_the_answer_is_the_patched_models_and_the_model_is_as_before() -> None:
@@ -114,11 +114,11 @@ def weights(model):
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     file = tmp_path / "inner_scores.py"
     file.write_text(SCORES)
     monkeypatch.chdir(tmp_path)
-    yield {"function": f"{file}:weights", "most": None, "limit": 60.0}
+    yield f"{file}:weights"
     for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) == str(file)]:
         del sys.modules[name]
 
@@ -129,20 +129,19 @@ def of_ones() -> nn.Linear:
     return found
 
 
-def test_the_plan_is_applied_for_as_long_as_the_function_runs(job: dict[str, Any], tmp_path: Path) -> None:
+def test_the_plan_is_applied_for_as_long_as_the_function_runs(function: str) -> None:
     net = of_ones()
-    assert score(runs(PATCHED, net), "plan", job, tmp_path) == ScoreResult((4.0, 4.0), False, 2)
-    assert score(runs(PATCHED, net), FP32, job, tmp_path) == ScoreResult((2.0, 2.0), False, 2)
+    assert runs(PATCHED, net).score("plan", function) == ScoreResult((4.0, 4.0), False, 2)
+    assert runs(PATCHED, net).score(FP32, function) == ScoreResult((2.0, 2.0), False, 2)
     assert net.weight.tolist() == [[1.0, 1.0]]
-    assert (tmp_path / COUNTED).read_text() in (progress_text("plan", 1), progress_text(FP32, 1))
 
 
-def test_what_goes_wrong_is_one_line(job: dict[str, Any], tmp_path: Path) -> None:
-    assert score(runs(PATCHED, of_ones()), "broken", job, tmp_path) == "ValueError: no such scope"
-    gone = {**job, "function": job["function"].replace("weights", "gone")}
-    assert "has no 'gone'" in str(score(runs(PATCHED, of_ones()), FP32, gone, tmp_path))
-    more = score(runs(PATCHED, of_ones()), FP32, {**job, "most": 1}, tmp_path)
-    assert more == "the function gave more numbers than in FP32, where it gave 1: they are no pairs"
+def test_what_goes_wrong_is_one_line(function: str) -> None:
+    asked = runs(PATCHED, of_ones())
+    assert asked.score("broken", function) == "ValueError: no such scope"
+    assert "has no 'gone'" in str(asked.score(FP32, function.replace("weights", "gone")))
+    more = "the function gave more numbers than in FP32, where it gave 1: they are no pairs"
+    assert asked.score(FP32, function, most=1) == more
 
 
 FOLLOWING = """
@@ -162,7 +161,7 @@ def test_a_process_ends_with_whoever_holds_its_standard_input(tmp_path: Path, ro
     process: Any = subprocess.Popen(
         [sys.executable, "-c", FOLLOWING], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    for job in ({"scratch": str(scratch)}, "one", "tw\no", None):
+    for job in ({"scratch": scratch}, "one", "tw\no", None):
         hand(process, job)
     assert process.stdout.readline() == b"''\n"  # its own standard input is empty
     assert process.stdout.readline() == b"['one', 'tw\\no']\n"
