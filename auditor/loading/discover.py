@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,7 +62,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
             raise LoadError(f"{what}: name a model, a class or a function", "not-a-model")
         kind = "class" if inspect.isclass(made) else "factory"
         args, kwargs = target.args, dict(target.kwargs)
-        if symbol == "Model" and not args and not kwargs:
+        if symbol == "Model" and not args and not kwargs and hasattr(module, "get_init_inputs"):
             args, kwargs = _init_inputs(module, target.label)
         made = _build(made, target, symbol, seed, *args, **kwargs)
         if symbol.rpartition(".")[2] == "audit_spec":
@@ -90,10 +92,7 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
     classes = {n: c for n, c in vars(module).items() if _is_model_class(c) and c.__module__ == module.__name__}
     if not classes:
         raise LoadError(f"no model found in {target.label}: {CONVENTIONS}", slug="no-model")
-    names = [name for name, kind in classes.items() if not required(kind)]
-    if not names:
-        name, kind = list(classes.items())[-1]
-        raise _needs_arguments(f"every model class in {target.label}", target, name, kind)
+    names = [name for name, kind in classes.items() if not required(kind)] or list(classes)[-1:]
     if len(names) > 1:  # of these, one that no other one contains or derives from
         built = {name: _build(classes[name], target, name, seed) for name in names}
         parts = {name: {type(part) for part in model.modules()} for name, model in built.items()}
@@ -106,38 +105,21 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
 
 
 def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:
-    value: Any = module
-    for part in symbol.split("."):
-        if not hasattr(value, part):
-            models, functions = _candidates(module)
-            close = _close(part, models) or _close(part, functions) or _close(part, dir(value))
-            listed = ", ".join([*models, *functions][:8])
-            hint = f"did you mean {close}?{' It' if listed else ''}" if close else "it"
-            what = f" defines {listed}" if listed else "" if close else " defines none that builds a model"
-            raise LoadError(f"{target.label} has no {symbol!r}: {hint}{what}", slug="no-symbol")
-        value = getattr(value, part)
-    return value
-
-
-def _candidates(module: ModuleType) -> tuple[list[str], list[str]]:
-    """Names of models and their classes, wherever they come from but torch; and of the module's own functions, factories first."""
+    with suppress(AttributeError):
+        return attrgetter(symbol)(module)
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     own = {n for n, c in public.items() if _is_model_class(c) and c.__module__.partition(".")[0] != "torch"}
-    functions = [n for n, f in public.items() if inspect.isfunction(f) and f.__module__ == module.__name__]
     models = [name for name, value in public.items() if name in own or isinstance(value, nn.Module)]
-    return models, sorted(functions, key=lambda name: name not in FACTORIES)
-
-
-def _close(name: str, known: Iterable[str]) -> str:
-    """The known name that is nearly this one, whatever its capitals; "" where there is none."""
-    names = {other.lower(): other for other in known if not other.startswith("_")}
-    return next((names[close] for close in difflib.get_close_matches(name.lower(), names, n=1)), "")
+    functions = [n for n, f in public.items() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    names = {name.lower(): name for name in (*functions, *models)}
+    close = difflib.get_close_matches(symbol.lower(), names, n=1)
+    hint = f"did you mean {names[close[0]]}? It" if close else "it"
+    listed = ", ".join([*models, *functions][:8]) or "none that builds a model"
+    raise LoadError(f"{target.label} has no {symbol!r}: {hint} defines {listed}", slug="no-symbol")
 
 
 def _init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `get_init_inputs()` returns, read as `[args]` or `[[args], {kwargs}]`; nothing if it is not there."""
-    if not hasattr(module, "get_init_inputs"):
-        return (), {}
+    """What `get_init_inputs()` returns, read as `[args]` or `[[args], {kwargs}]`."""
     value = call(module.get_init_inputs, f"get_init_inputs() in {where}", "model-raises")
     if not isinstance(value, list | tuple):
         raise LoadError(f"get_init_inputs() in {where} must return a list of arguments", slug="bad-spec")
@@ -148,17 +130,12 @@ def _init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[
 
 def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /, *args: Any, **kwargs: Any) -> Any:
     what = f"{symbol}() in {target.label}"
-    if not args and not kwargs and required(value):
-        raise _needs_arguments(what, target, symbol, value)
+    if not args and not kwargs and (names := required(value)):
+        example = f"{target.script}:{symbol}({', '.join(f'{name}=...' for name in names)})"
+        said = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
+        raise LoadError(said, slug="needs-arguments")
     reseed(seed)
     return call(value, what, "model-raises", *args, **kwargs)
-
-
-def _needs_arguments(what: str, target: Target, symbol: str, value: Callable[..., Any]) -> LoadError:
-    names = required(value)
-    example = f"{target.script}:{symbol}({', '.join(f'{name}=...' for name in names)})"
-    said = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
-    return LoadError(said, slug="needs-arguments")
 
 
 def _checked_spec(spec: Any, where: str) -> dict[str, Any]:

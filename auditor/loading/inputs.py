@@ -7,7 +7,6 @@ import itertools
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -229,16 +228,20 @@ def _values(match: re.Match[str], model: nn.Module) -> Tensor:
     return torch.randint(int(match["limit"] or rows), shape).to(dtype)
 
 
-def _guesses(model: nn.Module) -> Iterator[tuple[Batch, str]]:
+def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
     """Values in the shapes that a model of timm or Hugging Face declares, its `dummy_inputs`, or one tensor that its first
     layer with weights may take."""
-    yield from _of_timm(model)
-    yield from _of_hugging_face(model)
-    dummy = None
-    with suppress(Exception):  # a property that does not fit this architecture is as good as none
-        dummy = getattr(model, "dummy_inputs", None)
-    if dummy:
-        yield as_batches(dummy, "model.dummy_inputs")[0], "model.dummy_inputs"
+    declared: Mapping[str, Callable[[], Any]] = {
+        "made up in the size that timm gives": lambda: torch.randn(BATCH, *model.pretrained_cfg["input_size"]),
+        "made up in the sizes of the config": lambda: _of_hugging_face(model),
+        "model.dummy_inputs": lambda: model.dummy_inputs,
+    }
+    for source, make in declared.items():
+        try:
+            batch = as_batches(make(), source)[0]
+        except Exception:  # it declares none, or not all of them
+            continue
+        yield batch, source
     first = next(((name, part) for name, part in model.named_modules() if _shapes(part)), None)
     if first is None or len(required(model.forward)) > 1:
         return
@@ -250,57 +253,38 @@ def _guesses(model: nn.Module) -> Iterator[tuple[Batch, str]]:
         yield ((tensor,), {}), f"synthesised for {name or 'the root'} ({type(layer).__name__})"
 
 
-def _of_timm(model: nn.Module) -> Iterator[tuple[Batch, str]]:
-    config = getattr(model, "pretrained_cfg", None)
-    if size := config.get("input_size") if isinstance(config, Mapping) else None:
-        yield ((torch.randn(BATCH, *size),), {}), f"the size timm gives for it, {tuple(size)}, values made up"
+def _of_hugging_face(model: Any) -> dict[str, Tensor]:
+    """What a model of Hugging Face takes, by name. Raises: AttributeError or TypeError where its config lacks a size."""
+    config = model.config
 
+    def tokens() -> Tensor:
+        """Over the whole vocabulary but its first few, which tend to mean padding or the end."""
+        size, longest = config.vocab_size, getattr(config, "max_position_embeddings", None) or TOKENS
+        return torch.randint(min(4, size - 1), size, (BATCH, min(TOKENS, int(longest))))
 
-def _of_hugging_face(model: nn.Module) -> Iterator[tuple[Batch, str]]:
-    config, name = getattr(model, "config", None), str(getattr(model, "main_input_name", None))
-    makers: dict[str, Callable[[Any], Tensor | None]] = {
-        "input_ids": _tokens,
-        "pixel_values": _pixels,
-        "input_features": _spectrogram,
-        "input_values": lambda config: torch.randn(BATCH, SAMPLES),
-    }
-    value = makers[name](config) if config is not None and name in makers else None
-    if value is not None:
-        decoder = _tokens(config) if getattr(config, "is_encoder_decoder", False) else None
-        more = {} if decoder is None else {"decoder_input_ids": decoder}
-        yield ((), {name: value, **more}), f"{name} as the config has them, values made up"
-
-
-def _tokens(config: Any) -> Tensor | None:
-    """Token ids over the whole vocabulary but its first few, which tend to mean padding or the end."""
-    size = getattr(config, "vocab_size", None)
-    if not isinstance(size, int) or size < 2:
-        return None
-    longest = getattr(config, "max_position_embeddings", None) or TOKENS
-    return torch.randint(min(4, size - 1), size, (BATCH, min(TOKENS, int(longest))))
-
-
-def _pixels(config: Any) -> Tensor:
-    part = getattr(config, "vision_config", config)
-    size, channels = getattr(part, "image_size", 224), getattr(part, "num_channels", 3)
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return torch.randn(BATCH, channels, height, width)
-
-
-def _spectrogram(config: Any) -> Tensor | None:
-    bins, positions = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
-    return torch.randn(BATCH, bins, 2 * positions) if bins and positions else None
+    match name := model.main_input_name:
+        case "input_ids":
+            value = tokens()
+        case "pixel_values":
+            part = getattr(config, "vision_config", config)
+            size = getattr(part, "image_size", 224)
+            sides = size if isinstance(size, list | tuple) else (size, size)
+            value = torch.randn(BATCH, getattr(part, "num_channels", 3), *sides)
+        case "input_features":
+            value = torch.randn(BATCH, config.num_mel_bins, 2 * config.max_source_positions)
+        case "input_values":
+            value = torch.randn(BATCH, SAMPLES)
+        case _:
+            raise AttributeError(name)
+    return {name: value, **({"decoder_input_ids": tokens()} if getattr(config, "is_encoder_decoder", False) else {})}
 
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:
     """Of what a layer with weights may take, in the order in which they are tried; none for other modules."""
     match layer:
-        case nn.Conv1d() | nn.ConvTranspose1d():
-            return [(BATCH, layer.in_channels, 8 * n) for n in LENGTHS]
-        case nn.Conv2d() | nn.ConvTranspose2d():
-            return [(BATCH, layer.in_channels, n, n) for n in SIDES]
-        case nn.Conv3d() | nn.ConvTranspose3d():
-            return [(BATCH, layer.in_channels, n, n, n) for n in (16, 8, 32)]
+        case nn.modules.conv._ConvNd():
+            sides = ([8 * n for n in LENGTHS], SIDES, (16, 8, 32))[len(layer.kernel_size) - 1]
+            return [(BATCH, layer.in_channels, *[n] * len(layer.kernel_size)) for n in sides]
         case nn.BatchNorm2d():
             return [(BATCH, layer.num_features, n, n) for n in SIDES]
         case nn.Embedding() | nn.EmbeddingBag():

@@ -169,9 +169,10 @@ def _reject_closed(subject: Subject, tensors: Iterable[Tensor]) -> None:
 def _load(
     target: Target, inputs_text: str | None, weights_text: str | None, seed: int, objective: Finder | None = None
 ) -> Subject:
-    with weights.watching() as watch:
+    with weights.watching() as seen:
         module = ModuleType(target.module) if target.hub else import_target(target)
-        watch.phase = "build"
+        read = "read" in seen
+        seen.discard("read")
         result = hubs.build(target, seed) if target.hub else discover(module, target, seed)
     model, notes = _unwrap(result.model)
     notes += (*result.notes, *(() if weights_text else result.checkpoint))
@@ -183,13 +184,15 @@ def _load(
         given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
     materialise(model, given.batches[0], seed)
     origin = result.origin
-    loaded = watch.loaded(origin.kind if origin else "")
+    # inputs are read from files too: that counts where the model itself was being made
+    read = {"instance": read, "spec": False}.get(origin.kind if origin else "", "read" in seen)
+    loaded = read or bool(seen & {"restored", "trained"})
     source = f"random initialisation, seed {seed}"
     if weights_text:
         source = f"--weights {weights_text}"
         origin = replace(origin, weights=str(Path(weights_text).resolve())) if origin else None
     elif origin and (loaded or not list(model.parameters())):
-        source = f"{'trained' if 'trained' in watch.seen else 'loaded'} by {origin.symbol}"
+        source = f"{'trained' if 'trained' in seen else 'loaded'} by {origin.symbol}"
     subject = Subject(
         model=model,
         batches=given.batches,

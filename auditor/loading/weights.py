@@ -29,50 +29,26 @@ READERS = (
 )
 
 
-class WeightWatch:
-    """What gave a model weights while the user's code ran. phase: "import", then "build"; seen: "restored" of a state dict,
-    "trained" by an optimiser, and the phases in which checkpoints were read."""
-
-    def __init__(self) -> None:
-        self.phase, self.seen = "import", set[str]()
-
-    def loaded(self, kind: str) -> bool:
-        """Whether a model of this kind of origin got its weights from somewhere.
-
-        Reading a file says so only where the model itself was being made, since inputs are read from files too.
-        """
-        made_in = {"instance": "import", "factory": "build", "class": "build"}.get(kind, "")
-        return not self.seen.isdisjoint(("restored", "trained", made_in))
-
-
-_active: WeightWatch | None = None  # for functions that the user's module imported under an earlier watch
-
-
 @contextmanager
-def watching() -> Iterator[WeightWatch]:
-    """Watches `load_state_dict`, the functions that read checkpoints, and optimisers."""
-    global _active
-    _active = watch = WeightWatch()
-    holders = [(sys.modules.get(module), name, "") for module, name in READERS]
-    try:
-        with ExitStack() as stack:
-            stack.callback(register_optimizer_step_post_hook(lambda *_: watch.seen.add("trained")).remove)
-            for holder, name, event in [(nn.Module, "load_state_dict", "restored"), *holders]:
-                if holder is not None and name in vars(holder):
-                    stack.enter_context(swapped(holder, name, _report_calls(getattr(holder, name), event)))
-            yield watch
-    finally:
-        _active = None
+def watching() -> Iterator[set[str]]:
+    """In the body, what gives weights is noted: a state dict "restored", a file "read", an optimiser that "trained"."""
+    seen = set[str]()
 
+    def noted(function: Callable[..., Any], event: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            seen.add(event)
+            return function(*args, **kwargs)
 
-def _report_calls(function: Callable[..., Any], event: str) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if _active is not None:
-            _active.seen.add(event or _active.phase)
-        return function(*args, **kwargs)
+        return wrapper
 
-    return wrapper
+    readers = [(sys.modules.get(module), name, "read") for module, name in READERS]
+    with ExitStack() as stack:
+        stack.callback(register_optimizer_step_post_hook(lambda *_: seen.add("trained")).remove)
+        for holder, name, event in [(nn.Module, "load_state_dict", "restored"), *readers]:
+            if holder is not None and name in vars(holder):
+                stack.enter_context(swapped(holder, name, noted(getattr(holder, name), event)))
+        yield seen
 
 
 def load_into(model: nn.Module, path: Path) -> list[str]:
