@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from ..capture.source import installed
 from ..errors import LoadError
 from ..isolation.process import reseed
 from ..records import Origin
@@ -21,9 +22,6 @@ from .importer import digest_of
 from .target import Target, call, required
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
-INSTALLED = frozenset(("site-packages", "dist-packages"))
-"""Folders that packages are installed into."""
-
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
 CONVENTIONS = (
     "define get_model(), a module-level `model`, or an nn.Module class that needs no arguments; "
@@ -73,7 +71,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
         raise LoadError(f"{what}: return the nn.Module alone", "not-a-model")
     file = Path(target.path or getattr(module, "__file__", None) or "")
     # an installed module is found by its name wherever it is installed
-    path = file if file.suffix == ".py" and INSTALLED.isdisjoint(file.parts) else None
+    path = file if file.suffix == ".py" and not installed(str(file)) else None
     where, digest = (str(path), digest_of(path)) if path else (None, None)
     here = str(Path.cwd())
     origin = Origin(where, module.__name__, symbol, kind, args, kwargs, digest=digest, working_directory=here)

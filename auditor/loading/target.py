@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-import random
 import re
 import sys
 import traceback
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from ..capture.regions import written_as_meant
+from ..capture.source import kind_of, line_of
 from ..errors import LoadError, first_line, origin_of
 from ..isolation import isolated
 from ..isolation.process import ieee, swapped
@@ -262,19 +262,10 @@ def blame(error: BaseException) -> str:
     first = origin_of(error)
     text = _one_line(error) if first is error else f"{_one_line(error).rstrip('.')}, from {_one_line(first)}"
     frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(first.__traceback__)]
-    places = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if _is_user_file(f.filename)]
+    places = [line_of((f.filename, f.lineno or 0)) for f in frames if kind_of(f.filename) == "own"]
     return f"{text} ({places[-1]})" if places else text
 
 
 def _one_line(error: BaseException) -> str:
     name, line = type(error).__name__, first_line(error).strip()
     return name if line == name else f"{name}: {line}"
-
-
-def _is_user_file(filename: str) -> bool:
-    if filename.startswith("<"):
-        return False
-    file = Path(filename).resolve()
-    ours = Path(__file__).resolve().parents[1]
-    library = Path(random.__file__).resolve().parent
-    return ours not in file.parents and library not in file.parents and "site-packages" not in file.parts
