@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import AuditorError, MeasureError, first_line, let_through
+from ..errors import AuditorError, MeasureError, first_line, let_through, origin_of
 from ..isolation.answer import answer
 from ..numerics.formats import label
 from ..numerics.metrics import output_error
@@ -60,7 +60,7 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
             written[name] = _written(audit, plan, ends)
         except Exception as error:
             let_through(error)
-            errors[name] = f"it could not be written: {first_line(_cause(error))[:200]}"
+            errors[name] = f"it could not be written: {first_line(origin_of(error))[:200]}"
     errors |= _ran(audit, plans, written) if written else {}
     told = dict(audit.plans)
     for name, plan in plans.items():
@@ -86,11 +86,6 @@ def _written(audit: Audit, plan: Plan, ends: str) -> bytes:
         content = as_bytes(model)
         onnx.checker.check_model(content, full_check=True)
         return content
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Where it began: what torch's exporter raises tells of the steps of an export."""
-    return error if error.__cause__ is None else _cause(error.__cause__)
 
 
 def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:

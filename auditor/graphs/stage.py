@@ -56,98 +56,92 @@ def graphs_of(
     if not wanted:
         return Planned()
     try:
-        return _Stage(bench, tick).graphs(wanted[0], formats, score)
+        tick("exporting the model")
+        return _planned(_trial(bench), wanted[0], formats, tick, score)
     except PlanError as error:
         if error.slug != "cannot-export" or len(wanted) == len(strategies):
             raise
         return Planned(said=(f"There is no plan of strategy {wanted[0]}: {error}",))
 
 
-class _Stage:
-    """One exported model, and what its plans have in common."""
+def _trial(bench: Workbench) -> Trial:
+    """The exported model, and those batches on which it answers as the model does."""
+    subject = bench.subject
+    trial = Trial(exported(subject.model, subject.batches[0]), bench)
+    if not trial.agrees(subject.batches[0]):
+        raise cannot("the graph that torch.export makes of the model does not answer as the model does")
+    batches, held_out = (tuple(filter(trial.agrees, some)) for some in (subject.batches, subject.held_out))
+    if len(batches) + len(held_out) == len(subject.batches) + len(subject.held_out):
+        return trial
+    return replace(trial, bench=replace(bench, subject=replace(subject, batches=batches, held_out=held_out)))
 
-    def __init__(self, bench: Workbench, tick: Tick) -> None:
-        self.tick, subject = tick, bench.subject
-        tick("exporting the model")
-        self.exported = exported(subject.model, subject.batches[0])
-        agrees = Trial(self.exported, bench).agrees
-        if not agrees(subject.batches[0]):
-            raise cannot("the graph that torch.export makes of the model does not answer as the model does")
-        batches, held_out = (tuple(filter(agrees, some)) for some in (subject.batches, subject.held_out))
-        if len(batches) + len(held_out) < len(subject.batches) + len(subject.held_out):
-            bench = replace(bench, subject=replace(subject, batches=batches, held_out=held_out))
-        self.bench, self.trial = bench, Trial(self.exported, bench)
-        self.in_fp32 = memory_in_fp32(bench)
 
-    def graphs(self, strategy: str, formats: Sequence[str], score: InFp32 | None) -> Planned:
-        """All there is."""
-        baselines, spaces = dict[str, Baseline](), dict[str, Operations]()
-        for format in filter(runs, formats):
-            name = f"{strategy}_{format}"
-            table, baselines[name] = self._all_low(table_of(self.exported.graph_module.graph, format, self.bench))
-            spaces[name] = Operations(table, self.trial)
-        files = dict[str, bytes]()
+def _planned(trial: Trial, strategy: str, formats: Sequence[str], tick: Tick, score: InFp32 | None) -> Planned:
+    bench = trial.bench
+    baselines, spaces, files = dict[str, Baseline](), dict[str, Operations](), dict[str, bytes]()
+    for format in filter(runs, formats):
+        table, baseline = _all_low(trial, table_of(trial.exported.graph_module.graph, format, bench))
+        spaces[f"{strategy}_{format}"], baselines[f"{strategy}_{format}"] = Operations(table, trial), baseline
 
-        def make(name: str, limit: float) -> Choice:
-            self.tick(name.replace("_", " "))
-            return choose(spaces[name], limit, 0 if self.bench.options.quick else RUNS)
+    def make(name: str, limit: float) -> Choice:
+        tick(name.replace("_", " "))
+        return choose(spaces[name], limit, 0 if bench.options.quick else RUNS)
 
-        def verify(chosen: Mapping[str, Choice]) -> dict[str, Plan]:
-            plans = {}
-            for name, choice in chosen.items():
-                module = lowered(self.exported, spaces[name].table, choice.low)
-                file = saved(module, self.exported)
-                files[f"{name}{PROGRAM}"] = file.content
-                plans[name] = self._plan(name, strategy, spaces[name], choice, file, memory_needed(module))
-            return answered(self.bench, plans, partial(self.tick, "running the programs"), files)
+    def verify(chosen: Mapping[str, Choice]) -> dict[str, Plan]:
+        plans = {}
+        for name, choice in chosen.items():
+            module = lowered(trial.exported, spaces[name].table, choice.low)
+            file = saved(module, trial.exported)
+            files[f"{name}{PROGRAM}"] = file.content
+            plans[name] = _plan(name, strategy, trial, spaces[name], choice, file, memory_needed(module))
+        return answered(bench, plans, partial(tick, "running the programs"), files)
 
-        plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)
-        if score is not None:
-            plans = score.under(plans, self.bench, files)
-        return Planned(plans, baselines, files)
+    plans = verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
+    return Planned(score.under(plans, bench, files) if score else plans, baselines, files)
 
-    def _all_low(self, table: Table) -> tuple[Table, Baseline]:
-        """The table without what raises where everything is low that can be, and what that comes to."""
-        low = table.can_be_low()
-        while True:
-            try:
-                error = self.trial.error(table, low)
-                return table, Baseline(error if math.isfinite(error) else None, math.isfinite(error))
-            except OperationRefused as refused:
-                name = refused.name
-                if name not in low:
-                    return table, Baseline(None, False, first_line(refused.said))
-                if name in table.may_be_low():
-                    kept = f"it does not run low: {refused}"[:200]
-                    operation = replace(table.operations[name], kind="refused", kept=kept)
-                    table = replace(table, operations={**table.operations, name: operation})
-                low -= {name}
 
-    def _plan(self, name: str, strategy: str, space: Operations, choice: Choice, file: Saved, needed: Memory) -> Plan:
-        table = space.table
-        kept = kept_of(space, choice, MARGIN * self.bench.max_error)
-        counts = len(table.operations), len(choice.low), file.casts
-        return Plan(
-            name=name,
-            strategy=strategy,
-            format=table.format,
-            scopes={"": ScopeChoice(table.format if choice.low else "fp32")},
-            predicted_error=choice.predicted_error,
-            low_precision_flops=table.low_flops(choice.low),
-            predicted_speedup=self._speedup(space, choice),
-            objective=self.bench.options.objective,
-            target=self.bench.options.figures,
-            program=Program(f"{name}{PROGRAM}", *counts, kept, file.fixed or None),
-            memory=needed,
-            fp32_memory=self.in_fp32,
-        )
+def _all_low(trial: Trial, table: Table) -> tuple[Table, Baseline]:
+    """The table without what raises where everything is low that can be, and what that comes to."""
+    low = table.can_be_low()
+    while True:
+        try:
+            error = trial.error(table, low)
+            return table, Baseline(error if math.isfinite(error) else None, math.isfinite(error))
+        except OperationRefused as refused:
+            name = refused.name
+            if name not in low:
+                return table, Baseline(None, False, first_line(refused.said))
+            if name in table.may_be_low():
+                kept = f"it does not run low: {refused}"[:200]
+                operation = replace(table.operations[name], kind="refused", kept=kept)
+                table = replace(table, operations={**table.operations, name: operation})
+            low -= {name}
 
-    def _speedup(self, space: Operations, choice: Choice) -> float:
-        """How many times faster than FP32 it is predicted to be, whatever the objective."""
-        bench = replace(self.bench, options=self.bench.options.having(objective="time"))
-        table = table_of(self.exported.graph_module.graph, space.table.format, bench)
-        (elapsed, _), (slowest, _) = table.price(choice.low), table.price(frozenset())
-        return slowest / elapsed if elapsed else 1.0
+
+def _plan(
+    name: str, strategy: str, trial: Trial, space: Operations, choice: Choice, file: Saved, needed: Memory
+) -> Plan:
+    table, bench = space.table, trial.bench
+    kept = kept_of(space, choice, MARGIN * bench.max_error)
+    in_time = replace(bench, options=bench.options.having(objective="time"))
+    seconds = table_of(trial.exported.graph_module.graph, table.format, in_time)
+    (elapsed, _), (slowest, _) = seconds.price(choice.low), seconds.price(frozenset())
+    return Plan(
+        name=name,
+        strategy=strategy,
+        format=table.format,
+        scopes={"": ScopeChoice(table.format if choice.low else "fp32")},
+        predicted_error=choice.predicted_error,
+        low_precision_flops=table.low_flops(choice.low),
+        predicted_speedup=slowest / elapsed if elapsed else 1.0,
+        objective=bench.options.objective,
+        target=bench.options.figures,
+        program=Program(
+            f"{name}{PROGRAM}", len(table.operations), len(choice.low), file.casts, kept, file.fixed or None
+        ),
+        memory=needed,
+        fp32_memory=memory_in_fp32(bench),
+    )
 
 
 def memory_in_fp32(bench: Workbench) -> Memory:
