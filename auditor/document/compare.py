@@ -90,9 +90,17 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
     One that is there for another plan's sake, or a number that is not BAND times what it was, is not new; an error is.
     Contributions under another budget are not comparable.
     """
-    steady = _steady_between(contributions_of(before), contributions_of(audit))
-    if settings(before)["budget"] != settings(audit)["budget"]:
-        steady = _never
+    comparable = settings(before)["budget"] == settings(audit)["budget"]
+    both = contributions_of(before), contributions_of(audit)
+
+    def steady(finding: Finding) -> bool:
+        """Whether the contributions that it rests on are at most BAND times what they were."""
+        pairs = [
+            [found.get(fmt, {}).get(finding.owner, {}).get(finding.op, 0.0) for found in both]
+            for fmt in finding.formats
+        ]
+        return comparable and any(now for _, now in pairs) and all(now <= BAND * was for was, now in pairs)
+
     left: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
     for old in before.findings:
         left[_identity(old)].append(old)
@@ -123,24 +131,6 @@ def contributions_of(audit: Audit) -> Contributions:
                 size = moved.isolated if math.isfinite(moved.isolated) else math.inf
                 of[report.node.op] = float(f"{max(size, of.get(report.node.op, 0.0)):.3g}")
     return result
-
-
-def _steady_between(before: Contributions, after: Contributions) -> Callable[[Finding], bool]:
-    """Whether the contributions that a finding rests on are at most BAND times what they were."""
-
-    def holds(finding: Finding) -> bool:
-        pairs = [(_at(before, fmt, finding), _at(after, fmt, finding)) for fmt in finding.formats]
-        return any(now for _, now in pairs) and all(now <= BAND * was for was, now in pairs)
-
-    return holds
-
-
-def _never(finding: Finding) -> bool:
-    return False
-
-
-def _at(found: Contributions, fmt: str, finding: Finding) -> float:
-    return found.get(fmt, {}).get(finding.owner, {}).get(finding.op, 0.0)
 
 
 def _covers(old: Finding, finding: Finding, steady: Callable[[Finding], bool]) -> bool:
