@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..records import Audit, Finding, Node, NodeReport, Plan
+from ..records.audit import Contributions
 from ..records.measure import MEASURED
 from ..rulebook.rule import SEVERITIES
 
 BAND = 2.0
 """How many times larger a contribution has to be than it was for what the measurement says of it to be new."""
-
-Contributions = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""{format: {module: {operation: the largest contribution}}}."""
 
 
 @dataclass(frozen=True)

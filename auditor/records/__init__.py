@@ -29,14 +29,14 @@ from .measure import NodeError as NodeError
 from .measure import Noise as Noise
 from .measure import Verdict as Verdict
 from .measure import Weight as Weight
+from .plan import KeptOperation as KeptOperation
 from .plan import Memory as Memory
+from .plan import Onnx as Onnx
 from .plan import Plan as Plan
+from .plan import Program as Program
 from .plan import Reason as Reason
 from .plan import ScopeChoice as ScopeChoice
 from .plan import Verification as Verification
-from .program import KeptOperation as KeptOperation
-from .program import Onnx as Onnx
-from .program import Program as Program
 from .run import Baseline as Baseline
 from .run import CriterionValue as CriterionValue
 from .run import Evaluation as Evaluation

@@ -57,7 +57,7 @@ class Objective:
 class Subject:
     """A model, the inputs it is audited on, and where both came from.
 
-    raised: which of what it stores in FP16 or BF16 is held in FP32 while it is audited, one of records.plan.RAISED; the
+    raised: which of what it stores in FP16 or BF16 is held in FP32 while it is audited, see Plan.raised; the
     batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}. flags: how
     torch is set to compute once its file is imported, where it has one. given: the caller's own, where this is a copy on another device.
     """

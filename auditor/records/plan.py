@@ -7,12 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from .program import Program
 from .run import CriterionValue, NonFinite, Score, Timed
 from .written import FileField, MeasurementField, empty
-
-RAISED = ("none", "inputs", "weights", "attributes", "kept")
-"""What becomes of that which an audited model stores, or is given, in FP16 or BF16."""
 
 
 @dataclass(frozen=True)
@@ -21,31 +17,9 @@ class ScopeChoice:
 
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
     because: Annotated[tuple[str, ...], FileField("codes of rules and reasons in words; empty where it runs low")] = ()
-    output: Annotated[
-        str, FileField("of strategy `cast`: `keep`: what leaves the scope stays as it is", choices=("cast", "keep"))
-    ] = "cast"
-    cost: Annotated[
-        float | None, FileField("share of the plan's cost that lowering this island saves; `null`: it is low")
-    ] = None
-    keep: Annotated[
-        tuple[str, ...], FileField("functions of torch that stay FP32 in a low scope and below: `pow` is x ** 2 too")
-    ] = ()
-
-
-KINDS = (
-    "unsafe",
-    "untested",
-    "conflict",
-    "budget",
-    "margin",
-    "no-gain",
-    "tied",
-    "inherited",
-    "author",
-    "strategy",
-    "not-floating",
-)
-"""Why something does not run low, in one word."""
+    output: Annotated[str, FileField("`keep`: what leaves it stays as it is", choices=("cast", "keep"))] = "cast"
+    cost: Annotated[float | None, FileField("share of the plan's cost that lowering it saves; `null`: low")] = None
+    keep: Annotated[tuple[str, ...], FileField("torch functions kept FP32 in a low scope; `pow` is x ** 2 too")] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +35,9 @@ class Reason:
             " and nothing is gained by it; `tied`: it shares a weight; `inherited`: FP32 reaches it, or would have to"
             " leave it; `author`: so it is written; `strategy`: the strategy runs it so by itself; `not-floating`: "
             "nothing in it has a precision",
-            choices=KINDS,
+            choices=tuple(
+                "unsafe untested conflict budget margin no-gain tied inherited author strategy not-floating".split()
+            ),
         ),
     ]
     words: Annotated[str, FileField("the same in one clause, with its evidence")]
@@ -86,20 +62,14 @@ class Verification:
     inputs: Annotated[str, FileField("`held-out`: inputs the plan was not made from", choices=("held-out", "audited"))]
     execution: Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]
     failure: Annotated[str | None, FileField("why the patched model did not run, in one line")] = None
-    joint: Annotated[
-        float | None, FileField("relative L2 of all outputs, where `measured_error` is something else")
-    ] = None
+    joint: Annotated[float | None, FileField("relative L2 of all outputs, if `measured_error` is another")] = None
     criteria: Annotated[tuple[CriterionValue, ...], FileField("the criteria that were set, each with its value")] = ()
     apart: Annotated[Mapping[str, float], FileField("by output: errors over ten times that of all together")] = empty()
-    with_gradients: Annotated[
-        float | None, FileField("`measured_error` on the first batch with gradients; `null`: not run so")
-    ] = None
+    with_gradients: Annotated[float | None, FileField("`measured_error` with gradients; `null`: not run")] = None
     ungraded: Annotated[str | None, FileField("what the FP32 model raises with gradients; `null`: nothing")] = None
     noise: Annotated[float | None, FileField("how far apart runs in FP32 were; errors are no better known")] = None
     floor: Annotated[float, FileField("error up to which it holds all the same: three times `noise`, or 0")] = 0.0
-    nonfinite: Annotated[NonFinite | None, FileField("the first operation that is not finite, as for `baselines`")] = (
-        None
-    )
+    nonfinite: Annotated[NonFinite | None, FileField("first operation not finite, as for `baselines`")] = None
 
 
 @dataclass(frozen=True)
@@ -111,53 +81,85 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class KeptOperation:
+    """One operation of an exported graph that stays FP32."""
+
+    name: Annotated[str, FileField("in the exported graph")]
+    op: Annotated[str, FileField("ATen overload")]
+    kind: Annotated[
+        str,
+        FileField(
+            "`unsafe`: it must not run low; `untested`: what it does low is not known; `refused`: it cannot run low; "
+            "`budget`: the error that it would add is more than the time it saves is worth; `no-gain`: lowering it "
+            "alone saves nothing",
+            choices=("unsafe", "untested", "refused", "budget", "no-gain"),
+        ),
+    ]
+    because: Annotated[str, FileField("the same in one clause, with its evidence")]
+    node: Annotated[str | None, FileField("its name in the captured graph; `null`: there is none")] = None
+
+
+@dataclass(frozen=True)
+class Onnx:
+    """A program as an ONNX model."""
+
+    file: Annotated[str, FileField("name of the file beside plan.json")]
+    ends: Annotated[str, FileField("inputs and outputs: `fp32`, or `low`: the plan's", choices=("fp32", "low"))]
+    nodes: Annotated[int, FileField("operations on floating values, without casts and constants", least=0)]
+    high: Annotated[int, FileField("those of them that read or give FP32 where they could another format", least=0)]
+    casts: Annotated[int, FileField("casts in the graph", least=0)]
+    runtime: Annotated[str, FileField("what ran it, and its version")]
+    error: Annotated[float | None, FileField("relative L2 of the runtime's outputs; `null`: it did not run")]
+    program_error: Annotated[float | None, FileField("the same of the plan's own program")]
+    failure: Annotated[str | None, FileField("why it did not run, in one line")] = None
+    rounded_error: Annotated[float | None, FileField("with every value rounded to the format, as a GPU does")] = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A plan as a program of its own: the exported graph with a precision for every operation."""
+
+    file: Annotated[str, FileField("name of the file beside plan.json, read by `torch.export.load`")]
+    operations: Annotated[int, FileField("operations of the graph that read FP32 values", least=0)]
+    low: Annotated[int, FileField("those that run in the format", least=0)]
+    casts: Annotated[int, FileField("conversions in the graph", least=0)]
+    kept: Annotated[tuple[KeptOperation, ...], FileField("operations that stay FP32")] = ()
+    fixed: Annotated[str | None, FileField("why it takes the audited batch size alone; `null`: it takes any")] = None
+    onnx: Annotated[Onnx | None, FileField("the same as an ONNX model, where that was asked for")] = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """Precision of every scope under one strategy and format, with what it costs and how it held up."""
 
     name: Annotated[str, FileField("the same as its key in `plans`")]
-    strategy: Annotated[
-        str, FileField("`autocast`: regions of torch.autocast; `cast`: weights are stored low; `graph`: a program")
-    ]
+    strategy: Annotated[str, FileField("`autocast`: torch.autocast; `cast`: weights stored low; `graph`: a program")]
     format: Annotated[str, FileField("name of the low format, such as `fp16`")]
-    scopes: Annotated[
-        Mapping[str, ScopeChoice], FileField("precision by module; others have that of the nearest above")
-    ]
+    scopes: Annotated[Mapping[str, ScopeChoice], FileField("precision by module; others have the nearest one above")]
     predicted_error: Annotated[float, FileField("before anything was run: all roundings, in quadrature")] = math.nan
     low_precision_flops: Annotated[float, FileField("share of the FLOPs that run low", least=0, most=1)] = math.nan
-    predicted_speedup: Annotated[
-        float, FileField("over FP32 on `target` (see [how it works](method.md#what-a-choice-costs))")
-    ] = math.nan
-    measured_error: Annotated[
-        float | None, FileField("of the patched model, worst batch; `null`: it failed or was not finite")
-    ] = None
+    predicted_speedup: Annotated[float, FileField("over FP32, see [costs](method.md#what-a-choice-costs)")] = math.nan
+    measured_error: Annotated[float | None, FileField("of the worst batch; `null`: it failed or was not finite")] = None
     verified: Annotated[bool, FileField("the patched model was run, and is within the budget")] = False
-    verification: Annotated[Verification | None, FileField("the run of the patched model; `null`: it was not run")] = (
-        None
-    )
+    verification: Annotated[Verification | None, FileField("run of the patched model; `null`: not run")] = None
     note: Annotated[str, MeasurementField("what is to be said of it beside, in words")] = ""
     reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations do not run low")] = ()
     least: Annotated[
         tuple[str, ...] | None,
         FileField("modules that would stay FP32 if all that gains nothing were low; `null`: not sought"),
     ] = None
-    objective: Annotated[
-        str, FileField("what the plan has little of within the budget", choices=("time", "memory", "flops"))
-    ] = "time"
+    objective: Annotated[str, FileField("what the plan minimises", choices=("time", "memory", "flops"))] = "time"
     raised: Annotated[
         str,
         FileField(
             "what is raised to FP32 where the plan does not store it low, since the audited model came with it in "
             "FP16 or BF16: `none`; `inputs`; `weights`: parameters and buffers too; `attributes`: also tensors that "
             "modules hold without registering them; `kept`: nothing, since the forward casts to what it is stored in",
-            choices=RAISED,
+            choices=("none", "inputs", "weights", "attributes", "kept"),
         ),
     ] = "none"
-    stored_low: Annotated[
-        Mapping[str, int], FileField("by dtype: parameters that were stored low; `apply` refuses a model with more")
-    ] = empty()
-    reach: Annotated[float | None, FileField("where nothing is low: the smallest error of a run with anything low")] = (
-        None
-    )
+    stored_low: Annotated[Mapping[str, int], FileField("by dtype: weights in it; `apply` refuses more")] = empty()
+    reach: Annotated[float | None, FileField("if nothing is low: smallest error of a low run")] = None
     target: Annotated[str | None, FileField("the GPU that `predicted_speedup` is for")] = None
     memory: Annotated[Memory | None, FileField("what one forward needs under the plan")] = None
     fp32_memory: Annotated[Memory | None, FileField("the same without the plan")] = None

@@ -18,9 +18,7 @@ class CriterionValue:
     sign: Annotated[str, FileField("on which side of the limit it holds", choices=("<=", ">="))]
     limit: Annotated[float, FileField("the limit", exact=True)]
     value: Annotated[float | None, FileField("what was measured, worst run; `null`: nothing, or not finite")]
-    share: Annotated[
-        float | None, FileField("how much of what the limit allows that takes; the largest is the model's error")
-    ]
+    share: Annotated[float | None, FileField("share of the limit that `value` takes; the largest is the error")]
     holds: Annotated[bool, FileField("whether it holds in every run, with and without gradients")]
 
 
@@ -29,9 +27,7 @@ class Today:
     """FP32 as the user's own flags have it, held against FP32 in IEEE arithmetic."""
 
     computed_in: Annotated[tuple[str, ...], FileField("what those flags let FP32 be computed in: `tf32`, `bf16`")]
-    measured_error: Annotated[
-        float | None, FileField("against FP32 in IEEE arithmetic, worst batch; `null`: not finite")
-    ]
+    measured_error: Annotated[float | None, FileField("against IEEE FP32, worst batch; `null`: not finite")]
     finite: Annotated[bool, FileField("whether the outputs were")]
     failure: Annotated[str | None, FileField("why it did not run")] = None
 
@@ -58,9 +54,7 @@ class NonFinite:
     begins_op: Annotated[str, FileField("ATen overload of that operation")]
     begins_source: Annotated[str | None, FileField("line that wrote it")]
     rules: Annotated[tuple[str, ...], FileField("codes of the rules that fired on either of the two")] = ()
-    batch: Annotated[
-        int, FileField("the first batch in which it does, of those that plans are checked on", least=1)
-    ] = 1
+    batch: Annotated[int, FileField("the first batch in which it does, of those plans are checked on", least=1)] = 1
 
 
 @dataclass(frozen=True)
@@ -82,16 +76,9 @@ class Timed:
 
     eager: Annotated[Times | None, FileField("run as it is; `null`: see `missing`")] = None
     compiled: Annotated[Times | None, FileField("under `torch.compile`; `null`: see `missing`")] = None
-    cuda_graph: Annotated[Times | None, FileField("captured in a CUDA graph and replayed; `null`: see `missing`")] = (
-        None
-    )
-    memory: Annotated[
-        int | None,
-        FileField("bytes of weights and inputs, and the most allocated beside; `null`: see `missing`", least=0),
-    ] = None
-    memory_share: Annotated[float | None, FileField("`memory` over that of FP32; `null` of that itself", least=0)] = (
-        None
-    )
+    cuda_graph: Annotated[Times | None, FileField("replayed as a CUDA graph; `null`: see `missing`")] = None
+    memory: Annotated[int | None, FileField("peak bytes, all included; `null`: see `missing`", least=0)] = None
+    memory_share: Annotated[float | None, FileField("`memory` over FP32's; `null` of FP32", least=0)] = None
     decides: Annotated[bool, FileField("whether the recommendation goes by `eager` and `memory`: on a GPU")] = False
     missing: Annotated[Mapping[str, str], FileField("why one of these is missing, by its name")] = empty()
 
@@ -117,13 +104,9 @@ class Evaluation:
 
     function: Annotated[str, FileField("the function, as it was named")]
     better: Annotated[str, FileField("which scores are the better ones", choices=DIRECTIONS)]
-    max_drop: Annotated[
-        float | None, FileField("how much worse a plan's score may be; `null`: it is not judged", exact=True)
-    ]
+    max_drop: Annotated[float | None, FileField("how much worse a plan may score; `null`: not judged", exact=True)]
     score: Annotated[float, FileField("of the FP32 model")]
-    samples: Annotated[
-        int | None, FileField("how many numbers it is the mean of; `null`: the function gave one", least=1)
-    ]
+    samples: Annotated[int | None, FileField("how many numbers it is the mean of; `null`: one was given", least=1)]
     of_mean: Annotated[str | None, FileField("the function of that mean that the score is; `null`: the mean itself")]
     calls: Annotated[int, FileField("calls of the model that one score takes", least=0)]
 
@@ -134,12 +117,8 @@ class Score:
 
     value: Annotated[float | None, FileField("of the model under the plan; `null`: see `failure`")]
     difference: Annotated[float | None, FileField("`value` minus the FP32 model's score")] = None
-    standard_error: Annotated[
-        float | None, FileField("of `difference`, from pairs; `null`: there are none, or one")
-    ] = None
-    passed: Annotated[
-        bool | None, FileField("whether it is worse by no more than `max_drop`; `null`: none was given")
-    ] = None
+    standard_error: Annotated[float | None, FileField("of `difference`, over pairs; `null`: fewer than two")] = None
+    passed: Annotated[bool | None, FileField("whether it is within `max_drop`; `null`: none was given")] = None
     failure: Annotated[str | None, FileField("why there is no score, in one line")] = None
 
     @property
@@ -152,9 +131,7 @@ class Score:
 class Baseline:
     """What happens without a plan: the whole model under plain autocast, or plainly cast."""
 
-    measured_error: Annotated[
-        float | None, FileField("on what plans are verified on; `null`: it failed or was not finite")
-    ]
+    measured_error: Annotated[float | None, FileField("as of plans; `null`: it failed or was not finite")]
     finite: Annotated[bool, FileField("whether the outputs were")]
     failure: Annotated[str | None, FileField("why it did not run")] = None
     criteria: Annotated[tuple[CriterionValue, ...], FileField("the criteria that were set, each with its value")] = ()

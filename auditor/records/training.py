@@ -47,9 +47,7 @@ class BackwardNode:
     op: Annotated[str, FileField("ATen overload")]
     owner: Annotated[str, FileField("module it belongs to")]
     source: Annotated[str | None, FileField("line that wrote it, as for operations")]
-    errors: Annotated[
-        Mapping[str, NodeError], FileField("by format: what it does to that which it hands to its inputs")
-    ]
+    errors: Annotated[Mapping[str, NodeError], FileField("by format: what it does to the gradients it hands back")]
     contributions: Annotated[Mapping[str, Contribution], FileField("by format: how far it moves the gradients")]
     reaches: Annotated[Mapping[str, str], FileField("parameter whose gradient turns non-finite with it")]
     reasons: Annotated[Mapping[str, str], FileField("why it must not run in the format when training; `null`: it may")]
@@ -128,22 +126,14 @@ class Training:
     loss_source: Annotated[str, FileField("where the loss came from")]
     fp16: Annotated[LossScale | None, FileField("the loss-scale window; `null`: FP16 was not audited")]
     bf16: Annotated[Bf16Outlook | None, FileField("what BF16 loses; `null` where it was not audited")]
-    errors: Annotated[
-        Mapping[str, float | None], FileField("by format: relative L2 of all parameter gradients; `null`: it failed")
-    ]
+    errors: Annotated[Mapping[str, float | None], FileField("by format: relative L2 of all gradients; `null`: failed")]
     trials: Annotated[tuple[Trial, ...], MeasurementField("FP16 steps that were run, against predictions")] = ()
-    modules: Annotated[
-        tuple[ModuleGradients, ...], MeasurementField("gradients of what each module's operations return")
-    ] = ()
-    parameters: Annotated[
-        tuple[ParameterGradients, ...], MeasurementField("every trainable parameter and its gradient")
-    ] = ()
+    modules: Annotated[tuple[ModuleGradients, ...], MeasurementField("gradients of each module's results")] = ()
+    parameters: Annotated[tuple[ParameterGradients, ...], MeasurementField("trainable parameters and gradients")] = ()
     nodes: Annotated[tuple[BackwardNode, ...], MeasurementField("the backward pass of every operation")] = ()
     batch_sizes: Annotated[tuple[BatchSize, ...], MeasurementField("the same step on parts of the first batch")] = ()
     advice: Annotated[tuple[Advice, ...], FileField("what to do, with the numbers that ask for it")]
-    attribution: Annotated[
-        str | None, FileField("why contributions to the gradients are missing; `null`: they are there")
-    ] = None
+    attribution: Annotated[str | None, FileField("why gradient contributions are missing; `null`: none is")] = None
     returned: Annotated[
         str,
         FileField(
