@@ -119,7 +119,8 @@ def _ran(
         return 0
     loaded = round(time.perf_counter() - began, 2)
     audit = run(subject, settings)
-    audit = replace(audit, environment=replace(audit.environment, seconds={"load": loaded, **audit.seconds}))
+    seconds = {"load": loaded, **audit.environment.seconds}
+    audit = replace(audit, environment=replace(audit.environment, seconds=seconds))
     if settings.onnx and audit.programs:
         from ..graphs.onnxfile import with_onnx
 

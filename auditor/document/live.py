@@ -147,13 +147,8 @@ def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
 def _check_model(model: nn.Module, size: int, audit: Audit) -> None:
     if audit.structure == structure_of(model) if audit.structure else audit.parameters == size:
         return
-    if audit.parameters != size:
-        raise PlanError(
-            f"the plan was made for a model of {audit.parameters} parameters, this one has {size}: audit it again.",
-            slug="plan-mismatch",
-        )
-    raise PlanError(
-        f"the plan was made for another model than this {type(unwrapped(model)).__name__}: modules or parameters have "
-        "other names, classes or shapes. Audit this model.",
-        slug="plan-mismatch",
-    )
+    said = f"for a model of {audit.parameters} parameters, this one has {size}"
+    if audit.parameters == size:
+        kind = type(unwrapped(model)).__name__
+        said = f"for another model than this {kind}: modules or parameters have other names, classes or shapes"
+    raise PlanError(f"the plan was made {said}. Audit this model.", slug="plan-mismatch")

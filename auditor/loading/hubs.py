@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,8 @@ def require(target: Target) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:  # it is absent, lacks another, or was built for another torch
-            raise LoadError(
-                f"{target.text} needs {name}, and importing that raised {blame(error)}: `pip install {name}`, or mend what "
-                "is installed",
-                slug="missing-package",
-            ) from error
+            said = f"{target.text} needs {name}, and importing that raised {blame(error)}"
+            raise LoadError(f"{said}: `pip install {name}`, or mend what is installed", "missing-package") from error
 
 
 def build(target: Target, seed: int) -> BuiltModel:
@@ -56,8 +54,7 @@ def build(target: Target, seed: int) -> BuiltModel:
 
 
 def weights_of(target: Target) -> int:
-    """Bytes in FP32 of the parameters in the checkpoint of a Hugging Face target; 0 where that is not known before the
-    model is made."""
+    """Bytes in FP32 of the checkpoint of a Hugging Face target; 0 where that is not known before the model is made."""
     with suppress(LoadError, ImportError):
         if target.hub == "hf":
             return sum(4 * x.numel() for x in _stored(_folder(target)).values() if x.is_floating_point())
@@ -93,12 +90,11 @@ def _hugging_face(target: Target) -> BuiltModel:
     model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **wanted)
     onto(model)
     said = tuple(_differences(model, info, folder.name))
-    name, _, revision = str(target.args[0]).partition("@")
-    if Path(target.args[0]).is_dir():
-        origin = Origin(None, "transformers", symbol, "factory", (), arguments, folder=str(folder))
-    else:
-        at = {"revision": revision} if revision else {}
-        origin = Origin(None, "transformers", symbol, "factory", (name,), {**arguments, **at})
+    origin = Origin(None, "transformers", symbol, "factory", (), arguments, folder=str(folder))
+    if not Path(target.args[0]).is_dir():
+        name, _, revision = str(target.args[0]).partition("@")
+        arguments |= {"revision": revision} if revision else {}
+        origin = replace(origin, init_args=(name,), folder=None)
     return BuiltModel(model, origin, stored_low=_stored_low(model, stored, info), notes=notes, checkpoint=said)
 
 
@@ -153,10 +149,8 @@ def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
     result = getattr(transformers, wanted, None)
     if wanted == "AutoModel" or (isinstance(result, type) and issubclass(result, nn.Module)):
         return wanted, ()
-    return "AutoModel", (
-        f"config.json names the class {wanted}, which transformers does not have: the model without a head of its own is "
-        "audited, as AutoModel makes it; for all of it, write a model.py that makes it",
-    )
+    said = f"config.json names the class {wanted}, which transformers does not have: the model that AutoModel makes, without"
+    return "AutoModel", (f"{said} a head of its own, is audited; for all of it, write a model.py that makes it",)
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:

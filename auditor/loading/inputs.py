@@ -105,11 +105,8 @@ def from_model(model: nn.Module, seed: int) -> Inputs:
         else:
             return Inputs((batch,), source, synthetic=True)
     hint = "define get_inputs() beside the model, or pass --inputs 'x:float32[1,3,224,224]'"
-    why = (
-        f", and none made up run, {blame(error)}"
-        if error
-        else f" found for forward({', '.join(required(model.forward))})"
-    )
+    why = f" found for forward({', '.join(required(model.forward))})"
+    why = f", and none made up run, {blame(error)}" if error else why
     raise LoadError(f"no example inputs{why}: {hint}", slug="no-inputs") from error
 
 
@@ -138,11 +135,13 @@ def _one_call(value: Any, source: str) -> Batch:
         return (value,), {}
     if isinstance(value, Mapping | tuple | list):
         reject_iterators(value, source)
-        if isinstance(value, Mapping):
+    match value:
+        case Mapping():
             return (), {str(name): item for name, item in value.items()}
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict):
+        case (tuple(), dict()) if isinstance(value, tuple):
             return value[0], dict(value[1])
-        return tuple(value), {}
+        case tuple() | list():
+            return tuple(value), {}
     what = "nothing" if value is None else f"a {type(value).__name__}"
     raise LoadError(f"{source} gave {what}: {FORMS}", slug="bad-inputs")
 
@@ -242,15 +241,13 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
         except Exception:  # it declares none, or not all of them
             continue
         yield batch, source
-    first = next(((name, part) for name, part in model.named_modules() if _shapes(part)), None)
-    if first is None or len(required(model.forward)) > 1:
-        return
-    name, layer = first
-    rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
-    for shape in _shapes(layer):
-        # in FP32, whatever default the user's file has set
-        tensor = torch.randint(rows, shape) if rows else torch.randn(shape, dtype=torch.float32)
-        yield ((tensor,), {}), f"synthesised for {name or 'the root'} ({type(layer).__name__})"
+    layers = [(name, part) for name, part in model.named_modules() if _shapes(part)]
+    for name, layer in layers[:1] if len(required(model.forward)) < 2 else ():
+        rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
+        for shape in _shapes(layer):
+            # in FP32, whatever default the user's file has set
+            tensor = torch.randint(rows, shape) if rows else torch.randn(shape, dtype=torch.float32)
+            yield ((tensor,), {}), f"synthesised for {name or 'the root'} ({type(layer).__name__})"
 
 
 def _of_hugging_face(model: Any) -> dict[str, Tensor]:

@@ -129,26 +129,21 @@ def check(subject: Subject) -> Subject:
 
 def _reject_surroundings() -> None:
     """Raises: LoadError(slug="bad-surroundings") where the caller has torch compute otherwise than the model says."""
-    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    around = [f"torch.autocast({device!r}), where FP32 is not FP32" for device in devices]
-    if torch.get_default_device().type == "meta":
-        around.append("torch.device('meta'), where tensors have no values")
+    around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
+    around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
     if around:
-        raise LoadError(f"the audit is called inside of {around[0]}: call it outside", slug="bad-surroundings")
+        raise LoadError(f"the audit is called inside of {around}: call it outside", slug="bad-surroundings")
 
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
     """The subject, with its inputs where its model is, should it run so alone; and what it answers. Raises: LoadError."""
 
-    def answered(one: Subject) -> tuple[Subject, list[NamedTensors]]:
-        return one, [_forward(one, batch) for batch in one.batches + one.held_out]
-
     try:
-        return answered(subject)
+        return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
     except LoadError:
-        for candidate in beside(subject):
+        for other in beside(subject):
             with suppress(LoadError):
-                return answered(candidate)
+                return other, [_forward(other, batch) for batch in other.batches + other.held_out]
         raise
 
 
@@ -280,21 +275,14 @@ def _forward(subject: Subject, batch: Batch) -> NamedTensors:
     except (Exception, SystemExit) as error:
         let_through(error, memory=False)
         shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
-        hint = f"check their number, shapes and dtypes{_one_call(subject)}"
+        args = batch[0]
+        several = len(args) > 1 and not batch[1] and all(isinstance(x, Tensor) for x in args)
+        listed = ". A list of tensors is one call; several batches are written [(t1,), (t2,)]" if several else ""
+        hint = f"check their number, shapes and dtypes{listed}"
         raise LoadError(
             f"{subject.name} raised {blame(error)} on inputs {shapes} from {subject.inputs_source}: {hint}",
             slug="forward-raises",
         ) from error
-
-
-def _one_call(subject: Subject) -> str:
-    """What to say where a list of tensors may have been meant as several batches."""
-    args, kwargs = subject.batches[0]
-    if len(subject.batches) > 1 or kwargs or len(args) < 2 or not all(isinstance(x, Tensor) for x in args):
-        return ""
-    batches = ", ".join(f"(t{number},)" for number in range(1, min(len(args), 3) + 1))
-    more = ", ..." if len(args) > 3 else ""
-    return f". They are the {len(args)} arguments of one call; {len(args)} batches are written [{batches}{more}]"
 
 
 def _shape(tensor: Tensor) -> str:

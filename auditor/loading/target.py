@@ -103,17 +103,17 @@ def import_target(target: Target) -> ModuleType:
     try:
         return import_source(target.module, target.path)
     except (Exception, SystemExit) as error:
-        failure = LoadError(f"importing {target.label} raised {blame(error)}", slug="import-raises")
+        said, slug = f"importing {target.label} raised {blame(error)}", "import-raises"
         if isinstance(error, SyntaxError):
             place = f"{Path(error.filename or target.label).name}:{error.lineno}"
-            failure = LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", slug="syntax-error")
+            said, slug = f"{place}: syntax error, {error.msg}: fix it and run again", "syntax-error"
+        elif isinstance(error, ModuleNotFoundError) and f"{target.module}.".startswith(f"{error.name}."):
+            hint = "give a path such as ./model.py, or run where the module can be imported"
+            said, slug = f"no file and no module is called {target.module!r}: {hint}", "missing-target"
         elif isinstance(error, ModuleNotFoundError) and error.name:
-            said = f"{target.label} needs {error.name!r}, which is not here: install it in the environment that runs the audit"
-            failure = LoadError(said, slug="missing-package")
-            if f"{target.module}.".startswith(f"{error.name}."):
-                hint = "give a path such as ./model.py, or run where the module can be imported"
-                failure = LoadError(f"no file and no module is called {target.module!r}: {hint}", slug="missing-target")
-        raise failure from error
+            hint = "install it in the environment that runs the audit"
+            said, slug = f"{target.label} needs {error.name!r}, which is not here: {hint}", "missing-package"
+        raise LoadError(said, slug) from error
 
 
 @contextmanager
@@ -180,15 +180,9 @@ def _module_name(path: Path) -> str:
     while folders[depth].name.isidentifier() and (folders[depth] / "__init__.py").exists():
         depth += 1
     names, dots = _imports(path)
-    for level, folder in enumerate(folders, 1):
-        if folder.name in names and not _is_elsewhere(folder):
-            depth = max(depth, level)
-            break
-    depth = max(depth, dots)
-    parts = [folder.name for folder in reversed(folders[:depth])]
-    if path.name == "__init__.py" and parts:
-        return ".".join(parts)
-    return ".".join([*parts, path.stem])
+    named = (level for level, folder in enumerate(folders, 1) if folder.name in names and not _is_elsewhere(folder))
+    parts = [folder.name for folder in reversed(folders[: max(depth, next(named, 0), dots)])]
+    return ".".join(parts if path.name == "__init__.py" and parts else [*parts, path.stem])
 
 
 def _imports(path: Path) -> tuple[set[str], int]:

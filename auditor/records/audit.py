@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,23 +154,11 @@ class Audit:
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
     plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()
 
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """What each stage took, by name."""
-        return self.environment.seconds
-
     def __repr__(self) -> str:
         """What it came to, in a few lines."""
         from ..report.reporters import summary
 
         return summary(self)
-
-    @classmethod
-    def load(cls, directory: str | PathLike[str]) -> Audit:
-        """`auditor.load(directory)`."""
-        from ..document.read import load
-
-        return load(directory)
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan.json` holds: what was decided, and why."""
