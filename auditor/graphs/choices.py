@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 
 import torch
@@ -135,6 +135,7 @@ class Operations(Space[Choice]):
             return (each.low - each.high) / max(each.error, 1e-30), name
 
         self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in sorted(table.may_be_low(), key=worth)]
+        self._cuts = cuts_of(table)
 
     def key(self, point: Choice) -> frozenset[str]:
         """What is low."""
@@ -149,10 +150,6 @@ class Operations(Space[Choice]):
         free = self.table.may_be_low()
         tries = VISITS // len(self.table.operations)
         return self._cuts.cheapest(lambda high: self._choice(free.difference(high)), allowed, self._groups, tries)
-
-    @cached_property
-    def _cuts(self) -> Cuts:
-        return cuts_of(self.table)
 
     def _choice(self, low: frozenset[str]) -> Choice:
         price, square = self.table.price(low)

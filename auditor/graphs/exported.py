@@ -94,7 +94,10 @@ def _program(
     module: nn.Module, batch: Batch, fixed: str = "", takes: Callable[[ExportedProgram], bool] = lambda program: True
 ) -> tuple[ExportedProgram, str]:
     """A program for batches of any size where it can be had, and why not. Raises: what torch.export raises."""
-    if not (fixed := fixed or _fixed(batch)):
+    sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
+    if len(sizes) != 1 or 0 in sizes:
+        fixed = "the inputs do not share a first dimension" if sizes else "it takes no tensors"
+    if not fixed:
         try:
             program = _traced(module, batch, dynamic=True)
             if _varies(program) and takes(program):
@@ -191,14 +194,6 @@ def _is_plain(output: Any) -> bool:
     if type(output) in (tuple, list, dict):
         return all(map(_is_plain, output.values() if isinstance(output, dict) else output))
     return isinstance(output, torch.Tensor)
-
-
-def _fixed(batch: Batch) -> str:
-    """Why the size of a batch cannot be left open; "" where it may be."""
-    sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
-    if not sizes:
-        return "it takes no tensors"
-    return "the inputs do not share a first dimension" if len(sizes) != 1 or 0 in sizes else ""
 
 
 def _functional(program: ExportedProgram) -> fx.GraphModule:

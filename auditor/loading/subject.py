@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -97,11 +96,8 @@ def from_object(
     _reject_unfit(model)
     try:
         return settle_precision(subject(arrays=False), check)
-    except LoadError as error:
-        arrays = any(isinstance(leaf, np.ndarray) for leaf in tree_leaves((example_inputs, kwargs)))
-        if error.slug != "forward-raises" or not arrays:
-            raise
-        with suppress(LoadError):  # it may make tensors of its arrays itself
+    except LoadError:
+        with suppress(LoadError):  # it may make tensors of NumPy's arrays itself
             return settle_precision(subject(arrays=True), check)
         raise
 

@@ -95,8 +95,6 @@ def reject_non_finite(model: nn.Module) -> None:
         if not tensor.is_floating_point() or tensor.is_meta:
             continue
         held = entries(tensor.detach())
-        if type(held) is Tensor and bool(held.sum().isfinite()):  # else the sum is not, and it takes no memory
-            continue
         bad = ~held.isfinite() if isinstance(tensor, nn.Parameter) else held.isnan()
         if count := int(bad.sum()):
             hint = "restore a checkpoint from before training diverged"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,15 +62,8 @@ class Provenance:
     @classmethod
     def of(cls, subject: Subject) -> Provenance:
         """What a subject says of itself."""
-        return cls(
-            name=subject.name,
-            target=subject.target,
-            file=subject.origin.path if subject.origin else None,
-            inputs_source=subject.inputs_source,
-            weights_source=subject.weights_source,
-            synthetic_inputs=subject.synthetic_inputs,
-            random_weights=subject.random_weights,
-        )
+        same = {each.name: getattr(subject, each.name) for each in fields(cls) if each.name != "file"}
+        return cls(file=subject.origin.path if subject.origin else None, **same)
 
 
 @dataclass(frozen=True)
@@ -109,9 +102,8 @@ class NodeReport:
 class Audit:
     """Everything an audit found; what every reporter reads, and `plan.json` and `measurements.json` store.
 
-    structure: see `isolation.members.structure_of`. live: the model and its batches, None where the audit was loaded from
-    its files. contributions: as far as the files hold them alone. programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
-    output in a run of the graph under the recommended plan.
+    live: the model and its batches, None where the audit was loaded from its files. programs: contents of files that are
+    programs, by name.
     """
 
     subject: Annotated[Provenance, FileField("the model and its inputs")]

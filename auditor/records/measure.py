@@ -43,9 +43,7 @@ class NodeError:
 class Contribution:
     """How far one node in one format moves the model's outputs, or the gradients of its parameters (relative L2, unit 1).
 
-    isolated: inputs, op and result low, all else FP32; this decides the verdict. own: the op and its result alone.
-    cast: rounding the node's FP32 result on its way into a low consumer. Of gradients: isolated is what the node moves
-    forwards and backwards together, own the forward part, backward the other; cast is not asked for.
+    Of gradients: isolated is what it moves forwards and backwards together, own the forward part; cast is not asked for.
     """
 
     isolated: Annotated[float, FileField("how far it alone, low, moves the outputs; the verdict rests on this")]
@@ -114,10 +112,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """Magnitudes of one tensor, or of several together: a histogram by powers of two, from which any scaling can be read.
-
-    exponents: {floor(log2|x|): count} of what is finite and not zero.
-    """
+    """Magnitudes of one tensor, or of several together: a histogram by powers of two, from which any scaling can be read."""
 
     max_abs: Annotated[float, FileField("the largest finite magnitude", least=0)]
     min_abs: Annotated[float, FileField("the smallest magnitude that is not zero; 0 if there is none", least=0)]
@@ -148,10 +143,7 @@ MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A rule that fired on a node.
-
-    declared: the severity in the rule's file. measurable: whether running the operation low can bear the rule out at all.
-    """
+    """A rule that fired on a node."""
 
     rule: Annotated[str, FileField("the rule's code, see [rules.md](rules.md)")]
     name: Annotated[str, FileField("the rule's name")]
@@ -159,13 +151,7 @@ class Finding:
     owner: Annotated[str, FileField("module of that node")]
     op: Annotated[str, FileField("ATen overload of that node")]
     source: Annotated[str | None, FileField("line that wrote it, as for operations")]
-    severity: Annotated[
-        str,
-        FileField(
-            "under that plan, see [severity](command-line.md#how-severe-a-finding-is)",
-            choices=("error", "warning", "info"),
-        ),
-    ]
+    severity: Annotated[str, FileField("under the plan that is followed", choices=("error", "warning", "info"))]
     confidence: Annotated[str, FileField("`high` if found unsafe, else the rule's", choices=("high", "medium", "low"))]
     formats: Annotated[tuple[str, ...], FileField("formats it speaks of")]
     message: Annotated[str, MeasurementField("what is wrong here, with this model's numbers")] = ""

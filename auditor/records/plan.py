@@ -29,12 +29,11 @@ class Reason:
     kind: Annotated[
         str,
         FileField(
-            "`unsafe`: an operation of it must not run low; `untested`: what it does low is not known; `conflict`: "
-            "low, it would be handed two dtypes; `budget`: lowering it alone breaks the budget; `margin`: that stays "
-            "within the budget, but not within the share of it that a plan uses; `no-gain`: it can be lowered, alone,"
-            " and nothing is gained by it; `tied`: it shares a weight; `inherited`: FP32 reaches it, or would have to"
-            " leave it; `author`: so it is written; `strategy`: the strategy runs it so by itself; `not-floating`: "
-            "nothing in it has a precision",
+            "`unsafe`: an operation of it must not run low; `untested`: what it does low is not known; `conflict`: low, it "
+            "would meet two dtypes; `budget`: lowering it alone breaks the budget; `margin`: that takes more of the budget "
+            "than plans use; `no-gain`: lowering it alone gains nothing; `tied`: it shares a weight; `inherited`: FP32 "
+            "reaches or leaves it; `author`: so it is written; `strategy`: the strategy runs it so by itself; "
+            "`not-floating`: nothing in it has a precision",
             choices=tuple(
                 "unsafe untested conflict budget margin no-gain tied inherited author strategy not-floating".split()
             ),
@@ -52,12 +51,11 @@ class Reason:
 
 @dataclass(frozen=True)
 class Verification:
-    """The emitted artefact, run for real: the batches without gradients, and the first one with them.
+    """The emitted artefact, run for real: the batches without gradients, and the first one with them."""
 
-    error: relative L2 of all outputs, worst run without gradients; None if it failed. execution: native | emulated.
-    """
-
-    error: Annotated[float | None, FileField("as it was run; `measured_error` is that of a run that counts")]
+    error: Annotated[
+        float | None, FileField("worst run without gradients; `measured_error` is that of a run that counts")
+    ]
     finite: Annotated[bool, FileField("whether the outputs were")]
     inputs: Annotated[str, FileField("`held-out`: inputs the plan was not made from", choices=("held-out", "audited"))]
     execution: Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]
@@ -90,8 +88,7 @@ class KeptOperation:
         str,
         FileField(
             "`unsafe`: it must not run low; `untested`: what it does low is not known; `refused`: it cannot run low; "
-            "`budget`: the error that it would add is more than the time it saves is worth; `no-gain`: lowering it "
-            "alone saves nothing",
+            "`budget`: its error would be worth more than its time; `no-gain`: lowering it alone saves nothing",
             choices=("unsafe", "untested", "refused", "budget", "no-gain"),
         ),
     ]
@@ -139,7 +136,9 @@ class Plan:
     predicted_error: Annotated[float, FileField("before anything was run: all roundings, in quadrature")] = math.nan
     low_precision_flops: Annotated[float, FileField("share of the FLOPs that run low", least=0, most=1)] = math.nan
     predicted_speedup: Annotated[float, FileField("over FP32, see [costs](method.md#what-a-choice-costs)")] = math.nan
-    measured_error: Annotated[float | None, FileField("of the worst batch; `null`: it failed or was not finite")] = None
+    measured_error: Annotated[float | None, FileField("of the artefact, worst batch; `null`: not finite or failed")] = (
+        None
+    )
     verified: Annotated[bool, FileField("the patched model was run, and is within the budget")] = False
     verification: Annotated[Verification | None, FileField("run of the patched model; `null`: not run")] = None
     note: Annotated[str, MeasurementField("what is to be said of it beside, in words")] = ""
