@@ -103,17 +103,17 @@ def import_target(target: Target) -> ModuleType:
     try:
         return import_source(target.module, target.path)
     except (Exception, SystemExit) as error:
-        said, slug = f"importing {target.label} raised {blame(error)}", "import-raises"
+        failure = LoadError(f"importing {target.label} raised {blame(error)}", "import-raises")
         if isinstance(error, SyntaxError):
             place = f"{Path(error.filename or target.label).name}:{error.lineno}"
-            said, slug = f"{place}: syntax error, {error.msg}: fix it and run again", "syntax-error"
+            failure = LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", "syntax-error")
         elif isinstance(error, ModuleNotFoundError) and f"{target.module}.".startswith(f"{error.name}."):
             hint = "give a path such as ./model.py, or run where the module can be imported"
-            said, slug = f"no file and no module is called {target.module!r}: {hint}", "missing-target"
+            failure = LoadError(f"no file and no module is called {target.module!r}: {hint}", "missing-target")
         elif isinstance(error, ModuleNotFoundError) and error.name:
             hint = "install it in the environment that runs the audit"
-            said, slug = f"{target.label} needs {error.name!r}, which is not here: {hint}", "missing-package"
-        raise LoadError(said, slug) from error
+            failure = LoadError(f"{target.label} needs {error.name!r}, which is not here: {hint}", "missing-package")
+        raise failure from error
 
 
 @contextmanager
