@@ -83,7 +83,7 @@ def _automatic(settings: AuditTarget) -> int | None:
     """The limit of a model that would not fit into what the machine has free, where its size is known before it is made."""
     if settings.native:
         return None
-    from ..loading.hubs import weights_of
+    from ..loading.discover import weights_of
     from ..loading.target import parse
     from ..offload import fitting
 

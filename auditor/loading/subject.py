@@ -22,8 +22,8 @@ from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
 from ..numerics.entries import entries, extent, is_number
 from ..records import Batch, Subject
-from . import hubs, inputs, weights
-from .discover import discover
+from . import inputs, state
+from .discover import discover, from_hub, require
 from .placement import beside
 from .state import held_outside, in_eval, in_fp32, materialise, name_of, present, settle_precision, switch
 from .target import Target, blame, import_target, parse, user_code
@@ -63,7 +63,7 @@ def load(
     """
     parsed = parse(target)
     if parsed.hub:
-        hubs.require(parsed)  # before loading is watched, so that the package's own readers are
+        require(parsed)  # before loading is watched, so that the package's own readers are
     as_set = flags()
     with user_code(parsed, seed):
         with under(as_set):
@@ -108,7 +108,7 @@ def check(subject: Subject) -> Subject:
     Raises: LoadError(slug="bad-surroundings" | "nan-weights" | "forward-raises" | "tensor-class" | "nan-output").
     """
     _reject_surroundings()
-    weights.reject_non_finite(subject.model)
+    state.reject_non_finite(subject.model)
     with under({}), in_eval(subject.model):
         subject, answers = _run(subject)
         leaves = [leaf for answer in answers for leaf in answer]
@@ -160,16 +160,16 @@ def _reject_closed(subject: Subject, tensors: Iterable[Tensor]) -> None:
 def _load(
     target: Target, inputs_text: str | None, weights_text: str | None, seed: int, objective: Finder | None = None
 ) -> Subject:
-    with weights.watching() as seen:
+    with state.watching() as seen:
         module = ModuleType(target.module) if target.hub else import_target(target)
         read = "read" in seen
         seen.discard("read")
-        result = hubs.build(target, seed) if target.hub else discover(module, target, seed)
+        result = from_hub(target, seed) if target.hub else discover(module, target, seed)
     model, notes = _unwrap(result.model)
     notes += (*result.notes, *(() if weights_text else result.checkpoint))
     _reject_unfit(model, lazy=True)
     if weights_text:
-        notes += tuple(weights.load_into(model, Path(weights_text)))
+        notes += tuple(state.load_into(model, Path(weights_text)))
     switch(model, training=False)
     with present(model), in_fp32(model):
         given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from ..folder import check_directory, path_of, write
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
-from .plan import Plan
-from .run import Baseline, Evaluation, Timing, Today
+from .plan import Baseline, Evaluation, Plan, Timing, Today
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
