@@ -29,6 +29,7 @@ GRAMMAR = "write f.py:func, x.pt, x.safetensors, x.npz, or shapes such as 'x:flo
 FORMS = (
     "return a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of such tuples or dicts"
 )
+SUFFIXES = (".pt", ".pth", ".safetensors", ".npz")
 MOST_BATCHES = 32
 """How many batches of an open-ended iterable (a generator, a DataLoader) are used."""
 
@@ -57,13 +58,13 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     if shapes and all(shapes):
         reseed(seed)
         return Inputs((_from_shapes(text, [match for match in shapes if match], model),), source, synthetic=True)
-    if ".py" not in text and ":" not in text and path.suffix not in _READERS:
+    if ".py" not in text and ":" not in text and path.suffix not in SUFFIXES:
         raise LoadError(f"cannot read --inputs {text[:200]!r}: {GRAMMAR}", slug="bad-inputs")
-    if path.suffix in _READERS:
+    if path.suffix in SUFFIXES:
         if not path.is_file():
             raise LoadError(f"inputs {path} do not exist: check --inputs", slug="missing-inputs")
         with refused(slug="bad-weights"):
-            value = _READERS[path.suffix](path)
+            value = _read_npz(path) if path.suffix == ".npz" else read_tensors(path)
         if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
             return Inputs((bind_named(model, value, path.name),), source)
         return Inputs(as_batches(value, path.name), source)
@@ -188,14 +189,6 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
     except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
         raise LoadError(f"{path.name} cannot be read as plain arrays: {error}", slug="bad-inputs") from error
     return {name: value.float() if value.dtype == torch.float64 else value for name, value in result.items()}
-
-
-_READERS: Mapping[str, Callable[[Path], Any]] = {
-    ".pt": read_tensors,
-    ".pth": read_tensors,
-    ".safetensors": read_tensors,
-    ".npz": _read_npz,
-}
 
 
 def _from_shapes(text: str, shapes: list[re.Match[str]], model: nn.Module) -> Batch:
