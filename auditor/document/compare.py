@@ -162,14 +162,11 @@ def _verdict_changes(before: Sequence[NodeReport], after: Sequence[NodeReport]) 
     old, new = _by_place(before), _by_place(after)
     changes = []
     for key in {**new, **old}:
-        was, now = old.get(key), new.get(key)
-        report = now or was
-        assert report is not None
-        sides = [{f: v.verdict for f, v in side.verdicts.items()} if side else {} for side in (was, now)]
-        for fmt in {**sides[0], **sides[1]}:
-            verdicts = tuple(side.get(fmt) for side in sides)
-            if verdicts[0] != verdicts[1]:
-                changes.append(VerdictChange(report.node, fmt, *verdicts))
+        report = new.get(key) or old[key]
+        was, now = ({f: v.verdict for f, v in side[key].verdicts.items()} if key in side else {} for side in (old, new))
+        changes += [
+            VerdictChange(report.node, f, was.get(f), now.get(f)) for f in was | now if was.get(f) != now.get(f)
+        ]
     return tuple(changes)
 
 

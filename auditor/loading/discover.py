@@ -32,10 +32,6 @@ from .target import Target, blame, call, required
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
-CONVENTIONS = (
-    "define get_model(), a module-level `model`, or an nn.Module class that needs no arguments; "
-    "or name the symbol, as in model.py:Net"
-)
 PACKAGES = {"timm": ("timm", "huggingface_hub"), "hf": ("transformers", "huggingface_hub")}
 CHECKPOINTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
 """Names that transformers looks for, in its order."""
@@ -102,7 +98,10 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
         return "model"
     classes = {n: c for n, c in vars(module).items() if _is_model_class(c) and c.__module__ == module.__name__}
     if not classes:
-        raise LoadError(f"no model found in {target.label}: {CONVENTIONS}", slug="no-model")
+        hint = (
+            "define get_model(), `model`, or an nn.Module class that needs no arguments, or name it, as in model.py:Net"
+        )
+        raise LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
     names = [name for name, kind in classes.items() if not required(kind)] or list(classes)[-1:]
     if len(names) > 1:  # of these, one that no other one contains or derives from
         built = {name: _build(classes[name], target, name, seed) for name in names}

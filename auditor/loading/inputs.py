@@ -100,10 +100,9 @@ def from_model(model: nn.Module, seed: int) -> Inputs:
         try:
             with in_eval(model), torch.no_grad():
                 model(*batch[0], **batch[1])
+            return Inputs((batch,), source, synthetic=True)
         except Exception as raised:  # a wrong guess may fail in any way
             error = raised
-        else:
-            return Inputs((batch,), source, synthetic=True)
     hint = "define get_inputs() beside the model, or pass --inputs 'x:float32[1,3,224,224]'"
     why = f" found for forward({', '.join(required(model.forward))})"
     why = f", and none made up run, {blame(error)}" if error else why

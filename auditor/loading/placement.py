@@ -40,12 +40,11 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
         candidate = replace(there, **inputs)
         try:
             answer(candidate.model, candidate.batches[0], seed=seed)
+            return candidate
         except Exception as error:
             if not device_failed(error):
                 let_through(error)
             refused = refused or error
-        else:
-            return candidate
     assert refused is not None
     raise AuditorError(
         f"{subject.name} runs on {', '.join(sorted(here)) or CPU} and not on {device} "
