@@ -24,7 +24,8 @@ from .exported import quietly
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 """Packages that write, check and run these files."""
 
-_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+"""What ONNX calls the formats."""
 
 _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
@@ -196,18 +197,11 @@ def counted(model: Any) -> tuple[int, int, int]:
     import onnx_ir
 
     types = onnx_ir.DataType
-    floating = {types.FLOAT, types.DOUBLE, *map(_type, _TYPES)}
+    floating = {types.FLOAT, types.DOUBLE, types.FLOAT16, types.BFLOAT16}
     computing = [node for node in model.graph if node.op_type not in _NO_ARITHMETIC]
     result = [{value.dtype for value in (*node.inputs[:1], node.outputs[0]) if value} for node in computing]
     operations, high = sum(bool(each & floating) for each in result), sum(types.FLOAT in each for each in result)
     return operations, high, sum(node.op_type == "Cast" for node in model.graph)
-
-
-def _type(format: str) -> Any:
-    """What ONNX calls a format."""
-    import onnx_ir
-
-    return onnx_ir.DataType[_TYPES[format]]
 
 
 def lower_ends(model: Any, format: str) -> None:
@@ -215,7 +209,7 @@ def lower_ends(model: Any, format: str) -> None:
     import onnx_ir
     from onnx_ir.passes import common
 
-    graph, low, wide = model.graph, _type(format), onnx_ir.DataType.FLOAT
+    graph, low, wide = model.graph, onnx_ir.DataType[TYPES[format]], onnx_ir.DataType.FLOAT
     for given in filter(lambda value: value.dtype == wide, graph.inputs):
         given.dtype, uses = low, given.uses()
         raised = onnx_ir.node("Cast", [given], {"to": wide})
@@ -243,8 +237,7 @@ def _take_place(graph: Any, index: int, value: Any, kind: Any) -> None:
     """Return a value under the name of the one that was returned before."""
     before = graph.outputs[index]
     value.shape, value.dtype = before.shape, kind
-    name, before.name = before.name, f"{before.name}_inner"
-    value.name = name
+    before.name, value.name = f"{before.name}_inner", before.name
     graph.outputs[index] = value
 
 
@@ -256,7 +249,7 @@ def rounded(model: Any, format: str) -> None:
     """
     import onnx_ir
 
-    graph, low, wide = model.graph, _type(format), onnx_ir.DataType.FLOAT
+    graph, low, wide = model.graph, onnx_ir.DataType[TYPES[format]], onnx_ir.DataType.FLOAT
     for node in graph:
         for name, attribute in node.attributes.items():
             if attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
