@@ -46,9 +46,7 @@ class Target:
     @property
     def label(self) -> str:
         """How messages call the place: the file's name or the module's."""
-        if self.hub:
-            return self.text
-        return self.path.name if self.path else self.module
+        return self.text if self.hub else self.path.name if self.path else self.module
 
     @property
     def name(self) -> str:

@@ -135,9 +135,7 @@ class Audit:
     linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predictions held against runs")] = ()
     noise: Annotated[Noise | None, MeasurementField("how far FP32 is from itself when it is run again")] = None
     findings: Annotated[tuple[Finding, ...], FileField("every rule that fired, each place by itself")]
-    contributions: Annotated[
-        Contributions, FileField("largest by format, module and operation, for the next audit")
-    ] = field(default_factory=dict)
+    contributions: Annotated[Contributions, FileField("largest by format, module, op")] = field(default_factory=dict)
     warnings: Annotated[tuple[str, ...], FileField("what limits this audit, in words")]
     training: Annotated[Training | None, FileField("what a training step meets; `null` in mode `inference`")] = None
     evaluation: Annotated[Evaluation | None, FileField("the user's own function; `null`: none was given")] = None

@@ -271,10 +271,7 @@ class Plan:
     verification: Annotated[Verification | None, FileField("run of the patched model; `null`: not run")] = None
     note: Annotated[str, MeasurementField("what is to be said of it beside, in words")] = ""
     reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations do not run low")] = ()
-    least: Annotated[
-        tuple[str, ...] | None,
-        FileField("modules that would stay FP32 if all that gains nothing were low; `null`: not sought"),
-    ] = None
+    least: Annotated[tuple[str, ...] | None, FileField("FP32 modules that have to be; `null`: not sought")] = None
     objective: Annotated[str, FileField("what the plan minimises", choices=("time", "memory", "flops"))] = "time"
     raised: Annotated[
         str,

@@ -10,9 +10,7 @@ from .graph import CalledFrom
 from .measure import Contribution, Magnitudes, NodeError
 from .written import FileField, MeasurementField, empty
 
-FlushedUnscaled = Annotated[
-    float, FileField("share of the low gradients that FP16 turns to zero without a scale", least=0, most=1)
-]
+FlushedUnscaled = Annotated[float, FileField("share of low gradients that FP16 zeroes unscaled", least=0, most=1)]
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,7 @@ class Bf16Outlook:
 
     flushed: Annotated[float, FileField("share of the low gradients that it turns to zero", least=0, most=1)]
     lost_adam: Annotated[
-        Mapping[float, float],
-        FileField("by learning rate of Adam: share of the updates that BF16 weights lose", least=0, most=1),
+        Mapping[float, float], FileField("by Adam's learning rate: share of updates lost in BF16", least=0, most=1)
     ]
     lost_sgd: Annotated[Mapping[float, float], FileField("the same for SGD", least=0, most=1)]
 
