@@ -31,7 +31,7 @@ from .criteria import Criterion
 from .devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .errors import AuditorError
 from .numerics.formats import DEFAULT, auditable, runs
-from .records.run import DIRECTIONS
+from .records.plan import DIRECTIONS
 from .resources import table
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ def written_at(outermost: CodeType) -> Written | None:
     """
     frames: list[FrameType] = []
     for frame, _ in walk_stack(sys._getframe(1)):
-        if _kind(frame.f_code.co_filename):
+        if kind_of(frame.f_code.co_filename):
             frames.append(frame)
         if frame.f_code is outermost:
             break
@@ -76,7 +76,7 @@ def raised_at(error: BaseException) -> str:
     for frame, line in walk_tb(error.__traceback__):
         filename = frame.f_code.co_filename
         inside = inside or filename == _MODULE
-        if inside and _kind(filename):
+        if inside and kind_of(filename):
             place = line_of((filename, line))
     return place
 
@@ -92,8 +92,8 @@ def installed(path: str) -> bool:
 
 
 def _beside(first: FrameType, others: list[FrameType]) -> FrameType | None:
-    if _kind(first.f_code.co_filename) == "library":
-        own = next((frame for frame in others if _kind(frame.f_code.co_filename) == "own"), None)
+    if kind_of(first.f_code.co_filename) == "library":
+        own = next((frame for frame in others if kind_of(frame.f_code.co_filename) == "own"), None)
         if own is not None:
             return own
     if _is_forward(first):
@@ -121,7 +121,7 @@ def _function(code: CodeType) -> str:
 
 
 @cache
-def _kind(filename: str) -> str:
+def kind_of(filename: str) -> str:
     """own | library | "": torch's, this package's, the standard library's, and what stands in no file."""
     if filename.startswith((_TORCH, _OURS)):
         return ""

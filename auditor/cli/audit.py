@@ -77,7 +77,7 @@ def _automatic(settings: AuditTarget) -> int | None:
     """The limit of a model that would not fit into what the machine has free, where its size is known before it is made."""
     if settings.native:
         return None
-    from ..loading.hubs import weights_of
+    from ..loading.discover import weights_of
     from ..loading.target import parse
     from ..offload import fitting
 
@@ -111,7 +111,8 @@ def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: f
         return 0
     loaded = round(time.perf_counter() - began, 2)
     audit = run(subject, settings)
-    audit = replace(audit, environment=replace(audit.environment, seconds={"load": loaded, **audit.seconds}))
+    seconds = {"load": loaded, **audit.environment.seconds}
+    audit = replace(audit, environment=replace(audit.environment, seconds=seconds))
     if settings.onnx and audit.programs:
         from ..graphs.onnxfile import with_onnx
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..records import Audit, Finding, Node, NodeReport, Plan
+from ..records.audit import Contributions
 from ..records.measure import MEASURED
 from ..rulebook.rule import SEVERITIES
 
 BAND = 2.0
 """How many times larger a contribution has to be than it was for what the measurement says of it to be new."""
-
-Contributions = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""{format: {module: {operation: the largest contribution}}}."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +88,17 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
     One that is there for another plan's sake, or a number that is not BAND times what it was, is not new; an error is.
     Contributions under another budget are not comparable.
     """
-    steady = _steady_between(contributions_of(before), contributions_of(audit))
-    if settings(before)["budget"] != settings(audit)["budget"]:
-        steady = _never
+    comparable = settings(before)["budget"] == settings(audit)["budget"]
+    both = contributions_of(before), contributions_of(audit)
+
+    def steady(finding: Finding) -> bool:
+        """Whether the contributions that it rests on are at most BAND times what they were."""
+        pairs = [
+            [found.get(fmt, {}).get(finding.owner, {}).get(finding.op, 0.0) for found in both]
+            for fmt in finding.formats
+        ]
+        return comparable and any(now for _, now in pairs) and all(now <= BAND * was for was, now in pairs)
+
     left: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
     for old in before.findings:
         left[_identity(old)].append(old)
@@ -123,24 +129,6 @@ def contributions_of(audit: Audit) -> Contributions:
                 size = moved.isolated if math.isfinite(moved.isolated) else math.inf
                 of[report.node.op] = float(f"{max(size, of.get(report.node.op, 0.0)):.3g}")
     return result
-
-
-def _steady_between(before: Contributions, after: Contributions) -> Callable[[Finding], bool]:
-    """Whether the contributions that a finding rests on are at most BAND times what they were."""
-
-    def holds(finding: Finding) -> bool:
-        pairs = [(_at(before, fmt, finding), _at(after, fmt, finding)) for fmt in finding.formats]
-        return any(now for _, now in pairs) and all(now <= BAND * was for was, now in pairs)
-
-    return holds
-
-
-def _never(finding: Finding) -> bool:
-    return False
-
-
-def _at(found: Contributions, fmt: str, finding: Finding) -> float:
-    return found.get(fmt, {}).get(finding.owner, {}).get(finding.op, 0.0)
 
 
 def _covers(old: Finding, finding: Finding, steady: Callable[[Finding], bool]) -> bool:
@@ -174,14 +162,11 @@ def _verdict_changes(before: Sequence[NodeReport], after: Sequence[NodeReport]) 
     old, new = _by_place(before), _by_place(after)
     changes = []
     for key in {**new, **old}:
-        was, now = old.get(key), new.get(key)
-        report = now or was
-        assert report is not None
-        sides = [{f: v.verdict for f, v in side.verdicts.items()} if side else {} for side in (was, now)]
-        for fmt in {**sides[0], **sides[1]}:
-            verdicts = tuple(side.get(fmt) for side in sides)
-            if verdicts[0] != verdicts[1]:
-                changes.append(VerdictChange(report.node, fmt, *verdicts))
+        report = new.get(key) or old[key]
+        was, now = ({f: v.verdict for f, v in side[key].verdicts.items()} if key in side else {} for side in (old, new))
+        changes += [
+            VerdictChange(report.node, f, was.get(f), now.get(f)) for f in was | now if was.get(f) != now.get(f)
+        ]
     return tuple(changes)
 
 

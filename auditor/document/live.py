@@ -19,7 +19,7 @@ from ..errors import PlanError
 from ..isolation import isolated
 from ..isolation.members import size_of, structure_of, unwrapped
 from ..numerics.formats import label, runs
-from ..plan.workbench import raising
+from ..plan.workbench import emitted
 from ..records import Audit, Plan, Subject
 from ..verify import NotHandedOver, Verifier
 from .read import applicable, plan_of, read_json
@@ -91,10 +91,7 @@ def check_artefact(subject: Subject, plans: Mapping[str, Plan], chosen: str, see
     if subject.origin is None:
         return
     with Verifier.start(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
-        file = folder / "patched_model.py"
-        emitted = {**plans, **raising(subject)}
-        file.write_text(emit(subject.origin, size_of(subject.model), emitted, None, folder), encoding="utf-8")
-        failure = verifier.ask(file, [chosen])[chosen]
+        failure = verifier.ask(emitted(subject, plans, folder), [chosen])[chosen]
         if isinstance(failure, str):
             raise PlanError(f"under {chosen} the model does not run: {failure}", slug="plan-mismatch")
 
@@ -147,13 +144,8 @@ def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
 def _check_model(model: nn.Module, size: int, audit: Audit) -> None:
     if audit.structure == structure_of(model) if audit.structure else audit.parameters == size:
         return
-    if audit.parameters != size:
-        raise PlanError(
-            f"the plan was made for a model of {audit.parameters} parameters, this one has {size}: audit it again.",
-            slug="plan-mismatch",
-        )
-    raise PlanError(
-        f"the plan was made for another model than this {type(unwrapped(model)).__name__}: modules or parameters have "
-        "other names, classes or shapes. Audit this model.",
-        slug="plan-mismatch",
-    )
+    said = f"for a model of {audit.parameters} parameters, this one has {size}"
+    if audit.parameters == size:
+        kind = type(unwrapped(model)).__name__
+        said = f"for another model than this {kind}: modules or parameters have other names, classes or shapes"
+    raise PlanError(f"the plan was made {said}. Audit this model.", slug="plan-mismatch")

@@ -53,10 +53,8 @@ def load(directory: str | PathLike[str]) -> Audit:
     file = _plan_in(Path(directory))
     document = read_json(file)
     beside = _measured_beside(file, document)
-    if beside is not None:
-        return audit_of(merge(document, beside), str(file))
-    alone = audit_of(document, str(file))
-    return replace(alone, warnings=(*alone.warnings, ALONE))
+    found = audit_of(merge(document, beside), str(file))
+    return found if beside else replace(found, warnings=(*found.warnings, ALONE))
 
 
 def load_plan(path: str | PathLike[str]) -> dict[str, Any]:

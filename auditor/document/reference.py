@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,32 +36,28 @@ class _Schema(GenerateJsonSchema):
         return {"anyOf": [super().float_schema(schema), {"enum": [*NOT_FINITE]}]}
 
 
-def objects() -> dict[str, Any]:
-    """{record: its JSON schema}, the Audit first."""
+def objects() -> dict[str, dict[str, Any]]:
+    """{record: the JSON schemas of its fields}, the Audit first."""
     top = adapter().json_schema(schema_generator=_Schema)
-    result = {"Audit": top, **top.pop("$defs")}
-    for part in result.values():
-        part["properties"] = {key: value for key, value in part["properties"].items() if "description" in value}
-    return result
+    records = {"Audit": top, **top.pop("$defs")}
+    return {
+        name: {key: value for key, value in part["properties"].items() if "description" in value}
+        for name, part in records.items()
+    }
 
 
 def json_schema(file: str = PLAN) -> str:
     """docs/plan.schema.json, or docs/measurements.schema.json: what this version writes."""
-    result = objects()
-    split = {name for name, part in result.items() if any(map(_is_measured, part["properties"].values()))}
-    for name, part in result.items():
-        kept = {key: value for key, value in part["properties"].items() if _is_in(value, name in split, split, file)}
-        part["properties"] = {key: _bare(value) for key, value in kept.items()}
-    top = result.pop("Audit")["properties"]
-    properties = {**_TOP, **(_BESIDE if file == MEASUREMENTS else {}), **top}
+    records = objects()
+    split = {name for name, fields in records.items() if any(map(_is_measured, fields.values()))}
+    kept = {
+        name: {key: _bare(value) for key, value in fields.items() if _is_in(value, name in split, split, file)}
+        for name, fields in records.items()
+    }
+    top = {**_TOP, **(_BESIDE if file == MEASUREMENTS else {}), **kept.pop("Audit")}
     head = {"$schema": _Schema.schema_dialect, "title": f"{file}, format_version {FORMAT_VERSION}"}
-    reached = _objects_in(properties, result)
-    return (
-        json.dumps(
-            {**head, **_object(properties), "$defs": {name: reached[name] for name in sorted(reached)}}, indent=2
-        )
-        + "\n"
-    )
+    definitions = {name: _object(kept[name]) for name in sorted(_named_in(top, kept))}
+    return json.dumps({**head, **_object(top), "$defs": definitions}, indent=2) + "\n"
 
 
 def with_tables(page: str) -> str:
@@ -75,11 +72,11 @@ def with_tables(page: str) -> str:
     return _TABLE.sub(lambda match: match["start"] + _table(result[match["name"]]) + match["end"], page)
 
 
-def _table(part: Any) -> str:
+def _table(fields: Mapping[str, Any]) -> str:
     """One row for each key of an object, as Markdown."""
     rows = [
         f"| `{key}`{' (measurements.json)' if _is_measured(value) else ''} | {value['description']} |"
-        for key, value in part["properties"].items()
+        for key, value in fields.items()
     ]
     return "\n".join(("", "| field | meaning |", "|---|---|", *rows, "", ""))
 
@@ -104,12 +101,11 @@ def _object(properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties]}
 
 
-def _objects_in(properties: Any, objects: Any) -> dict[str, Any]:
-    """The objects that these properties hold, and what those do."""
-    names = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(properties))) & objects.keys()
-    others = {name: part for name, part in objects.items() if name not in names}
-    result = {name: _object(objects[name]["properties"]) for name in names}
-    return {**result, **{k: v for name in names for k, v in _objects_in(objects[name]["properties"], others).items()}}
+def _named_in(fields: Any, records: Mapping[str, Any]) -> set[str]:
+    """The records that these fields hold, and what those do."""
+    names = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(fields))) & records.keys()
+    others = {name: part for name, part in records.items() if name not in names}
+    return names.union(*(_named_in(records[name], others) for name in names))
 
 
 def main(directory: Path) -> None:

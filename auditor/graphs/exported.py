@@ -94,7 +94,10 @@ def _program(
     module: nn.Module, batch: Batch, fixed: str = "", takes: Callable[[ExportedProgram], bool] = lambda program: True
 ) -> tuple[ExportedProgram, str]:
     """A program for batches of any size where it can be had, and why not. Raises: what torch.export raises."""
-    if not (fixed := fixed or _fixed(batch)):
+    sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
+    if len(sizes) != 1 or 0 in sizes:
+        fixed = "the inputs do not share a first dimension" if sizes else "it takes no tensors"
+    if not fixed:
         try:
             program = _traced(module, batch, dynamic=True)
             if _varies(program) and takes(program):
@@ -193,14 +196,6 @@ def _is_plain(output: Any) -> bool:
     return isinstance(output, torch.Tensor)
 
 
-def _fixed(batch: Batch) -> str:
-    """Why the size of a batch cannot be left open; "" where it may be."""
-    sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
-    if not sizes:
-        return "it takes no tensors"
-    return "the inputs do not share a first dimension" if len(sizes) != 1 or 0 in sizes else ""
-
-
 def _functional(program: ExportedProgram) -> fx.GraphModule:
     """The graph without writes in place, casts that change nothing and checks of inputs, sizes and dtypes."""
     if any(node.op == "call_function" and mutates(node.target) for node in program.graph.nodes):
@@ -215,7 +210,16 @@ def _functional(program: ExportedProgram) -> fx.GraphModule:
             node.replace_all_uses_with(same)
             module.graph.erase_node(node)
         elif node.target is _aten._native_batch_norm_legit_no_training.default:
-            _as_batch_norm(module.graph, node)
+            x, weight, bias, mean, variance, momentum, eps = (
+                node.args
+            )  # a batch norm, as it was with its writes in place
+            node.target, node.args = (
+                _aten.batch_norm.default,
+                (x, weight, bias, mean, variance, False, momentum, eps, False),
+            )
+            for first in list(node.users):
+                first.replace_all_uses_with(node)
+                module.graph.erase_node(first)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
@@ -233,19 +237,6 @@ def _same(node: fx.Node) -> fx.Node | None:
     if not cast or not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
         return None
     return source if (given.dtype, given.device) == (result.dtype, result.device) else None
-
-
-def _as_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
-    """The operation that a batch norm was before writes in place were taken out."""
-    x, weight, bias, mean, variance, momentum, eps = node.args
-    arguments = (x, weight, bias, mean, variance, False, momentum, eps, False)
-    for user in list(node.users):
-        if user.args[1] == 0:
-            with graph.inserting_before(user):
-                whole = graph.call_function(_aten.batch_norm.default, arguments)
-            whole.meta = dict(user.meta) | {"nn_module_stack": node.meta.get("nn_module_stack")}
-            user.replace_all_uses_with(whole)
-            graph.erase_node(user)
 
 
 @contextmanager

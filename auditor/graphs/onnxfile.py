@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import AuditorError, MeasureError, first_line, let_through
+from ..errors import AuditorError, MeasureError, first_line, let_through, origin_of
 from ..isolation.answer import answer
 from ..numerics.formats import label
 from ..numerics.metrics import output_error
@@ -24,7 +24,8 @@ from .exported import quietly
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 """Packages that write, check and run these files."""
 
-_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+"""What ONNX calls the formats."""
 
 _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
@@ -60,7 +61,7 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
             written[name] = _written(audit, plan, ends)
         except Exception as error:
             let_through(error)
-            errors[name] = f"it could not be written: {first_line(_cause(error))[:200]}"
+            errors[name] = f"it could not be written: {first_line(origin_of(error))[:200]}"
     errors |= _ran(audit, plans, written) if written else {}
     told = dict(audit.plans)
     for name, plan in plans.items():
@@ -86,11 +87,6 @@ def _written(audit: Audit, plan: Plan, ends: str) -> bytes:
         content = as_bytes(model)
         onnx.checker.check_model(content, full_check=True)
         return content
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Where it began: what torch's exporter raises tells of the steps of an export."""
-    return error if error.__cause__ is None else _cause(error.__cause__)
 
 
 def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
@@ -201,18 +197,11 @@ def counted(model: Any) -> tuple[int, int, int]:
     import onnx_ir
 
     types = onnx_ir.DataType
-    floating = {types.FLOAT, types.DOUBLE, *map(_type, _TYPES)}
+    floating = {types.FLOAT, types.DOUBLE, types.FLOAT16, types.BFLOAT16}
     computing = [node for node in model.graph if node.op_type not in _NO_ARITHMETIC]
     result = [{value.dtype for value in (*node.inputs[:1], node.outputs[0]) if value} for node in computing]
     operations, high = sum(bool(each & floating) for each in result), sum(types.FLOAT in each for each in result)
     return operations, high, sum(node.op_type == "Cast" for node in model.graph)
-
-
-def _type(format: str) -> Any:
-    """What ONNX calls a format."""
-    import onnx_ir
-
-    return onnx_ir.DataType[_TYPES[format]]
 
 
 def lower_ends(model: Any, format: str) -> None:
@@ -220,7 +209,7 @@ def lower_ends(model: Any, format: str) -> None:
     import onnx_ir
     from onnx_ir.passes import common
 
-    graph, low, wide = model.graph, _type(format), onnx_ir.DataType.FLOAT
+    graph, low, wide = model.graph, onnx_ir.DataType[TYPES[format]], onnx_ir.DataType.FLOAT
     for given in filter(lambda value: value.dtype == wide, graph.inputs):
         given.dtype, uses = low, given.uses()
         raised = onnx_ir.node("Cast", [given], {"to": wide})
@@ -248,8 +237,7 @@ def _take_place(graph: Any, index: int, value: Any, kind: Any) -> None:
     """Return a value under the name of the one that was returned before."""
     before = graph.outputs[index]
     value.shape, value.dtype = before.shape, kind
-    name, before.name = before.name, f"{before.name}_inner"
-    value.name = name
+    before.name, value.name = f"{before.name}_inner", before.name
     graph.outputs[index] = value
 
 
@@ -261,7 +249,7 @@ def rounded(model: Any, format: str) -> None:
     """
     import onnx_ir
 
-    graph, low, wide = model.graph, _type(format), onnx_ir.DataType.FLOAT
+    graph, low, wide = model.graph, onnx_ir.DataType[TYPES[format]], onnx_ir.DataType.FLOAT
     for node in graph:
         for name, attribute in node.attributes.items():
             if attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):

@@ -1,27 +1,43 @@
-"""The plans that are programs: solved operation by operation, saved, run in a fresh process, judged and scored."""
+"""The plans that are programs: choices proposed by minimum cuts, run as the graph that the plan would be, saved, run in a fresh
+process, judged and scored."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from ..artefact.strategies import GRAPHS, SHIPPED
-from ..errors import PlanError, first_line
-from ..numerics.formats import runs
-from ..plan.costs import memory_of
+from ..capture.emulation import as_on
+from ..errors import MeasureError, PlanError, first_line, let_through
+from ..execution.execute import Executor
+from ..isolation.answer import from_the_start
+from ..isolation.outputs import NamedTensors, tensor_outputs
+from ..numerics.formats import dtype_of, runs
+from ..numerics.nodes import tensors_of
+from ..plan.costs import costs_in, memory_of, most_alive
+from ..plan.mincut import HIGH, LOW, Arc, Cuts
+from ..plan.modules import worst_of
 from ..plan.scores import InFp32
-from ..plan.search import MARGIN, RUNS, choose, verified
+from ..plan.search import MARGIN, RUNS, Space, choose, verified
+from ..plan.solve import VISITS
 from ..plan.verified import answered
 from ..plan.workbench import Workbench
-from ..records import Baseline, Memory, Plan, Program, ScopeChoice, Timing, Today
+from ..records import Baseline, Batch, KeptOperation, Memory, Plan, Program, ScopeChoice, Timing, Today
 from ..verify import PROGRAM
-from .choices import Choice, OperationRefused, Operations, Trial, kept_of, lowered, memory_needed
-from .exported import Saved, cannot, exported, saved
-from .operations import Table, table_of
+from .exported import Exported, Saved, cannot, exported, outlines, saved
+from .operations import Operation, Table, is_pick, low_arguments, table_of
 
 Tick = Callable[[str], None]
+
+COPIED = "copied"
+"""Where a node's `meta` has the name of the one that it stands for; casts stand for none."""
 
 
 @dataclass(frozen=True)
@@ -56,98 +72,92 @@ def graphs_of(
     if not wanted:
         return Planned()
     try:
-        return _Stage(bench, tick).graphs(wanted[0], formats, score)
+        tick("exporting the model")
+        return _planned(_trial(bench), wanted[0], formats, tick, score)
     except PlanError as error:
         if error.slug != "cannot-export" or len(wanted) == len(strategies):
             raise
         return Planned(said=(f"There is no plan of strategy {wanted[0]}: {error}",))
 
 
-class _Stage:
-    """One exported model, and what its plans have in common."""
+def _trial(bench: Workbench) -> Trial:
+    """The exported model, and those batches on which it answers as the model does."""
+    subject = bench.subject
+    trial = Trial(exported(subject.model, subject.batches[0]), bench)
+    if not trial.agrees(subject.batches[0]):
+        raise cannot("the graph that torch.export makes of the model does not answer as the model does")
+    batches, held_out = (tuple(filter(trial.agrees, some)) for some in (subject.batches, subject.held_out))
+    if len(batches) + len(held_out) == len(subject.batches) + len(subject.held_out):
+        return trial
+    return replace(trial, bench=replace(bench, subject=replace(subject, batches=batches, held_out=held_out)))
 
-    def __init__(self, bench: Workbench, tick: Tick) -> None:
-        self.tick, subject = tick, bench.subject
-        tick("exporting the model")
-        self.exported = exported(subject.model, subject.batches[0])
-        agrees = Trial(self.exported, bench).agrees
-        if not agrees(subject.batches[0]):
-            raise cannot("the graph that torch.export makes of the model does not answer as the model does")
-        batches, held_out = (tuple(filter(agrees, some)) for some in (subject.batches, subject.held_out))
-        if len(batches) + len(held_out) < len(subject.batches) + len(subject.held_out):
-            bench = replace(bench, subject=replace(subject, batches=batches, held_out=held_out))
-        self.bench, self.trial = bench, Trial(self.exported, bench)
-        self.in_fp32 = memory_in_fp32(bench)
 
-    def graphs(self, strategy: str, formats: Sequence[str], score: InFp32 | None) -> Planned:
-        """All there is."""
-        baselines, spaces = dict[str, Baseline](), dict[str, Operations]()
-        for format in filter(runs, formats):
-            name = f"{strategy}_{format}"
-            table, baselines[name] = self._all_low(table_of(self.exported.graph_module.graph, format, self.bench))
-            spaces[name] = Operations(table, self.trial)
-        files = dict[str, bytes]()
+def _planned(trial: Trial, strategy: str, formats: Sequence[str], tick: Tick, score: InFp32 | None) -> Planned:
+    bench = trial.bench
+    baselines, spaces, files = dict[str, Baseline](), dict[str, Operations](), dict[str, bytes]()
+    for format in filter(runs, formats):
+        table, baseline = _all_low(trial, table_of(trial.exported.graph_module.graph, format, bench))
+        spaces[f"{strategy}_{format}"], baselines[f"{strategy}_{format}"] = Operations(table, trial), baseline
 
-        def make(name: str, limit: float) -> Choice:
-            self.tick(name.replace("_", " "))
-            return choose(spaces[name], limit, 0 if self.bench.options.quick else RUNS)
+    def make(name: str, limit: float) -> Choice:
+        tick(name.replace("_", " "))
+        return choose(spaces[name], limit, 0 if bench.options.quick else RUNS)
 
-        def verify(chosen: Mapping[str, Choice]) -> dict[str, Plan]:
-            plans = {}
-            for name, choice in chosen.items():
-                module = lowered(self.exported, spaces[name].table, choice.low)
-                file = saved(module, self.exported)
-                files[f"{name}{PROGRAM}"] = file.content
-                plans[name] = self._plan(name, strategy, spaces[name], choice, file, memory_needed(module))
-            return answered(self.bench, plans, partial(self.tick, "running the programs"), files)
+    def verify(chosen: Mapping[str, Choice]) -> dict[str, Plan]:
+        plans = {}
+        for name, choice in chosen.items():
+            module = lowered(trial.exported, spaces[name].table, choice.low)
+            file = saved(module, trial.exported)
+            files[f"{name}{PROGRAM}"] = file.content
+            plans[name] = _plan(name, strategy, trial, spaces[name], choice, file, memory_needed(module))
+        return answered(bench, plans, partial(tick, "running the programs"), files)
 
-        plans = verified(spaces, self.bench.max_error, make, verify, lambda name, plan: plan.verified)
-        if score is not None:
-            plans = score.under(plans, self.bench, files)
-        return Planned(plans, baselines, files)
+    plans = verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
+    return Planned(score.under(plans, bench, files) if score else plans, baselines, files)
 
-    def _all_low(self, table: Table) -> tuple[Table, Baseline]:
-        """The table without what raises where everything is low that can be, and what that comes to."""
-        low = table.can_be_low()
-        while True:
-            try:
-                error = self.trial.error(table, low)
-                return table, Baseline(error if math.isfinite(error) else None, math.isfinite(error))
-            except OperationRefused as refused:
-                name = refused.name
-                if name not in low:
-                    return table, Baseline(None, False, first_line(refused.said))
-                if name in table.may_be_low():
-                    kept = f"it does not run low: {refused}"[:200]
-                    operation = replace(table.operations[name], kind="refused", kept=kept)
-                    table = replace(table, operations={**table.operations, name: operation})
-                low -= {name}
 
-    def _plan(self, name: str, strategy: str, space: Operations, choice: Choice, file: Saved, needed: Memory) -> Plan:
-        table = space.table
-        kept = kept_of(space, choice, MARGIN * self.bench.max_error)
-        counts = len(table.operations), len(choice.low), file.casts
-        return Plan(
-            name=name,
-            strategy=strategy,
-            format=table.format,
-            scopes={"": ScopeChoice(table.format if choice.low else "fp32")},
-            predicted_error=choice.predicted_error,
-            low_precision_flops=table.low_flops(choice.low),
-            predicted_speedup=self._speedup(space, choice),
-            objective=self.bench.options.objective,
-            target=self.bench.options.figures,
-            program=Program(f"{name}{PROGRAM}", *counts, kept, file.fixed or None),
-            memory=needed,
-            fp32_memory=self.in_fp32,
-        )
+def _all_low(trial: Trial, table: Table) -> tuple[Table, Baseline]:
+    """The table without what raises where everything is low that can be, and what that comes to."""
+    low = table.can_be_low()
+    while True:
+        try:
+            error = trial.error(table, low)
+            return table, Baseline(error if math.isfinite(error) else None, math.isfinite(error))
+        except OperationRefused as refused:
+            name = refused.name
+            if name not in low:
+                return table, Baseline(None, False, first_line(refused.said))
+            if name in table.may_be_low():
+                kept = f"it does not run low: {refused}"[:200]
+                operation = replace(table.operations[name], kind="refused", kept=kept)
+                table = replace(table, operations={**table.operations, name: operation})
+            low -= {name}
 
-    def _speedup(self, space: Operations, choice: Choice) -> float:
-        """How many times faster than FP32 it is predicted to be, whatever the objective."""
-        bench = replace(self.bench, options=self.bench.options.having(objective="time"))
-        table = table_of(self.exported.graph_module.graph, space.table.format, bench)
-        (elapsed, _), (slowest, _) = table.price(choice.low), table.price(frozenset())
-        return slowest / elapsed if elapsed else 1.0
+
+def _plan(
+    name: str, strategy: str, trial: Trial, space: Operations, choice: Choice, file: Saved, needed: Memory
+) -> Plan:
+    table, bench = space.table, trial.bench
+    kept = kept_of(space, choice, MARGIN * bench.max_error)
+    in_time = replace(bench, options=bench.options.having(objective="time"))
+    seconds = table_of(trial.exported.graph_module.graph, table.format, in_time)
+    (elapsed, _), (slowest, _) = seconds.price(choice.low), seconds.price(frozenset())
+    return Plan(
+        name=name,
+        strategy=strategy,
+        format=table.format,
+        scopes={"": ScopeChoice(table.format if choice.low else "fp32")},
+        predicted_error=choice.predicted_error,
+        low_precision_flops=table.low_flops(choice.low),
+        predicted_speedup=slowest / elapsed if elapsed else 1.0,
+        objective=bench.options.objective,
+        target=bench.options.figures,
+        program=Program(
+            f"{name}{PROGRAM}", len(table.operations), len(choice.low), file.casts, kept, file.fixed or None
+        ),
+        memory=needed,
+        fp32_memory=memory_in_fp32(bench),
+    )
 
 
 def memory_in_fp32(bench: Workbench) -> Memory:
@@ -155,3 +165,221 @@ def memory_in_fp32(bench: Workbench) -> Memory:
     format = next(iter(bench.contributions))
     nothing_low = bench.problem(SHIPPED[0], format).resolve(lambda owner: "fp32")
     return memory_of(bench.capture, bench.costs, nothing_low, format)
+
+
+def cuts_of(table: Table) -> Cuts:
+    """The best choices of a table, as cuts: every operation is a node, those that may not be low are an end.
+
+    For a value that is made FP32, a helper says whether some reader is low; for one that is made low, whether all are: so a
+    cast is paid once, however many read it.
+    """
+    free, arcs = table.may_be_low(), list[Arc]()
+
+    def node(operation: str | None) -> Hashable:
+        return operation if operation in free else HIGH
+
+    for each in table.operations.values():
+        if each.name in free:
+            arcs.append(Arc(each.name, HIGH, each.low, each.error))
+        arcs.append(Arc(LOW, node(each.name), each.high))
+    for value in table.values.values():
+        maker, some, every = node(value.made_by), ("some", value.name), ("every", value.name)
+        for reader in map(node, table.readers[value.name]):
+            arcs += [Arc(reader, some, math.inf), Arc(every, reader, math.inf)]
+        if value.returned:
+            arcs.append(Arc(every, HIGH, math.inf))
+        arcs.append(Arc(some, maker, 0.0 if value.stored else value.cast, value.error))
+        arcs.append(Arc(some if value.stored else maker, every, value.cast))
+    return Cuts(arcs, sum(each.low + each.high for each in table.operations.values()))
+
+
+AGREES = 0.02
+"""Share of the budget that the exported graph may be from the model in FP32: it may sum in another order."""
+
+
+class OperationRefused(Exception):
+    """An operation raised in a run; name: which."""
+
+    def __init__(self, name: str, said: BaseException) -> None:
+        super().__init__(str(said))
+        self.name, self.said = name, said
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Runs of one exported model on the batches of a bench."""
+
+    exported: Exported
+    bench: Workbench
+
+    def error(self, table: Table, low: frozenset[str]) -> float:
+        """Error of the outputs with these operations low, the worst batch's. Raises: OperationRefused where an operation raises."""
+        module = lowered(self.exported, table, low)
+        return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
+
+    def agrees(self, batch: Batch) -> bool:
+        """Whether the graph in FP32 answers as the model does."""
+        try:
+            off = self._distance(self.exported.graph_module, batch)
+        except OperationRefused:
+            return False
+        return off <= AGREES * self.bench.max_error or off <= self.bench.noise.found.error
+
+    def _distance(self, module: fx.GraphModule, batch: Batch) -> float:
+        """Error of one run; inf for one that gives outputs of another kind. Raises: OperationRefused."""
+        args, kwargs = batch
+        leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in self.exported.audited[1]}))
+        executor = Executor(module)
+
+        def run() -> NamedTensors:
+            with as_on(self.bench.options.where, self.bench.most):
+                return tensor_outputs(executor.run(*leaves))
+
+        try:
+            outputs = from_the_start(module, batch, run, self.bench.options.seed)
+        except Exception as error:
+            let_through(error)
+            name = executor.at.meta.get(COPIED, executor.at.name) if executor.at else ""
+            raise OperationRefused(name, error) from error
+        try:
+            return self.bench.yardstick.distance(self.bench.reference(batch), outputs)
+        except MeasureError:
+            return math.inf
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which operations run low. price: as the objective has it."""
+
+    low: frozenset[str]
+    price: float
+    predicted_error: float
+
+
+class Operations(Space[Choice]):
+    """Choices of operations that run low."""
+
+    def __init__(self, table: Table, trial: Trial) -> None:
+        super().__init__()
+        self.table, self._trial = table, trial
+        self.nothing = self._choice(frozenset())
+
+        def worth(name: str) -> tuple[float, str]:
+            each = table.operations[name]
+            return (each.low - each.high) / max(each.error, 1e-30), name
+
+        self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in sorted(table.may_be_low(), key=worth)]
+        self._cuts = cuts_of(table)
+
+    def key(self, point: Choice) -> frozenset[str]:
+        """What is low."""
+        return point.low
+
+    def replay(self, point: Choice) -> float:
+        """Error of the graph with a choice low."""
+        return self._trial.error(self.table, point.low)
+
+    def proposed(self, allowed: float) -> Choice:
+        """The cheapest choice that is predicted to have an error of at most `allowed`."""
+        free = self.table.may_be_low()
+        tries = VISITS // len(self.table.operations)
+        return self._cuts.cheapest(lambda high: self._choice(free.difference(high)), allowed, self._groups, tries)
+
+    def _choice(self, low: frozenset[str]) -> Choice:
+        price, square = self.table.price(low)
+        return Choice(low, price, math.sqrt(square))
+
+
+def kept_of(space: Operations, choice: Choice, budget: float) -> tuple[KeptOperation, ...]:
+    """Every operation that reads FP32 values and does not run low, with the reason.
+
+    budget: what the choice may take.
+    """
+    return tuple(
+        KeptOperation(each.name, each.op, *_reason(space, choice, budget, each), each.captured)
+        for each in space.table.operations.values()
+        if each.name not in choice.low
+    )
+
+
+def _reason(space: Operations, choice: Choice, budget: float, operation: Operation) -> tuple[str, str]:
+    """Why an operation is FP32: in one word, and in a clause."""
+    if operation.kind:
+        return operation.kind, operation.kept
+    name, before = operation.name, choice.predicted_error
+    (now, had), (then, has) = (space.table.price(low, name) for low in (choice.low, choice.low | {name}))
+    if then >= now:
+        return "no-gain", "lowering it alone saves nothing: what it takes is no less than the casts around it"
+    after = math.sqrt(max(before**2 + has - had, 0.0))
+    if after > budget:
+        return "budget", f"low as well, it takes the predicted error from {before:.2g} to {after:.2g}"
+    return "budget", "no choice on the curve of cuts with it low holds the budget"
+
+
+def lowered(exported: Exported, table: Table, low: frozenset[str]) -> fx.GraphModule:
+    """The exported model with these operations low; it shares with it the weights that stay FP32.
+
+    Inputs and outputs are FP32: their casts are in the graph. Weights that nothing reads in FP32 are converted for good.
+    """
+    source, dtype, graph = exported.graph_module.graph, dtype_of(table.format), fx.Graph()
+    kinds = {node: dtype if _is_low(node, table, low) else torch.float32 for node in source.nodes}
+    copies: dict[fx.Node, fx.Node] = {}
+    casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
+
+    def read(given: fx.Node, wanted: torch.dtype | None) -> fx.Node:
+        """The copy of a value, cast to what is wanted where that differs."""
+        copy = copies[given]
+        if given.name not in table.values or wanted is None or kinds[given] is wanted:
+            return copy
+        if (given, wanted) not in casts:
+            cast = casts[given, wanted] = graph.call_function(torch.ops.aten.to.dtype, (copy, wanted))
+            cast.meta = {key: x for key, x in copy.meta.items() if key == "nn_module_stack"}
+            cast.meta["val"] = copy.meta["val"].to(wanted)
+        return casts[given, wanted]
+
+    for node in source.nodes:
+        args, kwargs = node.args, node.kwargs
+        wanted: torch.dtype | None = torch.float32
+        if node.name in low:
+            args, kwargs = low_arguments(node, dtype, table.operations[node.name].literals)
+            wanted = dtype
+        elif node.op != "output" and node.name not in table.operations:
+            wanted = None  # as picking one of several takes them as they are
+        args, kwargs = fx.node.map_arg((args, kwargs), partial(read, wanted=wanted))
+        copy = copies[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
+        copy.meta = {key: value for key, value in node.meta.items() if key in ("nn_module_stack", "stack_trace")}
+        copy.meta |= {COPIED: node.name, "val": outlines(node.meta.get("val"), kinds[node])}
+    graph._codegen = source._codegen
+    graph.lint()
+    module = fx.GraphModule(exported.graph_module, graph)
+    for node in source.nodes:
+        if node.op == "get_attr" and kinds[node] is dtype:
+            path, _, name = str(node.target).rpartition(".")
+            tensor = attrgetter(str(node.target))(module)
+            small = tensor.detach().to(dtype)
+            stored = nn.Parameter(small, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else small
+            setattr(module.get_submodule(path), name, stored)
+    return module
+
+
+def _is_low(node: fx.Node, table: Table, low: frozenset[str]) -> bool:
+    """Whether a node gives low values instead of FP32, a weight because all that read it do so low."""
+    value = table.values.get(node.name)
+    if value is not None and value.stored:
+        return bool(node.users) and all(user.name in low for user in node.users)
+    return node.name in low or (value is not None and value.made_by in low)
+
+
+def memory_needed(module: fx.GraphModule) -> Memory:
+    """Bytes of a forward of a lowered graph: its weights as they are stored, and the values alive at once.
+
+    Freed, and views, as for every other plan.
+    """
+    nodes = list(module.graph.nodes)
+    size = {node.name: sum(x.nbytes for x in tensors_of(node.meta.get("val"))) for node in nodes}
+    free = {name for name, cost in costs_in(module.graph).items() if cost.free}
+    free |= {node.name for node in nodes if node.op == "call_function" and is_pick(node)}
+    inputs = {node.name for node in nodes if node.op == "placeholder"}
+    held = [attrgetter(str(node.target))(module) for node in nodes if node.op == "get_attr"]
+    weights = {id(x): x.nbytes for x in held if isinstance(x, torch.Tensor)}
+    return Memory(sum(weights.values()), most_alive(nodes, size, free, inputs))

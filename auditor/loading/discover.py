@@ -1,32 +1,41 @@
-"""Finds the model in an imported module: by the symbol the user named, else by the first convention that fits."""
+"""The model that a TARGET names: in an imported module, by its symbol or the first convention that fits; or by its name in
+timm (`timm:NAME`) or Hugging Face (`hf:NAME_OR_PATH`), of which nothing is downloaded, ever."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from ..capture.source import installed
 from ..errors import LoadError
-from ..isolation.process import reseed
+from ..isolation.members import size_of
+from ..isolation.process import reseed, swapped
+from ..numerics.formats import is_low
+from ..offload import onto
 from ..records import Origin
 from .importer import digest_of
-from .target import Target, call, required
+from .state import name_of, refused
+from .statedicts import few, read_checkpoint
+from .target import Target, blame, call, required
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
-INSTALLED = frozenset(("site-packages", "dist-packages"))
-"""Folders that packages are installed into."""
-
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
-CONVENTIONS = (
-    "define get_model(), a module-level `model`, or an nn.Module class that needs no arguments; "
-    "or name the symbol, as in model.py:Net"
-)
+PACKAGES = {"timm": ("timm", "huggingface_hub"), "hf": ("transformers", "huggingface_hub")}
+CHECKPOINTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
+"""Names that transformers looks for, in its order."""
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
             raise LoadError(f"{what}: name a model, a class or a function", "not-a-model")
         kind = "class" if inspect.isclass(made) else "factory"
         args, kwargs = target.args, dict(target.kwargs)
-        if symbol == "Model" and not args and not kwargs:
+        if symbol == "Model" and not args and not kwargs and hasattr(module, "get_init_inputs"):
             args, kwargs = _init_inputs(module, target.label)
         made = _build(made, target, symbol, seed, *args, **kwargs)
         if symbol.rpartition(".")[2] == "audit_spec":
@@ -71,7 +80,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
         raise LoadError(f"{what}: return the nn.Module alone", "not-a-model")
     file = Path(target.path or getattr(module, "__file__", None) or "")
     # an installed module is found by its name wherever it is installed
-    path = file if file.suffix == ".py" and INSTALLED.isdisjoint(file.parts) else None
+    path = file if file.suffix == ".py" and not installed(str(file)) else None
     where, digest = (str(path), digest_of(path)) if path else (None, None)
     here = str(Path.cwd())
     origin = Origin(where, module.__name__, symbol, kind, args, kwargs, digest=digest, working_directory=here)
@@ -89,11 +98,11 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
         return "model"
     classes = {n: c for n, c in vars(module).items() if _is_model_class(c) and c.__module__ == module.__name__}
     if not classes:
-        raise LoadError(f"no model found in {target.label}: {CONVENTIONS}", slug="no-model")
-    names = [name for name, kind in classes.items() if not required(kind)]
-    if not names:
-        name, kind = list(classes.items())[-1]
-        raise _needs_arguments(f"every model class in {target.label}", target, name, kind)
+        hint = (
+            "define get_model(), `model`, or an nn.Module class that needs no arguments, or name it, as in model.py:Net"
+        )
+        raise LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
+    names = [name for name, kind in classes.items() if not required(kind)] or list(classes)[-1:]
     if len(names) > 1:  # of these, one that no other one contains or derives from
         built = {name: _build(classes[name], target, name, seed) for name in names}
         parts = {name: {type(part) for part in model.modules()} for name, model in built.items()}
@@ -106,38 +115,21 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
 
 
 def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:
-    value: Any = module
-    for part in symbol.split("."):
-        if not hasattr(value, part):
-            models, functions = _candidates(module)
-            close = _close(part, models) or _close(part, functions) or _close(part, dir(value))
-            listed = ", ".join([*models, *functions][:8])
-            hint = f"did you mean {close}?{' It' if listed else ''}" if close else "it"
-            what = f" defines {listed}" if listed else "" if close else " defines none that builds a model"
-            raise LoadError(f"{target.label} has no {symbol!r}: {hint}{what}", slug="no-symbol")
-        value = getattr(value, part)
-    return value
-
-
-def _candidates(module: ModuleType) -> tuple[list[str], list[str]]:
-    """Names of models and their classes, wherever they come from but torch; and of the module's own functions, factories first."""
+    with suppress(AttributeError):
+        return attrgetter(symbol)(module)
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     own = {n for n, c in public.items() if _is_model_class(c) and c.__module__.partition(".")[0] != "torch"}
-    functions = [n for n, f in public.items() if inspect.isfunction(f) and f.__module__ == module.__name__]
     models = [name for name, value in public.items() if name in own or isinstance(value, nn.Module)]
-    return models, sorted(functions, key=lambda name: name not in FACTORIES)
-
-
-def _close(name: str, known: Iterable[str]) -> str:
-    """The known name that is nearly this one, whatever its capitals; "" where there is none."""
-    names = {other.lower(): other for other in known if not other.startswith("_")}
-    return next((names[close] for close in difflib.get_close_matches(name.lower(), names, n=1)), "")
+    functions = [n for n, f in public.items() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    names = {name.lower(): name for name in (*functions, *models)}
+    close = difflib.get_close_matches(symbol.lower(), names, n=1)
+    hint = f"did you mean {names[close[0]]}? It" if close else "it"
+    listed = ", ".join([*models, *functions][:8]) or "none that builds a model"
+    raise LoadError(f"{target.label} has no {symbol!r}: {hint} defines {listed}", slug="no-symbol")
 
 
 def _init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `get_init_inputs()` returns, read as `[args]` or `[[args], {kwargs}]`; nothing if it is not there."""
-    if not hasattr(module, "get_init_inputs"):
-        return (), {}
+    """What `get_init_inputs()` returns, read as `[args]` or `[[args], {kwargs}]`."""
     value = call(module.get_init_inputs, f"get_init_inputs() in {where}", "model-raises")
     if not isinstance(value, list | tuple):
         raise LoadError(f"get_init_inputs() in {where} must return a list of arguments", slug="bad-spec")
@@ -148,17 +140,12 @@ def _init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[
 
 def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /, *args: Any, **kwargs: Any) -> Any:
     what = f"{symbol}() in {target.label}"
-    if not args and not kwargs and required(value):
-        raise _needs_arguments(what, target, symbol, value)
+    if not args and not kwargs and (names := required(value)):
+        example = f"{target.script}:{symbol}({', '.join(f'{name}=...' for name in names)})"
+        said = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
+        raise LoadError(said, slug="needs-arguments")
     reseed(seed)
     return call(value, what, "model-raises", *args, **kwargs)
-
-
-def _needs_arguments(what: str, target: Target, symbol: str, value: Callable[..., Any]) -> LoadError:
-    names = required(value)
-    example = f"{target.script}:{symbol}({', '.join(f'{name}=...' for name in names)})"
-    said = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
-    return LoadError(said, slug="needs-arguments")
 
 
 def _checked_spec(spec: Any, where: str) -> dict[str, Any]:
@@ -180,3 +167,174 @@ def _is_callable_here(module: ModuleType, name: str) -> bool:
 
 def _is_model_class(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, nn.Module)
+
+
+def require(target: Target) -> None:
+    """Imports the packages the target needs. Raises: LoadError(slug="missing-package")."""
+    for name in PACKAGES[target.hub]:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # it is absent, lacks another, or was built for another torch
+            said = f"{target.text} needs {name}, and importing that raised {blame(error)}"
+            raise LoadError(f"{said}: `pip install {name}`, or mend what is installed", "missing-package") from error
+
+
+def from_hub(target: Target, seed: int) -> BuiltModel:
+    """The model a hub target names, in FP32, and how to make it again.
+
+    Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises" | "quantised-model" |
+    "remote-code" | "missing-weights" | "bad-weights" | "weights-mismatch").
+    """
+    with swapped(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
+        reseed(seed)
+        return call(_timm if target.hub == "timm" else _hugging_face, f"building {target.text}", "model-raises", target)
+
+
+def weights_of(target: Target) -> int:
+    """Bytes in FP32 of the checkpoint of a Hugging Face target; 0 where that is not known before the model is made."""
+    with suppress(LoadError, ImportError):
+        if target.hub == "hf":
+            return sum(4 * x.numel() for x in _stored(_folder(target)).values() if x.is_floating_point())
+    return 0
+
+
+def _timm(target: Target) -> BuiltModel:
+    timm = importlib.import_module("timm")
+    name = str(target.args[0])
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has them all"
+        raise LoadError(f"timm knows no model {name!r}: {hint}", slug="no-symbol")
+    model = call(timm.create_model, f"timm.create_model({name!r})", "model-raises", *target.args, **target.kwargs)
+    return BuiltModel(model, Origin(None, "timm", "create_model", "factory", target.args, dict(target.kwargs)))
+
+
+def _hugging_face(target: Target) -> BuiltModel:
+    transformers = importlib.import_module("transformers")
+    folder = _folder(target)
+    config = _config(transformers, folder)
+    kind, notes = _class_of(transformers, config)
+    maker, stored = getattr(transformers, kind), _stored(folder)
+    if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
+        make = maker.from_config if kind == "AutoModel" else maker
+        model = call(make, f"{kind} from {folder.name}", "model-raises", config)
+        return BuiltModel(model.float(), None, notes=notes)
+    arguments = {"dtype": "float32", "local_files_only": True}
+    wanted = {**arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    symbol = f"{kind}.from_pretrained"
+    transformers.utils.logging.set_verbosity_error()  # what its table of names says is said in notes
+    transformers.utils.logging.disable_progress_bar()
+    model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **wanted)
+    onto(model)
+    said = tuple(_differences(model, info, folder.name))
+    origin = Origin(None, "transformers", symbol, "factory", (), arguments, folder=str(folder))
+    if not Path(target.args[0]).is_dir():
+        name, _, revision = str(target.args[0]).partition("@")
+        arguments |= {"revision": revision} if revision else {}
+        origin = replace(origin, init_args=(name,), folder=None)
+    return BuiltModel(model, origin, stored_low=_stored_low(model, stored, info), notes=notes, checkpoint=said)
+
+
+def _folder(target: Target) -> Path:
+    """The directory itself, or the snapshot of a repository that the local cache holds."""
+    name = str(target.args[0])
+    path = Path(name)
+    if os.path.isdir(name):  # noqa: PTH112 (a name too long for a path is none)
+        if not (path / "config.json").is_file():
+            raise LoadError(f"{path} has no config.json: name the directory of one model", slug="missing-target")
+        return path.resolve()
+    hub: Any = importlib.import_module("huggingface_hub")
+    repository, _, revision = name.partition("@")
+    try:
+        return Path(hub.snapshot_download(repository, revision=revision or None, local_files_only=True))
+    except Exception as error:  # a name may be malformed, unknown or just not cached: the way on is the same
+        hint = f"download it first (`hf download {repository}`), or give a directory"
+        raise LoadError(f"{name!r} is no directory and not in the local cache: {hint}", "missing-target") from error
+
+
+def _config(transformers: Any, folder: Path) -> Any:
+    """What config.json says; code of the directory's own is never run.
+
+    Raises: LoadError(slug="remote-code" | "model-raises" | "quantised-model").
+    """
+    what, read = f"reading {folder / 'config.json'}", transformers.AutoConfig.from_pretrained
+    try:
+        config = call(read, what, "model-raises", str(folder), trust_remote_code=False)
+    except LoadError as error:
+        if "custom code" not in str(error):
+            raise
+        raise LoadError(
+            f"{folder} holds a model whose code is its own, and hf: runs no code of a directory: read it, write a model.py "
+            "whose get_model() calls from_pretrained(..., trust_remote_code=True), and audit that",
+            slug="remote-code",
+        ) from error
+    if (quantised := getattr(config, "quantization_config", None)) is not None:
+        told = quantised if isinstance(quantised, Mapping) else vars(quantised)
+        method = told.get("quant_method", "a method of its own")
+        raise LoadError(
+            f"the checkpoint in {folder} is quantised ({getattr(method, 'value', method)}), so it has no FP32 values to "
+            "compare with: give the checkpoint that it was made from, or save it dequantised (`model.dequantize()`, then "
+            "`save_pretrained`, with no quantization_config in config.json)",
+            slug="quantised-model",
+        )
+    return config
+
+
+def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
+    """The class that config.json names, and what to say where transformers has none of that name."""
+    wanted = str((getattr(config, "architectures", None) or ["AutoModel"])[0])
+    result = getattr(transformers, wanted, None)
+    if wanted == "AutoModel" or (isinstance(result, type) and issubclass(result, nn.Module)):
+        return wanted, ()
+    said = f"config.json names the class {wanted}, which transformers does not have: the model that AutoModel makes, without"
+    return "AutoModel", (f"{said} a head of its own, is audited; for all of it, write a model.py that makes it",)
+
+
+def _stored(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the checkpoint, mapped: nothing of them is in memory. Empty where there is none.
+
+    Raises: LoadError(slug="missing-weights" | "bad-weights").
+    """
+    file = next((folder / name for name in CHECKPOINTS if (folder / name).is_file()), None)
+    with refused(slug="bad-weights"):
+        return {} if file is None else read_checkpoint(file)
+
+
+def _stored_low(model: nn.Module, stored: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, int]:
+    """{FP16 or BF16: how many numbers of the model's parameters the checkpoint stores in it}."""
+    result, left = Counter[str](), set(info.get("unexpected_keys", ()))
+    for value in {x.data_ptr(): x for name, x in stored.items() if name not in left}.values():
+        if is_low(value.dtype):
+            result[name_of(value.dtype)] += value.numel()
+    return {name: min(count, size_of(model)) for name, count in result.items()}
+
+
+def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:
+    """What to say of names that only the model, or only the checkpoint, has. info: as transformers tells it.
+
+    Raises: LoadError(slug="weights-mismatch") where shapes differ, or nothing of the checkpoint is the model's.
+    """
+    kind = type(model).__name__
+    if wrong := sorted(info.get("mismatched_keys", ())):
+        name, given, own = wrong[0]
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise LoadError(
+            f"the checkpoint in {where} does not fit its config.json: {name} is {list(given)} there and {list(own)} in "
+            f"{kind}{more}: give the config that was saved with it",
+            slug="weights-mismatch",
+        )
+    missing, left = sorted(info.get("missing_keys", ())), sorted(info.get("unexpected_keys", ()))
+    own = dict(model.named_parameters(remove_duplicate=False))
+    if {id(own[name]) for name in missing if name in own} == set(map(id, own.values())):
+        raise LoadError(
+            f"the checkpoint in {where} holds nothing of {kind}: it has {few(left)}, and the model {few(missing)}: check "
+            "`architectures` in config.json",
+            slug="weights-mismatch",
+        )
+    if missing:
+        yield (
+            f"tensors of the model that the checkpoint does not have are RANDOM ({len(missing)}: {few(missing)}): what is "
+            "said of them, and of all that follows them, is of no trained model"
+        )
+    if left:
+        yield f"tensors of the checkpoint that the model does not have are left out ({len(left)}: {few(left)})"

@@ -7,7 +7,6 @@ import itertools
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -21,16 +20,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import LoadError
 from ..isolation.process import reseed
 from ..records import Batch
-from .state import in_eval
+from .state import in_eval, refused
 from .statedicts import read_tensors
 from .target import blame, call, named_in, parse, required, user_code
-from .weights import refused
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
 GRAMMAR = "write f.py:func, x.pt, x.safetensors, x.npz, or shapes such as 'x:float32[1,3,224,224] ids:int64[1,16]<1000'"
 FORMS = (
     "return a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of such tuples or dicts"
 )
+SUFFIXES = (".pt", ".pth", ".safetensors", ".npz")
 MOST_BATCHES = 32
 """How many batches of an open-ended iterable (a generator, a DataLoader) are used."""
 
@@ -59,13 +58,13 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     if shapes and all(shapes):
         reseed(seed)
         return Inputs((_from_shapes(text, [match for match in shapes if match], model),), source, synthetic=True)
-    if ".py" not in text and ":" not in text and path.suffix not in _READERS:
+    if ".py" not in text and ":" not in text and path.suffix not in SUFFIXES:
         raise LoadError(f"cannot read --inputs {text[:200]!r}: {GRAMMAR}", slug="bad-inputs")
-    if path.suffix in _READERS:
+    if path.suffix in SUFFIXES:
         if not path.is_file():
             raise LoadError(f"inputs {path} do not exist: check --inputs", slug="missing-inputs")
         with refused(slug="bad-weights"):
-            value = _READERS[path.suffix](path)
+            value = _read_npz(path) if path.suffix == ".npz" else read_tensors(path)
         if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
             return Inputs((bind_named(model, value, path.name),), source)
         return Inputs(as_batches(value, path.name), source)
@@ -101,16 +100,12 @@ def from_model(model: nn.Module, seed: int) -> Inputs:
         try:
             with in_eval(model), torch.no_grad():
                 model(*batch[0], **batch[1])
+            return Inputs((batch,), source, synthetic=True)
         except Exception as raised:  # a wrong guess may fail in any way
             error = raised
-        else:
-            return Inputs((batch,), source, synthetic=True)
     hint = "define get_inputs() beside the model, or pass --inputs 'x:float32[1,3,224,224]'"
-    why = (
-        f", and none made up run, {blame(error)}"
-        if error
-        else f" found for forward({', '.join(required(model.forward))})"
-    )
+    why = f" found for forward({', '.join(required(model.forward))})"
+    why = f", and none made up run, {blame(error)}" if error else why
     raise LoadError(f"no example inputs{why}: {hint}", slug="no-inputs") from error
 
 
@@ -139,11 +134,13 @@ def _one_call(value: Any, source: str) -> Batch:
         return (value,), {}
     if isinstance(value, Mapping | tuple | list):
         reject_iterators(value, source)
-        if isinstance(value, Mapping):
+    match value:
+        case Mapping():
             return (), {str(name): item for name, item in value.items()}
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict):
+        case (tuple(), dict()) if isinstance(value, tuple):
             return value[0], dict(value[1])
-        return tuple(value), {}
+        case tuple() | list():
+            return tuple(value), {}
     what = "nothing" if value is None else f"a {type(value).__name__}"
     raise LoadError(f"{source} gave {what}: {FORMS}", slug="bad-inputs")
 
@@ -193,14 +190,6 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
     return {name: value.float() if value.dtype == torch.float64 else value for name, value in result.items()}
 
 
-_READERS: Mapping[str, Callable[[Path], Any]] = {
-    ".pt": read_tensors,
-    ".pth": read_tensors,
-    ".safetensors": read_tensors,
-    ".npz": _read_npz,
-}
-
-
 def _from_shapes(text: str, shapes: list[re.Match[str]], model: nn.Module) -> Batch:
     try:
         values = [_values(match, model) for match in shapes]
@@ -229,78 +218,61 @@ def _values(match: re.Match[str], model: nn.Module) -> Tensor:
     return torch.randint(int(match["limit"] or rows), shape).to(dtype)
 
 
-def _guesses(model: nn.Module) -> Iterator[tuple[Batch, str]]:
+def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
     """Values in the shapes that a model of timm or Hugging Face declares, its `dummy_inputs`, or one tensor that its first
     layer with weights may take."""
-    yield from _of_timm(model)
-    yield from _of_hugging_face(model)
-    dummy = None
-    with suppress(Exception):  # a property that does not fit this architecture is as good as none
-        dummy = getattr(model, "dummy_inputs", None)
-    if dummy:
-        yield as_batches(dummy, "model.dummy_inputs")[0], "model.dummy_inputs"
-    first = next(((name, part) for name, part in model.named_modules() if _shapes(part)), None)
-    if first is None or len(required(model.forward)) > 1:
-        return
-    name, layer = first
-    rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
-    for shape in _shapes(layer):
-        # in FP32, whatever default the user's file has set
-        tensor = torch.randint(rows, shape) if rows else torch.randn(shape, dtype=torch.float32)
-        yield ((tensor,), {}), f"synthesised for {name or 'the root'} ({type(layer).__name__})"
-
-
-def _of_timm(model: nn.Module) -> Iterator[tuple[Batch, str]]:
-    config = getattr(model, "pretrained_cfg", None)
-    if size := config.get("input_size") if isinstance(config, Mapping) else None:
-        yield ((torch.randn(BATCH, *size),), {}), f"the size timm gives for it, {tuple(size)}, values made up"
-
-
-def _of_hugging_face(model: nn.Module) -> Iterator[tuple[Batch, str]]:
-    config, name = getattr(model, "config", None), str(getattr(model, "main_input_name", None))
-    makers: dict[str, Callable[[Any], Tensor | None]] = {
-        "input_ids": _tokens,
-        "pixel_values": _pixels,
-        "input_features": _spectrogram,
-        "input_values": lambda config: torch.randn(BATCH, SAMPLES),
+    declared: Mapping[str, Callable[[], Any]] = {
+        "made up in the size that timm gives": lambda: torch.randn(BATCH, *model.pretrained_cfg["input_size"]),
+        "made up in the sizes of the config": lambda: _of_hugging_face(model),
+        "model.dummy_inputs": lambda: model.dummy_inputs,
     }
-    value = makers[name](config) if config is not None and name in makers else None
-    if value is not None:
-        decoder = _tokens(config) if getattr(config, "is_encoder_decoder", False) else None
-        more = {} if decoder is None else {"decoder_input_ids": decoder}
-        yield ((), {name: value, **more}), f"{name} as the config has them, values made up"
+    for source, make in declared.items():
+        try:
+            batch = as_batches(make(), source)[0]
+        except Exception:  # it declares none, or not all of them
+            continue
+        yield batch, source
+    layers = [(name, part) for name, part in model.named_modules() if _shapes(part)]
+    for name, layer in layers[:1] if len(required(model.forward)) < 2 else ():
+        rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
+        for shape in _shapes(layer):
+            # in FP32, whatever default the user's file has set
+            tensor = torch.randint(rows, shape) if rows else torch.randn(shape, dtype=torch.float32)
+            yield ((tensor,), {}), f"synthesised for {name or 'the root'} ({type(layer).__name__})"
 
 
-def _tokens(config: Any) -> Tensor | None:
-    """Token ids over the whole vocabulary but its first few, which tend to mean padding or the end."""
-    size = getattr(config, "vocab_size", None)
-    if not isinstance(size, int) or size < 2:
-        return None
-    longest = getattr(config, "max_position_embeddings", None) or TOKENS
-    return torch.randint(min(4, size - 1), size, (BATCH, min(TOKENS, int(longest))))
+def _of_hugging_face(model: Any) -> dict[str, Tensor]:
+    """What a model of Hugging Face takes, by name. Raises: AttributeError or TypeError where its config lacks a size."""
+    config = model.config
 
+    def tokens() -> Tensor:
+        """Over the whole vocabulary but its first few, which tend to mean padding or the end."""
+        size, longest = config.vocab_size, getattr(config, "max_position_embeddings", None) or TOKENS
+        return torch.randint(min(4, size - 1), size, (BATCH, min(TOKENS, int(longest))))
 
-def _pixels(config: Any) -> Tensor:
-    part = getattr(config, "vision_config", config)
-    size, channels = getattr(part, "image_size", 224), getattr(part, "num_channels", 3)
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return torch.randn(BATCH, channels, height, width)
-
-
-def _spectrogram(config: Any) -> Tensor | None:
-    bins, positions = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
-    return torch.randn(BATCH, bins, 2 * positions) if bins and positions else None
+    match name := model.main_input_name:
+        case "input_ids":
+            value = tokens()
+        case "pixel_values":
+            part = getattr(config, "vision_config", config)
+            size = getattr(part, "image_size", 224)
+            sides = size if isinstance(size, list | tuple) else (size, size)
+            value = torch.randn(BATCH, getattr(part, "num_channels", 3), *sides)
+        case "input_features":
+            value = torch.randn(BATCH, config.num_mel_bins, 2 * config.max_source_positions)
+        case "input_values":
+            value = torch.randn(BATCH, SAMPLES)
+        case _:
+            raise AttributeError(name)
+    return {name: value, **({"decoder_input_ids": tokens()} if getattr(config, "is_encoder_decoder", False) else {})}
 
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:
     """Of what a layer with weights may take, in the order in which they are tried; none for other modules."""
     match layer:
-        case nn.Conv1d() | nn.ConvTranspose1d():
-            return [(BATCH, layer.in_channels, 8 * n) for n in LENGTHS]
-        case nn.Conv2d() | nn.ConvTranspose2d():
-            return [(BATCH, layer.in_channels, n, n) for n in SIDES]
-        case nn.Conv3d() | nn.ConvTranspose3d():
-            return [(BATCH, layer.in_channels, n, n, n) for n in (16, 8, 32)]
+        case nn.modules.conv._ConvNd():
+            sides = ([8 * n for n in LENGTHS], SIDES, (16, 8, 32))[len(layer.kernel_size) - 1]
+            return [(BATCH, layer.in_channels, *[n] * len(layer.kernel_size)) for n in sides]
         case nn.BatchNorm2d():
             return [(BATCH, layer.num_features, n, n) for n in SIDES]
         case nn.Embedding() | nn.EmbeddingBag():

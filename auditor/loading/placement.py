@@ -40,12 +40,11 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
         candidate = replace(there, **inputs)
         try:
             answer(candidate.model, candidate.batches[0], seed=seed)
+            return candidate
         except Exception as error:
             if not device_failed(error):
                 let_through(error)
             refused = refused or error
-        else:
-            return candidate
     assert refused is not None
     raise AuditorError(
         f"{subject.name} runs on {', '.join(sorted(here)) or CPU} and not on {device} "
@@ -90,26 +89,22 @@ def copied(value: T, device: str, memo: dict[int, Any] | None = None) -> T:
 
     memo: filled as copy.deepcopy fills it. Raises: AuditorError(slug="no-copy").
     """
-    advice = "audit it with device='cpu'"
     try:
         with _Onto(device):
             twin: T = _copy(value, {} if memo is None else memo)
+        if not isinstance(value, nn.Module) or not isinstance(twin, nn.Module):
+            return twin
+        own = {id(part) for part in (*value.modules(), *value.parameters())}
+        if any(id(part) in own for part in (*twin.modules(), *twin.parameters())):
+            raise ValueError("its copies share modules or weights with it")
+        return twin.to(device)  # for modules that do more there
     except Exception as error:
         let_through(error)
-        reason = f"{type(error).__name__}: {error}"
         raise AuditorError(
-            f"{type(value).__name__} cannot be copied to the GPU ({reason}): {advice}", "no-copy"
-        ) from error
-    if not isinstance(value, nn.Module) or not isinstance(twin, nn.Module):
-        return twin
-    own = {id(part) for part in (*value.modules(), *value.parameters())}
-    if any(id(part) in own for part in (*twin.modules(), *twin.parameters())):
-        raise AuditorError(
-            f"copies of {type(value).__name__} share its modules or weights, so it cannot be moved to the GPU "
-            f"without moving yours: {advice}",
+            f"{type(value).__name__} cannot be copied to the GPU ({type(error).__name__}: {error}): audit it with "
+            "device='cpu'",
             slug="no-copy",
-        )
-    return twin.to(device)  # for modules that do more there
+        ) from error
 
 
 class _Onto(TorchFunctionMode):

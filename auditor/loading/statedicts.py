@@ -53,7 +53,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises: FileNotFoundError, and ValueError where there is none in it.
     """
     if path.name.endswith(".index.json") and path.is_file():
-        shards = [path.parent / shard for shard in shards_of(path)]
+        try:
+            files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+            shards = [path.parent / file for file in files]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path.name} has no weight_map of files: take the index that was saved") from error
         return {name: value for shard in shards for name, value in read_checkpoint(shard).items()}
     content = read_tensors(path)
     while isinstance(content, Mapping):
@@ -66,17 +70,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not any(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path.name} holds no state dict: save model.state_dict()")
     return state
-
-
-def shards_of(index: Path) -> list[str]:
-    """The files that an index of shards names. Raises: ValueError."""
-    try:
-        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        if not files or not all(isinstance(file, str) for file in files):
-            raise TypeError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{index.name} has no weight_map of files: take the index that was saved") from error
-    return files
 
 
 def read_tensors(path: Path) -> Any:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -23,8 +22,8 @@ from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
 from ..numerics.entries import entries, extent, is_number
 from ..records import Batch, Subject
-from . import hubs, inputs, weights
-from .discover import discover
+from . import inputs, state
+from .discover import discover, from_hub, require
 from .placement import beside
 from .state import held_outside, in_eval, in_fp32, materialise, name_of, present, settle_precision, switch
 from .target import Target, blame, import_target, parse, user_code
@@ -64,7 +63,7 @@ def load(
     """
     parsed = parse(target)
     if parsed.hub:
-        hubs.require(parsed)  # before loading is watched, so that the package's own readers are
+        require(parsed)  # before loading is watched, so that the package's own readers are
     as_set = flags()
     with user_code(parsed, seed):
         with under(as_set):
@@ -97,11 +96,8 @@ def from_object(
     _reject_unfit(model)
     try:
         return settle_precision(subject(arrays=False), check)
-    except LoadError as error:
-        arrays = any(isinstance(leaf, np.ndarray) for leaf in tree_leaves((example_inputs, kwargs)))
-        if error.slug != "forward-raises" or not arrays:
-            raise
-        with suppress(LoadError):  # it may make tensors of its arrays itself
+    except LoadError:
+        with suppress(LoadError):  # it may make tensors of NumPy's arrays itself
             return settle_precision(subject(arrays=True), check)
         raise
 
@@ -112,7 +108,7 @@ def check(subject: Subject) -> Subject:
     Raises: LoadError(slug="bad-surroundings" | "nan-weights" | "forward-raises" | "tensor-class" | "nan-output").
     """
     _reject_surroundings()
-    weights.reject_non_finite(subject.model)
+    state.reject_non_finite(subject.model)
     with under({}), in_eval(subject.model):
         subject, answers = _run(subject)
         leaves = [leaf for answer in answers for leaf in answer]
@@ -129,26 +125,21 @@ def check(subject: Subject) -> Subject:
 
 def _reject_surroundings() -> None:
     """Raises: LoadError(slug="bad-surroundings") where the caller has torch compute otherwise than the model says."""
-    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    around = [f"torch.autocast({device!r}), where FP32 is not FP32" for device in devices]
-    if torch.get_default_device().type == "meta":
-        around.append("torch.device('meta'), where tensors have no values")
+    around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
+    around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
     if around:
-        raise LoadError(f"the audit is called inside of {around[0]}: call it outside", slug="bad-surroundings")
+        raise LoadError(f"the audit is called inside of {around}: call it outside", slug="bad-surroundings")
 
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
     """The subject, with its inputs where its model is, should it run so alone; and what it answers. Raises: LoadError."""
 
-    def answered(one: Subject) -> tuple[Subject, list[NamedTensors]]:
-        return one, [_forward(one, batch) for batch in one.batches + one.held_out]
-
     try:
-        return answered(subject)
+        return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
     except LoadError:
-        for candidate in beside(subject):
+        for other in beside(subject):
             with suppress(LoadError):
-                return answered(candidate)
+                return other, [_forward(other, batch) for batch in other.batches + other.held_out]
         raise
 
 
@@ -169,27 +160,30 @@ def _reject_closed(subject: Subject, tensors: Iterable[Tensor]) -> None:
 def _load(
     target: Target, inputs_text: str | None, weights_text: str | None, seed: int, objective: Finder | None = None
 ) -> Subject:
-    with weights.watching() as watch:
+    with state.watching() as seen:
         module = ModuleType(target.module) if target.hub else import_target(target)
-        watch.phase = "build"
-        result = hubs.build(target, seed) if target.hub else discover(module, target, seed)
+        read = "read" in seen
+        seen.discard("read")
+        result = from_hub(target, seed) if target.hub else discover(module, target, seed)
     model, notes = _unwrap(result.model)
     notes += (*result.notes, *(() if weights_text else result.checkpoint))
     _reject_unfit(model, lazy=True)
     if weights_text:
-        notes += tuple(weights.load_into(model, Path(weights_text)))
+        notes += tuple(state.load_into(model, Path(weights_text)))
     switch(model, training=False)
     with present(model), in_fp32(model):
         given, held_out = _find_inputs(module, target, result.spec, model, inputs_text, seed)
     materialise(model, given.batches[0], seed)
     origin = result.origin
-    loaded = watch.loaded(origin.kind if origin else "")
+    # inputs are read from files too: that counts where the model itself was being made
+    read = {"instance": read, "spec": False}.get(origin.kind if origin else "", "read" in seen)
+    loaded = read or bool(seen & {"restored", "trained"})
     source = f"random initialisation, seed {seed}"
     if weights_text:
         source = f"--weights {weights_text}"
         origin = replace(origin, weights=str(Path(weights_text).resolve())) if origin else None
     elif origin and (loaded or not list(model.parameters())):
-        source = f"{'trained' if 'trained' in watch.seen else 'loaded'} by {origin.symbol}"
+        source = f"{'trained' if 'trained' in seen else 'loaded'} by {origin.symbol}"
     subject = Subject(
         model=model,
         batches=given.batches,
@@ -277,21 +271,14 @@ def _forward(subject: Subject, batch: Batch) -> NamedTensors:
     except (Exception, SystemExit) as error:
         let_through(error, memory=False)
         shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
-        hint = f"check their number, shapes and dtypes{_one_call(subject)}"
+        args = batch[0]
+        several = len(args) > 1 and not batch[1] and all(isinstance(x, Tensor) for x in args)
+        listed = ". A list of tensors is one call; several batches are written [(t1,), (t2,)]" if several else ""
+        hint = f"check their number, shapes and dtypes{listed}"
         raise LoadError(
             f"{subject.name} raised {blame(error)} on inputs {shapes} from {subject.inputs_source}: {hint}",
             slug="forward-raises",
         ) from error
-
-
-def _one_call(subject: Subject) -> str:
-    """What to say where a list of tensors may have been meant as several batches."""
-    args, kwargs = subject.batches[0]
-    if len(subject.batches) > 1 or kwargs or len(args) < 2 or not all(isinstance(x, Tensor) for x in args):
-        return ""
-    batches = ", ".join(f"(t{number},)" for number in range(1, min(len(args), 3) + 1))
-    more = ", ..." if len(args) > 3 else ""
-    return f". They are the {len(args)} arguments of one call; {len(args)} batches are written [{batches}{more}]"
 
 
 def _shape(tensor: Tensor) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-import random
 import re
 import sys
 import traceback
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from ..capture.regions import written_as_meant
+from ..capture.source import kind_of, line_of
 from ..errors import LoadError, first_line, origin_of
 from ..isolation import isolated
 from ..isolation.process import ieee, swapped
@@ -46,9 +46,7 @@ class Target:
     @property
     def label(self) -> str:
         """How messages call the place: the file's name or the module's."""
-        if self.hub:
-            return self.text
-        return self.path.name if self.path else self.module
+        return self.text if self.hub else self.path.name if self.path else self.module
 
     @property
     def name(self) -> str:
@@ -103,16 +101,16 @@ def import_target(target: Target) -> ModuleType:
     try:
         return import_source(target.module, target.path)
     except (Exception, SystemExit) as error:
-        failure = LoadError(f"importing {target.label} raised {blame(error)}", slug="import-raises")
+        failure = LoadError(f"importing {target.label} raised {blame(error)}", "import-raises")
         if isinstance(error, SyntaxError):
             place = f"{Path(error.filename or target.label).name}:{error.lineno}"
-            failure = LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", slug="syntax-error")
+            failure = LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", "syntax-error")
+        elif isinstance(error, ModuleNotFoundError) and f"{target.module}.".startswith(f"{error.name}."):
+            hint = "give a path such as ./model.py, or run where the module can be imported"
+            failure = LoadError(f"no file and no module is called {target.module!r}: {hint}", "missing-target")
         elif isinstance(error, ModuleNotFoundError) and error.name:
-            said = f"{target.label} needs {error.name!r}, which is not here: install it in the environment that runs the audit"
-            failure = LoadError(said, slug="missing-package")
-            if f"{target.module}.".startswith(f"{error.name}."):
-                hint = "give a path such as ./model.py, or run where the module can be imported"
-                failure = LoadError(f"no file and no module is called {target.module!r}: {hint}", slug="missing-target")
+            hint = "install it in the environment that runs the audit"
+            failure = LoadError(f"{target.label} needs {error.name!r}, which is not here: {hint}", "missing-package")
         raise failure from error
 
 
@@ -180,15 +178,9 @@ def _module_name(path: Path) -> str:
     while folders[depth].name.isidentifier() and (folders[depth] / "__init__.py").exists():
         depth += 1
     names, dots = _imports(path)
-    for level, folder in enumerate(folders, 1):
-        if folder.name in names and not _is_elsewhere(folder):
-            depth = max(depth, level)
-            break
-    depth = max(depth, dots)
-    parts = [folder.name for folder in reversed(folders[:depth])]
-    if path.name == "__init__.py" and parts:
-        return ".".join(parts)
-    return ".".join([*parts, path.stem])
+    named = (level for level, folder in enumerate(folders, 1) if folder.name in names and not _is_elsewhere(folder))
+    parts = [folder.name for folder in reversed(folders[: max(depth, next(named, 0), dots)])]
+    return ".".join(parts if path.name == "__init__.py" and parts else [*parts, path.stem])
 
 
 def _imports(path: Path) -> tuple[set[str], int]:
@@ -262,19 +254,10 @@ def blame(error: BaseException) -> str:
     first = origin_of(error)
     text = _one_line(error) if first is error else f"{_one_line(error).rstrip('.')}, from {_one_line(first)}"
     frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(first.__traceback__)]
-    places = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if _is_user_file(f.filename)]
+    places = [line_of((f.filename, f.lineno or 0)) for f in frames if kind_of(f.filename) == "own"]
     return f"{text} ({places[-1]})" if places else text
 
 
 def _one_line(error: BaseException) -> str:
     name, line = type(error).__name__, first_line(error).strip()
     return name if line == name else f"{name}: {line}"
-
-
-def _is_user_file(filename: str) -> bool:
-    if filename.startswith("<"):
-        return False
-    file = Path(filename).resolve()
-    ours = Path(__file__).resolve().parents[1]
-    library = Path(random.__file__).resolve().parent
-    return ours not in file.parents and library not in file.parents and "site-packages" not in file.parts

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from os import PathLike
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from ..folder import write
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
-from .plan import Plan
-from .run import Baseline, Evaluation, Timing, Today
+from .plan import Baseline, Evaluation, Plan, Timing, Today
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
 FORMAT_VERSION = 1
 """Version of the files; raised when a field changes its meaning or goes. In the first, plan.json held everything."""
+
+Contributions = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""{format: {module: {operation: the largest contribution}}}."""
 
 Groups = tuple[tuple[str, ...], ...]
 """Names that are one thing, a parameter or a module."""
@@ -60,15 +61,8 @@ class Provenance:
     @classmethod
     def of(cls, subject: Subject) -> Provenance:
         """What a subject says of itself."""
-        return cls(
-            name=subject.name,
-            target=subject.target,
-            file=subject.origin.path if subject.origin else None,
-            inputs_source=subject.inputs_source,
-            weights_source=subject.weights_source,
-            synthetic_inputs=subject.synthetic_inputs,
-            random_weights=subject.random_weights,
-        )
+        same = {each.name: getattr(subject, each.name) for each in fields(cls) if each.name != "file"}
+        return cls(file=subject.origin.path if subject.origin else None, **same)
 
 
 @dataclass(frozen=True)
@@ -78,16 +72,11 @@ class Environment:
     auditor: Annotated[str, FileField("version of the auditor")]
     torch: Annotated[str, FileField("version of PyTorch")]
     device: Annotated[str, FileField("`cpu`, or the GPU's name")]
-    execution: Annotated[
-        str,
-        FileField("`native`: a GPU ran the formats; `emulated`: a CPU emulated one", choices=("native", "emulated")),
-    ]
+    execution: Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]
     seed: Annotated[int, FileField("of every random choice")]
     seconds: Annotated[Mapping[str, float], FileField("seconds of each stage, by name")] = empty()
     libraries: Annotated[Mapping[str, str], FileField("versions of CUDA, cuDNN and driver, or oneDNN")] = empty()
-    flags: Annotated[
-        Mapping[str, Any], FileField("how the caller had set torch to compute, by name; the audit's own FP32 is IEEE")
-    ] = empty()
+    flags: Annotated[Mapping[str, Any], FileField("the caller's torch flags; the audit's own FP32 is IEEE")] = empty()
     memory: Annotated[tuple[str, ...], FileField("what was done to hold no more than `--memory`")] = ()
     held: Annotated[str | None, FileField("the most that was resident under `--memory`")] = None
 
@@ -112,16 +101,13 @@ class NodeReport:
 class Audit:
     """Everything an audit found; what every reporter reads, and `plan.json` and `measurements.json` store.
 
-    structure: see `isolation.members.structure_of`. live: the model and its batches, None where the audit was loaded from
-    its files. contributions: as far as the files hold them alone. programs: what the files of plans hold that are programs, by their names. plan_errors: relative L2 error of each node's
-    output in a run of the graph under the recommended plan.
+    live: the model and its batches, None where the audit was loaded from its files. programs: contents of files that are
+    programs, by name.
     """
 
     subject: Annotated[Provenance, FileField("the model and its inputs")]
     live: Unwritten[Subject | None] = None
-    parameters: Annotated[
-        int, FileField("numbers in the parameters, shared ones once; `apply` refuses another", least=0)
-    ]
+    parameters: Annotated[int, FileField("size of the parameters, shared ones once; `apply` refuses another", least=0)]
     structure: Annotated[str, FileField("digest of modules and parameters; `apply` refuses another")] = ""
     inputs: Annotated[tuple[str, ...], FileField("dtype and shape of each tensor of the first batch")]
     tied_parameters: Annotated[Groups, FileField("groups of names in the state dict that are one parameter")] = ()
@@ -130,12 +116,8 @@ class Audit:
     max_error: Annotated[float, FileField("the error that a plan may have", least=0, exact=True)]
     metric: Annotated[str, FileField("what errors are measured in")]
     criteria: Annotated[tuple[str, ...], FileField("criteria that were set; errors are shares of what they allow")] = ()
-    proposals: Annotated[
-        tuple[Proposal, ...], FileField("criteria that nobody set: those that hold by default, and proposed ones")
-    ] = ()
-    capture_method: Annotated[
-        str, FileField("`path`: Python or a shape depends on values; `run`: nothing does", choices=("run", "path"))
-    ]
+    proposals: Annotated[tuple[Proposal, ...], FileField("criteria that nobody set: defaults and proposals")] = ()
+    capture_method: Annotated[str, FileField("`path`: values choose the graph; `run`: not", choices=("run", "path"))]
     environment: Annotated[Environment, FileField("what ran the audit")]
     recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
     use: Annotated[str, FileField("what the recommended plan is for", choices=("inference", "training"))] = "inference"
@@ -144,53 +126,28 @@ class Audit:
     baselines: Annotated[Mapping[str, Baseline], FileField("what happens without a plan, under the same names")]
     fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: it is IEEE")] = None
     timing: Annotated[Timing | None, FileField("what time and memory were measured on; `null`: they were not")] = None
-    nodes: Annotated[
-        tuple[NodeReport, ...], MeasurementField("every operation of the graph, in the order it runs")
-    ] = ()
-    classes: Annotated[
-        Mapping[str, str], MeasurementField("by path: classes of modules that run nothing themselves")
-    ] = empty()
+    nodes: Annotated[tuple[NodeReport, ...], MeasurementField("every operation of the graph, in execution order")] = ()
+    classes: Annotated[Mapping[str, str], MeasurementField("by path: classes of modules without operations")] = empty()
     graph_inputs: Annotated[tuple[str, ...], MeasurementField("inputs, by name in the captured graph")] = ()
-    graph_outputs: Annotated[
-        tuple[str, ...], MeasurementField("what gives each returned tensor, by name in the captured graph")
-    ] = ()
+    graph_outputs: Annotated[tuple[str, ...], MeasurementField("name in the graph of each returned tensor")] = ()
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
-    regions: Annotated[
-        tuple[FlaggedRegion, ...], MeasurementField("flagged operations that lie together, run together")
-    ] = ()
+    regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected flagged operations, run together")] = ()
     linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predictions held against runs")] = ()
     noise: Annotated[Noise | None, MeasurementField("how far FP32 is from itself when it is run again")] = None
     findings: Annotated[tuple[Finding, ...], FileField("every rule that fired, each place by itself")]
-    contributions: Annotated[
-        Mapping[str, Mapping[str, Mapping[str, float]]],
-        FileField("by format, module and operation the largest contribution, for the next audit"),
-    ] = empty()
+    contributions: Annotated[Contributions, FileField("largest by format, module, op")] = field(default_factory=dict)
     warnings: Annotated[tuple[str, ...], FileField("what limits this audit, in words")]
     training: Annotated[Training | None, FileField("what a training step meets; `null` in mode `inference`")] = None
     evaluation: Annotated[Evaluation | None, FileField("the user's own function; `null`: none was given")] = None
     command: Annotated[str, MeasurementField("what was called")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
-    plan_errors: Annotated[
-        Mapping[str, float], MeasurementField("by node: relative L2 error under the recommended plan")
-    ] = empty()
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """What each stage took, by name."""
-        return self.environment.seconds
+    plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()
 
     def __repr__(self) -> str:
         """What it came to, in a few lines."""
         from ..report.reporters import summary
 
         return summary(self)
-
-    @classmethod
-    def load(cls, directory: str | PathLike[str]) -> Audit:
-        """`auditor.load(directory)`."""
-        from ..document.read import load
-
-        return load(directory)
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan.json` holds: what was decided, and why."""

@@ -57,7 +57,7 @@ class Objective:
 class Subject:
     """A model, the inputs it is audited on, and where both came from.
 
-    raised: which of what it stores in FP16 or BF16 is held in FP32 while it is audited, one of records.plan.RAISED; the
+    raised: which of what it stores in FP16 or BF16 is held in FP32 while it is audited, see Plan.raised; the
     batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}. flags: how
     torch is set to compute once its file is imported, where it has one. given: the caller's own, where this is a copy on another device.
     """
@@ -116,11 +116,7 @@ class Literals:
 
 
 CalledFrom = Annotated[
-    str | None,
-    FileField(
-        "`file:line in function`: the `forward` that called what wrote it, your own line where a library did, or the loss "
-        "of torch that it belongs to; `null` where the line stands there itself"
-    ),
+    str | None, FileField("`file:line in function` that called it: a `forward`, your own line, a loss; `null`: none")
 ]
 
 
@@ -128,10 +124,10 @@ CalledFrom = Annotated[
 class Node:
     """One operation of the graph in the user's own terms.
 
-    owner: module path ("" is the root). source: the line that wrote it; called_from: the call beside it, where another function's. inputs: names of the graph nodes it reads. calls: the
-    module calls that enclose it, the root's first. returned: keys of those that hand it to their callers, and not by an attribute. region: the author's own, if it lies in one.
-    in_place: the author wrote it as an operation in place: autocast leaves it alone, and its result has the dtype of
-    what it writes to. function: the call of a function of torch that it is part of, which a scope may keep in FP32. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
+    calls: the module calls that enclose it, the root's first. returned: keys of those that hand it to their callers, and not
+    by an attribute. region: the author's own, if it lies in one. in_place: so the author wrote it: autocast leaves it alone,
+    and its result has the dtype of what it writes to. function: the call of a function of torch that it is part of, which a
+    scope may keep in FP32. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
     """
 
     name: Annotated[str, FileField("in the captured graph")]

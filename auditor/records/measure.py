@@ -39,17 +39,9 @@ class NodeError:
     born: Annotated[bool, FileField("in the low run, something breaks here that was whole in every input")] = False
 
 
-DECIDED_BY = ("first-order", "re-run", "group", "not-run")
-"""Ways in which a contribution is found."""
-
-
 @dataclass(frozen=True)
 class Contribution:
-    """How far one node in one format moves the model's outputs (relative L2, unit 1).
-
-    isolated: inputs, op and result low, all else FP32; this decides the verdict. own: the op and its result alone.
-    cast: rounding the node's FP32 result on its way into a low consumer.
-    """
+    """How far one node in one format moves the model's outputs (relative L2, unit 1)."""
 
     isolated: Annotated[float, FileField("how far it alone, low, moves the outputs; the verdict rests on this")]
     own: Annotated[float, FileField("of that, what the operation and its result make, its inputs in FP32")]
@@ -58,16 +50,13 @@ class Contribution:
         str,
         FileField(
             "how `isolated` was found: `first-order`: predicted; `re-run` of the model with this node low; `group`: "
-            "re-run with this node and others low, which is no less; `not-run`: a run would have to tell, and none "
-            "did",
-            choices=DECIDED_BY,
+            "re-run with this node and others low, which is no less; `not-run`: no run has told",
+            choices=("first-order", "re-run", "group", "not-run"),
         ),
     ] = "first-order"
     together: Annotated[int, FileField("how many operations were low in that run", least=1)] = 1
     criterion: Annotated[str, FileField("the criterion that it takes most of, where some were set")] = ""
-    batch: Annotated[
-        int, FileField("number of the batch that `isolated` is of, where it is not the first", least=1)
-    ] = 1
+    batch: Annotated[int, FileField("number of the batch that `isolated` is of, if not the first", least=1)] = 1
 
 
 @dataclass(frozen=True)
@@ -96,9 +85,7 @@ class Noise:
     joint: Annotated[float, FileField("the same as relative L2 of all outputs, or share of entries")] = 0.0
     floor: Annotated[float, FileField("up to this nothing is called an error; 0: nothing is spared")] = 0.0
     outputs: Annotated[Mapping[str, float], FileField("by output, the most; those that differ")] = empty()
-    nodes: Annotated[Mapping[str, float], FileField("by operation, of two runs of the graph; those that differ")] = (
-        empty()
-    )
+    nodes: Annotated[Mapping[str, float], FileField("by operation: how far two runs of the graph differ")] = empty()
     operations: Annotated[tuple[str, ...], FileField("operations that are not deterministic")] = ()
 
 
@@ -110,31 +97,23 @@ class Verdict:
         str,
         FileField(
             "`safe`; `sensitive`: alone it takes more than a quarter of the budget; `unsafe`: alone it breaks the "
-            "budget, turns a finite output non-finite, flips discrete results, or does not exist in the format; "
-            "`untested`",
+            "budget, turns outputs non-finite, flips discrete results, or does not exist in the format; `untested`",
             choices=("safe", "sensitive", "unsafe", "untested"),
         ),
     ]
     reason: Annotated[str, FileField("why, in one clause")]
-    limited_by: Annotated[
-        str | None, FileField("what the format has too little of", choices=("range", "precision"))
-    ] = None
+    limited_by: Annotated[str | None, FileField("what the format lacks", choices=("range", "precision"))] = None
     batch: Annotated[int, FileField("number of the batch that it comes from, where it is not the first", least=1)] = 1
 
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """Magnitudes of one tensor, or of several together: a histogram by powers of two, from which any scaling can be read.
-
-    exponents: {floor(log2|x|): count} of what is finite and not zero.
-    """
+    """Magnitudes of one tensor, or of several together: a histogram by powers of two, from which any scaling can be read."""
 
     max_abs: Annotated[float, FileField("the largest finite magnitude", least=0)]
     min_abs: Annotated[float, FileField("the smallest magnitude that is not zero; 0 if there is none", least=0)]
     zeros: Annotated[int, FileField("how many are zero", least=0)]
-    exponents: Annotated[
-        Mapping[int, int], FileField('`{"e": how many}`: numbers with 2^e <= magnitude < 2^(e+1)', least=1)
-    ]
+    exponents: Annotated[Mapping[int, int], FileField('`{"e": count}`: numbers with 2^e <= |x| < 2^(e+1)', least=1)]
     nonfinite: Annotated[int, FileField("how many are Inf or NaN", least=0)] = 0
     norm: Annotated[float, FileField("L2 norm of the finite ones, where it was measured", least=0)] = 0.0
     rounding: Annotated[Mapping[str, float], FileField("by format: relative L2 error of rounding them")] = empty()
@@ -160,10 +139,7 @@ MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A rule that fired on a node.
-
-    declared: the severity in the rule's file. measurable: whether running the operation low can bear the rule out at all.
-    """
+    """A rule that fired on a node."""
 
     rule: Annotated[str, FileField("the rule's code, see [rules.md](rules.md)")]
     name: Annotated[str, FileField("the rule's name")]
@@ -171,34 +147,21 @@ class Finding:
     owner: Annotated[str, FileField("module of that node")]
     op: Annotated[str, FileField("ATen overload of that node")]
     source: Annotated[str | None, FileField("line that wrote it, as for operations")]
-    severity: Annotated[
-        str,
-        FileField(
-            "under the plan that is followed, see [how severe a finding is](command-line.md#how-severe-a-finding-is)",
-            choices=("error", "warning", "info"),
-        ),
-    ]
-    confidence: Annotated[
-        str, FileField("`high` where measured to be unsafe, else as its rule says", choices=("high", "medium", "low"))
-    ]
+    severity: Annotated[str, FileField("under the plan that is followed", choices=("error", "warning", "info"))]
+    confidence: Annotated[str, FileField("`high` if found unsafe, else the rule's", choices=("high", "medium", "low"))]
     formats: Annotated[tuple[str, ...], FileField("formats it speaks of")]
     message: Annotated[str, MeasurementField("what is wrong here, with this model's numbers")] = ""
     why: Annotated[str, MeasurementField("why that hurts, as the rule has it")] = ""
     advice: Annotated[str, MeasurementField("what to do, as the rule has it")] = ""
     evidence: Annotated[Mapping[str, Any], MeasurementField("the facts that the rule read")] = empty()
     agrees: Annotated[bool | None, FileField("whether the measurement bears it out; `null` where there is none")] = None
-    cause: Annotated[
-        str, MeasurementField("line and operation at which it begins: findings with the same one have one cause")
-    ] = ""
-    plan: Annotated[
-        str | None, MeasurementField("the plan that `severity` speaks of; `null`: none holds the budget")
-    ] = None
+    cause: Annotated[str, MeasurementField("line and operation at which it begins, the same for one cause")] = ""
+    plan: Annotated[str | None, MeasurementField("the plan of `severity`; `null`: none holds the budget")] = None
     bearing: Annotated[
         str | None,
         MeasurementField(
             "under that plan it runs `low`, `reads` in FP32 what was low before, or is `kept` in FP32; `elsewhere`: "
-            "only other plans run it in a format that the finding speaks of; `stops`: there is no such plan, and it "
-            "is unsafe",
+            "only other plans run it in a format of the finding; `stops`: there is no such plan, and it is unsafe",
             choices=("low", "reads", "kept", "elsewhere", "stops"),
         ),
     ] = None
@@ -206,9 +169,7 @@ class Finding:
     declared: Annotated[str, MeasurementField("the severity that the rule states")] = ""
     measurable: Annotated[bool, MeasurementField("whether running it low can bear the rule out")] = True
     called_from: Annotated[str | None, MeasurementField("the call beside that line, as for operations")] = None
-    met: Annotated[
-        Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that run it in that where all is low")
-    ] = empty()
+    met: Annotated[Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that run it low")] = empty()
 
 
 @dataclass(frozen=True)
@@ -220,7 +181,5 @@ class FlaggedRegion:
     scope: Annotated[str, FileField("the deepest module that holds all of it")]
     local_error: Annotated[float | None, FileField("of the values that leave it, the worst; `null`: not finite")]
     error: Annotated[float | None, FileField("of the model's outputs; relative L2, or share of a criterion")]
-    explained: Annotated[
-        float, FileField("its operations' own errors, in quadrature; an `error` above it: they reinforce each other")
-    ]
+    explained: Annotated[float, FileField("its operations' own errors, in quadrature; below `error` if they reinforce")]
     failure: Annotated[str | None, FileField("why it did not run")] = None

@@ -10,9 +10,7 @@ from .graph import CalledFrom
 from .measure import Magnitudes, NodeError
 from .written import FileField, MeasurementField, empty
 
-FlushedUnscaled = Annotated[
-    float, FileField("share of the low gradients that FP16 turns to zero without a scale", least=0, most=1)
-]
+FlushedUnscaled = Annotated[float, FileField("share of low gradients that FP16 zeroes unscaled", least=0, most=1)]
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,8 @@ class BackwardNode:
     op: Annotated[str, FileField("ATen overload")]
     owner: Annotated[str, FileField("module it belongs to")]
     source: Annotated[str | None, FileField("line that wrote it, as for operations")]
-    errors: Annotated[
-        Mapping[str, NodeError], FileField("by format: what it does to that which it hands to its inputs")
-    ]
-    contributions: Annotated[
-        Mapping[str, GradientChange],
-        FileField("by format: how far it moves the gradients, where a step was run for it"),
-    ]
+    errors: Annotated[Mapping[str, NodeError], FileField("by format: what it does to the gradients it hands back")]
+    contributions: Annotated[Mapping[str, GradientChange], FileField("by format: how far it moves the gradients, if run")]
     reaches: Annotated[Mapping[str, str], FileField("parameter whose gradient turns non-finite with it")]
     reasons: Annotated[Mapping[str, str], FileField("why it must not run in the format when training; `null`: it may")]
     called_from: CalledFrom = None
@@ -89,8 +82,7 @@ class Bf16Outlook:
 
     flushed: Annotated[float, FileField("share of the low gradients that it turns to zero", least=0, most=1)]
     lost_adam: Annotated[
-        Mapping[float, float],
-        FileField("by learning rate of Adam: share of the updates that BF16 weights lose", least=0, most=1),
+        Mapping[float, float], FileField("by Adam's learning rate: share of updates lost in BF16", least=0, most=1)
     ]
     lost_sgd: Annotated[Mapping[float, float], FileField("the same for SGD", least=0, most=1)]
 
@@ -139,22 +131,14 @@ class Training:
     loss_source: Annotated[str, FileField("where the loss came from")]
     fp16: Annotated[LossScale | None, FileField("the loss-scale window; `null`: FP16 was not audited")]
     bf16: Annotated[Bf16Outlook | None, FileField("what BF16 loses; `null` where it was not audited")]
-    errors: Annotated[
-        Mapping[str, float | None], FileField("by format: relative L2 of all parameter gradients; `null`: it failed")
-    ]
+    errors: Annotated[Mapping[str, float | None], FileField("by format: relative L2 of all gradients; `null`: failed")]
     trials: Annotated[tuple[Trial, ...], MeasurementField("FP16 steps that were run, against predictions")] = ()
-    modules: Annotated[
-        tuple[ModuleGradients, ...], MeasurementField("gradients of what each module's operations return")
-    ] = ()
-    parameters: Annotated[
-        tuple[ParameterGradients, ...], MeasurementField("every trainable parameter and its gradient")
-    ] = ()
+    modules: Annotated[tuple[ModuleGradients, ...], MeasurementField("gradients of each module's results")] = ()
+    parameters: Annotated[tuple[ParameterGradients, ...], MeasurementField("trainable parameters and gradients")] = ()
     nodes: Annotated[tuple[BackwardNode, ...], MeasurementField("the backward pass of every operation")] = ()
     batch_sizes: Annotated[tuple[BatchSize, ...], MeasurementField("the same step on parts of the first batch")] = ()
     advice: Annotated[tuple[Advice, ...], FileField("what to do, with the numbers that ask for it")]
-    attribution: Annotated[
-        str | None, FileField("why contributions to the gradients are missing; `null`: they are there")
-    ] = None
+    attribution: Annotated[str | None, FileField("why gradient contributions are missing; `null`: none is")] = None
     returned: Annotated[
         str,
         FileField(

@@ -13,7 +13,7 @@ from ..numerics.formats import FORMATS
 from ..paths import enclosing, nearest, pattern, within
 from ..records import Dtypes, NodeReport, Plan, Reason
 from ..records.audit import Audit
-from ..records.program import KeptOperation
+from ..records.plan import KeptOperation
 from .words import fold, label, list_paths
 
 _CODE = re.compile(r"[A-Z]{3}\d{3}")

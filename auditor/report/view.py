@@ -181,7 +181,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
 
     proposals: criteria that could be set.
     """
-    env, subject, seconds = audit.environment, audit.subject, audit.seconds
+    env, subject, seconds = audit.environment, audit.subject, audit.environment.seconds
     graph = {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")
     if any(report.node.batch != 1 for report in audit.nodes):
         graph = "a recorded run of each path that the batches take"

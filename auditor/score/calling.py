@@ -21,7 +21,7 @@ from ..isolation.members import named_modules, named_parameters
 from ..isolation.process import swapped, uncompiled, unfused
 from ..loading.importer import as_script
 from ..loading.target import blame
-from ..records.run import Evaluation, Score
+from ..records.plan import Evaluation, Score
 from ..trees import tensors_in
 from .function import Scoring
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import LoadError
 from ..loading.target import Target, named_in, parse
-from ..records.run import DIRECTIONS
+from ..records.plan import DIRECTIONS
 
 LOWER, OF_MEAN = "lower_is_better", "of_mean"
 """Attributes that the user's function may have."""

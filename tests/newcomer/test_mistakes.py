@@ -167,7 +167,7 @@ MADE_OF_A_NUMBER = NUMBER.replace(
 @pytest.mark.parametrize(
     ("source", "words", "said"),
     [
-        (LIST, ["mine.py"], "They are the 2 arguments of one call; 2 batches are written [(t1,), (t2,)]"),
+        (LIST, ["mine.py"], "A list of tensors is one call; several batches are written [(t1,), (t2,)]"),
         (HELPERS, ["mine.py:TinyLama"], "did you mean TinyLlama? It defines TinyLlama, tiny_llama_config, tiny_helper"),
         (HELPERS, ["mine.py:tinyllama"], "did you mean TinyLlama?"),
         (HELPERS, ["mine.py:tiny_helpr"], "did you mean tiny_helper?"),

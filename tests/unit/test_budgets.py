@@ -58,7 +58,7 @@ BUDGET = {
     "offload": (350, "offload"),
     "plan": (2770, "plan"),
     "progress": (300, "telling"),
-    "records": (1500, "records"),
+    "records": (1240, "records"),
     "report": (2920, "report"),
     "rulebook": (2500, "rules"),
     "score": (360, "criteria"),

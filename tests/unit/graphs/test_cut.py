@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from auditor.graphs.choices import Choice, OperationRefused, Operations, cuts_of, kept_of
 from auditor.graphs.operations import Table, Value
+from auditor.graphs.stage import Choice, OperationRefused, Operations, cuts_of, kept_of
 from auditor.plan.search import choose
 from tests.unit.graphs.models import drawn, long, made
 

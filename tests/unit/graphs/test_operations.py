@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.capture.capture import capture
-from auditor.graphs.choices import lowered, memory_needed
 from auditor.graphs.exported import Exported, exported
 from auditor.graphs.operations import Table, aligned, owner_of, table_of
-from auditor.graphs.stage import memory_in_fp32
+from auditor.graphs.stage import lowered, memory_in_fp32, memory_needed
 from auditor.plan.workbench import Workbench
 from auditor.records import Memory
 from tests.support.planning import bench_of

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.graphs.choices import OperationRefused, Trial, lowered
 from auditor.graphs.exported import Exported, saved
 from auditor.graphs.operations import Table
+from auditor.graphs.stage import OperationRefused, Trial, lowered
 from auditor.numerics.metrics import output_error
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan

@@ -16,7 +16,7 @@ from auditor.artefact.emit import emit
 from auditor.cli import main
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
-from auditor.loading.hubs import weights_of
+from auditor.loading.discover import weights_of
 from auditor.loading.target import parse
 from auditor.offload.limit import resident
 

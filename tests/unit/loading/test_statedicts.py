@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from auditor.errors import LoadError
+from auditor.loading.state import load_into
 from auditor.loading.statedicts import load_state, read_checkpoint
-from auditor.loading.weights import load_into
 from tests.support.subjects import seeded
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
-from auditor.loading.weights import reject_non_finite
+from auditor.loading.state import reject_non_finite
 
 NET = """
 class Net(nn.Module):
