@@ -205,18 +205,6 @@ def test_a_low_layer_whose_weight_is_tied_to_an_island_hands_on_low_values(fmt: 
     assert inside(model, "head", torch.tensor([1, 2])) == [torch.float32]
 
 
-def test_tied_weights_under_autocast_stay_tied_through_a_training_step() -> None:
-    model = apply_plan(seeded(Tied), plan("autocast", {"": scope("bf16"), "head": scope("fp32")})).train()
-    before = model.embed.weight.detach().clone()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(torch.tensor([1, 2])).square().sum().backward()
-    optimizer.step()
-    assert len(list(model.parameters())) == 1
-    assert model.head.weight is model.embed.weight
-    assert model.embed.weight.dtype is torch.float32
-    assert not torch.equal(model.embed.weight, before)
-
-
 class Twice(nn.Module):
     """One layer under two names of one parent, one norm in two parents, and a layer after it in each."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tests.support.replaying import Model, linear, replayed
@@ -65,15 +64,3 @@ def test_exceptions_close_every_call_that_they_leave() -> None:
     found = replayed(Model(forward, failing=Failing(), layer=linear(4, 4)), X)
     assert [node.owner for node in nodes_by_op(found, "linear")] == ["layer"] * 3
     assert [call.path for call in only(found, "exp").calls] == [""]
-
-
-def test_threads_of_a_forward_are_not_its_calls() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(lambda: torch.ones(2).exp()).result()
-        return self.layer(x)
-
-    found = replayed(Model(forward, layer=linear(4, 4)), X)
-    assert [node.owner for node in found.nodes.values()] == ["layer"]

@@ -17,7 +17,7 @@ from tests.support.replaying import Model
 from tests.support.subjects import normal
 
 X = normal(4, 8)
-FEW, MANY = 50, 200
+FEW, MANY = 25, 100
 
 
 def chain(count: int) -> Callable[..., Tensor]:

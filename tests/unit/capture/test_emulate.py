@@ -34,15 +34,6 @@ def low(model: nn.Module, x: Tensor, device: str = "cuda") -> Tensor:
     return result
 
 
-def test_the_example_of_the_docstring_runs() -> None:
-    model, inputs = seeded(Net).train(), normal(4, 8)
-    with auditor.emulate("cuda"):
-        with torch.autocast("cuda", dtype=HALF):
-            loss = nn.functional.mse_loss(model(inputs), inputs)
-        loss.backward()
-    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in model.parameters())
-
-
 @pytest.mark.parametrize("device", ["tpu", "mps", "cuda:1", "", "cpu"])
 def test_an_unknown_device_gets_one_line_with_the_known_ones(device: str) -> None:
     line = r"^there is no emulation of '.*': known are 'cuda'\.$"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +10,6 @@ from auditor.capture.capture import capture
 from auditor.capture.paths import usable
 from auditor.records import Subject
 from tests.support.capturing import Function
-from tests.support.subjects import subject_of
 
 
 def branching(x: Tensor) -> Tensor:
@@ -68,21 +65,3 @@ def test_a_branch_that_fails_is_another_path() -> None:
     batches = tuple(((x,), {}) for x in (UP, DOWN))
     subject = Subject(Function(forward).eval(), batches, "toy", "toy.py", "toy", "toy")
     assert usable(capture(subject), subject, batches) == [batches[0]]
-
-
-def of(model: nn.Module, *inputs: Tensor) -> Subject:
-    """One batch per input."""
-    return replace(subject_of(model), batches=tuple(((x,), {}) for x in inputs))
-
-
-def test_batches_of_another_shape_are_left_to_the_verification() -> None:
-    subject = of(Function(torch.tanh), torch.ones(2, 1), torch.ones(3, 1), 2 * torch.ones(2, 1))
-    found = capture(subject)
-    assert [float(args[0].max()) for args, _ in usable(found, subject)] == [1.0, 2.0]
-
-
-def test_a_path_is_good_for_its_own_batch_alone() -> None:
-    subject = of(Function(lambda x: x * 2 if float(x.sum()) > 0 else x * 3), torch.ones(2), -torch.ones(2))
-    found = capture(subject)
-    assert found.method == "path"
-    assert usable(found, subject) == [subject.batches[0]]

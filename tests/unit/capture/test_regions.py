@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,8 +10,6 @@ import torch
 from torch import Tensor
 
 from auditor.capture.regions import Region, entered_at, one_stack, region_now, written_as_meant
-
-OFF = Region(False, "float16")
 
 
 def flags() -> list[object]:
@@ -92,20 +89,6 @@ def test_generators_that_outlive_the_stack() -> None:
         region = held()
         region.__enter__()
     region.__exit__(None, None, None)
-
-
-def test_other_threads_have_torchs_own() -> None:
-    seen: list[object] = []
-
-    def other() -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            seen.extend([torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")])
-
-    with one_stack():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert seen == [True, False]
 
 
 def test_depth_is_that_of_the_innermost_region() -> None:

@@ -77,13 +77,3 @@ def test_memory_that_autograd_kept_is_known_after_its_tensor_is_gone() -> None:
     again = torch.empty(0).set_(kept, 0, (3,))
     assert reel.values.node_of(again).target == "made"
     assert not reel.constants
-
-
-def test_data_that_is_set_is_read_from_where_it_lies_now() -> None:
-    reel, x, y = Reel(), torch.ones(3), torch.zeros(3)
-    before, other = reel.bound(x), reel.bound(y)
-    x.data = y
-    assert reel.values.node_of(x) is other
-    reel.values.write(x, reel.emit("written", (), {}, x))
-    assert reel.values.node_of(y).target == "written"
-    assert before.target == "made"

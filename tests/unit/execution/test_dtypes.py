@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import auditor
 from auditor.artefact.applying import apply_plan
@@ -45,8 +44,6 @@ def row(op: str, args: Any, kwargs: Any, result: Any) -> tuple[str, tuple[str, .
 
 
 CALLS = {"truediv": "div", "interpolate": "upsample_nearest2d", "norm": "linalg_vector_norm"}
-KERNELS = {"addmm": "linear", "mm": "linear", "bmm": "matmul", "_softmax": "softmax", "native_layer_norm": "layer_norm"}
-"""What an operation of the recording is called where the modes see it."""
 
 
 class Calls(TorchFunctionMode):
@@ -62,20 +59,6 @@ class Calls(TorchFunctionMode):
         name = name[1:] if name[:1] == "r" and name[1:] in ("mul", "add", "sub", "div", "truediv") else name
         if name not in ("get", "set") and tensors_of(result):
             self.seen.append(row(CALLS.get(name, name), args, kwargs or {}, result))
-        return result
-
-
-class Kernels(TorchDispatchMode):
-    """What runs below autograd, as any user of torch can see it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: Seen = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func._schema.name.partition("::")[2]
-        self.seen.append(row(KERNELS.get(name, name), args, kwargs or {}, result))
         return result
 
 
@@ -136,70 +119,6 @@ def test_every_operation_is_what_a_mode_sees_in_the_emulated_run_of_the_patched_
         assert reported(capture, model, batch, plan) == seen, plan.scopes
         ran += seen is not None
     assert ran
-
-
-class Plain(nn.Module):
-    """Operations that the CPU runs in BF16 as a GPU does, under one kernel each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.first, self.norm, self.last = (
-            nn.Embedding(11, 8),
-            nn.Linear(8, 8),
-            nn.LayerNorm(8),
-            nn.Linear(8, 4),
-        )
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = torch.relu(self.first(self.embed(tokens)))
-        x = self.norm(x + 1) * torch.sigmoid(x)
-        return torch.softmax(self.last(x), -1).sum(-1)
-
-
-@pytest.mark.parametrize("kept", [(), ("norm",), ("first", "last"), ("embed", "norm")], ids="-".join)
-def test_a_cast_plan_is_what_a_dispatch_mode_sees_without_any_emulation(kept: tuple[str, ...]) -> None:
-    """Nothing of the auditor runs here but the patch."""
-    model, tokens = seeded(Plain), torch.tensor([[1, 2, 3], [4, 5, 6]])
-    capture = capture_of(model, tokens)
-    plan = plan_of(capture, "cast", "bf16", everything(capture, "bf16") | dict.fromkeys(kept, "fp32"))
-    mode = Kernels()
-    seen = run_under(mode, model, ((tokens,), {}), plan, torch.no_grad)
-    found = under_plan(capture, model, ((tokens,), {}), plan).dtypes
-    assert reported(capture, model, ((tokens,), {}), plan) == seen
-    assert seen is not None
-    assert len(seen) == len(capture.nodes) == 10
-    computed = {node.owner: found[name].computed for name, node in capture.nodes.items() if node.owner}
-    assert computed == {path: "float32" if path in kept else "bfloat16" for path in ("embed", "first", "norm", "last")}
-
-
-class Unlisted(nn.Module):
-    """Operations on none of autocast's lists, before a product and after it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.linear = nn.Embedding(11, 8), nn.Linear(8, 8)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens) * 2
-        x = self.linear(x)
-        y = x * 2
-        return torch.softmax(y, -1) * y
-
-
-def test_what_autocast_lists_nowhere_computes_in_what_it_is_handed() -> None:
-    model, tokens = seeded(Unlisted), torch.tensor([[1, 2, 3]])
-    capture = capture_of(model, tokens)
-    plan = plan_of(capture, "autocast", "fp16", everything(capture, "fp16"))
-    found = list(under_plan(capture, model, ((tokens,), {}), plan).dtypes.values())
-    single, half = "float32", "float16"
-    assert found == [
-        Dtypes((single, "int64"), single, single),
-        Dtypes((single,), single, single),
-        Dtypes((single,), half, half),
-        Dtypes((half,), half, half),
-        Dtypes((half,), single, single),
-        Dtypes((single, half), single, single),
-    ]
 
 
 def dtypes_of(function: Callable[..., Any], strategy: str, *inputs: Tensor) -> dict[str, Dtypes]:

@@ -91,12 +91,6 @@ def labels_of(name: str, low: str, fp32: tuple[str, ...] = (), only: tuple[str, 
     return {owner: "fp32" if owner.startswith(fp32) and fp32 else low for owner in owners}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", MODELS)
-def test_everything_low_is_simulated_as_patched(name: str, strategy: str) -> None:
-    assert_simulated_as_patched(name, strategy, "fp16", labels_of(name, "fp16"))
-
-
 @pytest.mark.parametrize(
     ("name", "strategy", "fp32", "only"),
     [

@@ -96,6 +96,7 @@ def test_the_score_is_what_a_run_by_hand_gives(audit: Audit) -> None:
     assert not audit.plans["graph_bf16"].holds
 
 
+@pytest.mark.slow
 def test_one_in_a_file_is_called_in_the_process_of_the_programs(
     audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,15 +109,3 @@ def test_one_in_a_file_is_called_in_the_process_of_the_programs(
     assert {name: plan.score for name, plan in found.items()} == {
         name: plan.score for name, plan in audit.plans.items() if plan.program
     }
-
-
-def test_what_the_function_asks_of_the_model_alone_is_a_reason() -> None:
-    def asking(net: nn.Module) -> float:
-        assert net.wide is not None
-        return float(net(INPUTS[:8]).logits.float().mean())
-
-    found = auditor.audit(Classed.made(), INPUTS[:8], strategies="graph", formats="fp16", evaluate=asking, device="cpu")
-    score = found.plans["graph_fp16"].score
-    assert score is not None
-    assert "AttributeError" in str(score.failure)
-    assert found.recommended is None

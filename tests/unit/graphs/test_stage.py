@@ -144,23 +144,20 @@ def test_what_cannot_be_exported_is_a_line_and_the_others_go_on(
     assert "def forward" not in "".join(capfd.readouterr())
 
 
-def test_what_takes_plans_knows_programs(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    strategies, formats = ("autocast", "graph"), "fp16"
-    both = auditor.audit(flat(), torch.randn(4, 16), strategies=strategies, formats=formats, device="cpu")
-    both.save(tmp_path)
-    assert both.recommended == "autocast_fp16"
-    for plan in (both, tmp_path, both.to_dict()):
+def test_what_takes_plans_knows_programs(audit: Audit, tmp_path: Path) -> None:
+    audit.save(tmp_path)
+    assert audit.recommended == "autocast_fp16"
+    for plan in (audit, tmp_path, audit.to_dict()):
         with pytest.raises(PlanError, match=r"torch\.export\.load\('graph_fp16\.pt2'\)") as caught:
             auditor.apply(flat(), plan, "graph_fp16")
         assert caught.value.slug == "plan-is-program"
         auditor.apply(flat(), plan, "autocast_fp16")
     _, plans, chosen = read_plans(tmp_path, None)
-    assert (list(plans), chosen) == (["autocast_fp16"], "autocast_fp16")
+    assert (list(plans), chosen) == (["autocast_fp16", "autocast_bf16"], "autocast_fp16")
     text = (tmp_path / "patched_model.py").read_text(encoding="utf-8")
     assert "# graph_fp16: a program of its own, torch.export.load('graph_fp16.pt2').module()" in text
     again = auditor.load(tmp_path)
-    assert again.plans["graph_fp16"].program == both.plans["graph_fp16"].program
-    said = explain_layer(both, "pow_1")
+    assert again.plans["graph_fp16"].program == audit.plans["graph_fp16"].program
+    said = explain_layer(audit, "pow_1")
     assert "graph_fp16: FP32: unsafe: overflow" in said
-    assert "pow_1 FP32: unsafe" in explain_layer(both, "")
+    assert "pow_1 FP32: unsafe" in explain_layer(audit, "")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -29,27 +26,6 @@ class Counter(nn.Module):
         self.cache = x.detach().clone()
         torch.rand(1)
         return self.frozen(self.drop(self.norm(x))) + bias
-
-
-def test_caller_s_model_and_generators_stay_bit_for_bit():
-    model = Counter().train()
-    model.frozen.eval()
-    cache = model.cache
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    flags = [module.training for module in model.modules()]
-    torch.manual_seed(5), random.seed(5), np.random.seed(5)
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
-
-    subject = from_object(model, torch.ones(4, 3), {"bias": 1.0})
-
-    assert subject.model is model
-    assert subject.batches[0][1] == {"bias": 1.0}
-    assert [module.training for module in model.modules()] == flags
-    assert model.cache is cache
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert random.getstate() == states[1]
-    assert (np.random.get_state()[1] == states[2]).all()
 
 
 def test_in_eval_restores_after_an_error():

@@ -290,20 +290,6 @@ def test_bf16_beyond_the_range_of_fp16() -> None:
     )
 
 
-def test_fp16_has_bits_that_bf16_has_not() -> None:
-    first, second = said(linear().half())
-    assert first.startswith("The weights came in FP16, all of them: it takes these as they are")
-    assert second == "The weights came in FP16; all lie in BF16's range, and rounding them to it is part of its errors."
-
-
-def test_a_part() -> None:
-    model = nn.Sequential(linear().bfloat16(), nn.LayerNorm(8))
-    model.forward = lambda x: model[1](model[0](x.to(model[0].weight.dtype)).float())  # type: ignore[method-assign]
-    first, second = said(model)
-    assert first == "The weights came in BF16; all lie in FP16's range, and rounding them to it is part of its errors."
-    assert "BF16, 72 of 88 of them" in second
-
-
 @pytest.mark.parametrize(("dtype", "fmt"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
 def test_a_table_stored_in_the_format_adds_no_error_in_it(dtype: torch.dtype, fmt: str) -> None:
     torch.manual_seed(0)

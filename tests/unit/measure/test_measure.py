@@ -119,17 +119,6 @@ def test_the_reference_is_the_models_own_answer() -> None:
     assert all(set(formats) == set(FORMATS) for formats in measured.errors.values())
 
 
-def test_measuring_leaves_the_model_and_the_inputs_alone() -> None:
-    model, x, index = seeded(Small), normal(3, 4), torch.tensor([2, 0])
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    kept = x.clone()
-    measurement_of(model, x, index)
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert all(p.grad is None and p.requires_grad for p in model.parameters())
-    assert torch.equal(x, kept)
-    assert not x.requires_grad
-
-
 class BranchesInPlace(nn.Module):
     """Only the concrete path can follow it, and that graph keeps the in-place operations."""
 

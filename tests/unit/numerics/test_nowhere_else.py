@@ -52,22 +52,6 @@ def test_no_other_module_names_them(root) -> None:
     assert ALLOWED.keys() - found.keys() == set()  # no reason outlives what it is a reason for
 
 
-def test_names_are_found_in_code_and_not_in_prose(tmp_path: Path) -> None:
-    file = tmp_path / "module.py"
-    file.write_text(
-        '"""FP16: fp16."""\nimport torch\nA = {"bf16": torch.float16}  # fp16\nB = x.half()\nC = "bfloat16s", 0.16\n'
-        'D = "fp160", "int16"\nE = "only_fp16"\n',
-        encoding="utf-8",
-    )
-    assert sorted(place.split(": ")[1] for place in named(file)) == [
-        "bf16",
-        "bfloat16s",
-        "float16",
-        "half",
-        "only_fp16",
-    ]
-
-
 def test_what_a_patched_model_brings_along_agrees_with_the_table() -> None:
     run = {name: row.dtype for name, row in FORMATS.items() if row.native and row.bytes <= 4}
     assert run == runtime.DTYPES

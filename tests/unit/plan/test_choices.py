@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-from auditor.execution.policy import Policy, choice_from_scopes, plain
-from auditor.isolation.outputs import tensor_outputs
-from auditor.numerics.kernels import UnsupportedInFormat
-from auditor.numerics.metrics import output_error
-from auditor.plan.costs import costs_of
-from auditor.plan.modules import Modules, Trial, as_plan, everything, scopes_of
+from auditor.execution.policy import choice_from_scopes
+from auditor.plan.modules import as_plan, everything, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
-from auditor.records import Capture, ScopeChoice, Verdict
-from tests.support.capturing import Function
-from tests.support.problems import NOTHING, drawn, owners_of
-from tests.support.subjects import capture_of
+from auditor.records import ScopeChoice
+from tests.support.problems import drawn, owners_of
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -60,30 +51,6 @@ def test_an_island_keeps_its_result_where_only_fp32_reads_it() -> None:
     assert middle["2"].output == "cast"
     pair = plan_of(problem, {**low("014"), "2": "fp32", "3": "fp32"})
     assert (pair["2"].output, pair["3"].output) == ("keep", "cast")
-
-
-def trial_of(model: nn.Module, capture: Capture, inputs: tuple[torch.Tensor, ...]) -> Trial:
-    with torch.no_grad():
-        return Trial(capture, model, ((inputs, {}),), (tensor_outputs(model(*inputs)),), output_error)
-
-
-def factored(x: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.cholesky(x @ x.t() + x)
-
-
-def test_what_cannot_run_is_infinitely_far_off() -> None:
-    model, inputs = Function(factored), (torch.eye(3),)
-    capture = capture_of(model, *inputs)
-    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    problem = Problem(
-        capture, costs_of(capture), dict.fromkeys(capture.nodes, NOTHING), verdicts, "cast", "fp16", "A100"
-    )
-    trial = trial_of(model, capture, inputs)
-    space = Modules(problem, trial, 0.01)
-    assert space.error(evaluate(problem, {"": "fp16"})) == math.inf
-    assert space.error(evaluate(problem, {"": "fp32"})) == 0.0
-    with pytest.raises(UnsupportedInFormat, match="linalg_cholesky"):
-        trial.error(Policy(capture, "cast", plain("fp16"), "fp16"))
 
 
 @pytest.mark.parametrize(

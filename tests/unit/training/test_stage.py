@@ -72,17 +72,6 @@ def test_the_model_comes_back_as_it_was(trained: Trained) -> None:
     assert [p.requires_grad for p in before.parameters()] == [p.requires_grad for p in after.parameters()]
 
 
-def test_trials_bear_the_prediction_out(trained: Trained) -> None:
-    training = trained.audit.training
-    assert training is not None
-    assert training.fp16 is not None
-    assert [t.scale for t in training.trials] == [1.0, training.fp16.init, 2 * training.fp16.maximum]
-    for trial in training.trials:
-        assert trial.overflow is trial.predicted_overflow
-        assert trial.flushed == pytest.approx(trial.predicted, abs=0.005)
-    assert [t.overflow for t in training.trials] == [False, False, True]
-
-
 def test_the_document_holds_the_window_as_promised(trained: Trained, root) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     document = json.loads(json.dumps(trained.audit.to_dict(), allow_nan=False))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +13,7 @@ import auditor
 from auditor.artefact.emit import emit
 from auditor.records import Origin, Plan, ScopeChoice
 from auditor.score import ScoreResult, find_function
-from auditor.score import in_hand as in_hand_function
-from auditor.verify import FP32, Runs, Verifier, in_hand
+from auditor.verify import FP32, Verifier
 
 SOURCE = """
 import os, sys, time
@@ -54,33 +50,23 @@ def by_dtype(model):
 LAYERS = 4 * 4 + 4
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, ScoreResult | str]]:
-    """What a function of the model's file gives under plans."""
-    source = tmp_path / "scored_net.py"
+def test_a_fresh_process_gives_what_a_run_by_hand_does_and_raising_costs_the_plan_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, file = tmp_path / "scored_net.py", tmp_path / "patched_model.py"
     source.write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
-    plans = {
-        f"autocast_{fmt}": Plan("", "autocast", fmt, {"": ScopeChoice(fmt)}, 0.0, 1.0, 1.0) for fmt in ("fp16", "bf16")
-    }
-    file = tmp_path / "patched_model.py"
-    file.write_text(emit(Origin(str(source), None, "get_model", "factory"), LAYERS, plans, None, tmp_path))
-
-    def given(name: str, *names: str, **how: Any) -> dict[str, ScoreResult | str]:
-        scratch = tmp_path / f"scratch_{name}"
-        scratch.mkdir()
-        with Verifier([((torch.ones(1, 4),), {})], scratch) as verifier:
-            return verifier.scores(file, names, find_function(f"{source}:{name}"), **how)
-
-    return given
-
-
-def test_a_fresh_process_gives_what_a_run_by_hand_does(
-    run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    told: list[str] = []
     (tmp_path / "number.txt").write_text("1")  # a path in the function counts from the user's directory
-    found = run("means", FP32, "autocast_fp16", "autocast_bf16", told=told.append)
+    names = (FP32, "autocast_fp16", "autocast_bf16")
+    plans = {name: Plan("", "autocast", name[-4:], {"": ScopeChoice(name[-4:])}, 0.0, 1.0, 1.0) for name in names[1:]}
+    file.write_text(emit(Origin(str(source), None, "get_model", "factory"), LAYERS, plans, None, tmp_path))
+    (tmp_path / "scratch").mkdir()
+    told: list[str] = []
+    with Verifier([((torch.ones(1, 4),), {})], tmp_path / "scratch") as verifier:
+        raised = verifier.scores(file, names[1:] + names[:1], find_function(f"{source}:by_dtype"))
+        found = verifier.scores(file, names, find_function(f"{source}:means"), told=told.append)
+    assert str(raised["autocast_fp16"]).startswith("the function raised ValueError: in half (scored_net.py:")
+    assert raised["autocast_bf16"] == raised[FP32] == ScoreResult((1.0,), True, 1)
     torch.manual_seed(0)
     net, x = nn.Linear(4, 4), torch.linspace(-1, 1, 12).reshape(3, 4)
     with torch.no_grad():
@@ -91,28 +77,3 @@ def test_a_fresh_process_gives_what_a_run_by_hand_does(
     assert capfd.readouterr().out == ""
     assert Path.cwd() == Path(os.path.realpath(tmp_path))
     assert set(told) <= {"", *(f"{n}: {i}" for n in ("fp32", "autocast fp16", "autocast bf16") for i in (1, 2, 3))}
-
-
-def test_raising_costs_the_plan_and_nothing_else(run: Any) -> None:
-    found = run("by_dtype", "autocast_fp16", "autocast_bf16", FP32)
-    assert found["autocast_fp16"].startswith("the function raised ValueError: in half (scored_net.py:")
-    assert found["autocast_bf16"] == found[FP32] == ScoreResult((1.0,), True, 1)
-
-
-def test_a_model_in_hand_is_scored_here_and_comes_back() -> None:
-    torch.manual_seed(0)
-    net, x = nn.Linear(4, 4), torch.ones(2, 4)
-    plans = {"cast_bf16": Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0)}
-    told: list[int] = []
-    scoring = in_hand_function(lambda model: (float(model(row).float().sum()) for row in x))
-    found = Runs(partial(in_hand, net, plans)).score("cast_bf16", scoring, told=told.append)
-    with torch.no_grad():
-        low = nn.Linear(4, 4)
-        low.load_state_dict(net.state_dict())
-        low.bfloat16()
-        with auditor.emulate("cuda"):
-            expected = tuple(float(low(row.bfloat16()).float().sum()) for row in x)
-    assert found == ScoreResult(expected, False, 2)
-    assert told == [1, 2]
-    assert net.weight.dtype is torch.float32
-    assert "forward" not in vars(net)
