@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -136,22 +135,6 @@ def test_another_plan_takes_the_mark_off() -> None:
         assert ours == set(vars(before.get_submodule(path)))
     assert model.get_submodule("layers.1").activation_relu_or_gelu == 1
     assert model.use_nested_tensor is True
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
-def test_copies_are_not_fused_either(copied: Any) -> None:
-    patched, x = apply_plan(encoder(), plan("cast", ISLAND)), normal(2, 6, 16)
-    with torch.no_grad():
-        assert torch.equal(copied(patched)(x), patched(x))
-
-
-@pytest.mark.slow
-def test_compiled_and_exported_whole() -> None:
-    patched, x = apply_plan(encoder(), plan("cast", ISLAND)), normal(2, 6, 16)
-    with torch.no_grad():
-        expected = patched(x)
-        assert close(torch.compile(patched, fullgraph=True, backend="aot_eager")(x).float(), expected.float())
-        assert close(torch.export.export(patched, (x,)).module()(x).float(), expected.float())
 
 
 # A plan that is applied for a while leaves nothing behind: the same objects, the same storage, the same bits.

@@ -20,12 +20,10 @@ from auditor.artefact.shipped import Cast, CastRuntime
 from auditor.artefact.strategies import names, temporary_strategy
 from auditor.cli.program import main
 from auditor.document.read import load_plan
-from auditor.errors import AuditorError, PlanError
 from auditor.numerics.formats import dtype_of
 from auditor.numerics.metrics import output_error
 from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
-from tests.support.subjects import normal
 
 MODEL = """
 import torch
@@ -158,13 +156,6 @@ def test_weights_take_half_and_nothing_is_faster(audited: Audit) -> None:
     assert audited.recommended == "stored_fp16"
 
 
-def test_nothing_computes_low_under_it(audited: Audit) -> None:
-    assert {strategy for node in audited.nodes for found in node.exposed.values() for strategy in found} == {
-        "autocast",
-        "cast",
-    }
-
-
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_the_emitted_file_needs_no_registration(written: Path, fmt: str) -> None:
     plan = json.loads((written / "plan.json").read_text())["plans"][f"stored_{fmt}"]
@@ -194,18 +185,6 @@ def test_it_is_applied_from_an_audit_and_from_a_file(audited: Audit, written: Pa
         assert model(x).dtype is torch.float32
         assert torch.equal(model(x), other(x))
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
-
-
-def test_errors_list_what_there_is(written: Path, tmp_path: Path) -> None:
-    model, x = nn.Linear(4, 4), normal(2, 4)
-    document = json.loads((written / "plan.json").read_text())
-    with pytest.raises(AuditorError, match=r"strategies takes autocast, cast, stored or graph, not magic") as caught:
-        auditor.audit(model, x, strategies=("magic",))
-    assert caught.value.slug == "bad-option"
-    document["plans"]["stored_bf16"]["strategy"] = "magic"
-    (tmp_path / "plan.json").write_text(json.dumps(document))
-    with pytest.raises(PlanError, match="strategy"):
-        load_plan(tmp_path / "plan.json")
 
 
 class HalfBuffers(CastRuntime):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.api import audit
 from auditor.artefact.applying import apply_plan, is_wrapped
 from auditor.artefact.runtime import (
     DTYPES,
@@ -19,7 +18,6 @@ from auditor.artefact.runtime import (
     floating_dtype,
     in_region,
 )
-from auditor.document.live import apply
 from tests.support.patching import AUTOCAST, CAST, Net, patched, plan, scope
 from tests.support.subjects import normal, seeded
 
@@ -236,13 +234,6 @@ def inside(model: nn.Module, path: str, x: Tensor) -> list[torch.dtype]:
     return seen
 
 
-@both
-def test_a_module_under_two_names_is_one_scope(strategy: str) -> None:
-    model = apply_plan(seeded(Twice), plan(strategy, {"": scope("bf16"), "one": scope("fp32")}))
-    assert inside(model, "one", normal(2, 4)) == [torch.float32, torch.float32]
-    assert model.one.forward.args[1] is None  # wrapped once
-
-
 def test_another_plan_takes_the_wrapper_of_a_shared_module_off() -> None:
     model = apply_plan(seeded(Twice), plan("autocast", {"": scope("bf16"), "one": scope("fp32"), "two": scope("fp32")}))
     assert is_wrapped(model.two)
@@ -272,16 +263,3 @@ def test_a_module_of_two_parents_at_odds_is_fp32_and_hands_on_what_it_was_given(
     if strategy == "cast":
         other = {"left": "right", "right": "left"}[island]
         assert model.get_submodule(f"{other}.1").weight.dtype is torch.bfloat16
-
-
-@both
-def test_an_audited_model_that_shares_modules_follows_its_plan(strategy: str) -> None:
-    found = audit(seeded(Twice), normal(16, 4), max_error=2e-3, strategies=(strategy,), formats=("bf16",), device="cpu")
-    (chosen,) = found.plans.values()
-    assert chosen.verified
-    model = apply(seeded(Twice), found, chosen.name)
-    assert model.two is model.one
-    assert model.right[0] is model.left[0]
-    with torch.no_grad():
-        error = (model(normal(16, 4)) - seeded(Twice)(normal(16, 4))).norm() / seeded(Twice)(normal(16, 4)).norm()
-    assert error <= 2e-3

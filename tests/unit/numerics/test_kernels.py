@@ -66,28 +66,6 @@ def test_float32_runs_as_it_is() -> None:
     assert run_op(aten.add.Tensor, (x, x), {}).dtype is torch.float32
 
 
-@pytest.mark.parametrize("dtype", LOW_DTYPES)
-@pytest.mark.parametrize(
-    ("target", "args"),
-    [
-        (aten.linalg_cholesky.default, (torch.eye(3),)),
-        (aten.linalg_inv.default, (torch.eye(3),)),
-        (aten.linalg_svd.default, (torch.eye(3),)),
-        (aten.linalg_solve.default, (torch.eye(3), torch.ones(3, 1))),
-        (aten.quantile.default, (torch.ones(8), torch.tensor(0.5))),
-        (aten.stft.default, (torch.ones(64), 16)),
-        (aten.cdist.default, (torch.ones(2, 3), torch.ones(2, 3))),
-        (aten.linalg_det.default, (torch.eye(3),)),
-    ],
-)
-def test_operations_without_a_half_kernel_on_cuda(target: Any, args: tuple[Any, ...], dtype: torch.dtype) -> None:
-    name = str(dtype).removeprefix("torch.")
-    assert (
-        refusal(target, *round_tree(args, format_of(dtype)))
-        == f"{operation_of(target).name} has no {name} kernel on CUDA"
-    )
-
-
 def test_a_literal_that_does_not_fit() -> None:
     scores, mask = torch.zeros(2).half(), torch.tensor([True, False])
     assert refusal(aten.masked_fill.Scalar, scores, mask, -1e9) == "masked_fill has a literal that does not fit float16"

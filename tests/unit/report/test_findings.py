@@ -12,17 +12,6 @@ def cause(audit, rule):
     return next(c for c in causes(audit).all if c.worst.rule == rule)
 
 
-def test_findings_are_ranked_and_gathered_over_blocks():
-    audit = make_audit()
-    found = causes(audit).all
-    assert found[0].worst.rule == "RNG001"  # the only error
-    assert sum(len(c.members) for c in found) == len(audit.findings)
-    softmax = next(c for c in found if c.worst.rule == "SFT001")
-    assert softmax.where == "blocks.{0-7}.attn"
-    effects = {r.node.name: r.contributions["bf16"].isolated for r in audit.nodes if "bf16" in r.contributions}
-    assert softmax.effect == max(effects[f.node] for f in softmax.members)
-
-
 def spoken(audit, *, plan="autocast_fp16", **bearings):
     """The audit with what is said of the findings of each rule under a plan; casting weights runs them all low."""
 

@@ -12,16 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.numerics.histogram import magnitudes_of
 from auditor.records.audit import Audit
 from auditor.records.training import Training
 from auditor.report.reporters import html, markdown, text
 from auditor.report.training import loop_code, training_section
 from auditor.snippets.trainers import training_code
-from auditor.training.advice import advice_of, reduce_dtype
+from auditor.training.advice import advice_of
 from auditor.training.objective import training_subject
 from auditor.training.stage import MeasuredStep, conclude, prepare
-from auditor.training.window import loss_scale
 from tests.unit.report.factory import HOSTILE, make_audit
 from tests.unit.training.conftest import Trained, loss_fn, made
 from tests.unit.training.own_steps import audited
@@ -67,27 +65,11 @@ def test_master_weights_by_the_share_of_lost_updates(lookup: tuple[MeasuredStep,
     assert "master-weights" not in codes(prepared, replace(training, bf16=None))
 
 
-def test_eps_against_the_gradients(lookup: tuple[MeasuredStep, Training]) -> None:
-    prepared, training = lookup
-    tiny = tuple(replace(p, gradient=magnitudes_of(torch.full((10,), 1e-9))) for p in training.parameters)
-    (advice,) = (a for a in advice_of(replace(training, parameters=tiny), prepared.capture) if a.code == "adam-eps")
-    assert advice.evidence == {"squares_lost_fp16": 1.0, "below_eps": 1.0}
-
-
 def test_clipping_and_reducing_speak_of_fp16_alone(lookup: tuple[MeasuredStep, Training]) -> None:
     prepared, training = lookup
     assert {"clip-after-unscale", "reduce-dtype"} <= codes(prepared, replace(training, format="fp16"))
     assert "clip-after-unscale" not in codes(prepared, replace(training, format="bf16"))
     assert "reduce-dtype" not in codes(prepared, replace(training, fp16=None))
-
-
-def test_ranks_until_the_sum_overflows(lookup: tuple[MeasuredStep, Training]) -> None:
-    prepared, training = lookup
-    assert training.fp16 is not None
-    one = replace(training.parameters[0], gradient=magnitudes_of(torch.tensor([2.0])))
-    window = replace(training.fp16, init=1024.0)
-    (advice,) = reduce_dtype(replace(training, parameters=(one,), fp16=window), prepared.capture)
-    assert advice.evidence["ranks"] == 65504 / (2 * 1024)
 
 
 # The training section: rendered from a real audit, from an empty window, and with names that try to break out.
@@ -96,11 +78,6 @@ def test_ranks_until_the_sum_overflows(lookup: tuple[MeasuredStep, Training]) ->
 def with_training(trained: Trained, **changes: object) -> Audit:
     assert trained.audit.training is not None
     return replace(trained.audit, training=replace(trained.audit.training, **changes))
-
-
-def empty_window() -> object:
-    far = torch.cat((torch.full((100,), 2.0**3), torch.full((100,), 2.0**-40)))
-    return loss_scale({"up": magnitudes_of(far)})
 
 
 def test_the_section_holds_window_advice_and_loop(trained: Trained) -> None:
@@ -121,33 +98,6 @@ def test_inference_has_no_section() -> None:
     page = html(make_audit())
     assert 'id="training"' not in page
     assert training_section(make_audit()) == []
-
-
-def test_an_empty_window_is_said(trained: Trained) -> None:
-    audit = with_training(trained, fp16=empty_window(), format="bf16")
-    section = html(audit).partition('<section id="training">')[2].partition("</section>")[0]
-    assert "It is empty" in section
-
-
-def test_nothing_low_is_said(trained: Trained) -> None:
-    training = trained.audit.training
-    assert training is not None
-    audit = with_training(
-        trained,
-        fp16=None,
-        bf16=None,
-        format=None,
-        trials=(),
-        batch_sizes=(),
-        nodes=(),
-        advice=(),
-        modules=tuple(replace(m, low=None) for m in training.modules),
-        parameters=tuple(replace(p, low=False) for p in training.parameters),
-    )
-    section = html(audit).partition('<section id="training">')[2].partition("</section>")[0]
-    assert "No gradient is in a low format" in section
-    assert "Nothing stands out" in section
-    assert loop_code(audit) is None
 
 
 def test_hostile_names_add_no_markup(trained: Trained) -> None:

@@ -241,15 +241,3 @@ def test_a_loss_that_is_not_finite() -> None:
     )
     assert explained(training)[0] == (False, True, "the loss itself is not finite in this step")
     assert "FP16 gives no finite gradients" in training.recommendation or "no format" in training.recommendation
-
-
-def test_a_step_that_raises() -> None:
-    def strict(outputs: Tensor) -> Tensor:
-        if outputs.dtype is not torch.float32:
-            raise TypeError("FP32 alone")
-        return outputs.sum()
-
-    _, training = audited(nn.Linear(8, 8), (torch.randn(4, 8),), strict, formats=("fp16",), strategies=("cast",))
-    assert training.errors["fp16"] is None
-    assert explained(training)[0] == (False, True, "the step raised: FP32 alone")
-    assert "in no format does one training step give finite gradients" in training.recommendation

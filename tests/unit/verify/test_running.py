@@ -54,15 +54,6 @@ def test_cudas_lists_and_not_the_cpus() -> None:
     assert torch.equal(between, expected)
 
 
-def test_an_island_runs_in_fp32() -> None:
-    model, x = seeded(Net), normal(3, 4)
-    with torch.no_grad():
-        first = linear(x, model.first, torch.bfloat16)
-        expected = model.second(first.float().softmax(-1))
-        ((actual,),) = run_patched(apply_plan(model, plan("bf16", second="fp32")), [((x,), {})], "cpu")
-    assert torch.allclose(actual.float(), expected, rtol=1e-6, atol=1e-7)
-
-
 class Branching(nn.Module):
     """The sign of a value decides which layer runs."""
 
