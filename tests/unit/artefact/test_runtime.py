@@ -222,7 +222,7 @@ def inside(model: nn.Module, path: str, x: Tensor) -> list[torch.dtype]:
     module, seen = model.get_submodule(path), []
     kind = type(module)
 
-    class Spy(kind):  # type: ignore[valid-type, misc]
+    class Spy(kind):
         def forward(self, given: Tensor) -> Tensor:
             seen.append(given.dtype)
             return kind.forward(self, given)

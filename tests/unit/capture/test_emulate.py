@@ -75,7 +75,7 @@ def test_threads_of_the_body_are_not_emulated() -> None:
 
 
 def run_in_thread(target: object) -> None:
-    thread = threading.Thread(target=target)  # type: ignore[arg-type]
+    thread = threading.Thread(target=target)
     thread.start()
     thread.join()
 

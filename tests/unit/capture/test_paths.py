@@ -47,7 +47,7 @@ UP, HIGHER, DOWN = torch.ones(2, 2), torch.full((2, 2), 3.0), -torch.ones(2, 2)
     ],
 )
 def test_batches_on_the_path(function: object, fitting: list[Tensor]) -> None:
-    model: nn.Module = Function(function).eval()  # type: ignore[arg-type]
+    model: nn.Module = Function(function).eval()
     batches = tuple(((x,), {}) for x in (UP, HIGHER, DOWN, torch.ones(3, 2)))
     subject = Subject(model, batches[:2], "toy", "toy.py", "toy", "toy", held_out=batches[2:])
     found = capture(subject)

@@ -105,7 +105,6 @@ def test_each_path_computes_what_the_model_does(batch: tuple[Any, ...]) -> None:
     given = subject((X,), (X, MORE))
     joined = join_paths(record_paths(given).each)
     path = path_of(joined, given, (batch, {}))
-    assert path is not None
     with torch.no_grad():
         (found,) = path.graph_module(*path.bind(given.model, (batch, {})))
         assert torch.equal(found, given.model(*batch))

@@ -55,7 +55,7 @@ def test_a_cast_that_two_read_is_paid_once() -> None:
 def test_two_thousand_operations_take_less_than_ten_seconds() -> None:
     table = long(2_000)
     start = time.process_time()
-    space = Operations(table, None)  # type: ignore[arg-type]
+    space = Operations(table, None)
     sizes = [len(space.proposed(allowed).low) for allowed in (1.0, 1e-3, 0.0)]
     assert time.process_time() - start < 10
     assert sizes == sorted(sizes, reverse=True)
@@ -103,7 +103,7 @@ def test_every_reason_holds() -> None:
     rnd, kinds = random.Random(3), set()
     for _ in range(30):
         table = drawn(rnd, 6)
-        space = Operations(table, None)  # type: ignore[arg-type]
+        space = Operations(table, None)
         choice = choose(space, 0.3, 0)
         for kept in kept_of(space, choice, 0.3):
             kinds.add(kept.kind)

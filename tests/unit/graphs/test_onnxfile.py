@@ -30,8 +30,7 @@ def found(audit: Audit, request: pytest.FixtureRequest) -> Audit:
 
 
 def test_the_model_answers_with_the_stated_error(found: Audit) -> None:
-    said = found.plans["graph_fp16"].program.onnx  # type: ignore[union-attr]
-    assert said is not None
+    said = found.plans["graph_fp16"].program.onnx
     assert said.failure is None
     x = found.live.batches[0][0][0]
     with torch.no_grad():
@@ -48,8 +47,7 @@ def test_the_model_answers_with_the_stated_error(found: Audit) -> None:
 
 def test_bf16_is_checked_and_what_has_no_kernel_named(found: Audit) -> None:
     plan = found.plans["graph_bf16"]
-    said = plan.program.onnx  # type: ignore[union-attr]
-    assert said is not None
+    said = plan.program.onnx
     assert said.error is None
     model = onnx.load_from_string(found.programs["graph_bf16.onnx"])
     onnx.checker.check_model(model, full_check=True)
@@ -86,8 +84,7 @@ def test_saving_writes_the_model_and_an_epsilon_stays_in_the_file(tmp_path: Path
     x = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
     found = auditor.audit(Apart(), x, strategies="graph", formats="fp16", device="cpu")
     assert tmp_path / "graph_fp16.onnx" in found.save(tmp_path, onnx=True)
-    said = auditor.load(tmp_path).plans["graph_fp16"].program.onnx  # type: ignore[union-attr]
-    assert said is not None
+    said = auditor.load(tmp_path).plans["graph_fp16"].program.onnx
     assert said.failure is None
     assert said.error is not None
     session = onnxruntime.InferenceSession(tmp_path / "graph_fp16.onnx", providers=["CPUExecutionProvider"])
@@ -107,9 +104,7 @@ def test_what_onnx_has_no_operation_for_is_named_in_one_line() -> None:
     found = auditor.audit(Singular(), torch.randn(2, 4, 4), strategies="graph", formats="fp16", device="cpu")
     done = with_onnx(found)
     program = done.plans["graph_fp16"].program
-    assert program is not None
     said = program.onnx
-    assert said is not None
     assert (said.file, said.error) == ("", None)
     assert (said.failure or "").startswith("it could not be written: No ONNX function found for <OpOverload")
     assert "linalg_svd" in (said.failure or "")

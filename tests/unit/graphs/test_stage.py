@@ -29,7 +29,6 @@ from tests.unit.graphs.models import flat
 
 def program(audit: Audit, name: str) -> nn.Module:
     plan = audit.plans[name]
-    assert plan.program is not None
     loaded: nn.Module = torch.export.load(io.BytesIO(audit.programs[plan.program.file])).module()
     return loaded
 
@@ -42,15 +41,14 @@ def test_a_verified_program_has_the_stated_error(audit: Audit, name: str) -> Non
     with torch.no_grad():
         expected = tensor_outputs(flat()(batch[0][0]))
     assert plan.measured_error == pytest.approx(output_error(expected, found), rel=1e-6)
-    assert 0 < plan.measured_error <= 0.01  # type: ignore[operator]
+    assert 0 < plan.measured_error <= 0.01
     assert plan.low_precision_flops == 1.0
 
 
 def test_what_is_said_of_the_program_is_true_of_it(audit: Audit) -> None:
     said, half = audit.plans["graph_fp16"].program, torch.float16
-    assert said is not None
     found = program(audit, "graph_fp16")
-    nodes = found.graph.nodes  # type: ignore[union-attr]
+    nodes = found.graph.nodes
     assert said.casts == sum(node.target is torch.ops.aten.to.dtype for node in nodes)
     assert said.operations == said.low + len(said.kept)
     assert {each.op: each.kind for each in said.kept}["aten.pow.Tensor_Scalar"] == "unsafe"

@@ -29,7 +29,7 @@ def test_the_error_of_a_choice_is_that_of_the_arithmetic_written_out(
         product = first.weight.half().float() @ x.half().float().T
         wide = torch.relu((product.T + first.bias.half().float()).half().float())
         size = ((1000 * wide) ** 2).mean(-1, keepdim=True).sqrt() / 1000
-        scores = model.second(wide / (size + 0.1))  # type: ignore[operator]
+        scores = model.second(wide / (size + 0.1))
         expected = [scores, scores.softmax(-1)]
     assert trial.error(table, low) == pytest.approx(output_error(bench.reference(((x,), {})), expected), rel=0.05)
     assert trial.error(table, frozenset()) < 1e-6

@@ -77,7 +77,7 @@ def test_an_answer_with_gradients_keeps_nothing_for_a_backward_pass() -> None:
 
 
 def test_a_model_stored_low_comes_back_with_its_gradients() -> None:
-    model = seeded(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))  # type: ignore[arg-type]
+    model = seeded(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
     model(normal(4, 3)).sum().backward()
     tensors = [x for p in model.parameters() for x in (p.data, p.grad)] + list(model.buffers())
     before = [x.clone() for x in tensors]

@@ -74,7 +74,7 @@ class Kind(Enum):
 
 def late() -> Late:
     made = Late(first=A)
-    made.more = B  # type: ignore[attr-defined]
+    made.more = B
     return made
 
 

@@ -53,7 +53,7 @@ U = 2.0**-7
 
 
 def trace(function: object, *inputs: Tensor, packet: str, fmt: str = "bf16") -> Trace:
-    return trace_in(measurement_of(Function(function), *inputs), packet, fmt)  # type: ignore[arg-type]
+    return trace_in(measurement_of(Function(function), *inputs), packet, fmt)
 
 
 def trace_in(measured: Measurement, packet: str, fmt: str = "bf16") -> Trace:
@@ -82,7 +82,7 @@ def test_a_view_adds_nothing_and_carries_the_rounding_of_what_it_views() -> None
     ],
 )
 def test_what_moves_entries_is_rounded_and_no_more(packet: str, move: object) -> None:
-    found = trace(lambda x: move(x * 1.0), torch.tensor([1 + U / 4, 3.0]), packet=packet)  # type: ignore[operator]
+    found = trace(lambda x: move(x * 1.0), torch.tensor([1 + U / 4, 3.0]), packet=packet)
     assert (found.isolated, found.own) == ("rounding", "none")
 
 
@@ -276,8 +276,6 @@ def test_products_read_shared_values_under_names_of_their_own() -> None:
     model = seeded(Twice)
     found = run(model, torch.ones(1, 2))
     first, second = found.run.readings["linear"]["tanh"], found.run.readings["linear_1"]["tanh"]
-    assert first is not None
-    assert second is not None
     first.retain_grad()
     second.retain_grad()
     found.kept["add"].sum().backward()

@@ -208,7 +208,7 @@ def test_gradients(shape: tuple[int, ...], affine: bool, packet: str) -> None:
     ours, theirs = leaves(), leaves()
     result = batch_norm(target, *ours, *rest)
     result = result[0] if isinstance(result, tuple) else result
-    expected = formula(*theirs)  # type: ignore[arg-type]
+    expected = formula(*theirs)
     torch.testing.assert_close(result, expected)
     weights = normal(*shape, seed=5).double()
     result.backward(weights)

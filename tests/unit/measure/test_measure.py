@@ -21,7 +21,7 @@ def error_of(measured: Measurement, packet: str, fmt: str) -> NodeError:
 
 def errors_of(function: object, *inputs: Tensor, packet: str) -> tuple[NodeError, NodeError]:
     """(fp16, bf16) of the one node of an operation."""
-    measured = measurement_of(Function(function), *inputs)  # type: ignore[arg-type]
+    measured = measurement_of(Function(function), *inputs)
     return error_of(measured, packet, "fp16"), error_of(measured, packet, "bf16")
 
 

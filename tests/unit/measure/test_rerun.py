@@ -171,7 +171,7 @@ def test_a_break_is_a_refusal_or_something_that_turns_non_finite() -> None:
 
 
 def decide(function: object, *inputs: Tensor) -> set[str]:
-    return deciding(capture_of(Function(function), *inputs))  # type: ignore[arg-type]
+    return deciding(capture_of(Function(function), *inputs))
 
 
 X = torch.linspace(-1, 2, 6).reshape(2, 3)

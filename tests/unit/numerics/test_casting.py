@@ -101,7 +101,7 @@ def test_whatever_torch_does_with_it_is_plain() -> None:
     ("given", "expected"), [(torch.float16, FP16), (torch.int64, None), (None, None), (E5M2, E5M2)]
 )
 def test_what_stands_in_the_place_of_a_dtype(given: object, expected: object) -> None:
-    assert asked_for(given) is expected  # type: ignore[arg-type]
+    assert asked_for(given) is expected
 
 
 def test_like_another() -> None:

@@ -121,8 +121,8 @@ WRONG = {
     "no such type": (Format("e5m2x", 2, -14, 57344.0, 1, storage="float9"), "torch has no type 'float9'"),
     "no type but something else": (Format("e5m2x", 2, -14, 57344.0, 1, storage="nn"), "torch has no type 'nn'"),
     "a type that is taken": (Format("e5m10", 10, -14, 65504.0, 2, "float16", native=True), "fp16 is computed in"),
-    "half a fraction bit": (Format("e5m2x", 2.5, -14, 57344.0, 1), "mantissa is a whole number, not 2.5"),  # type: ignore[arg-type]
-    "half a byte": (Format("e5m2x", 2, -14, 57344.0, 1.5), "bytes is a whole number, not 1.5"),  # type: ignore[arg-type]
+    "half a fraction bit": (Format("e5m2x", 2.5, -14, 57344.0, 1), "mantissa is a whole number, not 2.5"),
+    "half a byte": (Format("e5m2x", 2, -14, 57344.0, 1.5), "bytes is a whole number, not 1.5"),
     "a type of whole numbers": (Format("e5m2x", 2, -14, 57344.0, 1, "int8"), "int8 is a type with other numbers"),
     "a type of other numbers": (Format("e5m2x", 2, -14, 57344.0, 1, "float16"), "float16 is a type with other numbers"),
     "a type that is only stored": (

@@ -41,7 +41,7 @@ aten = torch.ops.aten
 
 
 def nodes_of(function: object, *inputs: torch.Tensor) -> dict[str, fx.Node]:
-    graph = capture_of(Function(function), *inputs).graph_module.graph  # type: ignore[arg-type]
+    graph = capture_of(Function(function), *inputs).graph_module.graph
     return {node.name: node for node in graph.nodes}
 
 

@@ -121,7 +121,6 @@ def test_a_flat_block_runs_low_but_for_what_is_unsafe(audited: Audit) -> None:
     assert audited.baselines["cast_fp16"].measured_error is None or audited.baselines["cast_fp16"].measured_error > 0.01
     for report in audited.nodes:  # what is unsafe low computes in FP32 in the run under the plan
         if report.verdicts["fp16"].verdict == "unsafe":
-            assert report.planned is not None
             assert report.planned.computed == "float32", report.node.name
 
 

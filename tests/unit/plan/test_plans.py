@@ -60,7 +60,6 @@ def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replay
     for name, plan in audit.plans.items():
         assert plan.verified
         assert [choice.precision for choice in plan.scopes.values()] == [plan.format]
-        assert plan.verification is not None
         assert plan.verification.with_gradients is None  # FP32 answers the same with them
         assert audit.baselines[name].measured_error == plan.measured_error
 
@@ -68,7 +67,6 @@ def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replay
 def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Policy]) -> None:
     model, x = mlp(), normal(4, 16)
     plain = auditor.audit(model, x, strategies="cast", formats="bf16").baselines["cast_bf16"].measured_error
-    assert plain is not None
     replays.clear()
     audit = auditor.audit(model, x, strategies="cast", formats="bf16", max_error=plain * 0.9)
     assert replays

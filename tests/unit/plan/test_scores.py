@@ -59,12 +59,10 @@ def by_hand(audit: Audit, name: str, function: Callable[[nn.Module], Iterator[Te
 
 
 def test_scores_are_what_a_run_by_hand_gives(told_apart: Audit) -> None:
-    assert told_apart.evaluation is not None
     assert (told_apart.evaluation.score, told_apart.evaluation.samples, told_apart.evaluation.calls) == (1.0, 64, 4)
     for name, plan in told_apart.plans.items():
         values = by_hand(told_apart, name, near(1e-3))
         assert plan.verified
-        assert plan.score is not None
         assert plan.score.value == statistics.fmean(values)
         assert plan.score.difference == statistics.fmean(values) - 1.0
         assert plan.score.standard_error == pytest.approx(statistics.stdev(x - 1.0 for x in values) / math.sqrt(64))
@@ -120,7 +118,6 @@ def test_a_model_stored_low_is_scored_in_fp32_and_half_inputs_reach_it() -> None
     half = model().half()
     found = auditor.audit(half, INPUTS[:8].half(), evaluate=answers, formats="fp16", strategies="autocast")
     raised = copy.deepcopy(half).float()(INPUTS.half().float())
-    assert found.evaluation is not None
     assert found.evaluation.score == pytest.approx(raised.mean().item(), rel=1e-5)
 
 

@@ -56,13 +56,11 @@ def test_a_model_in_hand_is_timed_as_it_is_and_its_recommendation_stays(monkeypa
     untimed = auditor.audit(*given, **asked)
     assert untimed.timing is None and all(plan.timed is None for plan in untimed.plans.values())
     audit = auditor.audit(*given, **asked, measure_time=True)
-    assert audit.timing is not None
     assert (audit.timing.device, audit.timing.batch, audit.timing.fp32_today) == ("cpu", 6, None)
     assert audit.timing.threads == torch.get_num_threads()
     ran = audit.plans["autocast_bf16"].timed
     assert ran is not None and ran.eager is not None and ran.memory is not None and not ran.decides
     whole = audit.timing.fp32
-    assert whole.eager is not None and whole.memory is not None
     assert ran.eager.speedup == pytest.approx(whole.eager.median / ran.eager.median)
     assert ran.memory_share == pytest.approx(ran.memory / whole.memory)
     assert audit.plans["autocast_fp8_e4m3"].timed is None  # nothing runs in it
@@ -82,7 +80,6 @@ def test_the_emitted_file_is_timed_in_a_process_of_its_own_under_flags_that_its_
     audit = auditor.load(out)
     assert torch.get_float32_matmul_precision() == "highest"
     assert audit.environment.flags["float32_matmul_precision"] == "medium"
-    assert audit.timing is not None and audit.timing.fp32_today is not None
     assert audit.timing.fp32_today.eager is not None and audit.timing.fp32_today.eager.speedup is not None
     for plan in audit.plans.values():
         assert plan.timed is not None and plan.timed.eager is not None

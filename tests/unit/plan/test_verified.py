@@ -52,14 +52,12 @@ def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bo
     assert plan.verified is verified
     if verified:
         assert plan.measured_error == max(errors)
-    assert plan.verification is not None
     assert plan.verification.finite is all(map(math.isfinite, errors))
 
 
 def test_a_run_that_raised_is_a_failure_with_its_reason() -> None:
     plan = judged(bench_of(lambda r, c: 0.0), BASE, Answers([[torch.ones(1)]]), "RuntimeError: no such kernel")
     assert (plan.verified, plan.measured_error) == (False, None)
-    assert plan.verification is not None
     assert plan.verification.failure == "RuntimeError: no such kernel"
 
 
@@ -85,7 +83,6 @@ def test_a_plan_that_answers_otherwise_with_gradients_has_failed() -> None:
     # FP16 has a unit of 2**-10 = 0.00098: rounding explains up to 2 * 0.001 + 0.00098
     plan = judged_with_gradients(0.001, 0.0031)
     assert (plan.verified, plan.measured_error) == (False, None)
-    assert plan.verification is not None
     assert "with gradients enabled" in str(plan.verification.failure)
     assert judged_with_gradients(0.001, 0.0029).verified
     assert judged_with_gradients(math.nan, 0.5).measured_error is None
@@ -94,7 +91,6 @@ def test_a_plan_that_answers_otherwise_with_gradients_has_failed() -> None:
 def test_outputs_of_another_shape_are_a_failure_of_the_plan() -> None:
     plan = judged(bench_of(output_error), BASE, Answers([[torch.ones(5)]]), Answers([[torch.ones(3)]]))
     assert not plan.verified
-    assert plan.verification is not None
     assert "shape" in str(plan.verification.failure)
 
 

@@ -190,7 +190,7 @@ def test_a_rule_of_ones_own_needs_no_example(tmp_path: Path) -> None:
 def found(tmp_path: Path, function: object) -> set[str]:
     write(tmp_path, RULE.split("[match]")[0] + CHAIN)
     (rule,) = load_rules([tmp_path])
-    toy = captured(Function(function), torch.ones(4, 4))  # type: ignore[arg-type]
+    toy = captured(Function(function), torch.ones(4, 4))
     return Matcher(toy.capture, toy.facts).find(rule.match)
 
 

@@ -49,7 +49,6 @@ def test_a_function_of_a_file(file: Path) -> None:
     found = find_function(f"{file}:accuracy", max_drop=0.5)
     assert found.function(nn.Identity()) == 1.0
     assert (found.better, found.max_drop, found.of_mean) == ("higher", 0.5, None)
-    assert found.place is not None
     assert found.place.text == f"{file}:accuracy"
     assert found.place.folders[0] == str(file.parent)
 
@@ -57,7 +56,6 @@ def test_a_function_of_a_file(file: Path) -> None:
 def test_the_function_says_how_it_is_meant_and_the_option_wins(file: Path) -> None:
     found = find_function(f"{file}:perplexity")
     assert found.better == "lower"
-    assert found.of_mean is not None
     assert found.of_mean(1.0) == math.e
     assert find_function(f"{file}:perplexity", better="higher").better == "higher"
 

@@ -14,7 +14,7 @@ def given(*values: float, single: bool = False) -> ScoreResult:
 
 
 def scoring(**how: object) -> Scoring:
-    return Scoring(lambda model: 0.0, "score", **how)  # type: ignore[arg-type]
+    return Scoring(lambda model: 0.0, "score", **how)
 
 
 def test_the_score_is_the_mean_of_what_the_function_gave() -> None:

@@ -58,7 +58,6 @@ def codes(prepared: MeasuredStep, training: Training) -> set[str]:
 
 def test_master_weights_by_the_share_of_lost_updates(lookup: tuple[MeasuredStep, Training]) -> None:
     prepared, training = lookup
-    assert training.bf16 is not None
     for share in (0.05, 0.2):
         outlook = replace(training.bf16, lost_adam={**training.bf16.lost_adam, 1e-3: share})
         assert ("master-weights" in codes(prepared, replace(training, bf16=outlook))) is (share > 0.1)
@@ -102,7 +101,6 @@ def test_inference_has_no_section() -> None:
 
 def test_hostile_names_add_no_markup(trained: Trained) -> None:
     training = trained.audit.training
-    assert training is not None
     modules = tuple(replace(m, module=HOSTILE) for m in training.modules)
     nodes = tuple(replace(n, owner=HOSTILE, source=HOSTILE) for n in training.nodes)
     page = html(with_training(trained, modules=modules, nodes=nodes, loss_source=HOSTILE))
@@ -124,7 +122,6 @@ def test_the_loop_trains_in_the_steps_of_the_snippet(
     monkeypatch.delitem(sys.modules, "patched_model", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code = loop_code(audit)
-    assert code is not None
     assert code.startswith(training_code(audit, fmt, f"autocast_{fmt}"))
     assert "put no torch.autocast" in " ".join(code.replace("#", " ").split())
     assert "with torch.autocast" not in code
@@ -154,7 +151,6 @@ class Pair(nn.Module):
             return {"y": y, "more": (y.tanh(),)}
         if self.way == "dataclass":
             return Both(y, (y.tanh(),))
-        assert labels is not None
         loss = nn.functional.mse_loss(y.float(), labels)
         return {"loss": loss} if self.way == "mapping" else SimpleNamespace(loss=loss)
 

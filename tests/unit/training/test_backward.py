@@ -33,13 +33,10 @@ def test_a_product_hands_back_one_rounding_at_whatever_size(size: float) -> None
     assert found.error.local_error == pytest.approx(0.5 * U / (1.5 + 1.5 * U), rel=1e-6)
     assert (found.error.overflow, found.error.nan, found.error.unsupported, found.reaches) == (0, 0, None, None)
     handed = found.handed
-    assert handed is not None
     (gap,) = handed.gradients  # x wants none
     assert handed.sources == (("p_model_w", 0),)
-    assert gap is not None
     assert float(gap) == 0.5 * U * size
     (result,) = handed.results
-    assert result is not None
     assert float(result) == 0.0  # forwards, 1 + U is a value of BF16
 
 

@@ -80,14 +80,12 @@ def test_the_headline_says_that_training_stays_in_fp32(cancelling: tuple[Audit, 
     assert seen.headline == "Keep it in FP32 to train it; plans that hold the budget for inference are below."
     assert seen.proof == f"{training.recommendation}."
     named = re.search(r"Outputs alone hold the budget under (\w+)\.", found.recommendation)
-    assert named is not None
     plan = found.plans[named[1]]
     assert plan.measured_error is not None and plan.measured_error <= found.max_error
 
 
 def test_the_headline_says_how_to_train(trained: Trained) -> None:
     found, training = trained.audit, trained.audit.training
-    assert training is not None and training.fp16 is not None and training.fp16.init is not None
     assert training.format == "fp16"
     assert found.recommended == "autocast_fp16"
     said = f"Train it in FP16 under that plan, with a loss scale from {training.fp16.init:,.10g}."
@@ -127,7 +125,6 @@ def test_the_loss_is_outside_of_a_plans_regions_as_in_the_loop() -> None:
     found, training = audited(model, batch, contrast, formats=("fp16",), strategies=("autocast",))
     assert seen == {torch.float32}
     assert training.format == "fp16"
-    assert training.fp16 is not None and training.fp16.init is not None
     low = low_gradients(model, batch, contrast, found.plans["autocast_fp16"], training.fp16.init)
     assert training.errors["fp16"] == pytest.approx(off(low, fp32_gradients(model, batch, contrast)), rel=1e-3)
 
@@ -192,7 +189,6 @@ def test_a_window_of_all_batches_and_a_step_of_the_first() -> None:
         r"the window is that of all batches; in the first one, which is run here, the largest gradient, scaled, is (\S+)",
         why or "",
     )
-    assert shown is not None
     model = found.live.model
     gradients = fp32_gradients(model, (x, batches[0][1]), lambda y, k: (y * k).sum())
     largest = max(float(g.abs().max()) for g in gradients.values())
