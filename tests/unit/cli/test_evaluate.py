@@ -58,16 +58,6 @@ def test_a_score_that_drops_fails_the_command_and_stdout_is_json(
     assert plan["score"]["difference"] < -0.05
 
 
-def test_a_function_that_fails_in_fp32_is_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["scored_model.py", "-q", "--evaluate", "scored_model.py:broken"]) == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    said = (
-        "broken gives no score of the model in FP32: the function raised ValueError: no labels here (scored_model.py:"
-    )
-    assert said in error(err)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

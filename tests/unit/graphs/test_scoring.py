@@ -6,26 +6,14 @@ import io
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.cli.program import main
 from auditor.records import Audit
 
-SOURCE = """
-import torch
-from tests.unit.graphs.test_scoring import Classed, INPUTS, near
-
-def get_model():
-    return Classed.made()
-
-def get_inputs():
-    return INPUTS[:8]
-"""
 INPUTS = torch.linspace(-2, 2, 64 * 8).reshape(64, 8).sin()
 
 
@@ -93,18 +81,3 @@ def test_the_score_is_what_a_run_by_hand_gives(audit: Audit) -> None:
     assert audit.plans["graph_fp16"].score.passed
     assert not audit.plans["graph_bf16"].score.passed
     assert not audit.plans["graph_bf16"].holds
-
-
-@pytest.mark.slow
-def test_one_in_a_file_is_called_in_the_process_of_the_programs(
-    audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.py").write_text(SOURCE, encoding="utf-8")
-    monkeypatch.setattr("auditor.verify.Runs.score", None)
-    words = ["mine.py", "--strategies", "graph", "--evaluate", "mine.py:near", "--max-drop", "0.05", "--out", "found"]
-    monkeypatch.chdir(tmp_path)
-    assert main([*words, "--quiet"]) in (0, 1)
-    found = auditor.load(tmp_path / "found").plans
-    assert {name: plan.score for name, plan in found.items()} == {
-        name: plan.score for name, plan in audit.plans.items() if plan.program
-    }
