@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.capture.capture import REPEATS, _check_repeats
+from auditor.capture.values import Values
+from auditor.capture.views import View
 from auditor.errors import CaptureError
 from auditor.isolation.outputs import tensor_outputs
 from auditor.loading import from_object
 from auditor.records import Batch, Capture
-from tests.support.subjects import capture_of, normal, seeded
+from tests.support.replaying import Model, linear, replayed
+from tests.support.subjects import capture_of, nodes_by_op, normal, only, seeded
 
 
 def taken(model: nn.Module, batch: Batch) -> Capture:
@@ -74,3 +78,132 @@ def test_an_answer_that_rounding_does_not_explain_is_refused() -> None:
     for other in ([answer[0] * (1 + 2 * REPEATS)], []):
         with pytest.raises(CaptureError, match="answers differently"):
             _check_repeats(found, subject, batch, other)
+
+
+# Which module calls enclose an operation, whatever way control leaves a module.
+
+X = normal(2, 4)
+
+
+class Tree(nn.Module):
+    """Calls itself."""
+
+    def __init__(self, depth: int = 2) -> None:
+        super().__init__()
+        self.layer, self.depth = linear(4, 4), depth
+
+    def forward(self, x: Tensor, depth: int | None = None) -> Tensor:
+        depth = self.depth if depth is None else depth
+        return self(self.layer(x), depth - 1) if depth else x.tanh()
+
+
+def test_recursion() -> None:
+    found = replayed(Model(lambda self, x: self.tree(x), tree=Tree()), X)
+    calls = only(found, "tanh").calls
+    assert [call.path for call in calls] == ["", "tree", "tree", "tree"]
+    assert len({call.key for call in calls}) == 4
+
+
+def test_two_calls_of_one_module_are_told_apart() -> None:
+    found = replayed(Model(lambda self, x: self.a(self.a(x)), a=linear(4, 4)), X)
+    first, second = (node.calls[-1] for node in nodes_by_op(found, "linear"))
+    assert (first.path, first.depth) == (second.path, second.depth) == ("a", 1)
+    assert first.key != second.key
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Raising()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Raising(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise LookupError
+
+
+def test_exceptions_close_every_call_that_they_leave() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        for _ in range(3):
+            try:
+                self.failing(x)
+            except LookupError:
+                x = self.layer(x)
+        return x.exp()
+
+    found = replayed(Model(forward, failing=Failing(), layer=linear(4, 4)), X)
+    assert [node.owner for node in nodes_by_op(found, "linear")] == ["layer"] * 3
+    assert [call.path for call in only(found, "exp").calls] == [""]
+
+
+# Which node holds which tensor: identity, views, writes, addresses that are used again, and tensors let go.
+
+aten = torch.ops.aten
+
+
+class Reel:
+    """A graph that is written by hand, and how many constants it was asked for."""
+
+    def __init__(self) -> None:
+        self.graph, self.constants = fx.Graph(), []
+        self.values = Values(self.emit, self.constant)
+
+    def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        kind = "call_method" if isinstance(target, str) else "call_function"
+        node = self.graph.create_node(kind, target, args, kwargs)
+        node.meta["val"] = torch.empty_like(value, device="meta")
+        return node
+
+    def constant(self, x: Tensor) -> fx.Node:
+        self.constants.append(x.clone())
+        node = self.graph.placeholder(f"constant_{len(self.constants)}")
+        node.meta["val"] = torch.empty_like(x, device="meta")
+        return node
+
+    def bound(self, x: Tensor) -> fx.Node:
+        """A node of its own for a tensor."""
+        node = self.emit("made", (), {}, x)
+        self.values.bind(x, node)
+        return node
+
+    def targets(self) -> list[str]:
+        return [str(node.target) for node in self.graph.nodes]
+
+
+def test_an_address_that_is_used_again_is_another_tensor() -> None:
+    reel = Reel()
+    for _ in range(50):
+        x = torch.ones(1000)
+        reel.bound(x)
+        view = x[1:]
+        reel.values.bind_view(view, reel.emit("view", (), {}, view), x, View(aten.slice.Tensor, (0, 1, 1000)))
+        reel.values.write(view, reel.emit("written", (), {}, view))
+        del x, view
+    assert reel.targets().count("aten.slice_scatter.default") == 50
+    assert not reel.constants
+
+
+def test_another_python_object_on_known_memory_is_no_constant() -> None:
+    reel, x = Reel(), torch.zeros(4, 6)
+    node = reel.bound(x)
+    assert reel.values.node_of(x.data) is node
+    transposed = reel.values.node_of(x.t())
+    assert (transposed.target, transposed.args) == (aten.permute.default, (node, [1, 0]))
+    part = reel.values.node_of(x[1:3])
+    assert (part.target, part.args) == (aten.slice.Tensor, (node, 0, 1, 3))
+    assert reel.values.node_of(x[::2, ::3]).op == "call_function"
+    assert len(reel.constants) == 1  # the places of the last one
+
+
+def test_memory_that_autograd_kept_is_known_after_its_tensor_is_gone() -> None:
+    reel, x = Reel(), torch.ones(3)
+    reel.bound(x)
+    kept = x.untyped_storage()
+    del x
+    gc.collect()
+    again = torch.empty(0).set_(kept, 0, (3,))
+    assert reel.values.node_of(again).target == "made"
+    assert not reel.constants
