@@ -209,3 +209,11 @@ def test_models_that_cannot_be_copied_are_audited_and_come_back(model_class: typ
     assert all(plan.verified for plan in low.values())
     assert {"autocast_bf16", "cast_bf16"} <= low.keys()
     assert all(1e-5 < (plan.measured_error or 0) < 0.05 for plan in low.values())
+
+
+def test_plans_that_do_not_fit() -> None:
+    model = shared()
+    before = identity(model)
+    with pytest.raises(ValueError, match="nowhere"), patched(model, plan("cast", {"nowhere": scope("bf16")})):
+        raise AssertionError("there is no body without a patched model")
+    assert identity(model) == before

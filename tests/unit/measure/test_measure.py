@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.measure.measure import Measurement
+from auditor.capture.capture import capture
+from auditor.measure.measure import Measurement, measure
 from auditor.records import NodeError
+from tests.support.brute_force import true_isolated
 from tests.support.capturing import Function
-from tests.support.subjects import FORMATS, measurement_of, nodes_by_op, normal, only, seeded
+from tests.support.subjects import FORMATS, effects_of, measurement_of, nodes_by_op, normal, only, seeded, subject_of
 
 
 def error_of(measured: Measurement, packet: str, fmt: str) -> NodeError:
@@ -199,3 +201,31 @@ def test_a_measurement_holds_fp32_values_alone() -> None:
         str,
         bool,
     }
+
+
+class Normed(nn.Module):
+    """A norm that writes its running statistics, or reads them, as `norm` does."""
+
+    def __init__(self, norm: nn.Module, by_batch: bool) -> None:
+        super().__init__()
+        self.conv, self.norm, self.by_batch = nn.Conv2d(3, 8, 3), norm, by_batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm.train(self.by_batch)
+        result: Tensor = self.norm(self.conv(x)).relu().mean((2, 3))
+        return result
+
+
+@pytest.mark.parametrize("by_batch", [True, False])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
+def test_norms_with_running_statistics(norm: type[nn.Module], by_batch: bool) -> None:
+    model = seeded(lambda: Normed(norm(8, track_running_stats=True), by_batch))
+    subject = subject_of(model, normal(4, 3, 12, 12))
+    captured = capture(subject, FORMATS)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    measured = measure(captured, model, subject.batches[0], FORMATS)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    found = effects_of(measured)
+    for node in (only(measured.capture, packet).name for packet in ("conv2d", "relu", "mean")):
+        for fmt in FORMATS:
+            assert 0.4 < found[node][fmt].isolated / true_isolated(measured, node, fmt) < 2.5, node

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,3 +141,47 @@ def test_a_model_in_hand_is_timed_as_it_is_and_its_recommendation_stays(monkeypa
     assert ran.memory_share == pytest.approx(ran.memory / whole.memory)
     assert audit.plans["autocast_fp8_e4m3"].timed is None  # nothing runs in it
     assert (audit.recommended, audit.recommendation) == (untimed.recommended, untimed.recommendation)
+
+
+MODEL = """
+import torch
+from torch import nn
+
+torch.set_float32_matmul_precision("medium")
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.head = nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.head(self.lin(x).relu())
+
+def get_model():
+    torch.manual_seed(0)
+    return Net()
+
+def get_inputs():
+    return torch.ones(6, 32)
+"""
+
+
+@pytest.mark.slow
+def test_the_emitted_file_is_timed_in_a_process_of_its_own_under_flags_that_its_source_sets(tmp_path: Path) -> None:
+    file, out = tmp_path / "net.py", tmp_path / "out"
+    file.write_text(MODEL, encoding="utf-8")
+    from auditor.cli.program import main
+
+    assert main([str(file), "--measure-time", "--device", "cpu", "--formats", "bf16", "-q", "--out", str(out)]) in (
+        0,
+        1,
+    )
+    audit = auditor.load(out)
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert audit.environment.flags["float32_matmul_precision"] == "medium"
+    assert audit.timing is not None and audit.timing.fp32_today is not None
+    assert audit.timing.fp32_today.eager is not None and audit.timing.fp32_today.eager.speedup is not None
+    for plan in audit.plans.values():
+        assert plan.timed is not None and plan.timed.eager is not None
+        assert (plan.timed.compiled is None) == ("compiled" in plan.timed.missing)
+    assert audit.timing.fp32.memory == 4 * (32 * 32 + 32 + 32 * 4 + 4) + 4 * 6 * 32 + 2 * 4 * 6 * 32

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.numerics.histogram import magnitudes_of
 from auditor.records.audit import Audit
 from auditor.records.training import Training
 from auditor.report.reporters import html, markdown, text
@@ -22,6 +23,7 @@ from auditor.snippets.trainers import training_code
 from auditor.training.advice import advice_of
 from auditor.training.objective import training_subject
 from auditor.training.stage import MeasuredStep, conclude, prepare
+from auditor.training.window import loss_scale
 from tests.unit.report.factory import HOSTILE, make_audit
 from tests.unit.training.conftest import Trained, loss_fn, made
 from tests.unit.training.own_steps import audited, fp32_gradients
@@ -346,3 +348,34 @@ def test_a_layer_far_above_the_others_is_said_with_its_factor() -> None:
     middle = sorted(norms.values())[2]
     said = advice(training, "gradient-outliers")
     assert said.startswith(f"Against the median of {middle:.2g}: layers.2 ({norms['layers.2'] / middle:.0f} times)")
+
+
+def empty_window() -> object:
+    far = torch.cat((torch.full((100,), 2.0**3), torch.full((100,), 2.0**-40)))
+    return loss_scale({"up": magnitudes_of(far)})
+
+
+def test_an_empty_window_is_said(trained: Trained) -> None:
+    audit = with_training(trained, fp16=empty_window(), format="bf16")
+    section = html(audit).partition('<section id="training">')[2].partition("</section>")[0]
+    assert "It is empty" in section
+
+
+def test_nothing_low_is_said(trained: Trained) -> None:
+    training = trained.audit.training
+    audit = with_training(
+        trained,
+        fp16=None,
+        bf16=None,
+        format=None,
+        trials=(),
+        batch_sizes=(),
+        nodes=(),
+        advice=(),
+        modules=tuple(replace(m, low=None) for m in training.modules),
+        parameters=tuple(replace(p, low=False) for p in training.parameters),
+    )
+    section = html(audit).partition('<section id="training">')[2].partition("</section>")[0]
+    assert "No gradient is in a low format" in section
+    assert "Nothing stands out" in section
+    assert loop_code(audit) is None

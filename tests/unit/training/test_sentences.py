@@ -173,3 +173,64 @@ def test_a_loss_that_is_not_finite() -> None:
     )
     assert explained(training)[0] == (False, True, "the loss itself is not finite in this step")
     assert "FP16 gives no finite gradients" in training.recommendation or "no format" in training.recommendation
+
+
+class Wide(nn.Module):
+    """Half of the gradients are 2^46 times the other half: no scale suits both in FP16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.big, self.small = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((self.big(x), self.small(x)), -1)
+
+
+def test_no_scale_suits_fp16() -> None:
+    model, x = Wide(), torch.ones(4, 8)
+    weight = torch.cat((torch.full((8,), 2.0**3), torch.full((8,), 2.0**-43)))
+    found, training = audited(model, (x,), lambda y: (y * weight).sum())
+    window = training.fp16
+    assert training.format == "bf16"
+    assert found.recommended == "autocast_bf16"
+    assert training.recommendation == (
+        f"BF16 without a scaler: no loss scale suits FP16: {window.closed_by} overflows beyond {window.maximum:,.10g}, and "
+        f"{window.minimum:,.10g} is needed to keep flushed gradients within 1%"
+    )
+    plan = found.plans["autocast_fp16"]
+    beyond = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, 2 * window.maximum)
+    within = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, window.maximum)
+    assert not bool(torch.isfinite(beyond["big.weight"]).all())
+    assert not bool(within["small.weight"].any())  # all of them flushed: half, where 1 % is allowed
+    assert view(found).headline.endswith("Train it in BF16 under that plan, without a loss scale.")
+
+
+def test_a_window_of_all_batches_and_a_step_of_the_first() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    batches = [(x, torch.full((4, 1), 2.0**-6)), (x, torch.full((4, 1), 1.0))]
+    found, training = audited(nn.Linear(8, 8), batches, lambda y, k: (y * k).sum(), formats=("fp16",))
+    predicted, seen, why = explained(training)[-1]
+    assert (predicted, seen) == (True, False)
+    shown = re.fullmatch(
+        r"the window is that of all batches; in the first one, which is run here, the largest gradient, scaled, is (\S+)",
+        why or "",
+    )
+    model = found.live.model
+    gradients = fp32_gradients(model, (x, batches[0][1]), lambda y, k: (y * k).sum())
+    largest = max(float(g.abs().max()) for g in gradients.values())
+    assert float(shown[1]) == pytest.approx(largest * training.trials[-1].scale, rel=0.01)
+    assert float(shown[1]) < 65504
+    assert "he window is that of all batches; in the first one" in " ".join(html(found).split())
+
+
+def test_a_step_that_raises() -> None:
+    def strict(outputs: Tensor) -> Tensor:
+        if outputs.dtype is not torch.float32:
+            raise TypeError("FP32 alone")
+        return outputs.sum()
+
+    _, training = audited(nn.Linear(8, 8), (torch.randn(4, 8),), strict, formats=("fp16",), strategies=("cast",))
+    assert training.errors["fp16"] is None
+    assert explained(training)[0] == (False, True, "the step raised: FP32 alone")
+    assert "in no format does one training step give finite gradients" in training.recommendation
