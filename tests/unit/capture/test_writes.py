@@ -15,6 +15,22 @@ from tests.support.subjects import normal
 X = normal(4, 8)
 
 
+def chunks(x: Tensor) -> Any:
+    y = x.clone()
+    first, second = y.chunk(2)
+    first.sub_(3)
+    second[1:, ::2].mul_(2)
+    return y, first, second
+
+
+def unbound(x: Tensor) -> Any:
+    y = x.clone()
+    rows = y.unbind(0)
+    rows[2].exp_()
+    y.unbind(1)[3].zero_()
+    return y, *rows
+
+
 def transposed(x: Tensor) -> Any:
     y = x.clone()
     y.t()[2:5].mul_(2)
@@ -34,6 +50,15 @@ def turned(x: Tensor) -> Any:
     z = x.clone().unsqueeze_(0)
     z[0, 1].zero_()
     return y, part, z.squeeze_(0)
+
+
+def diagonal(x: Tensor) -> Any:
+    y = x.clone()
+    y[:, :4].diagonal().zero_()
+    y.narrow(1, 2, 3).add_(1)
+    y.unfold(1, 2, 2)[0].sub_(1)
+    y.as_strided((2, 2), (8, 1), 3).fill_(4.0)
+    return y
 
 
 def complexes(x: Tensor) -> Any:
@@ -149,14 +174,22 @@ def casts(x: Tensor) -> Any:
     return y, z, x.half().to(torch.float16).add_(1)
 
 
+def copied_over(x: Tensor) -> Any:
+    y = torch.empty(2, 4, 8)
+    for i in range(2):
+        y[i].copy_(x * i)
+    y.flatten(0, 1)[::3].relu_()
+    return y, y.expand(3, 2, 4, 8) * 1, y.reshape(-1)[5:9].sigmoid_()
+
+
 def normalised_in_place(x: Tensor) -> Any:
     weight = torch.ones(10, 4)
     return nn.functional.embedding(torch.tensor([1, 2]), weight * x[:1, :4] * 9, max_norm=0.5), weight
 
 
 WRITES = [
-    transposed, turned, complexes, bits, truths, integers, other_dtypes, with_out, by_index,
-    lists, from_lists, by_data, elsewhere, swapped, casts, normalised_in_place,
+    chunks, unbound, transposed, turned, diagonal, complexes, bits, truths, integers, other_dtypes, with_out, by_index,
+    lists, from_lists, by_data, elsewhere, swapped, casts, copied_over, normalised_in_place,
 ]  # fmt: skip
 
 
