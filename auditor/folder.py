@@ -36,12 +36,11 @@ def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str]
             draft.parent.mkdir(parents=True, exist_ok=True)
             draft.write_bytes(text if isinstance(text, bytes) else text.encode(errors="backslashreplace"))
         for name in texts:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             if (directory / name).is_dir():
                 raise OSError(f"{name} is a directory")
         for name in set(gone) - texts.keys():
             (directory / name).unlink(missing_ok=True)
-        for name in texts:
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
         return tuple(Path(scratch, name).replace(directory / name) for name in texts)
 
 

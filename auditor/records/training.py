@@ -54,7 +54,9 @@ class BackwardNode:
     owner: Annotated[str, FileField("module it belongs to")]
     source: Annotated[str | None, FileField("line that wrote it, as for operations")]
     errors: Annotated[Mapping[str, NodeError], FileField("by format: what it does to the gradients it hands back")]
-    contributions: Annotated[Mapping[str, GradientChange], FileField("by format: how far it moves the gradients, if run")]
+    contributions: Annotated[
+        Mapping[str, GradientChange], FileField("by format: how far it moves the gradients, if run")
+    ]
     reaches: Annotated[Mapping[str, str], FileField("parameter whose gradient turns non-finite with it")]
     reasons: Annotated[Mapping[str, str], FileField("why it must not run in the format when training; `null`: it may")]
     called_from: CalledFrom = None

@@ -121,7 +121,6 @@ def test_the_audit_answers(audited: dict[str, Any]) -> None:
     assert found.recommended in found.plans
     plan = found.plans[found.recommended]
     assert plan.verified
-    assert plan.measured_error is not None
     assert plan.measured_error <= 0.05
     assert found.live.batches[0][1] == {"scale": 2.0}
     assert {report.node.owner for report in found.nodes} == {
@@ -184,7 +183,8 @@ def test_a_metric_of_the_users_own_decides() -> None:
 
 
 ORDERS = """
-import sys
+import sys, auditor
+print("torch" in sys.modules, all(getattr(auditor, name) is not None for name in auditor.__all__))
 for line in (
     "from auditor import Audit, audit",
     "from auditor import audit, Audit",
@@ -197,18 +197,9 @@ for line in (
 """
 
 
-def test_audit_is_the_function_in_whatever_order_names_are_used(root) -> None:
+def test_every_public_name_is_there_in_whatever_order_it_is_used_and_importing_them_imports_no_torch(root) -> None:
     done = subprocess.run([sys.executable, "-c", ORDERS], cwd=root, capture_output=True, text=True)
-    assert done.stdout.split() == ["True"] * 3, done.stderr
-
-
-def test_every_public_name_is_there_and_importing_them_imports_no_torch(root) -> None:
-    code = """
-import sys, auditor
-print("torch" in sys.modules, [name for name in auditor.__all__ if getattr(auditor, name) is None])
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.stdout.strip() == "False []", done.stderr
+    assert done.stdout.split() == ["False", *["True"] * 4], done.stderr
 
 
 def test_the_documents_count_the_public_names(root) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 import auditor
 from auditor.config import Ignore
-from auditor.errors import AuditorError, CaptureError
+from auditor.errors import AuditorError
 from auditor.flow import TOO_SMALL, run
 from auditor.numerics.metrics import output_error
 from auditor.records import Audit, Subject
@@ -73,7 +73,6 @@ def test_plans_that_were_checked_on_what_they_were_made_from_say_so(held_out: bo
     audit = audited(seeded(Net), held_out=held_out)
     said = any("verified on the inputs they were made from" in warning for warning in audit.warnings)
     verification = audit.plans["autocast_bf16"].verification
-    assert verification is not None
     assert (said, verification.inputs) == ((False, "held-out") if held_out else (True, "audited"))
 
 
@@ -106,19 +105,6 @@ def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monke
     auditor.audit(steep, batch, max_error=1e-4, **asked)  # a budget that plans have to be searched for
     assert {"measure", "training", "baseline", "plan", "low steps"} <= set(heard)  # nothing flagged lies together here
     assert len(heard["plan"]) > 2
-
-
-def written_past_torch(x: torch.Tensor) -> torch.Tensor:
-    y = x * 2
-    y.numpy()[0] = 7
-    return y + 1
-
-
-def test_a_recording_that_is_not_what_ran_is_refused_however_far_the_audit_has_come() -> None:
-    """The run that all is measured on is held against the model's own."""
-    with pytest.raises(CaptureError, match="answers differently") as caught:
-        audited(Function(written_past_torch))
-    assert caught.value.slug == "capture-failed"
 
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")

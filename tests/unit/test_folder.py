@@ -45,6 +45,16 @@ def test_own_files_are_replaced_and_others_kept(tmp_path: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["audit"]
 
 
+@pytest.mark.parametrize("there", ["plan.json/mine", "below"])
+def test_what_stands_in_the_way_is_not_replaced_nor_anything_else(there: str, tmp_path: Path) -> None:
+    (tmp_path / there).parent.mkdir(exist_ok=True)
+    for name in (there, "audit.html", "gone"):
+        (tmp_path / name).write_text("old")
+    said = refusal(lambda: write(tmp_path, {"audit.html": "new", "plan.json": "new", "below/x": "new"}, gone=["gone"]))
+    assert ("plan.json is a directory" if there != "below" else "File exists") in said
+    assert set(contents(tmp_path).values()) == {"old"} and len(contents(tmp_path)) == 3
+
+
 def test_a_failure_leaves_the_old_files_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "plan.json").write_text("old")

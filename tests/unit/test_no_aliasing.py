@@ -15,12 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.functional import copy as copying
-from auditor.capture.record import record
 from auditor.execution.step import bind_step, run_step
-from auditor.isolation.answer import copied
-from auditor.isolation.draws import in_float32
-from auditor.isolation.members import raise_in_place
 from auditor.loading import placement
 from auditor.measure.attribute import estimate
 from auditor.measure.measure import measure
@@ -36,7 +31,6 @@ from tests.support.subjects import capture_of, normal, seeded, subject_of
 PACKAGE = Path(auditor.__file__).parent
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LOW = ("fp16", "bf16")
-LOW_DTYPES = (torch.float16, torch.bfloat16)
 
 
 @contextmanager
@@ -113,38 +107,6 @@ def trained(dtype: torch.dtype) -> None:
         backward_errors(step, LOW)
 
 
-def drawn(dtype: torch.dtype) -> None:
-    """A random operation in place writes to its own argument alone, which is the caller's wish."""
-    for low in (torch.float16, torch.bfloat16, dtype):
-        target, chances = torch.zeros(8, dtype=low), normal(8).abs().clamp(max=1).to(dtype)
-        with unchanged(chances):
-            in_float32(torch.ops.aten.bernoulli_.Tensor, (target, chances), {})
-
-
-def recorded(dtype: torch.dtype) -> None:
-    model, x, held = net(dtype)
-    with unchanged(*held):
-        copied(((x,), {}))
-        record(model, ((x,), {}))
-
-
-def rewritten(dtype: torch.dtype) -> None:
-    source = normal(8).to(dtype)
-    target = torch.zeros(8, dtype=dtype)
-    with unchanged(source, target):
-        copying(target, source)
-
-
-def raised(dtype: torch.dtype) -> None:
-    for held in (*LOW_DTYPES, dtype):
-        together = normal(8).to(held)
-        parts = [together[:3], together[3:]]
-        with unchanged(together):
-            raise_in_place(parts)
-            own = parts[0].untyped_storage().data_ptr() == together.untyped_storage().data_ptr()
-            assert own is (held not in LOW_DTYPES)
-
-
 def moved(dtype: torch.dtype) -> None:
     model, x, tensors = net(dtype)
     model.shift = normal(4).to(dtype)
@@ -162,7 +124,7 @@ def spilt(dtype: torch.dtype) -> None:
 
 Case = Callable[[torch.dtype], None]
 
-CASES: tuple[Case, ...] = (drawn, raised, signs, measured, inner, moved, recorded, rewritten, trained, spilt)
+CASES: tuple[Case, ...] = (signs, measured, inner, moved, trained, spilt)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

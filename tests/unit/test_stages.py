@@ -75,7 +75,7 @@ def test_what_says_enough_by_itself_comes_out_as_it_is(error: BaseException) -> 
 
 def test_an_error_of_our_own_stays_what_it_is_and_says_in_which_stage() -> None:
     with pytest.raises(AttributeError) as raised, Stages(None)("judge", ""):
-        nearest(3, {})  # type: ignore[arg-type]
+        nearest(3, {})
     assert raised.value.__notes__ == ["in the stage 'judge'"]
 
 

@@ -37,8 +37,6 @@ def test_training_through_torch_compile(name: str) -> None:
     torch.compile(compiled, backend="aot_eager", fullgraph=True)(x).float().square().sum().backward()
     model(x).float().square().sum().backward()
     for one, other in zip(compiled.parameters(), model.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
         assert one.grad.dtype is other.grad.dtype
         assert torch.allclose(one.grad.float(), other.grad.float(), rtol=2**-6, atol=1e-4)
 

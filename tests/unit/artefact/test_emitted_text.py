@@ -45,26 +45,6 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    scopes = {"": ScopeChoice("bf16"), name: ScopeChoice("fp32", (name, name))}
-    hostile = Plan(name, "autocast", "bf16", scopes, 0.0, 0.0, 1.0)
-    path = "/nowhere/" + name.replace("\0", "")  # the one character that no path can hold
-    source = Origin(f"{path}/model.py", name, name, name, weights=path)
-    text = emit(source, 3, {name: hostile}, name, tmp_path / "out")
-    before = set(tmp_path.iterdir())
-    found = namespace_of(text, tmp_path / "patched_model.py")
-    assert found["PLANS"][name]["scopes"][name] == {"precision": "fp32", "because": [name, name]}
-    assert found["RECOMMENDED"] == name
-    assert found["SOURCE"]["symbol"] == name
-    assert set(tmp_path.iterdir()) == before
-    assignments = [node for node in ast.parse(text).body if isinstance(node, (ast.Assign, ast.AnnAssign))]
-    assert [node.lineno for node in assignments] == sorted(node.lineno for node in assignments)
-    expressions = [node for node in ast.parse(text).body if isinstance(node, ast.Expr)]
-    assert len(expressions) == 1  # the docstring: nothing is called at import
-
-
 DATA = ("SOURCE", "PARAMETERS", "STRUCTURE", "RECOMMENDED", "PLANS")
 NAMES = st.one_of(
     st.sampled_from(HOSTILE), st.text(max_size=40), st.text("\"'\\\n\r\u2028{}()#;%[], \t\0", max_size=40)

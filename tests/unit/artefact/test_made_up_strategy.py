@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,10 @@ from auditor.artefact.shipped import Cast, CastRuntime
 from auditor.artefact.strategies import names, temporary_strategy
 from auditor.cli.program import main
 from auditor.document.read import load_plan
-from auditor.errors import AuditorError, PlanError
-from auditor.isolation import isolated
 from auditor.numerics.formats import dtype_of
 from auditor.numerics.metrics import output_error
 from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
-from auditor.report.reporters import REPORTERS
-from auditor.verify import Answers, Verifier
-from tests.support.subjects import normal
 
 MODEL = """
 import torch
@@ -100,14 +94,6 @@ class Stored(Strategy):
         return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
-@contextmanager
-def with_rounded_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    with isolated(model):
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(dtype).float()
-        yield
-
-
 def model_and_input() -> tuple[nn.Module, torch.Tensor]:
     found: dict[str, Any] = {}
     exec(MODEL, found)
@@ -163,39 +149,17 @@ def test_it_has_a_verified_plan_whose_error_is_that_of_rounded_weights(audited: 
 
 def test_weights_take_half_and_nothing_is_faster(audited: Audit) -> None:
     plan = audited.plans["stored_fp16"]
-    assert plan.memory is not None
-    assert plan.fp32_memory is not None
     assert (plan.memory.weights, plan.fp32_memory.weights) == (2 * PARAMETERS, 4 * PARAMETERS)
     assert (plan.low_precision_flops, plan.predicted_speedup) == (0.0, 1.0)
     assert audited.recommended == "stored_fp16"
 
 
-def test_nothing_computes_low_under_it(audited: Audit) -> None:
-    assert {strategy for node in audited.nodes for found in node.exposed.values() for strategy in found} == {
-        "autocast",
-        "cast",
-    }
-
-
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_the_emitted_file_needs_no_registration(written: Path, fmt: str, tmp_path: Path) -> None:
+def test_the_emitted_file_needs_no_registration(written: Path, fmt: str) -> None:
     plan = json.loads((written / "plan.json").read_text())["plans"][f"stored_{fmt}"]
     assert (plan["strategy"], plan["verified"]) == ("stored", True)
     assert plan["measured_error"] == pytest.approx(error_by_hand(fmt), rel=1e-5)
-    model, x = model_and_input()
-    name = f"stored_{fmt}"
-    with Verifier([((x,), {})], tmp_path) as verifier:
-        found = verifier.ask(written / "patched_model.py", [name])[name]
-    assert isinstance(found, Answers), found
-    with with_rounded_weights(model, dtype_of(fmt)), torch.no_grad():
-        assert torch.equal(found.outputs[0][0], model(x))
-
-
-def test_every_report_names_it(audited: Audit, written: Path) -> None:
-    title = "BF16 in storage alone"
-    assert title in (written / "report.html").read_text()
-    assert title in REPORTERS["text"](audited)
-    assert title in REPORTERS["md"](audited)
+    assert f"{fmt.upper()} in storage alone" in (written / "report.html").read_text()
 
 
 def test_a_budget_that_rounding_all_weights_breaks_keeps_a_module_in_fp32() -> None:
@@ -219,18 +183,6 @@ def test_it_is_applied_from_an_audit_and_from_a_file(audited: Audit, written: Pa
         assert model(x).dtype is torch.float32
         assert torch.equal(model(x), other(x))
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
-
-
-def test_errors_list_what_there_is(written: Path, tmp_path: Path) -> None:
-    model, x = nn.Linear(4, 4), normal(2, 4)
-    document = json.loads((written / "plan.json").read_text())
-    with pytest.raises(AuditorError, match=r"strategies takes autocast, cast, stored or graph, not magic") as caught:
-        auditor.audit(model, x, strategies=("magic",))
-    assert caught.value.slug == "bad-option"
-    document["plans"]["stored_bf16"]["strategy"] = "magic"
-    (tmp_path / "plan.json").write_text(json.dumps(document))
-    with pytest.raises(PlanError, match="strategy"):
-        load_plan(tmp_path / "plan.json")
 
 
 class HalfBuffers(CastRuntime):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import Strategy, plan_table
@@ -113,34 +113,6 @@ def test_boundaries(precision: str, above: str | None, expected: tuple[str | Non
     )
 
 
-class Seen(nn.Linear):
-    """Notes the dtype that it was given and the one that its product has."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        self.dtypes = (x.dtype, y.dtype)
-        return y
-
-
-def run(precision: str, output: str | None, x: Tensor) -> tuple[torch.dtype, ...]:
-    layer = Seen(2, 2)
-    result = AutocastRuntime.run(layer, None, precision, output, (x,), {})
-    assert layer.weight.dtype is torch.float32
-    return (*layer.dtypes, result.dtype)
-
-
-def test_a_low_scope_lowers_its_products() -> None:
-    low, wide = torch.bfloat16, torch.float32
-    assert run("bf16", None, torch.ones(1, 2)) == (wide, low, low)
-    assert run("bf16", "fp32", torch.ones(1, 2)) == (wide, low, wide)
-
-
-def test_an_fp32_scope_raises_what_enters_and_lies_outside_of_autocast() -> None:
-    wide = torch.float32
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert run("fp32", None, torch.ones(1, 2).bfloat16()) == (wide, wide, wide)
-
-
 def test_nothing_is_stored_low() -> None:
     assert STRATEGIES["autocast"].stores == frozenset()
     assert AutocastRuntime.stored(nn.Linear(1, 1), {"": {"precision": "fp16"}}) == {}
@@ -166,20 +138,6 @@ def test_boundaries_cast(
     precision: str, above: str | None, keeps: bool, expected: tuple[str | None, str | None]
 ) -> None:
     assert STRATEGIES["cast"].boundary(precision, above, keeps) == expected
-
-
-def test_weights_and_buffers_are_stored_by_scope() -> None:
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, affine=False))
-    found = CastRuntime.stored(model, {"": {"precision": "fp16"}, "1": {"precision": "fp32"}})
-    assert found[id(model[0].weight)] == "fp16"
-    assert {found[id(buffer)] for buffer in model[1].buffers()} == {"fp32"}
-
-
-def test_tied_weights_are_fp32_as_soon_as_one_of_their_modules_is() -> None:
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-    model[1].weight = model[0].weight
-    scopes = {"": {"precision": "fp16"}, "1": {"precision": "fp32"}}
-    assert CastRuntime.stored(model, scopes) == {id(model[0].weight): "fp32"}
 
 
 @pytest.mark.parametrize(

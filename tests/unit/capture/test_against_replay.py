@@ -13,16 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from auditor.records import Batch, Capture
-from tests.architectures.zoo import specimen
 from tests.corpus.catalogue import INFERENCE
 from tests.support.resisting import MODELS as RESISTING
 from tests.support.small_models import MODELS as SMALL
 from tests.support.subjects import FORMATS, capture_of, normal, seeded
-from tests.support.two_ways import Labels, difference, drawn, dtypes_of, emulated_answer, everything, replayed_answer
+from tests.support.two_ways import Labels, difference, drawn, emulated_answer, everything, replayed_answer
 
 CLOSE = 1e-6
 CORPUS = {case.name: case for case in INFERENCE}
-ARCHITECTURES = ("resnet", "bert", "mamba", "deberta_v2", "t5")
 
 
 class FollowsAnother(nn.Module):
@@ -97,9 +95,6 @@ def built(name: str) -> tuple[nn.Module, Batch]:
     if name in CORPUS:
         model, inputs = CORPUS[name].build()
         return model.eval(), (tuple(inputs), {})
-    if name in ARCHITECTURES:
-        found = specimen(name)
-        return found.model, (found.args, found.kwargs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, batch = RESISTING[name]()
@@ -132,29 +127,6 @@ def test_any_scopes(name: str, strategy: str) -> None:
     rnd = random.Random(f"{name} {strategy}")
     for fmt in FORMATS:
         assert_alike(name, strategy, fmt, drawn(known(name)[2], strategy, fmt, rnd))
-
-
-@pytest.mark.parametrize("strategy", ["autocast", "cast"])
-@pytest.mark.parametrize(
-    "name", [name if name in ("resnet", "t5") else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
-)
-def test_architectures(name: str, strategy: str) -> None:
-    for fmt in FORMATS:
-        assert_alike(name, strategy, fmt, everything(known(name)[2], fmt))
-
-
-def test_scopes_of_a_model_whose_tied_weight_is_held_by_a_module_that_is_never_called() -> None:
-    rnd = random.Random(0)
-    for fmt in FORMATS:
-        labels = drawn(known("t5")[2], "cast", fmt, rnd)
-        assert_alike("t5", "cast", fmt, labels)
-        assert_alike("t5", "cast", fmt, {**labels, "": "fp32", "shared": fmt})
-
-
-def test_the_run_is_low() -> None:
-    model, batch, capture = known("FollowsAProduct")
-    found = emulated_answer(model, capture, batch, "autocast", "bf16", everything(capture, "bf16"))
-    assert list(dtypes_of(found)) == [torch.bfloat16]
 
 
 def test_a_difference_is_noticed() -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+import auditor
+from auditor.capture.binding import Binder, named_inputs
+from auditor.capture.intercept import Handler
 from auditor.capture.paths import aligned, same_operations
-from tests.support.subjects import capture_of, seeded
+from auditor.capture.record import record
+from auditor.capture.regions import Region
+from tests.support.capturing import Function
+from tests.support.subjects import capture_of, nodes_by_op, only, seeded
 
 
 class Net(nn.Module):
@@ -34,7 +44,7 @@ def test_a_batch_norm_is_the_same_in_training_and_out_of_it() -> None:
     model, x = seeded(Net), torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
     evaluated = capture_of(model, x)
     model.norm.train()
-    model.eval = lambda: model  # type: ignore[method-assign]
+    model.eval = lambda: model
     trained = capture_of(model, x)
     same = same_operations(evaluated, trained)
     assert same.keys() == evaluated.nodes.keys()
@@ -45,3 +55,155 @@ def test_what_one_run_does_beside_is_left_out() -> None:
     ours = [("a", "exp", 1), ("a", "add", 2), ("b", "exp", 3), ("c", "exp", 4)]
     theirs = [("b", "exp", 30), ("a", "exp", 10), ("a", "to", 11), ("a", "add", 20)]
     assert dict(aligned(ours, theirs)) == {1: 10, 2: 20, 3: 30}
+
+
+# What a recording is run on: state by name, inputs in order, constants, and what the forward calls each of them.
+
+A, B, C = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict({"a-b": nn.Linear(1, 1)})
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("none", None)
+
+    def forward(self, x: Tensor, pair: tuple[Tensor, Tensor], *, mask: Tensor | None = None) -> Tensor:
+        return x
+
+
+def test_keywords_go_in_the_order_that_was_recorded() -> None:
+    binder = Binder(("x", "y"), {}, {}, ("p", "q"))
+    found = binder(Model(), ((), {"q": B, "p": A}))
+    assert [id(x) for x in found] == [id(A), id(B)]
+
+
+def test_one_tensor_in_two_places_is_one_input() -> None:
+    binder = Binder(("x", "y"), {}, {}, ())
+    found = binder(Model(), ((A, (A, B)), {}))
+    assert [id(x) for x in found] == [id(A), id(B)]
+
+
+def test_names_of_the_forwards_arguments() -> None:
+    assert named_inputs(Model(), ((A, (B, C)), {"mask": A})) == {id(A): "x", id(B): "pair_0", id(C): "pair_1"}
+    assert named_inputs(Model(), ((A,), {"pair": (B, C)})) == {id(A): "x", id(B): "pair_0", id(C): "pair_1"}
+
+
+def test_names_where_the_call_does_not_fit() -> None:
+    assert named_inputs(Model(), ((A, B, C), {})) == {id(A): "input_0", id(B): "input_1", id(C): "input_2"}
+
+
+# One run written down: what it answers, who runs its operations, what is marked beside them.
+
+
+class Doubling(Handler):
+    """Hands on twice what an addition gave."""
+
+    def __init__(self) -> None:
+        self.regions: list[Region] = []
+
+    def whole(self, op: Any, args: Any, kwargs: Any, region: Region) -> Any:
+        if op is not torch.ops.aten.add.Tensor:
+            return op(*args, **kwargs)
+        self.regions.append(region)
+        return op(*args, **kwargs) * 2
+
+    part = whole
+
+
+def test_the_handler_runs_the_operations() -> None:
+    handler = Doubling()
+    _, (answer,) = record(Function(lambda x: x + 1.0), ((torch.ones(1),), {}), handler=handler)
+    assert answer.item() == 4.0  # (1 + 1) * 2
+    assert [(region.enabled, region.dtype) for region in handler.regions] == [(True, "float32")]
+
+
+def test_a_run_of_modules_asks_for_no_dtype_by_itself() -> None:
+    recording, _ = record(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), ((torch.ones(1, 2),), {}))
+    assert not recording.asked
+    assert recording.returned == {"linear": ["0#1"], "relu": ["1#2"]}
+
+
+# Operations on none of autocast's lists, whose kernels call products that are on them.
+
+X = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+PLACES = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(1))
+
+CALLS: dict[str, Callable[[], Tensor]] = {
+    "affine_grid": lambda: F.affine_grid(PLACES, [2, 1, 4, 5], align_corners=False),
+    "affine_grid of volumes": lambda: F.affine_grid(torch.eye(3, 4)[None], [1, 1, 2, 4, 5], align_corners=True),
+    "cov": lambda: torch.cov(X),
+    "corrcoef": lambda: torch.corrcoef(X),
+    "matrix_power": lambda: torch.matrix_power(X, 3),
+    "linalg.matrix_power": lambda: torch.linalg.matrix_power(X, 5),
+    "linalg.pinv": lambda: torch.linalg.pinv(X),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_autocast_lowers_the_products_inside(name: str) -> None:
+    """The CPU's own autocast does: these products are on its list, too."""
+    call = CALLS[name]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        natively = call()
+    with auditor.emulate(), torch.autocast("cpu", dtype=torch.bfloat16):
+        emulated = call()
+    assert emulated.dtype is natively.dtype is torch.bfloat16
+    scale = float(natively.float().abs().max())
+    assert torch.allclose(emulated.float(), natively.float(), rtol=1e-2, atol=1e-2 * scale)
+
+
+# Owners and source lines of toy models whose structure is written beside them.
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x).sigmoid()
+
+
+class Nested(nn.Module):
+    """Containers of every kind, and one module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Inner()
+        self.again = self.first
+        self.blocks = nn.ModuleList([Inner(), nn.Sequential(Inner(), nn.Tanh())])
+        self.heads = nn.ModuleDict({"a": nn.Linear(3, 2)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x) + self.again(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.heads["a"](x).exp()
+
+
+def test_owners_through_containers_and_shared_modules() -> None:
+    found = capture_of(Nested(), torch.ones(2, 3))
+    owners = [(node.op.split(".")[1], node.owner, node.owner_type) for node in found.nodes.values()]
+    assert owners == [
+        ("linear", "first.lin", "Linear"),
+        ("sigmoid", "first", "Inner"),
+        ("linear", "first.lin", "Linear"),  # `again` is `first`: one module, one name
+        ("sigmoid", "first", "Inner"),
+        ("add", "", "Nested"),
+        ("linear", "blocks.0.lin", "Linear"),
+        ("sigmoid", "blocks.0", "Inner"),
+        ("linear", "blocks.1.0.lin", "Linear"),
+        ("sigmoid", "blocks.1.0", "Inner"),
+        ("tanh", "blocks.1.1", "Tanh"),
+        ("linear", "heads.a", "Linear"),
+        ("exp", "", "Nested"),
+    ]
+
+
+def test_inputs_are_named_once_and_in_order() -> None:
+    found = capture_of(Function(lambda x, y: (x - y) * (x - y).exp()), torch.ones(2), torch.ones(2))
+    assert only(found, "mul").inputs == ("sub", "exp")
+    assert nodes_by_op(found, "sub")[0].inputs == ("inputs_0", "inputs_1")
+    assert only(capture_of(Function(lambda x: x * x), torch.ones(2)), "mul").inputs == ("inputs_0",)

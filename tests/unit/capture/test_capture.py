@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.capture.capture import REPEATS, _check_repeats
+from auditor.capture.values import Values
+from auditor.capture.views import View
 from auditor.errors import CaptureError
 from auditor.isolation.outputs import tensor_outputs
 from auditor.loading import from_object
 from auditor.records import Batch, Capture
-from tests.support.capturing import Function
-from tests.support.subjects import capture_of, normal, only, seeded
+from tests.support.replaying import Model, linear, replayed
+from tests.support.subjects import capture_of, nodes_by_op, normal, only, seeded
 
 
 def taken(model: nn.Module, batch: Batch) -> Capture:
@@ -68,98 +71,6 @@ def test_placeholders_know_what_they_are() -> None:
     assert sum(p.kind == "input" for p in found.placeholders) == 4
 
 
-class InPlace(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.lin(x)
-        y += 1
-        y.relu_().mul_(2)
-        y[:, 0] = 0
-        return y + x
-
-
-def test_in_place_operations_compute_the_same_twice() -> None:
-    model, x = seeded(InPlace), normal(2, 3)
-    found = taken(model, ((x,), {}))
-    kept = x.clone()
-    assert_computes(found, model, ((x,), {}))
-    assert_computes(found, model, ((x,), {}))
-    assert torch.equal(x, kept)
-
-
-class Counting(nn.Module):
-    """Writes to a buffer in its forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return x * self.calls
-
-
-def test_what_the_forward_writes_to_a_buffer_is_no_output() -> None:
-    model = Counting()
-    found = taken(model, ((torch.ones(2),), {}))
-    assert model.calls == 0
-    with torch.no_grad():
-        results = tensor_outputs(fx.Interpreter(found.graph_module).run(*found.bind(model, ((torch.ones(2),), {}))))
-    assert [found.nodes[name].op for name in found.outputs] == ["aten.mul.Tensor"]
-    assert [result.tolist() for result in results] == [[1.0, 1.0]]  # 1 * (0 + 1)
-
-
-class Branching(nn.Module):
-    """Takes `up` or `down` by the sign of a value."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, x: Tensor, scale: float = 2.0) -> Tensor:
-        y = x * scale
-        if float(y.sum()) > 0:
-            return self.up(y).exp()
-        return self.down(y).tanh()
-
-
-@pytest.mark.parametrize(
-    ("x", "owner", "operation"), [(torch.ones(1, 2), "up", "exp"), (-torch.ones(1, 2), "down", "tanh")]
-)
-def test_the_path_is_the_one_taken(x: Tensor, owner: str, operation: str) -> None:
-    model = seeded(Branching)
-    found = capture_of(model, x, scale=3.0)
-    assert found.method == "path"
-    assert [node.op.split(".")[1] for node in found.nodes.values()] == ["mul", "linear", operation]
-    assert only(found, "linear").owner == owner
-    assert only(found, operation).source is not None
-    assert "the path these inputs take" in found.warnings[0]
-    assert_computes(found, model, ((x,), {"scale": 3.0}))
-
-
-def test_a_model_that_cannot_run_is_refused_with_its_own_reason() -> None:
-    def broken(x: Tensor) -> Tensor:
-        raise ValueError("no such luck")
-
-    with pytest.raises(CaptureError, match="no such luck") as caught:
-        capture_of(Function(broken), torch.ones(2))
-    assert caught.value.slug == "capture-failed"
-
-
-def test_capture_leaves_the_model_alone() -> None:
-    model = seeded(Keywords)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    hooks = [len(module._forward_hooks) for module in model.modules()]
-    args, kwargs = keywords_batch(0)
-    capture_of(model, *args, **kwargs)
-    assert [len(module._forward_hooks) for module in model.modules()] == hooks
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert all(p.requires_grad and p.grad is None for p in model.parameters())
-
-
 def test_an_answer_that_rounding_does_not_explain_is_refused() -> None:
     model, batch = seeded(lambda: nn.Linear(8, 8)), ((normal(4, 8),), {})
     found, subject, answer = taken(model, batch), from_object(model, batch[0]), [model(*batch[0]).detach()]
@@ -167,3 +78,132 @@ def test_an_answer_that_rounding_does_not_explain_is_refused() -> None:
     for other in ([answer[0] * (1 + 2 * REPEATS)], []):
         with pytest.raises(CaptureError, match="answers differently"):
             _check_repeats(found, subject, batch, other)
+
+
+# Which module calls enclose an operation, whatever way control leaves a module.
+
+X = normal(2, 4)
+
+
+class Tree(nn.Module):
+    """Calls itself."""
+
+    def __init__(self, depth: int = 2) -> None:
+        super().__init__()
+        self.layer, self.depth = linear(4, 4), depth
+
+    def forward(self, x: Tensor, depth: int | None = None) -> Tensor:
+        depth = self.depth if depth is None else depth
+        return self(self.layer(x), depth - 1) if depth else x.tanh()
+
+
+def test_recursion() -> None:
+    found = replayed(Model(lambda self, x: self.tree(x), tree=Tree()), X)
+    calls = only(found, "tanh").calls
+    assert [call.path for call in calls] == ["", "tree", "tree", "tree"]
+    assert len({call.key for call in calls}) == 4
+
+
+def test_two_calls_of_one_module_are_told_apart() -> None:
+    found = replayed(Model(lambda self, x: self.a(self.a(x)), a=linear(4, 4)), X)
+    first, second = (node.calls[-1] for node in nodes_by_op(found, "linear"))
+    assert (first.path, first.depth) == (second.path, second.depth) == ("a", 1)
+    assert first.key != second.key
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Raising()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Raising(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise LookupError
+
+
+def test_exceptions_close_every_call_that_they_leave() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        for _ in range(3):
+            try:
+                self.failing(x)
+            except LookupError:
+                x = self.layer(x)
+        return x.exp()
+
+    found = replayed(Model(forward, failing=Failing(), layer=linear(4, 4)), X)
+    assert [node.owner for node in nodes_by_op(found, "linear")] == ["layer"] * 3
+    assert [call.path for call in only(found, "exp").calls] == [""]
+
+
+# Which node holds which tensor: identity, views, writes, addresses that are used again, and tensors let go.
+
+aten = torch.ops.aten
+
+
+class Reel:
+    """A graph that is written by hand, and how many constants it was asked for."""
+
+    def __init__(self) -> None:
+        self.graph, self.constants = fx.Graph(), []
+        self.values = Values(self.emit, self.constant)
+
+    def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        kind = "call_method" if isinstance(target, str) else "call_function"
+        node = self.graph.create_node(kind, target, args, kwargs)
+        node.meta["val"] = torch.empty_like(value, device="meta")
+        return node
+
+    def constant(self, x: Tensor) -> fx.Node:
+        self.constants.append(x.clone())
+        node = self.graph.placeholder(f"constant_{len(self.constants)}")
+        node.meta["val"] = torch.empty_like(x, device="meta")
+        return node
+
+    def bound(self, x: Tensor) -> fx.Node:
+        """A node of its own for a tensor."""
+        node = self.emit("made", (), {}, x)
+        self.values.bind(x, node)
+        return node
+
+    def targets(self) -> list[str]:
+        return [str(node.target) for node in self.graph.nodes]
+
+
+def test_an_address_that_is_used_again_is_another_tensor() -> None:
+    reel = Reel()
+    for _ in range(50):
+        x = torch.ones(1000)
+        reel.bound(x)
+        view = x[1:]
+        reel.values.bind_view(view, reel.emit("view", (), {}, view), x, View(aten.slice.Tensor, (0, 1, 1000)))
+        reel.values.write(view, reel.emit("written", (), {}, view))
+        del x, view
+    assert reel.targets().count("aten.slice_scatter.default") == 50
+    assert not reel.constants
+
+
+def test_another_python_object_on_known_memory_is_no_constant() -> None:
+    reel, x = Reel(), torch.zeros(4, 6)
+    node = reel.bound(x)
+    assert reel.values.node_of(x.data) is node
+    transposed = reel.values.node_of(x.t())
+    assert (transposed.target, transposed.args) == (aten.permute.default, (node, [1, 0]))
+    part = reel.values.node_of(x[1:3])
+    assert (part.target, part.args) == (aten.slice.Tensor, (node, 0, 1, 3))
+    assert reel.values.node_of(x[::2, ::3]).op == "call_function"
+    assert len(reel.constants) == 1  # the places of the last one
+
+
+def test_memory_that_autograd_kept_is_known_after_its_tensor_is_gone() -> None:
+    reel, x = Reel(), torch.ones(3)
+    reel.bound(x)
+    kept = x.untyped_storage()
+    del x
+    gc.collect()
+    again = torch.empty(0).set_(kept, 0, (3,))
+    assert reel.values.node_of(again).target == "made"
+    assert not reel.constants

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor
 
+from auditor.capture.functional import shape_from
 from auditor.records import Capture
 from tests.support.capturing import Function
 from tests.support.subjects import capture_of, nodes_by_op, only
@@ -15,12 +16,6 @@ from tests.support.subjects import capture_of, nodes_by_op, only
 
 def recorded(function: Any, *inputs: Tensor) -> Capture:
     return capture_of(Function(function), *inputs)
-
-
-def test_a_cast_to_float32_is_a_node_of_an_fp32_graph() -> None:
-    found = recorded(lambda x: x.float().exp(), torch.ones(2))
-    assert len(nodes_by_op(found, "to")) == 1
-    assert only(found, "exp").inputs == (only(found, "to").name,)
 
 
 @pytest.mark.parametrize(
@@ -63,23 +58,6 @@ def test_the_residual_still_reads_the_value_and_not_its_cast() -> None:
     assert only(found, "pow").inputs == (casts[0],)
 
 
-class Mutating(nn.Module):
-    """The cast is a no-op in FP32, so writing to its result writes to `y` as well; in half it would not."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x * 2
-        y.to(torch.float32).add_(1)
-        return y
-
-
-def test_capture_agrees_with_the_model_where_a_cast_aliases_its_input() -> None:
-    x = torch.ones(2)
-    found = capture_of(Mutating(), x)
-    with torch.no_grad():
-        (result,) = fx.Interpreter(found.graph_module).run(*found.bind(Mutating(), ((x,), {})))
-    assert torch.equal(result, Mutating()(x))
-
-
 @pytest.mark.parametrize("move", [lambda x: x.to(x.device), lambda x: x.to("cpu"), lambda x: x.cpu()])
 def test_a_move_to_where_a_value_is_already_is_no_cast(move: Any) -> None:
     """Nobody wrote the dtype that torch hands on, so nothing has to be looked up in low runs."""
@@ -95,3 +73,47 @@ def test_a_copy_in_place_is_no_move() -> None:
         return y * x
 
     assert len(nodes_by_op(recorded(copied, torch.ones(2)), "to")) == 1
+
+
+# Operations whose results take their shape from values: which argument's, if any.
+
+aten = torch.ops.aten
+X, MASK, COUNTS = torch.ones(2, 2), torch.tensor([True, False]), torch.tensor([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "chooser"),
+    [
+        (aten.nonzero.default, (X,), X),
+        (aten.argwhere.default, (X,), X),
+        (aten.where.default, (X,), X),
+        (aten.unique_dim.default, (X, 0), X),
+        (aten.masked_select.default, (X, MASK), MASK),
+        (aten.repeat_interleave.self_Tensor, (X, COUNTS, 0), COUNTS),
+        (aten.repeat_interleave.Tensor, (COUNTS,), COUNTS),
+        (aten.index.Tensor, (X, [MASK]), MASK),
+        (aten.index.Tensor, (X, [None, MASK]), MASK),
+        (aten.index_put_.default, (X, [MASK], torch.ones(1, 2)), MASK),
+        (aten.one_hot.default, (COUNTS,), COUNTS),
+        (aten.one_hot.default, (COUNTS, -1), COUNTS),
+    ],
+)
+def test_the_argument_that_chooses(op: Any, args: tuple[Any, ...], chooser: torch.Tensor) -> None:
+    (found,) = shape_from(op, args)
+    assert found is chooser
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (aten.add.Tensor, (X, X)),
+        (aten.where.self, (MASK, X, X)),
+        (aten.index.Tensor, (X, [COUNTS])),  # as many entries as there are indices
+        (aten.index_put_.default, (X, [MASK], torch.tensor(3.0))),  # one number fits any choice
+        (aten.one_hot.default, (COUNTS, 5)),
+        (aten.repeat_interleave.self_int, (X, 2)),
+        (aten.masked_fill.Scalar, (X, MASK, 0.0)),
+    ],
+)
+def test_shapes_that_are_given(op: Any, args: tuple[Any, ...]) -> None:
+    assert shape_from(op, args) == []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.replaying import Model, kinds, linear, operations, replayed
-from tests.support.subjects import nodes_by_op, normal, only
+from tests.support.subjects import nodes_by_op, normal
 
 X = normal(6, 4)
 
@@ -170,18 +170,3 @@ def test_a_generator_is_read_to_its_end() -> None:
     found = replayed(Model(forward, layers=layers), X)
     assert len(found.outputs) == 3
     assert [node.owner for node in nodes_by_op(found, "linear")] == ["layers.0", "layers.1", "layers.2"]
-
-
-def test_exceptions_that_the_model_catches_leave_owners_right() -> None:
-    class Fails(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise ValueError(float(x.sum()))
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        try:
-            return self.first(x)
-        except ValueError:
-            return self.second(x).exp()
-
-    found = replayed(Model(forward, first=Fails(), second=linear(4, 4)), X, method="path")
-    assert (only(found, "linear").owner, only(found, "exp").owner) == ("second", "")

@@ -94,7 +94,7 @@ def test_gradients_are_taken_as_the_caller_has_them() -> None:
     assert seen[:2] == [False, True]
 
 
-class Doubling(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Doubling(TorchDispatchMode):
     """A mode of the model's own: a ReLU gives twice as much."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,7 +106,7 @@ def written_with(self: Any, x: Tensor) -> Tensor:
     self.first.data.view(-1)[1:].mul_(2)
     torch.add(self.second.data, 1.0, out=self.second.data)
     torch.vmap(lambda row: row.add_(1.0))(self.third.data)
-    with Doubling():  # type: ignore[no-untyped-call]
+    with Doubling():
         return torch.relu(x) * self.first[0, 0] + self.second.sum() + self.third.sum()
 
 

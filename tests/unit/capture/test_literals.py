@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from auditor.capture import literals
 from auditor.capture.literals import translate
@@ -33,27 +33,6 @@ def test_the_smallest_number_of_the_dtype() -> None:
     name = only(found, "masked_fill").name
     assert arguments(found, "fp16") == {name: {2: -65504.0}}
     assert arguments(found, "bf16") == {name: {2: torch.finfo(torch.bfloat16).min}}
-
-
-class Positions(nn.Module):
-    """Tensors that the forward makes of numbers: one in the dtype of the input, one in FP32 whatever that is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        fixed = torch.tensor([0.1, 0.2])
-        made = torch.tensor([0.3, torch.finfo(x.dtype).eps], dtype=x.dtype)
-        result: Tensor = self.second(self.first(x) + fixed.to(x.dtype)) + made
-        return result
-
-
-def test_constants_made_in_the_dtype_of_the_input() -> None:
-    found = capture_of(Positions(), X)
-    for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
-        made = [place for place in found.placeholders if place.made_in.get(name) is dtype]
-        assert [place.kind for place in made] == ["constant"]
 
 
 def test_epsilon_and_tiny() -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import Tensor
 
 from auditor.capture.regions import Region, entered_at, one_stack, region_now, written_as_meant
-
-OFF = Region(False, "float16")
 
 
 def flags() -> list[object]:
@@ -94,20 +90,6 @@ def test_generators_that_outlive_the_stack() -> None:
     region.__exit__(None, None, None)
 
 
-def test_other_threads_have_torchs_own() -> None:
-    seen: list[object] = []
-
-    def other() -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            seen.extend([torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")])
-
-    with one_stack():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert seen == [True, False]
-
-
 def test_depth_is_that_of_the_innermost_region() -> None:
     depth = 3
     with one_stack(lambda: depth):
@@ -118,19 +100,3 @@ def test_depth_is_that_of_the_innermost_region() -> None:
             with torch.autocast("cuda", enabled=False):
                 assert entered_at() == 5
             assert entered_at() == 3
-
-
-def test_functions_with_a_backward_of_their_own_cast_for_cuda() -> None:
-    class Low(torch.autograd.Function):
-        @staticmethod
-        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float16)
-        def forward(ctx: object, x: Tensor) -> Tensor:
-            assert not torch.is_autocast_enabled("cuda")
-            return x + 0
-
-        @staticmethod
-        def backward(ctx: object, gradient: Tensor) -> Tensor:
-            return gradient
-
-    with one_stack(), torch.autocast("cuda", dtype=torch.float16):
-        assert Low.apply(torch.ones(2)).dtype is torch.float16

@@ -21,13 +21,6 @@ def regions(function: Any, *inputs: Tensor) -> dict[str, tuple[bool, str]]:
     }
 
 
-def disabled(x: Tensor) -> Tensor:
-    y = x.exp()
-    with torch.autocast("cpu", enabled=False):
-        y = y.matmul(y)
-    return y.tanh()
-
-
 def nested(x: Tensor) -> Tensor:
     with torch.autocast("cpu", enabled=False):
         y = x.exp()
@@ -39,10 +32,6 @@ def nested(x: Tensor) -> Tensor:
     return y.sum()
 
 
-def test_a_region_covers_its_operations_and_no_others() -> None:
-    assert {name: on for name, (on, _) in regions(disabled, SQUARE).items()} == {"matmul": False}
-
-
 def test_the_innermost_region_counts() -> None:
     found = regions(nested, SQUARE)
     assert found["matmul"] == (True, "bfloat16")
@@ -52,25 +41,6 @@ def test_the_innermost_region_counts() -> None:
         "sigmoid": False,
         "tanh": False,
     }
-
-
-def for_cuda(x: Tensor) -> Tensor:
-    with torch.autocast("cuda", enabled=False):
-        y = x.matmul(x)
-    return y.tanh()
-
-
-def test_a_region_for_cuda_counts_on_a_machine_without_one() -> None:
-    assert {name: on for name, (on, _) in regions(for_cuda, SQUARE).items()} == {"matmul": False}
-
-
-def lowered_on_cuda(x: Tensor) -> Tensor:
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        return x.matmul(x)
-
-
-def test_a_region_that_lowers_on_cuda_is_not_mistaken_for_one_that_protects() -> None:
-    assert regions(lowered_on_cuda, SQUARE) == {"matmul": (True, "bfloat16")}
 
 
 class Asking(nn.Module):
@@ -86,7 +56,6 @@ class Asking(nn.Module):
 def test_code_that_asks_whether_autocast_is_on_shows_what_it_protects() -> None:
     found = capture_of(Asking(), SQUARE)
     region = only(found, "matmul").region
-    assert region is not None
     assert not region.enabled
 
 
@@ -108,7 +77,6 @@ def test_owners_lines_and_outputs_survive_inlining() -> None:
     found = capture_of(Island(), torch.ones(2, 3))
     inside, outside = nodes_by_op(found, "linear")
     assert (inside.owner, outside.owner) == ("inside", "outside")
-    assert inside.source is not None
     assert inside.source.startswith("test_regions_recorded.py:")
     assert {name for name, node in found.nodes.items() if node.region} == {inside.name, only(found, "exp").name}
     assert found.outputs == (outside.name, only(found, "exp").name)

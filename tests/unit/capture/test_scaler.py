@@ -25,20 +25,6 @@ def test_a_scaler_made_in_the_body_scales() -> None:
         assert made.scale(torch.ones(1)).item() == 8.0
 
 
-def test_its_step_unscales_and_skips_what_overflowed() -> None:
-    weight = torch.nn.Parameter(torch.tensor([1.0]))
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    with scaled_as_on_cuda():
-        scaler = GradScaler("cuda", init_scale=4.0, backoff_factor=0.5)
-    assert scaler.scale(torch.tensor(3.0)).item() == 12.0
-    for gradient, expected, scale in ((2.0, -1.0, 4.0), (float("inf"), -1.0, 2.0)):
-        # 1 - 2 = -1; the second step is skipped, and the scale halved
-        weight.grad = torch.tensor([gradient * scaler.get_scale()])
-        scaler.step(optimizer)
-        scaler.update()
-        assert (weight.item(), scaler.get_scale()) == (expected, scale)
-
-
 def test_outside_and_in_other_threads_it_is_torchs_own() -> None:
     original = GradScaler.__init__
     enabled = {}

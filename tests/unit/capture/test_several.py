@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from auditor.capture.paths import path_of, usable
 from auditor.capture.several import MOST_PATHS, RecordedPaths, join_paths, record_paths
 from auditor.records import Subject
+from tests.support.replaying import Model, replayed
 from tests.support.subjects import normal, seeded, subject_of
 
 
@@ -105,7 +108,6 @@ def test_each_path_computes_what_the_model_does(batch: tuple[Any, ...]) -> None:
     given = subject((X,), (X, MORE))
     joined = join_paths(record_paths(given).each)
     path = path_of(joined, given, (batch, {}))
-    assert path is not None
     with torch.no_grad():
         (found,) = path.graph_module(*path.bind(given.model, (batch, {})))
         assert torch.equal(found, given.model(*batch))
@@ -122,3 +124,60 @@ def test_of_many_paths_the_first_are_recorded_and_the_rest_are_named() -> None:
     found = paths_of(*((normal(n, 4),) for n in range(1, MOST_PATHS + 3)))
     assert len(found.each) == MOST_PATHS
     assert [line.split(" takes")[0] for line in found.unjudged] == ["Batch 9", "Batch 10"]
+
+
+# Every way by which Python gets at values is noticed.
+
+PAIR = normal(2, 4)
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda x: x.sum().item(),
+    "float": lambda x: float(x.sum()),
+    "int": lambda x: int(x.sum()),
+    "bool": lambda x: bool(x.sum() > 0),
+    "if": lambda x: 1 if x.sum() > 0 else 2,
+    "comparison of numbers": lambda x: max(x[0].unbind(), key=lambda v: v * 2),
+    "index": lambda x: [1, 2, 3][x.argmax() % 2],
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "asarray": lambda x: np.asarray(x),
+    "array": lambda x: np.array(x.detach()),
+    "of a view's data": lambda x: x[1].data.tolist(),
+    "equal": lambda x: torch.equal(x, x * 2),
+    "allclose": lambda x: torch.allclose(x, x * 2),
+    "complex": lambda x: complex(x.sum()),
+    "print": lambda x: str(x),
+    "format": lambda x: f"{x.sum():.3f}",
+    "in": lambda x: 0.5 in x,
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_are_noticed(name: str) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = x * 2
+        READS[name](y)
+        return y
+
+    found = replayed(Model(forward), PAIR, method="path")
+    assert "the path these inputs take" in found.warnings[0]
+
+
+LOOKS: dict[str, Callable[[Tensor], Any]] = {
+    "shape": lambda x: x.shape[0] + len(x) + x.numel() + x.dim(),
+    "dtype": lambda x: x.is_floating_point() and x.dtype is torch.float32,
+    "iteration": lambda x: list(x),
+    "device": lambda x: x.is_cuda or x.device,
+    "identity": lambda x: x is not None,
+    "contiguity": lambda x: x.is_contiguous(),
+    "hash": lambda x: {x: 1},
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_looks_at_anything_else_are_none(name: str) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        LOOKS[name](x)
+        return x * 2
+
+    replayed(Model(forward), PAIR)

@@ -196,7 +196,7 @@ def test_the_forward_of_an_autograd_function_is_a_helper() -> None:
             return torch.ones(4).cosh()
 
         def forward(self, x: Tensor) -> Tensor:
-            return Hyperbolic.apply(x) + self.shift  # type: ignore[no-untyped-call]
+            return Hyperbolic.apply(x) + self.shift
 
     found, beside = replayed(Net(), X), f"{HERE}:{line_of(Net.forward) + 1} in Net.forward"
     assert written(found, "sinh") == (f"{HERE}:{line_of(Hyperbolic.forward) + 2}", beside)

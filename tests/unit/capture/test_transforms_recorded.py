@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.utils.checkpoint import checkpoint
 
 from tests.support.replaying import Model, kinds, linear, operations, replayed
-from tests.support.subjects import nodes_by_op, normal, only
+from tests.support.subjects import normal
 
 X = normal(3, 4)
 
@@ -77,31 +76,6 @@ def test_backward_in_forward() -> None:
     assert "sub" in operations(replayed(model, X))
 
 
-class Squared(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.square()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return 2 * ctx.saved_tensors[0] * gradient
-
-
-def test_functions_with_a_backward_of_their_own() -> None:
-    assert operations(replayed(Model(lambda self, x: Squared.apply(x) + 1), X)) == ["square", "add"]
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints(reentrant: bool) -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        return checkpoint(lambda y: self.layer(y).tanh(), x, use_reentrant=reentrant)
-
-    found = replayed(Model(forward, layer=linear(4, 4)), X)
-    assert operations(found) == ["linear", "tanh"]
-    assert only(found, "linear").owner == "layer"
-
-
 Q = normal(1, 2, 16, 8)
 
 
@@ -135,12 +109,3 @@ def test_what_is_compiled_runs_as_it_is_written() -> None:
     with torch.compiler.set_stance("force_eager"):
         found = replayed(model, X)
     assert operations(found) == ["linear", "gelu", "exp"]
-
-
-def test_attention_modules_are_seen_operation_by_operation() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2).eval()
-    hidden = torch.tensor([[False, False, True], [False, True, True]])
-    found = replayed(model, normal(2, 3, 8), src_key_padding_mask=hidden)
-    assert len(nodes_by_op(found, "scaled_dot_product_attention")) == 2
-    assert "_transformer_encoder_layer_fwd" not in operations(found)

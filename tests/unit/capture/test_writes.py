@@ -224,14 +224,6 @@ def test_an_input_that_is_written() -> None:
     assert torch.equal(other, X)
 
 
-def test_one_tensor_as_two_inputs() -> None:
-    def forward(self: Any, x: Tensor, y: Tensor) -> Tensor:
-        x.add_(1)
-        return x * y
-
-    replayed(Model(forward), X, X.clone())
-
-
 def test_buffers_and_parameters_that_are_written() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         self.seen.add_(x.abs().mean(0))

@@ -126,7 +126,6 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
         "def far(reference, candidate):\n    return (reference - candidate).abs().sum()\n"
     )
     (one,) = criteria_of(f"boxes: {tmp_path / 'score.py'}:far <= 0.5")
-    assert one.function is not None
     assert float(one.function(torch.ones(3), torch.zeros(3))) == 3.0
     assert one.how.sign == "<="
 

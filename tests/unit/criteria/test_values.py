@@ -201,7 +201,6 @@ def test_the_mean_square_over_all_signs_is_the_square_of_the_share(text: str) ->
     reference = CASES[text].double()
     error = 1e-4 * normal(6, 5, seed=1).double()
     form = form_of(one, reference)
-    assert form is not None
     basis = torch.eye(reference.numel(), dtype=torch.float64).reshape(-1, *reference.shape)
     square = sum(float((form(unit) * error).sum()) ** 2 for unit in basis)
     assert math.sqrt(square) == pytest.approx(one.share(value(one, reference, reference + error)), rel=1e-3)

@@ -117,23 +117,6 @@ def test_a_plan_that_cannot_run_has_no_errors():
     assert under_plan(captured, subject.model, subject.batches[0], plan("cast", "fp16")) == UnderPlan()
 
 
-@pytest.mark.parametrize("strategy", ["autocast", "cast"])
-def test_an_island_that_reads_a_low_value_computes_in_fp32(strategy):
-    """What is beyond FP16 inside of the island is finite there: 300 squared is 90000."""
-
-    class Norm(nn.Module):
-        def forward(self, x):
-            return x / x.pow(2).mean(-1, keepdim=True).sqrt()
-
-    subject = from_object(nn.Sequential(nn.Linear(8, 8), Norm(), nn.Linear(8, 4)).eval(), torch.full((5, 8), 300.0))
-    with torch.no_grad():
-        subject.model[0].weight.copy_(torch.eye(8))
-    captured = capture(subject, ("fp16",))
-    found = under_plan(captured, subject.model, subject.batches[0], plan(strategy, "fp16", **{"1": "fp32"})).errors
-    assert list(found) == list(captured.nodes)
-    assert max(found.values()) < 2e-3
-
-
 # The first operation of a low run that turns non-finite, and why: on functions whose arithmetic is worked out here.
 
 
@@ -145,7 +128,6 @@ def first(function: Callable[..., Tensor], *inputs: Tensor, strategy: str = "cas
 
 
 def said(found: NonFinite | None):
-    assert found is not None
     return found.op.split(".")[1], found.value, found.cause, found.begins_op.split(".")[1]
 
 

@@ -12,18 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import auditor
 from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
+from auditor.capture.capture import capture
 from auditor.execution.beside import under_plan
+from auditor.execution.execute import Executor, Run, Semantics, SomeLow
 from auditor.execution.policy import Policy
+from auditor.measure.alone import rounder
 from auditor.numerics.nodes import tensors_of
 from auditor.records import Batch, Capture, Dtypes, Plan, ScopeChoice
 from tests.support.capturing import Function
 from tests.support.small_models import MODELS, Transformer
-from tests.support.subjects import capture_of, normal, seeded
+from tests.support.subjects import FORMATS, capture_of, normal, seeded, subject_of
 from tests.support.two_ways import drawn, everything
 
 Seen = list[tuple[str, tuple[str, ...], str]]
@@ -45,8 +47,6 @@ def row(op: str, args: Any, kwargs: Any, result: Any) -> tuple[str, tuple[str, .
 
 
 CALLS = {"truediv": "div", "interpolate": "upsample_nearest2d", "norm": "linalg_vector_norm"}
-KERNELS = {"addmm": "linear", "mm": "linear", "bmm": "matmul", "_softmax": "softmax", "native_layer_norm": "layer_norm"}
-"""What an operation of the recording is called where the modes see it."""
 
 
 class Calls(TorchFunctionMode):
@@ -62,20 +62,6 @@ class Calls(TorchFunctionMode):
         name = name[1:] if name[:1] == "r" and name[1:] in ("mul", "add", "sub", "div", "truediv") else name
         if name not in ("get", "set") and tensors_of(result):
             self.seen.append(row(CALLS.get(name, name), args, kwargs or {}, result))
-        return result
-
-
-class Kernels(TorchDispatchMode):
-    """What runs below autograd, as any user of torch can see it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: Seen = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func._schema.name.partition("::")[2]
-        self.seen.append(row(KERNELS.get(name, name), args, kwargs or {}, result))
         return result
 
 
@@ -138,70 +124,6 @@ def test_every_operation_is_what_a_mode_sees_in_the_emulated_run_of_the_patched_
     assert ran
 
 
-class Plain(nn.Module):
-    """Operations that the CPU runs in BF16 as a GPU does, under one kernel each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.first, self.norm, self.last = (
-            nn.Embedding(11, 8),
-            nn.Linear(8, 8),
-            nn.LayerNorm(8),
-            nn.Linear(8, 4),
-        )
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = torch.relu(self.first(self.embed(tokens)))
-        x = self.norm(x + 1) * torch.sigmoid(x)
-        return torch.softmax(self.last(x), -1).sum(-1)
-
-
-@pytest.mark.parametrize("kept", [(), ("norm",), ("first", "last"), ("embed", "norm")], ids="-".join)
-def test_a_cast_plan_is_what_a_dispatch_mode_sees_without_any_emulation(kept: tuple[str, ...]) -> None:
-    """Nothing of the auditor runs here but the patch."""
-    model, tokens = seeded(Plain), torch.tensor([[1, 2, 3], [4, 5, 6]])
-    capture = capture_of(model, tokens)
-    plan = plan_of(capture, "cast", "bf16", everything(capture, "bf16") | dict.fromkeys(kept, "fp32"))
-    mode = Kernels()
-    seen = run_under(mode, model, ((tokens,), {}), plan, torch.no_grad)
-    found = under_plan(capture, model, ((tokens,), {}), plan).dtypes
-    assert reported(capture, model, ((tokens,), {}), plan) == seen
-    assert seen is not None
-    assert len(seen) == len(capture.nodes) == 10
-    computed = {node.owner: found[name].computed for name, node in capture.nodes.items() if node.owner}
-    assert computed == {path: "float32" if path in kept else "bfloat16" for path in ("embed", "first", "norm", "last")}
-
-
-class Unlisted(nn.Module):
-    """Operations on none of autocast's lists, before a product and after it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.linear = nn.Embedding(11, 8), nn.Linear(8, 8)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens) * 2
-        x = self.linear(x)
-        y = x * 2
-        return torch.softmax(y, -1) * y
-
-
-def test_what_autocast_lists_nowhere_computes_in_what_it_is_handed() -> None:
-    model, tokens = seeded(Unlisted), torch.tensor([[1, 2, 3]])
-    capture = capture_of(model, tokens)
-    plan = plan_of(capture, "autocast", "fp16", everything(capture, "fp16"))
-    found = list(under_plan(capture, model, ((tokens,), {}), plan).dtypes.values())
-    single, half = "float32", "float16"
-    assert found == [
-        Dtypes((single, "int64"), single, single),
-        Dtypes((single,), single, single),
-        Dtypes((single,), half, half),
-        Dtypes((half,), half, half),
-        Dtypes((half,), single, single),
-        Dtypes((single, half), single, single),
-    ]
-
-
 def dtypes_of(function: Callable[..., Any], strategy: str, *inputs: Tensor) -> dict[str, Dtypes]:
     """With everything in FP16."""
     model = Function(function)
@@ -232,3 +154,113 @@ def test_an_audit_holds_them_for_the_recommended_plan() -> None:
     assert computing([(op.strip("_"), tuple(sorted(d.inputs)), d.output) for op, d in rows if d is not None]) == seen
     written = found.to_measurements()["nodes"]
     assert all(set(node["planned"]) == {"inputs", "computed", "output"} for node in written)
+
+
+# A run that begins from another one gives what it gives from the start, to the bit, and runs what differs alone.
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.softmax(self.up(self.norm(x)), -1))
+
+
+class Asking(nn.Module):
+    """Adds what it chooses by whether autocast is on: nothing else tells its runs apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = torch.is_autocast_enabled() and torch.get_autocast_dtype("cuda") is not torch.float32
+        return x + (1e-1 if low else 1e-6)
+
+
+class Net(nn.Module):
+    """Blocks, and a branch that none of them reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.side, self.head, self.asking = nn.Linear(8, 8), nn.Linear(8, 4), Asking()
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = self.side(x).sum(-1, keepdim=True)
+        x = self.asking(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x) + side
+
+
+def flat_of(found: Capture, model: nn.Module, x: Tensor) -> list[Any]:
+    return found.bind(model, ((x,), {}))
+
+
+def under(found: Capture, strategy: str, format: str, kept_wide: set[str]) -> Policy:
+    return Policy(found, strategy, lambda owner: "fp32" if owner in kept_wide else format, format)
+
+
+def begun(found: Capture, flat: list[Any], policy: Policy) -> tuple[Any, Run]:
+    """What a run gives, and the run for others to begin from."""
+    values: dict[str, Any] = {}
+    result = Executor(found.graph_module, policy, lambda n, value: values.update({n.name: value})).run(*flat)
+    return result, Run(values, policy)
+
+
+def owners_of(found: Capture, flat: list[Any], policy: Policy, before: Run) -> set[str]:
+    """Modules of the operations that a run computes which begins from another one."""
+    ran: set[str] = set()
+    Executor(found.graph_module, policy, lambda n, _: ran.add(n.name), before).run(*flat)
+    return {node.owner for name, node in found.nodes.items() if name in ran}
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_any_two_policies_one_from_the_other(strategy: str, format: str) -> None:
+    model, x = seeded(Net), normal(3, 8)
+    found = capture(subject_of(model, x), FORMATS)
+    flat = flat_of(found, model, x)
+    owners, rnd = sorted({node.owner for node in found.nodes.values()}), random.Random(0)
+    with torch.no_grad():
+        for number in range(6):
+            first, second = ({owner for owner in owners if rnd.random() < 0.4} for _ in range(2))
+            if not number:  # two that differ in what the module asks alone
+                first, second = second | {"asking"}, second - {"asking"}
+            _, before = begun(found, flat, under(found, strategy, format, first))
+            policy = under(found, strategy, format, second)
+            again = Executor(found.graph_module, policy, before=before).run(*flat)
+            (whole,) = Executor(found.graph_module, policy).run(*flat)
+            assert again[0].dtype == whole.dtype
+            assert torch.equal(again[0], whole)
+
+
+def test_only_what_differs_is_run() -> None:
+    model, x = seeded(Net), normal(3, 8)
+    found = capture(subject_of(model, x), FORMATS)
+    flat = flat_of(found, model, x)
+    same, late = (under(found, "autocast", "bf16", kept_wide) for kept_wide in (set[str](), {"blocks.3.up"}))
+    with torch.no_grad():
+        (whole,), before = begun(found, flat, under(found, "autocast", "bf16", set()))
+        (result,) = Executor(found.graph_module, same, before=before).run(*flat)
+        assert torch.equal(result, whole)
+        assert owners_of(found, flat, same, before) == set()
+        owners = owners_of(found, flat, late, before)
+    assert "blocks.3.up" in owners
+    assert not owners & {"side", "blocks.0.up", "blocks.2.down", "blocks.3.norm"}
+
+
+def test_some_operations_low_as_from_the_start() -> None:
+    model, x = seeded(Net), normal(3, 8)
+    found = capture(subject_of(model, x), FORMATS)
+    flat = flat_of(found, model, x)
+    inside = {name for name, node in found.nodes.items() if node.owner == "blocks.2.up"}
+    with torch.no_grad():
+        _, before = begun(found, flat, Semantics())
+        low, again = (SomeLow(found, inside, "fp16", rounder(found, "fp16")) for _ in range(2))
+        (late,) = Executor(found.graph_module, low, before=before).run(*flat)
+        (whole,) = Executor(found.graph_module, again).run(*flat)
+        assert torch.equal(late, whole)
+        assert not torch.equal(late, model(x))
+        owners = owners_of(found, flat, SomeLow(found, inside, "fp16", rounder(found, "fp16")), before)
+    assert "blocks.2.up" in owners
+    assert not owners & {"side", "blocks.0.up", "blocks.1.down"}

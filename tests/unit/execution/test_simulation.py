@@ -91,34 +91,6 @@ def labels_of(name: str, low: str, fp32: tuple[str, ...] = (), only: tuple[str, 
     return {owner: "fp32" if owner.startswith(fp32) and fp32 else low for owner in owners}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", MODELS)
-def test_everything_low_is_simulated_as_patched(name: str, strategy: str) -> None:
-    assert_simulated_as_patched(name, strategy, "fp16", labels_of(name, "fp16"))
-
-
-@pytest.mark.parametrize(
-    ("name", "strategy", "fp32", "only"),
-    [
-        ("transformer", "autocast", ("blocks.1.attention.qkv", "blocks.0.mlp_norm"), ()),  # an island deep inside
-        ("transformer", "cast", ("blocks.1.attention.qkv", "blocks.0.mlp_norm"), ()),
-        (
-            "mixture",
-            "cast",
-            ("router",),
-            (),
-        ),  # its softmax in the author's region takes the FP32 router's result in BF16
-        ("transformer", "cast", ("embed", "head", "blocks.0.norm"), ()),  # raised is what is left of the embedding
-        ("mlp", "autocast", (), ("layers.0", "layers.1")),  # low scopes side by side meet in FP32
-        ("mixture", "autocast", (), ("router",)),  # a low scope inside the author's region sets autocast anew
-    ],
-)
-def test_islands_are_simulated_as_patched(
-    name: str, strategy: str, fp32: tuple[str, ...], only: tuple[str, ...]
-) -> None:
-    assert_simulated_as_patched(name, strategy, "bf16", labels_of(name, "bf16", fp32, only))
-
-
 class Inner(nn.Module):
     """Switches autocast off for one call of its layer, not for the other."""
 

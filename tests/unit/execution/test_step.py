@@ -152,7 +152,6 @@ def test_a_scaler_takes_finite_steps_only() -> None:
 def test_gradients_are_unscaled_in_fp32() -> None:
     # 2^-20 at a scale of 2^16 is 2^-4 in FP16; unscaled in FP16 it would lie among the subnormals
     found = unscale(torch.tensor([2.0**-4], dtype=torch.float16), 2.0**16)
-    assert found is not None
     assert (found.dtype, found.item()) == (torch.float32, 2.0**-20)
     assert unscale(None, 2.0) is None
 

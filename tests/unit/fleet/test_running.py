@@ -1,4 +1,9 @@
+from __future__ import annotations
+
+import copy
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -7,9 +12,15 @@ import time
 
 import pytest
 
+from auditor import cli
+from auditor.document.codec import to_document
+from auditor.document.read import audit_of
+from auditor.errors import AuditorError
 from auditor.fleet import running
-from auditor.fleet.running import Task, run, run_all
-from auditor.fleet.targets import Target
+from auditor.fleet.index import headline, render, rows_of, worse
+from auditor.fleet.running import KEPT, Outcome, Task, asked_of, keep, run, run_all, standing
+from auditor.fleet.targets import Target, read
+from tests.unit.report.factory import make_audit
 
 
 @pytest.fixture
@@ -89,3 +100,223 @@ def test_an_interrupted_fleet_leaves_nothing_running(scripted, tmp_path, interru
     started = [int(file.name.removeprefix("pid")) for file in tmp_path.glob("pid*")]
     assert len(started) == 2
     assert not [pid for pid in started if subprocess.run(["ps", "-p", str(pid)], capture_output=True).returncode == 0]
+
+
+@pytest.fixture(scope="module")
+def audit():
+    return make_audit(20)
+
+
+@pytest.fixture(scope="module")
+def document(audit):
+    return json.loads(json.dumps(to_document(audit)))
+
+
+def target(name, folder, *words):
+    return Target(name, (*words, f"{name}.py"), folder)
+
+
+def test_rows_link_to_reports_and_say_why_there_is_none(tmp_path, audit):
+    audit.save(tmp_path / "good one")
+    targets = [target(name, tmp_path) for name in ("good one", "lost", "broken", "later")]
+    ends = {
+        "good one": Outcome(asked="", code=1, seconds=3.25),
+        "lost": Outcome(asked="", code=0),
+        "broken": Outcome(asked="", code=2, said="no such <file>"),
+    }
+    rows = {row.name: row for row in rows_of(targets, ends, tmp_path, None)}
+    assert [row.state for row in rows.values()] == ["findings", "failed", "failed", "waiting"]
+    assert rows["good one"].plan == audit.recommended
+    page = render([*rows.values()], None)
+    assert 'href="good%20one/report.html"' in page
+    assert "no such &lt;file&gt;" in page
+    (row,) = rows_of([target("good one", tmp_path)], {"good one": ends["broken"]}, tmp_path / "new", tmp_path)
+    assert (row.state, row.worse) == ("failed", ["there was an audit before"])
+    assert headline([*rows.values()]) == "4 models: 2 failed, 1 not audited yet."
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
+
+
+def test_what_got_worse_is_told_and_what_did_not_is_not(document):
+    before = audit_of(document, "before")
+    assert worse(before, audit_of(copy.deepcopy(document), "after")) == []
+    after = copy.deepcopy(document)
+    name = after["recommended"]
+    after["plans"][name]["measured_error"] *= 5
+    after["plans"][name]["predicted_speedup"] *= 0.5
+    told = worse(before, audit_of(after, "after"))
+    assert [line.split()[0] for line in told] == ["error", "speed-up"]
+    assert worse(audit_of(after, "after"), before) == []
+    after["recommended"] = None
+    assert f"{name} was recommended, and no plan is" in worse(before, audit_of(after, "after"))
+
+
+def test_outcomes_that_stand_are_kept_and_a_damaged_file_counts_as_none(tmp_path):
+    targets = [target(name, tmp_path) for name in "abc"]
+    good = Outcome(asked=asked_of(targets[0]), code=0, seconds=1.5)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "plan.json").touch()
+    other = Outcome(asked=asked_of(targets[2]), code=0)  # whose files are gone
+    keep(tmp_path, {"a": good, "b": Outcome(asked=asked_of(targets[1]), code=-9, said="killed", tries=2), "c": other})
+    assert standing(tmp_path, targets) == {"a": good}
+    (tmp_path / KEPT).write_text('{"a": 1}', encoding="utf-8")
+    assert standing(tmp_path, targets) == {}
+
+
+def test_a_changed_file_or_option_is_asked_for_anew(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1", encoding="utf-8")
+    first = asked_of(target("a", tmp_path))
+    assert asked_of(target("a", tmp_path)) == first
+    assert asked_of(target("a", tmp_path, "--seed=1")) != first
+    (tmp_path / "a.py").write_text("x = 2", encoding="utf-8")
+    assert asked_of(target("a", tmp_path)) != first
+    symbol = Target("a", ("a.py:Net(2)",), tmp_path)
+    was = asked_of(symbol)
+    (tmp_path / "a.py").write_text("x = 3", encoding="utf-8")
+    assert asked_of(symbol) != was
+
+
+def written(tmp_path, text):
+    file = tmp_path / "targets.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_options_become_words_and_a_target_goes_before_the_defaults(tmp_path):
+    file = written(
+        tmp_path,
+        """
+[defaults]
+formats = ["fp16", "bf16"]
+max-error = 0.1
+
+[[target]]
+name = "small net"
+target = "net.py:Net(width=8)"
+max_error = 0.001
+quick = true
+model-explorer = false
+criterion = ["logits: kl <= 0.01", "boxes: max_abs <= 0.5"]
+""",
+    )
+    (target,) = read(file)
+    assert target.name == "small net"
+    assert target.folder == tmp_path
+    assert set(target.words[:-1]) == {
+        "--formats=fp16,bf16",
+        "--max-error=0.001",
+        "--quick",
+        "--no-model-explorer",
+        "--criterion=logits: kl <= 0.01",
+        "--criterion=boxes: max_abs <= 0.5",
+    }
+    assert target.words[-1] == "net.py:Net(width=8)"
+
+
+ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it names no model"),
+        ("[[target]\n", "targets.toml: "),
+        (ONE + "[[targets]]\n", "there is no table 'targets'"),
+        ("[[target]]\ntarget = 'a.py'\n", "target 1 needs a name"),
+        ("[[target]]\nname = '../a'\ntarget = 'a.py'\n", "target 1 needs a name"),
+        ("[[target]]\nname = '" + "a" * 101 + "'\ntarget = 'a.py'\n", "target 1 needs a name"),
+        ("[[target]]\nname = 'a'\n", "target 'a' has no `target`"),
+        (ONE + ONE.replace('"a"', '"A"'), "two targets are called 'A'"),
+        (ONE + "formatz = 'fp16'\n", "no option of an audit in a fleet 'formatz': did you mean formats?"),
+        (ONE + "out = 'b'\n", "target 'a' has no option of an audit in a fleet 'out'"),
+        (ONE + "formats = 'fp7'\n", "target 'a': formats takes fp16, bf16"),
+        (ONE + "seed = {}\n", "seed takes a whole number"),
+        (ONE + "[defaults]\nsed = 1\n", "[defaults] has no option of an audit in a fleet 'sed': did you mean seed?"),
+        (ONE + "no-measure-time = true\n", "'no-measure-time': did you mean measure-time?"),
+    ],
+)
+def test_a_file_that_will_not_do_is_refused_in_one_line(tmp_path, text, said):
+    with pytest.raises(AuditorError) as raised:
+        read(written(tmp_path, text))
+    assert raised.value.slug == "bad-fleet"
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+# `auditor fleet` as a user calls it, with audits that are made up.
+
+SCRIPT = """
+import pathlib, sys
+name, out = sys.argv[1:]
+with open("calls", "a") as calls:
+    calls.write(name + "\\n")
+if name == "bad.py":
+    print("error: it cannot be loaded", file=sys.stderr)
+    sys.exit(2)
+pathlib.Path(out).mkdir(parents=True, exist_ok=True)
+pathlib.Path(out, "plan.json").write_bytes(pathlib.Path("plan.json").read_bytes())
+"""
+
+FLEET = '[[target]]\nname = "one"\ntarget = "one.py"\n[[target]]\nname = "two"\ntarget = "two.py"\n'
+BAD = '[[target]]\nname = "bad"\ntarget = "bad.py"\n'
+
+
+@pytest.fixture
+def fleet(monkeypatch, tmp_path):
+    from tests.unit.report.factory import make_audit
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "audit.py").write_text(SCRIPT, encoding="utf-8")
+    made = make_audit(5)
+    made.save(tmp_path / "made")
+    (tmp_path / "made" / "plan.json").rename(tmp_path / "plan.json")
+    monkeypatch.setattr(
+        running,
+        "command_of",
+        lambda task: [sys.executable, "audit.py", task.target.words[-1], str(task.directory.absolute())],
+    )
+
+    def called(text, *options):
+        if text is not None:
+            (tmp_path / "targets.toml").write_text(text, encoding="utf-8")
+        return cli.main(["fleet", "targets.toml", "--out", "out", "--jobs", "1", *options])
+
+    return called
+
+
+def calls(tmp_path):
+    file = tmp_path / "calls"
+    return file.read_text().split() if file.exists() else []
+
+
+def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(fleet, tmp_path, capsys):
+    fleet(FLEET)
+    assert calls(tmp_path) == ["one.py", "two.py"]
+    assert fleet(FLEET + BAD) == 1
+    assert fleet(FLEET + BAD) == 1
+    assert calls(tmp_path) == ["one.py", "two.py", "bad.py", "bad.py"]
+    fleet(FLEET + BAD, "--force")
+    assert len(calls(tmp_path)) == 7
+    told = capsys.readouterr()
+    assert "bad: failed, it cannot be loaded\n" in told.out
+    assert "Fleet    out/index.html\n" in told.out
+    assert "3 of 3, bad, " in told.err
+    assert "it cannot be loaded" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("[[target]]\nname = 'a'\n", (), "target 'a' has no `target`"),
+        (FLEET, ("--baseline", "nowhere"), "nowhere is no directory of an earlier fleet"),
+        (FLEET, ("--out", "targets.toml"), "targets.toml"),
+        (None, (), "cannot be read"),
+    ],
+)
+def test_wrong_input_is_one_line_and_writes_nothing(fleet, tmp_path, capsys, text, options, said):
+    assert fleet(text, *options) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert told.err.startswith("error: ")
+    assert told.out == ""
+    assert not (tmp_path / "out").exists()
+    assert calls(tmp_path) == []

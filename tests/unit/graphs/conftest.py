@@ -34,7 +34,7 @@ def table(bench: Workbench, graph: Exported) -> Table:
 @pytest.fixture(scope="session")
 def audit() -> Audit:
     torch.manual_seed(0)
-    return auditor.audit(flat(), torch.randn(4, 16), strategies="graph", device="cpu")
+    return auditor.audit(flat(), torch.randn(4, 16), strategies=("autocast", "graph"), device="cpu")
 
 
 @pytest.fixture

@@ -52,14 +52,14 @@ def test_a_cast_that_two_read_is_paid_once() -> None:
     assert low_at(two_readers(cast=0.9), 0.0) == frozenset()
 
 
-def test_five_thousand_operations_take_less_than_twenty_seconds() -> None:
-    table = long(5_000)
+def test_two_thousand_operations_take_less_than_ten_seconds() -> None:
+    table = long(2_000)
     start = time.process_time()
-    space = Operations(table, None)  # type: ignore[arg-type]
+    space = Operations(table, None)
     sizes = [len(space.proposed(allowed).low) for allowed in (1.0, 1e-3, 0.0)]
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 10
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] > 4_000
+    assert sizes[0] > 1_600
     assert sizes[-1] == 0
 
 
@@ -103,7 +103,7 @@ def test_every_reason_holds() -> None:
     rnd, kinds = random.Random(3), set()
     for _ in range(30):
         table = drawn(rnd, 6)
-        space = Operations(table, None)  # type: ignore[arg-type]
+        space = Operations(table, None)
         choice = choose(space, 0.3, 0)
         for kept in kept_of(space, choice, 0.3):
             kinds.add(kept.kind)

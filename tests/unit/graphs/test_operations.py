@@ -137,7 +137,7 @@ to = torch.ops.aten.to.dtype
 
 
 def casts(module: fx.GraphModule) -> list[tuple[str, torch.dtype]]:
-    return [(str(n.args[0]), n.args[1]) for n in module.graph.nodes if n.target is to]  # type: ignore[misc]
+    return [(str(n.args[0]), n.args[1]) for n in module.graph.nodes if n.target is to]
 
 
 def test_casts_stand_where_precisions_meet_each_value_once(graph: Exported, table: Table, model: nn.Module) -> None:
@@ -149,10 +149,10 @@ def test_casts_stand_where_precisions_meet_each_value_once(graph: Exported, tabl
     )
     assert all(p.dtype is full for p in graph.graph_module.parameters())
     with torch.no_grad():
-        wide = torch.relu(nn.functional.linear(x.half(), model.first.weight.half(), model.first.bias.half()))  # type: ignore
+        wide = torch.relu(nn.functional.linear(x.half(), model.first.weight.half(), model.first.bias.half()))
         size = ((1000 * wide.float()) ** 2).mean(-1, keepdim=True).sqrt() / 1000
         narrow = wide.float() / (size + 0.1)
-        scores = nn.functional.linear(narrow.half(), model.second.weight.half(), model.second.bias.half()).float()  # type: ignore
+        scores = nn.functional.linear(narrow.half(), model.second.weight.half(), model.second.bias.half()).float()
         found = module(x)
     assert torch.equal(found["scores"], scores)
     assert torch.equal(found["likely"], scores.softmax(-1))

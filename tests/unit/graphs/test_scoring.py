@@ -5,27 +5,22 @@ from __future__ import annotations
 import io
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.cli.program import main
-from auditor.records import Audit
+from auditor.graphs.exported import Exported, saved
+from auditor.graphs.operations import Table
+from auditor.graphs.stage import OperationRefused, Trial, lowered
+from auditor.numerics.metrics import output_error
+from auditor.plan.workbench import Workbench
+from auditor.records import Audit, Plan
+from auditor.verify import Answers, NotHandedOver, Runs, Verifier
 
-SOURCE = """
-import torch
-from tests.unit.graphs.test_scoring import Classed, INPUTS, near
-
-def get_model():
-    return Classed.made()
-
-def get_inputs():
-    return INPUTS[:8]
-"""
 INPUTS = torch.linspace(-2, 2, 64 * 8).reshape(64, 8).sin()
 
 
@@ -88,35 +83,78 @@ def test_the_score_is_what_a_run_by_hand_gives(audit: Audit) -> None:
     for name in ("graph_fp16", "graph_bf16"):
         plan = audit.plans[name]
         assert plan.verified
-        assert plan.score is not None
         assert plan.score.failure is None
         assert plan.score.value == by_hand(audit, name)
-    assert audit.plans["graph_fp16"].score.passed  # type: ignore[union-attr]
-    assert not audit.plans["graph_bf16"].score.passed  # type: ignore[union-attr]
+    assert audit.plans["graph_fp16"].score.passed
+    assert not audit.plans["graph_bf16"].score.passed
     assert not audit.plans["graph_bf16"].holds
 
 
-def test_one_in_a_file_is_called_in_the_process_of_the_programs(
-    audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# Choices tried: what a run gives is what the same arithmetic written out gives, and what raises has its name.
+
+
+def test_the_error_of_a_choice_is_that_of_the_arithmetic_written_out(
+    bench: Workbench, graph: Exported, table: Table, model: nn.Module
 ) -> None:
-    (tmp_path / "mine.py").write_text(SOURCE, encoding="utf-8")
-    monkeypatch.setattr("auditor.verify.Runs.score", None)
-    words = ["mine.py", "--strategies", "graph", "--evaluate", "mine.py:near", "--max-drop", "0.05", "--out", "found"]
-    monkeypatch.chdir(tmp_path)
-    assert main([*words, "--quiet"]) in (0, 1)
-    found = auditor.load(tmp_path / "found").plans
-    assert {name: plan.score for name, plan in found.items()} == {
-        name: plan.score for name, plan in audit.plans.items() if plan.program
-    }
+    trial = Trial(graph, bench)
+    x, low = bench.subject.batches[0][0][0], frozenset({"linear"})
+    first: Any = model.first
+    with torch.no_grad():
+        product = first.weight.half().float() @ x.half().float().T
+        wide = torch.relu((product.T + first.bias.half().float()).half().float())
+        size = ((1000 * wide) ** 2).mean(-1, keepdim=True).sqrt() / 1000
+        scores = model.second(wide / (size + 0.1))
+        expected = [scores, scores.softmax(-1)]
+    assert trial.error(table, low) == pytest.approx(output_error(bench.reference(((x,), {})), expected), rel=0.05)
+    assert trial.error(table, frozenset()) < 1e-6
 
 
-def test_what_the_function_asks_of_the_model_alone_is_a_reason() -> None:
-    def asking(net: nn.Module) -> float:
-        assert net.wide is not None
-        return float(net(INPUTS[:8]).logits.float().mean())
+def test_what_raises_in_a_run_has_its_name(bench: Workbench, graph: Exported, table: Table) -> None:
+    operation = table.operations["linear"]
+    broken = replace(operation, literals=None, reads=("x",))
+    odd = replace(table, operations={**table.operations, "linear": broken}, values={**table.values})
+    values = {name: value for name, value in odd.values.items() if name != "model_first_weight"}
+    with pytest.raises(OperationRefused) as caught:
+        Trial(graph, bench).error(replace(odd, format="bf16", values=values), frozenset({"linear"}))
+    assert caught.value.name == "linear"
 
-    found = auditor.audit(Classed.made(), INPUTS[:8], strategies="graph", formats="fp16", evaluate=asking, device="cpu")
-    score = found.plans["graph_fp16"].score
-    assert score is not None
-    assert "AttributeError" in str(score.failure)
-    assert found.recommended is None
+
+def test_batches_that_the_graph_answers_otherwise_are_left_out(bench: Workbench, graph: Exported) -> None:
+    good = bench.subject.batches[0]
+    odd = ((torch.randn(4, 17),), {})
+    trial = Trial(graph, bench)
+    assert trial.agrees(good)
+    bench.noise.known[id(odd)] = bench.reference(good)
+    assert not trial.agrees(odd)
+    del bench.noise.known[id(odd)]
+
+
+def test_a_saved_program_answers_as_its_graph_for_any_batch(
+    bench: Workbench, graph: Exported, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = lowered(graph, table, frozenset({"linear", "linear_1"}))
+    made = saved(module, graph)
+    assert made.fixed == ""
+    x = torch.randn(6, 16)
+    read: Any = torch.export.load(io.BytesIO(made.content)).module()
+    assert all(torch.equal(read(x)[name], module(x)[name]) for name in ("scores", "likely"))
+
+    def answered() -> Answers | str:
+        return bench.ask(
+            {"mine": Plan("mine", "graph", "fp16", {})},
+            Runs.answers,
+            lambda words: None,
+            files={"mine.pt2": made.content},
+        )["mine"]
+
+    fresh = answered()
+
+    def refused(*given: object, **named: object) -> None:
+        raise NotHandedOver("no")
+
+    monkeypatch.setattr(Verifier, "ask", refused)
+    here = answered()
+    assert isinstance(fresh, Answers)
+    assert isinstance(here, Answers)
+    assert all(torch.equal(a, b) for a, b in zip(fresh.outputs[0], here.outputs[0], strict=True))
+    bench.held.close()

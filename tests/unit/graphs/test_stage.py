@@ -29,7 +29,6 @@ from tests.unit.graphs.models import flat
 
 def program(audit: Audit, name: str) -> nn.Module:
     plan = audit.plans[name]
-    assert plan.program is not None
     loaded: nn.Module = torch.export.load(io.BytesIO(audit.programs[plan.program.file])).module()
     return loaded
 
@@ -42,15 +41,14 @@ def test_a_verified_program_has_the_stated_error(audit: Audit, name: str) -> Non
     with torch.no_grad():
         expected = tensor_outputs(flat()(batch[0][0]))
     assert plan.measured_error == pytest.approx(output_error(expected, found), rel=1e-6)
-    assert 0 < plan.measured_error <= 0.01  # type: ignore[operator]
+    assert 0 < plan.measured_error <= 0.01
     assert plan.low_precision_flops == 1.0
 
 
 def test_what_is_said_of_the_program_is_true_of_it(audit: Audit) -> None:
     said, half = audit.plans["graph_fp16"].program, torch.float16
-    assert said is not None
     found = program(audit, "graph_fp16")
-    nodes = found.graph.nodes  # type: ignore[union-attr]
+    nodes = found.graph.nodes
     assert said.casts == sum(node.target is torch.ops.aten.to.dtype for node in nodes)
     assert said.operations == said.low + len(said.kept)
     assert {each.op: each.kind for each in said.kept}["aten.pow.Tensor_Scalar"] == "unsafe"
@@ -58,29 +56,6 @@ def test_what_is_said_of_the_program_is_true_of_it(audit: Audit) -> None:
     assert {p.dtype for p in found.parameters()} == {half}
     assert said.fixed is None
     assert {x.shape[0] for x in found(torch.randn(9, 16)).values()} == {9}
-
-
-class Counts(nn.Module):
-    """Writes to a buffer and to its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.seen = nn.Linear(16, 16), nn.Buffer(torch.zeros(16))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen += x.mul_(2).mean(0)
-        y: torch.Tensor = self.layer(x) + self.seen
-        return y
-
-
-def test_what_the_model_writes_to_comes_back() -> None:
-    torch.manual_seed(0)
-    model, x = Counts(), torch.randn(4, 16)
-    given = x.clone()
-    found = auditor.audit(model, x, strategies="graph", formats="fp16", device="cpu").plans["graph_fp16"]
-    assert found.verified
-    assert torch.equal(x, given)
-    assert not model.seen.any()
 
 
 def test_a_program_beyond_the_budget_is_made_again_with_less_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,23 +119,20 @@ def test_what_cannot_be_exported_is_a_line_and_the_others_go_on(
     assert "def forward" not in "".join(capfd.readouterr())
 
 
-def test_what_takes_plans_knows_programs(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    strategies, formats = ("autocast", "graph"), "fp16"
-    both = auditor.audit(flat(), torch.randn(4, 16), strategies=strategies, formats=formats, device="cpu")
-    both.save(tmp_path)
-    assert both.recommended == "autocast_fp16"
-    for plan in (both, tmp_path, both.to_dict()):
+def test_what_takes_plans_knows_programs(audit: Audit, tmp_path: Path) -> None:
+    audit.save(tmp_path)
+    assert audit.recommended == "autocast_fp16"
+    for plan in (audit, tmp_path, audit.to_dict()):
         with pytest.raises(PlanError, match=r"torch\.export\.load\('graph_fp16\.pt2'\)") as caught:
             auditor.apply(flat(), plan, "graph_fp16")
         assert caught.value.slug == "plan-is-program"
         auditor.apply(flat(), plan, "autocast_fp16")
     _, plans, chosen = read_plans(tmp_path, None)
-    assert (list(plans), chosen) == (["autocast_fp16"], "autocast_fp16")
+    assert (list(plans), chosen) == (["autocast_fp16", "autocast_bf16"], "autocast_fp16")
     text = (tmp_path / "patched_model.py").read_text(encoding="utf-8")
     assert "# graph_fp16: a program of its own, torch.export.load('graph_fp16.pt2').module()" in text
     again = auditor.load(tmp_path)
-    assert again.plans["graph_fp16"].program == both.plans["graph_fp16"].program
-    said = explain_layer(both, "pow_1")
+    assert again.plans["graph_fp16"].program == audit.plans["graph_fp16"].program
+    said = explain_layer(audit, "pow_1")
     assert "graph_fp16: FP32: unsafe: overflow" in said
-    assert "pow_1 FP32: unsafe" in explain_layer(both, "")
+    assert "pow_1 FP32: unsafe" in explain_layer(audit, "")

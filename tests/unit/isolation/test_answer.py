@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.isolation.answer import answer, stored_in
+from auditor.isolation.draws import draw_of, drew, in_float32, may_draw
 from tests.support.capturing import Function
 from tests.support.subjects import normal, seeded
 
@@ -77,7 +78,7 @@ def test_an_answer_with_gradients_keeps_nothing_for_a_backward_pass() -> None:
 
 
 def test_a_model_stored_low_comes_back_with_its_gradients() -> None:
-    model = seeded(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))  # type: ignore[arg-type]
+    model = seeded(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
     model(normal(4, 3)).sum().backward()
     tensors = [x for p in model.parameters() for x in (p.data, p.grad)] + list(model.buffers())
     before = [x.clone() for x in tensors]
@@ -86,3 +87,73 @@ def test_a_model_stored_low_comes_back_with_its_gradients() -> None:
     after = [x for p in model.parameters() for x in (p.data, p.grad)] + list(model.buffers())
     assert [x.data_ptr() for x in after] == [x.data_ptr() for x in tensors]
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+# The numbers that an operation draws are the same in every dtype, whenever it is run again.
+
+aten = torch.ops.aten
+LOW = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+X = torch.linspace(0.05, 0.95, 64).reshape(4, 16)
+
+
+def again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Tensor:
+    """The result in a dtype, from the same place in the generator."""
+    torch.manual_seed(5)
+    draw = draw_of(args, kwargs)
+    low = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args]
+    options = {key: dtype if isinstance(value, torch.dtype) else value for key, value in kwargs.items()}
+    result = draw.again(op, tuple(low), options)
+    return result[0] if isinstance(result, tuple) else result
+
+
+DRAWING: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+    "rand": (aten.rand.default, ([64],), {"dtype": torch.float32}),
+    "randn": (aten.randn.default, ([64],), {"dtype": torch.float32}),
+    "rand_like": (aten.rand_like.default, (X,), {}),
+    "randn_like": (aten.randn_like.default, (X,), {}),
+    "dropout": (aten.dropout.default, (torch.ones(64), 0.5, True), {}),
+    "bernoulli": (aten.bernoulli.default, (X.round(decimals=1),), {}),
+    "bernoulli.p": (aten.bernoulli.p, (X, 0.3), {}),
+    "normal_functional": (aten.normal_functional.default, (X, 0.0, 1.0), {}),
+    "uniform": (aten.uniform.default, (X, 0.0, 1.0), {}),
+    "exponential": (aten.exponential.default, (X,), {}),
+}
+
+
+@LOW
+@pytest.mark.parametrize("name", DRAWING)
+def test_draws_in_half_are_those_in_fp32_rounded(name: str, dtype: torch.dtype) -> None:
+    op, args, kwargs = DRAWING[name]
+    if name == "bernoulli":
+        args = (torch.full((64,), 0.5),)  # which every format has
+    wide, low = again(op, args, kwargs, torch.float32), again(op, args, kwargs, dtype)
+    assert low.dtype is dtype
+    assert torch.equal(low, wide.to(dtype))
+    assert wide.unique().numel() > 1
+
+
+@LOW
+def test_writes_in_place_go_to_the_tensor_itself(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    wide = torch.empty(64).normal_()
+    torch.manual_seed(1)
+    x = torch.empty(64, dtype=dtype)
+    assert in_float32(aten.normal_.default, (x,), {}) is x
+    assert torch.equal(x, wide.to(dtype))
+
+
+def test_running_again_leaves_the_generators_where_they_are() -> None:
+    draw = draw_of((X,), {})
+    state = torch.get_rng_state()
+    first, second = (draw.again(aten.rand_like.default, (X,), {}) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not drew(draw, {})
+    torch.rand(1)
+    assert drew(draw, {})
+
+
+@pytest.mark.parametrize("call", [lambda: aten.dropout.default, lambda: aten.lstm.input, lambda: aten.rand.default])
+def test_what_may_draw(call: Callable[[], Any]) -> None:
+    assert may_draw(call())
+    assert not may_draw(aten.add.Tensor)

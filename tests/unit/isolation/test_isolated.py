@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import random
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -15,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from auditor.errors import AuditorError
 from auditor.isolation import isolated, tensors
 from tests.support.patching import identity
 from tests.support.portrait import portrait
 from tests.support.subjects import normal, seeded
-from tests.support.writers import NAMES, Cache, Writer, X, nothing, writer
+from tests.support.writers import NAMES, Writer, X, nothing, writer
 
 
 @pytest.fixture(autouse=True, params=["at once", "before a write"])
@@ -226,48 +223,3 @@ def test_parameters_and_buffers_of_scripts_come_back() -> None:
         assert model.seen.dtype is model.linear.weight.dtype is torch.float16
     assert model.seen.tolist() == [0, 0]
     assert torch.equal(model.linear.weight, weight)
-
-
-class Everything(nn.Module):
-    """Keeps state in all that comes back, and draws from all generators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
-        self.noise, self.config = torch.Generator().manual_seed(1), Cache([torch.zeros(3)])
-        self.calls, self.numbers = [0], np.zeros(3)
-        self.names, self.queue, self.nested = set[int](), deque([0], maxlen=2), {"a": ({"b": 0},)}
-
-    def forward(self, x: torch.Tensor, past: dict[str, Any]) -> list[Any]:
-        seen = [x.clone(), self.linear.weight.clone(), self.norm.running_mean.clone(), self.numbers.copy()]
-        seen += [self.calls[0], len(self.names), list(self.queue), self.nested["a"][0]["b"]]
-        seen += [self.config.length, self.config.keys[0].clone(), list(past), os.environ.get("AUDITOR_CALLS")]
-        seen += [torch.get_default_dtype(), random.random(), np.random.rand(), torch.rand(2), len(self._buffers)]
-        seen += [torch.rand(2, generator=self.noise), hasattr(self, "late"), self.linear.bias.dtype]
-        self.linear.weight.data.mul_(0.5)
-        self.linear.bias.data = self.linear.bias.data.double()
-        self.norm(x)
-        self.numbers[0] += 1
-        self.calls[0] += 1
-        self.names.add(len(self.names))
-        self.queue.append(len(self.queue))
-        self.nested["a"][0]["b"] += 1
-        self.config.length += 1
-        self.config.keys[0].add_(1)
-        self.late = self.register_buffer("more", torch.ones(1))
-        past["more"] = x.mul_(2)
-        os.environ["AUDITOR_CALLS"] = "1"
-        torch.set_default_dtype(torch.float64)
-        return seen
-
-
-def test_every_run_starts_from_the_same_state() -> None:
-    """The invariant: what a run finds does not depend on the runs before it."""
-    model, batch = Everything(), (torch.ones(2, 3), {"past": torch.zeros(1)})
-    everything = [model, batch]
-    before, found = portrait(everything), []
-    for _ in range(3):
-        with isolated(model, batch, seed=7):
-            found.append(pytree.tree_map_only((torch.Tensor, np.ndarray), lambda x: x.tolist(), model(*batch)))
-    assert found[0] == found[1] == found[2]
-    assert portrait(everything) == before

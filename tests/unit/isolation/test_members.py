@@ -48,7 +48,7 @@ class Says(nn.Module):
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         return iter(())
 
-    parameters = buffers = modules = children = named_parameters  # type: ignore[assignment]
+    parameters = buffers = modules = children = named_parameters
 
 
 def test_a_link_to_the_parent_ends_there_and_every_other_name_counts() -> None:

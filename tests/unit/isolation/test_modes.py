@@ -133,13 +133,3 @@ def test_higher_order_operations_inside() -> None:
     with isolated(model):
         out = torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (X,))
     assert torch.equal(out, X + 1)
-
-
-def test_compiled_models() -> None:
-    model = writer("item")
-    compiled = torch.compile(model, backend="eager")
-    compiled(X)
-    before = portrait(model)
-    with isolated(compiled):
-        compiled(X)
-    assert portrait(model) == before

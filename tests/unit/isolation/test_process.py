@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from auditor.isolation import isolated
-from auditor.isolation.process import OVERRIDES, flags, ieee, loose, process_state, uncompiled, under, unfused
+from auditor.isolation.process import OVERRIDES, flags, ieee, loose, process_state, under, unfused
 
 SET: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
@@ -50,77 +50,8 @@ def test_what_a_forward_sets_for_the_whole_process_comes_back(name: str) -> None
         back()
 
 
-_PARTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
-
-
-def precisions() -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name in _PARTS:
-        library, part = name.split(".")
-        found[name] = getattr(getattr(torch.backends, library), part).fp32_precision
-    return found | {"convolutions": torch.backends.cudnn.allow_tf32, "benchmark": torch.backends.cudnn.benchmark}
-
-
-def _nothing() -> None:
-    pass
-
-
-def _older() -> None:
-    torch.set_float32_matmul_precision("medium")
-
-
-def _finer() -> None:
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-
-
-def _general() -> None:
-    torch.backends.fp32_precision = "tf32"
-
-
-def _benchmark() -> None:
-    torch.backends.cudnn.benchmark = True
-
-
-@pytest.mark.parametrize("allow", [_nothing, _older, _finer, _general, _benchmark])
-def test_fp32_is_ieee_in_the_body_and_flags_come_back(allow: Callable[[], None]) -> None:
-    start = precisions()
-    with ieee():
-        pass
-    assert precisions() == start
-    try:
-        allow()
-        allowed = precisions()
-        with ieee():
-            inside = precisions()
-        assert {inside[name] for name in _PARTS} == {"ieee"}
-        assert not inside["convolutions"] and not inside["benchmark"]
-        assert precisions() == allowed
-    finally:
-        torch.backends.fp32_precision = "none"
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.allow_tf32 = True
-        torch.set_float32_matmul_precision("highest")
-        for name, value in start.items():
-            if "." in name:
-                library, part = name.split(".")
-                getattr(getattr(torch.backends, library), part).fp32_precision = value
-
-
-def test_flags_that_are_frozen_are_set_all_the_same() -> None:
-    """Importing torch's own tests freezes them, as `torch.backends.disable_global_flags` does."""
-    start = precisions()
-    torch.backends.disable_global_flags()
-    try:
-        with ieee():
-            assert {precisions()[name] for name in _PARTS} == {"ieee"}
-        assert precisions() == start
-        with pytest.raises(RuntimeError, match="not allowed"):
-            torch.backends.cudnn.benchmark = True
-    finally:
-        torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
-
-
 B = torch.backends
+PARTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 
 
 @pytest.fixture
@@ -131,41 +62,53 @@ def as_it_was() -> Iterator[None]:
     assert flags() == before
 
 
-def _medium() -> None:
-    torch.set_float32_matmul_precision("medium")
+def precisions() -> set[object]:
+    found = flags()
+    return {found[f"{part}.fp32_precision"] for part in PARTS}
 
 
-def _products() -> None:
-    B.cuda.matmul.fp32_precision = "tf32"
-
-
-def _all() -> None:
-    B.fp32_precision = "tf32"
-
-
-def _none_of_cudnn() -> None:
-    B.cudnn.allow_tf32 = False
-
-
-def _tried_out() -> None:
+def tried_out() -> None:
     B.cudnn.benchmark = True
     B.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
+ALLOWING: dict[str, Callable[[], object]] = {
+    "nothing": lambda: None,
+    "the older way": lambda: torch.set_float32_matmul_precision("medium"),
+    "products": lambda: setattr(B.cuda.matmul, "fp32_precision", "tf32"),
+    "all": lambda: setattr(B, "fp32_precision", "tf32"),
+    "none of cuDNN": lambda: setattr(B.cudnn, "allow_tf32", False),
+    "tried out": tried_out,
+}
+
+
 @pytest.mark.usefixtures("as_it_was")
-@pytest.mark.parametrize("allow", [_medium, _products, _all, _none_of_cudnn, _tried_out])
-def test_within_an_audit_they_can_be_what_they_were_before(allow: Callable[[], None]) -> None:
-    start = flags()
+@pytest.mark.parametrize("allow", ALLOWING.values(), ids=ALLOWING)
+def test_fp32_is_ieee_in_the_body_and_within_it_flags_can_be_what_they_were(allow: Callable[[], object]) -> None:
     allow()
-    set_ = flags()
-    assert set_ != start
+    allowed = flags()
     with ieee():
         inside = flags()
-        assert inside["cudnn.conv.fp32_precision"] == "ieee"
-        with under(set_):
-            assert flags() == set_
+        assert precisions() == {"ieee"}
+        assert not B.cudnn.allow_tf32 and not B.cudnn.benchmark
+        with under(allowed):
+            assert flags() == allowed
         assert flags() == inside
-    assert flags() == set_
+    assert flags() == allowed
+
+
+def test_flags_that_are_frozen_are_set_all_the_same() -> None:
+    """Importing torch's own tests freezes them, as `torch.backends.disable_global_flags` does."""
+    start = flags()
+    torch.backends.disable_global_flags()
+    try:
+        with ieee():
+            assert precisions() == {"ieee"}
+        assert flags() == start
+        with pytest.raises(RuntimeError, match="not allowed"):
+            torch.backends.cudnn.benchmark = True
+    finally:
+        torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 
 @pytest.mark.usefixtures("as_it_was")
@@ -174,7 +117,7 @@ def test_what_they_allow_beside_fp32_depends_on_the_device() -> None:
     assert loose(flags(), "cuda:0") == ("tf32",)  # cuDNN's convolutions, by default
     B.cudnn.allow_tf32 = False
     assert loose(flags(), "cuda:0") == ()
-    _medium()
+    torch.set_float32_matmul_precision("medium")
     assert loose(flags(), "cpu") == ("bf16",)
     assert loose(flags(), "cuda:0") == ("tf32",)
 
@@ -198,18 +141,3 @@ def test_the_fused_path_is_off_and_then_as_it_was(before: bool) -> None:
         assert torch.backends.mha.get_fastpath_enabled() is before
     finally:
         torch.backends.mha.set_fastpath_enabled(kept)
-
-
-def test_compiled_functions_run_as_they_were_written() -> None:
-    graphs: list[int] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
-        graphs.append(len(graph.graph.nodes))
-        return graph.forward
-
-    compiled = torch.compile(lambda x: x + 1, backend=backend)
-    with uncompiled():
-        assert compiled(torch.ones(1)).item() == 2.0
-    assert graphs == []
-    assert compiled(torch.ones(1)).item() == 2.0
-    assert len(graphs) == 1

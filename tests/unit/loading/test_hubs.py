@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import socket
-import subprocess
 import sys
 
 import pytest
 import torch
 
-from auditor.artefact.emit import emit
 from auditor.cli import main
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
@@ -173,37 +169,6 @@ def test_a_package_that_cannot_be_imported_is_named(source, said, monkeypatch, t
     with pytest.raises(LoadError, match=said) as caught:
         load("timm:resnet18")
     assert caught.value.slug == "missing-package"
-
-
-MOVED = """
-import sys, torch
-sys.path.insert(0, sys.argv[1])
-import patched_model
-model = patched_model.make_original(patched_model.SOURCE, patched_model.__file__, (), {})
-print(float(model.state_dict()["classifier.weight"].double().sum()))
-"""
-
-
-@pytest.mark.slow
-def test_a_patched_model_moves_with_the_directory_that_it_reads(bert, tmp_path):
-    """Its folder and the model's are moved together; where they were, nothing is left."""
-    folder, model = bert
-    before, after = tmp_path / "before", tmp_path / "after"
-    shutil.copytree(folder, before / "models" / "tiny-bert")
-    subject = load(f"hf:{before / 'models' / 'tiny-bert'}")
-    out = before / "audits" / "tiny-bert"
-    out.mkdir(parents=True)
-    text = emit(subject.origin, 1, {}, "", out)
-    assert str(tmp_path) not in text
-    (out / "patched_model.py").write_text(text)
-    before.rename(after)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", MOVED, str(after / "audits" / "tiny-bert")]
-    found = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120, env=environment
-    )
-    weight = model.state_dict()["classifier.weight"]
-    assert float(found.stdout.split()[-1]) == pytest.approx(float(weight.double().sum()))
 
 
 def test_a_model_that_would_not_fit_is_limited_by_itself(bert, tmp_path, monkeypatch):

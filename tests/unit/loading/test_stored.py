@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.errors import LoadError
-from auditor.loading import from_object
+from auditor.errors import AuditorError, LoadError
+from auditor.loading import from_object, in_eval
+from auditor.loading.placement import copied, moved, place_subject
 from auditor.loading.state import in_fp32, raised
-from tests.support.subjects import Runs
+from auditor.training.objective import training_subject
+from tests.support.subjects import Runs, normal, subject_of
 
 BF16 = torch.bfloat16
 
@@ -89,3 +92,131 @@ def test_a_model_that_casts_to_what_all_of_it_is_stored_in_has_no_reference() ->
         from_object(Runs(hard, low=low()), torch.ones(2, 4))
     assert caught.value.slug == "low-precision-model"
     assert "\n" not in str(caught.value)
+
+
+# Models in hand, the first FP32 forward, and what it must leave alone.
+
+
+class Counter(nn.Module):
+    """Has everything a careless forward can disturb: dropout, running statistics, a buffer it writes and replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.drop = nn.Dropout(0.5)
+        self.frozen = nn.Linear(3, 3).eval()
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("cache", torch.zeros(1))
+
+    def forward(self, x, bias=0.0):
+        self.calls += 1
+        self.cache = x.detach().clone()
+        torch.rand(1)
+        return self.frozen(self.drop(self.norm(x))) + bias
+
+
+def test_in_eval_restores_after_an_error():
+    class Fails(Counter):
+        def forward(self, x):
+            assert not self.training
+            raise KeyError
+
+    model = Fails().train()
+    with pytest.raises(KeyError), in_eval(model):
+        model(torch.ones(1))
+    assert model.training
+    assert model.norm.training
+
+
+def test_name_of_a_model_in_hand():
+    assert from_object(nn.Linear(3, 4), torch.ones(2, 3)).name == "Linear"
+    assert from_object(nn.Linear(3, 4), torch.ones(2, 3), name="mine").name == "mine"
+
+
+class Nan(nn.Module):
+    def forward(self, x):
+        return {"y": x.log()}
+
+
+@pytest.mark.parametrize(
+    ("model", "value", "slug", "words"),
+    [
+        (Nan(), -torch.ones(2), "nan-output", "returns NaN in FP32"),
+        (nn.Linear(3, 4), torch.ones(2, 5), "forward-raises", "on inputs float32[2,5] from example_inputs"),
+        (nn.Linear(3, 4), torch.ones(2, 3, dtype=torch.float64), "forward-raises", "float64[2,3]"),
+        (nn.Linear(3, 4, device="meta"), torch.ones(2, 3), "meta-weights", "meta device"),
+        (nn.Sequential(nn.LazyLinear(4)), torch.ones(2, 3), "lazy-weights", "0.weight"),
+        (nn.Sequential(nn.LazyBatchNorm1d()), torch.ones(2, 3), "lazy-weights", "call the model once"),
+        (torch.ones(2), torch.ones(2), "not-a-model", "got a Tensor"),
+    ],
+)
+def test_models_that_cannot_be_audited(model, value, slug, words):
+    with pytest.raises(LoadError) as caught:
+        from_object(model, value)
+    assert caught.value.slug == slug
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# On a GPU a copy is audited: the caller's model must not be moved there, not even a part of it.
+
+
+class Whole(nn.Linear):
+    """Copies of it are the model itself."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Whole:
+        return self
+
+
+class Part(nn.Linear):
+    """Copies of it hold the weights of the original."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Part:
+        twin = Part(self.in_features, self.out_features)
+        twin.weight = self.weight
+        return twin
+
+
+class Refusing(nn.Linear):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Refusing:
+        raise TypeError("cannot pickle '_thread.lock' object")
+
+
+@pytest.mark.parametrize("model_class", [Whole, Part, Refusing])
+@pytest.mark.parametrize("inside", [False, True])
+def test_models_that_cannot_be_copied_are_refused_before_they_are_moved(
+    model_class: type[nn.Linear], inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.ReLU(), model_class(4, 2)) if inside else model_class(4, 2)
+    moved: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "to", lambda self, device: moved.append(self) or self)
+    with pytest.raises(AuditorError, match="device='cpu'") as caught:
+        place_subject(subject_of(model, normal(3, 4)), "meta")
+    assert caught.value.slug == "no-copy"
+    assert moved == []
+
+
+def test_a_copy_is_the_same_model_of_other_tensors() -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).eval()
+    twin = copied(model, "cpu")
+    assert torch.equal(twin(normal(3, 4)), model(normal(3, 4)))
+    ours = {x.data_ptr() for x in (*model.parameters(), *model.buffers())}
+    assert not ours & {x.data_ptr() for x in (*twin.parameters(), *twin.buffers())}
+
+
+def test_plain_tensors_and_what_a_loss_closes_over_are_moved_and_the_callers_are_not() -> None:
+    class Held(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.shift, self.more = torch.ones(4), {"list": [torch.ones(2)], "pair": (torch.ones(2), "word")}
+
+    model, weight = Held(), torch.ones(2)
+    subject = training_subject(model, (normal(3, 4), normal(3, 2)), {}, lambda y, t: (weight * (y - t)).sum())
+    twin = moved(subject, "meta")
+    assert isinstance(twin.model, Held)
+    inside = [twin.model.shift, twin.model.more["list"][0], twin.model.more["pair"][0], twin.model.weight]
+    assert {x.device.type for x in inside} == {"meta"}
+    ones = torch.ones(3, 2, device="meta")
+    assert twin.objective.loss_fn(ones, ones).device.type == "meta"
+    ours = [model.shift, model.more["list"][0], model.more["pair"][0], model.weight, weight]
+    assert {x.device.type for x in ours} == {"cpu"}

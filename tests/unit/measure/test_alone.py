@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.execution.execute import Executor
-from auditor.measure import alone
 from auditor.measure.alone import InFormat, Trace, rounder
 from auditor.measure.measure import Measurement
 from auditor.measure.reference import Back, Reference
@@ -54,7 +53,7 @@ U = 2.0**-7
 
 
 def trace(function: object, *inputs: Tensor, packet: str, fmt: str = "bf16") -> Trace:
-    return trace_in(measurement_of(Function(function), *inputs), packet, fmt)  # type: ignore[arg-type]
+    return trace_in(measurement_of(Function(function), *inputs), packet, fmt)
 
 
 def trace_in(measured: Measurement, packet: str, fmt: str = "bf16") -> Trace:
@@ -83,7 +82,7 @@ def test_a_view_adds_nothing_and_carries_the_rounding_of_what_it_views() -> None
     ],
 )
 def test_what_moves_entries_is_rounded_and_no_more(packet: str, move: object) -> None:
-    found = trace(lambda x: move(x * 1.0), torch.tensor([1 + U / 4, 3.0]), packet=packet)  # type: ignore[operator]
+    found = trace(lambda x: move(x * 1.0), torch.tensor([1 + U / 4, 3.0]), packet=packet)
     assert (found.isolated, found.own) == ("rounding", "none")
 
 
@@ -211,16 +210,6 @@ def test_where_an_operation_cannot_run_the_low_run_goes_on_from_the_reference() 
     assert not low.pure
 
 
-def test_memory_that_runs_out_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("nothing left")
-
-    low, nodes = low_run(capture_of(Function(lambda x: x * 3), X), "bf16", X)
-    monkeypatch.setattr(alone, "run_op", full)
-    with pytest.raises(torch.OutOfMemoryError):
-        low.advance(nodes["mul"])
-
-
 # The FP32 run under autograd: the model's own answer, and a gradient at every value, each worked out by hand.
 
 
@@ -287,8 +276,6 @@ def test_products_read_shared_values_under_names_of_their_own() -> None:
     model = seeded(Twice)
     found = run(model, torch.ones(1, 2))
     first, second = found.run.readings["linear"]["tanh"], found.run.readings["linear_1"]["tanh"]
-    assert first is not None
-    assert second is not None
     first.retain_grad()
     second.retain_grad()
     found.kept["add"].sum().backward()
@@ -303,9 +290,3 @@ def test_what_is_read_by_one_product_alone_needs_no_other_name() -> None:
     assert set(found.run.readings["linear"].values()) == {None}
     both = run(Function(lambda x: x @ x.t()), torch.ones(2, 2))
     assert both.run.readings == {}  # two views of one value err together
-
-
-def test_operations_without_a_derivative_say_what_they_lose() -> None:
-    found = run(Function(lambda x: torch.igamma(x * 1.0, x * 2.0)), torch.tensor([1.0]), back="tried")
-    assert {node.name for node in found.run.lost} <= {"mul", "mul_1"}
-    assert "mul" in {node.name for node in found.run.lost}  # no derivative by its first argument

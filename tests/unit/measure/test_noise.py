@@ -26,16 +26,16 @@ def _loud() -> Iterator[None]:
     """An operation that is off by a hundredth, another way every time, and that no seed and no state tells how."""
     library = torch.library.Library("loud", "DEF")
     library.define("pool(Tensor x) -> Tensor")
-    torch.dice = random.Random(5)  # type: ignore[attr-defined]  # what lies on torch is not put back
+    torch.dice = random.Random(5)  # what lies on torch is not put back
 
     def pool(x: Tensor) -> Tensor:
-        drawn = torch.Generator().manual_seed(torch.dice.randrange(1 << 30))  # type: ignore[attr-defined]
+        drawn = torch.Generator().manual_seed(torch.dice.randrange(1 << 30))
         return x * (1 + LOUD * torch.randn(x.shape, generator=drawn).to(x.dtype))
 
     library.impl("pool", pool, "CPU")
     library.impl("pool", torch.library.fallthrough_kernel, "Autograd")
     yield
-    del torch.dice  # type: ignore[attr-defined]
+    del torch.dice
 
 
 class Noisy(nn.Module):
@@ -119,7 +119,7 @@ class Drifts(nn.Module):
         self.a = nn.Linear(32, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.a(x) * (1 + torch.dice.random())  # type: ignore[attr-defined]
+        return self.a(x) * (1 + torch.dice.random())
 
 
 def test_state_that_drifts_is_no_noise_that_errors_may_hide_in() -> None:
@@ -152,7 +152,6 @@ def test_what_is_within_the_noise_is_no_error_and_said_to_be() -> None:
     assert not [finding for finding in audit.findings if finding.severity != "info"]
     for plan in audit.plans.values():
         ran = plan.verification
-        assert ran is not None and plan.measured_error is not None
         assert plan.verified == (plan.measured_error <= 3 * noise.error)
         assert (ran.noise, ran.floor) == (noise.error, noise.floor)
     assert audit.recommended is not None

@@ -101,7 +101,7 @@ def test_whatever_torch_does_with_it_is_plain() -> None:
     ("given", "expected"), [(torch.float16, FP16), (torch.int64, None), (None, None), (E5M2, E5M2)]
 )
 def test_what_stands_in_the_place_of_a_dtype(given: object, expected: object) -> None:
-    assert asked_for(given) is expected  # type: ignore[arg-type]
+    assert asked_for(given) is expected
 
 
 def test_like_another() -> None:
@@ -239,27 +239,11 @@ def every_pattern(dtype: torch.dtype) -> Tensor:
     return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).float()
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_every_value_of_a_format_is_a_fixed_point(name: str, dtype: torch.dtype) -> None:
-    values = every_pattern(dtype)
-    assert_same(round_to(values, name), values)
-
-
 @pytest.mark.parametrize("name", NARROW)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_table_predicts_every_16_bit_value(name: str, dtype: torch.dtype) -> None:
     values = every_pattern(dtype)
     assert_same(round_to(values, name), rounded_by_table(values, FORMATS[name]))
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_ties_between_neighbours_go_to_the_even_one(name: str, dtype: torch.dtype) -> None:
-    lower = torch.arange(0, 2**15 - 1).to(torch.int16)
-    below, above = lower.view(dtype).double(), (lower + 1).view(dtype).double()
-    kept = torch.isfinite(above)
-    middle = ((below + above) / 2)[kept].float()  # one bit more than the format has: exact in FP32
-    even = torch.where(lower % 2 == 0, below, above)[kept].float()
-    assert_same(round_to(middle, name), even)
 
 
 @settings(deadline=None, derandomize=True)
@@ -268,14 +252,6 @@ def test_the_numbers_of_any_format_predict_any_fp32_value(bits: int, exponent_bi
     x = from_bits(bits)
     with temporary_format(Format.ieee("e0m0", exponent_bits, mantissa)) as fmt:
         assert_same(round_to(x, "e0m0"), rounded_by_table(x, fmt))
-
-
-@pytest.mark.parametrize(("name", "exponent_bits", "mantissa"), [("fp16", 5, 10), ("bf16", 8, 7)])
-def test_rounding_by_the_numbers_is_the_rounding_of_torch(name: str, exponent_bits: int, mantissa: int) -> None:
-    x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0))
-    x = torch.cat([x, x * 2.0**-20, x * 2.0**14, from_bits(0, 1, 0x7F800000, 0x7F7FFFFF)])
-    with temporary_format(Format.ieee("e0m0", exponent_bits, mantissa)):
-        assert_same(round_to(x, "e0m0"), round_to(x, name))
 
 
 @pytest.mark.parametrize("name", NARROW)

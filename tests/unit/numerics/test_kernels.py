@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from auditor.numerics.casting import format_in, in_format, round_tree, scalars_lowered, widen
-from auditor.numerics.formats import FORMATS, dtype_of, format_of
+from auditor.numerics.formats import FORMATS, format_of
 from auditor.numerics.kernels import UnsupportedInFormat, rounding, run_op
 from auditor.numerics.nodes import operation_of
 from auditor.numerics.operations import operation
@@ -64,28 +64,6 @@ def test_float32_runs_as_it_is() -> None:
     x = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
     assert torch.equal(run_op(aten.linalg_cholesky.default, (x,), {}), x.sqrt())
     assert run_op(aten.add.Tensor, (x, x), {}).dtype is torch.float32
-
-
-@pytest.mark.parametrize("dtype", LOW_DTYPES)
-@pytest.mark.parametrize(
-    ("target", "args"),
-    [
-        (aten.linalg_cholesky.default, (torch.eye(3),)),
-        (aten.linalg_inv.default, (torch.eye(3),)),
-        (aten.linalg_svd.default, (torch.eye(3),)),
-        (aten.linalg_solve.default, (torch.eye(3), torch.ones(3, 1))),
-        (aten.quantile.default, (torch.ones(8), torch.tensor(0.5))),
-        (aten.stft.default, (torch.ones(64), 16)),
-        (aten.cdist.default, (torch.ones(2, 3), torch.ones(2, 3))),
-        (aten.linalg_det.default, (torch.eye(3),)),
-    ],
-)
-def test_operations_without_a_half_kernel_on_cuda(target: Any, args: tuple[Any, ...], dtype: torch.dtype) -> None:
-    name = str(dtype).removeprefix("torch.")
-    assert (
-        refusal(target, *round_tree(args, format_of(dtype)))
-        == f"{operation_of(target).name} has no {name} kernel on CUDA"
-    )
 
 
 def test_a_literal_that_does_not_fit() -> None:
@@ -201,24 +179,6 @@ def test_a_power_of_a_matrix_is_refused_where_it_is_negative() -> None:
     assert run_op(power, (x, 3), {}).tolist() == [[8.0, 0.0], [0.0, 64.0]]
     with pytest.raises(UnsupportedInFormat):
         run_op(power, (x, -1), {})
-
-
-@pytest.mark.parametrize("fmt", HALVES)
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [
-        ("angle", (torch.ones(2),)),
-        ("igamma", (torch.ones(2), torch.ones(2))),
-        ("igammac", (torch.ones(2), torch.ones(2))),
-        ("histc", (torch.ones(2), 4, 0, 2)),
-    ],
-)
-def test_operations_of_the_cpu_alone_are_refused(name: str, args: tuple[Any, ...], fmt: str) -> None:
-    op = getattr(torch.ops.aten, name).default
-    low = tuple(x.to(dtype_of(fmt)) if isinstance(x, torch.Tensor) else x for x in args)
-    op(*low)  # the CPU has it
-    with pytest.raises(UnsupportedInFormat, match=f"{name} has no .*float16 kernel on CUDA"):
-        run_op(op, low, {})
 
 
 def test_complex_numbers_are_of_two_float16_and_never_of_bfloat16() -> None:

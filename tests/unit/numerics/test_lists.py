@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+import torch.distributed._functional_collectives  # registers the collectives that the table has rows for
 
 from auditor.numerics.autocast import autocast_arguments
+from auditor.numerics.flops import FORMULAS
 from auditor.numerics.formats import FORMATS
-from auditor.numerics.operations import treatment
+from auditor.numerics.nodes import overload_named
+from auditor.numerics.operations import Operation, operation, packet, packets, treatment
 from auditor.resources import table
+from auditor.rulebook import dimensions
+from tests.architectures.zoo import ZOO, specimen
 from tests.support.autocast_calls import FP32, LOWER, NONE, PROMOTE, Make
 from tests.support.fake_cuda import autocast, first_dtype, overload
+from tests.support.subjects import capture_of
 
 KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 LISTS = ("lower_precision", "fp32", "fp32_unless_dtype_given", "fp32_append_dtype", "promote", "banned")
@@ -179,3 +186,154 @@ def test_composites_behave_as_their_parts(dtype: torch.dtype) -> None:
         tried, wrong = mistakes(maker(dtype))
     assert tried > 200
     assert not wrong, "\n".join(["add to [cuda.composites] of auditor/numerics/autocast.toml:", *wrong])
+
+
+# The one table of operations: complete for the architectures of the tests, true to torch's schemas, a row per operation.
+
+PYTHONS = {"getitem", "to_device"}
+"""Rows of what is no operation of torch."""
+
+OLDER = {"rename"}
+"""Operations that some releases have."""
+
+THEMSELVES = {
+    *("contiguous", "coalesce", "pin_memory", "positive", "resolve_conj", "resolve_neg", "to"),
+    *("_autocast_to_full_precision", "_autocast_to_reduced_precision"),
+}
+"""Operations that return their argument where there is nothing to do, and something new where there is."""
+
+INSIDES = {
+    *("indices", "values", "_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices"),
+    *("_sparse_broadcast_to", "_nested_get_values", "_nested_view_from_buffer", "_nested_view_from_jagged"),
+    *("_fw_primal", "_make_dual", "_unpack_dual", "slice_inverse", "_test_autograd_multiple_dispatch_view"),
+}
+"""Parts of sparse, nested and dual tensors, and torch's own means of writing to views."""
+
+UNSAID = {
+    *("getitem", "_unsafe_view", "broadcast_tensors"),
+    *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
+}
+"""Views whose schema does not say so."""
+
+
+def names_of_torch() -> set[str]:
+    """Packets as the table writes them."""
+    every = (name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names())
+    return {packet(name.replace("::", ".")) for name in every}
+
+
+def aliasing() -> set[str]:
+    """Packets of ATen one of whose overloads returns a view, by its schema, and writes nothing."""
+    found = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        base, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, base.removeprefix("aten::"), None), overload or "default", None)
+        if not name.startswith("aten::") or op is None or op._schema.is_mutable:
+            continue
+        if any(value.alias_info is not None for value in op._schema.returns):
+            found.add(packet(f"aten.{base.removeprefix('aten::')}"))
+    return found
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_table_knows_what_an_architecture_uses(name: str) -> None:
+    subject = specimen(name)
+    used = {node.op for node in capture_of(subject.model, *subject.args, **subject.kwargs).nodes.values()}
+    unknown = sorted(op for op in used if not operation(op).known)
+    assert used
+    assert not unknown, f"auditor/numerics/operations.toml has no row for {', '.join(unknown)}: what are they?"
+
+
+def test_every_row_is_an_operation_of_torch() -> None:
+    names = names_of_torch()
+    missing = {name for name in packets() if name not in names and f"{name}_" not in names}
+    assert missing - OLDER == PYTHONS
+
+
+def test_no_row_stands_twice() -> None:
+    held = table("numerics/operations")
+    counts = Counter([*held["plain"], *held["operations"]])
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_views_are_those_of_torchs_schemas() -> None:
+    views = {name for name in packets() if operation(name).view}
+    unlisted = {name for name in aliasing() if not operation(name).view}
+    assert sorted(unlisted - THEMSELVES - INSIDES) == []
+    assert sorted(views - aliasing()) == sorted(UNSAID)
+
+
+def test_rows_name_formulas_that_there_are_and_every_formula_has_a_row() -> None:
+    rows = [operation(name) for name in packets()]
+    assert {row.flops for row in rows} - {""} == FORMULAS.keys()
+    assert {row.gemm for row in rows} - {""} == dimensions._GEMMS.keys()
+    assert {row.reduces for row in rows} - {""} == dimensions._REDUCTIONS.keys()
+
+
+def test_rows_name_operations_that_there_are() -> None:
+    rows = [operation(name) for name in packets()]
+    for row in rows:
+        for other in (row.inverse, row.scatter, row.complement, row.twin):
+            assert not other or hasattr(torch.ops.aten, other), (row.packet, other)
+        if row.known_as:
+            ours, theirs = overload_named(f"aten.{row.packet}.default"), overload_named(row.known_as)
+            assert [a.type for a in ours._schema.arguments[:2]] == [a.type for a in theirs._schema.arguments[:2]]
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("aten.softmax.int", "softmax"),
+        ("softmax", "softmax"),
+        ("aten.add_.Tensor", "add_"),
+        ("_c10d_functional.all_reduce.default", "_c10d_functional.all_reduce"),
+        ("getitem", "getitem"),
+    ],
+)
+def test_packets(op: str, name: str) -> None:
+    assert packet(op) == name
+
+
+def test_names_as_messages_write_them() -> None:
+    ops = ("aten.linalg_svd.default", "aten.add_.Tensor", "_c10d_functional.wait_tensor.default", "getitem")
+    assert [operation(op).name for op in ops] == ["linalg_svd", "add_", "wait_tensor", "getitem"]
+
+
+def test_variants_share_a_row() -> None:
+    assert operation("aten.add_.Tensor").sum
+    assert operation("aten.add.out").sum
+    assert operation("prims.add.default").sum
+    assert operation("aten.__and__.Tensor").packet == "__and__"  # not the in-place variant of anything
+
+
+def test_a_copy_of_a_view_is_no_view() -> None:
+    view, copy = operation("aten.select.int"), operation("aten.select_copy.int")
+    assert (view.entries, view.view, view.scatter) == ("moved", "always", "select_scatter")
+    assert (copy.entries, copy.view, copy.scatter) == ("moved", "", "")
+    assert operation("aten.index_copy.default").entries == ""  # `index` is no view, so this is something else
+
+
+def test_kernels() -> None:
+    assert operation("aten.linalg_svd.default").refused_on_cuda == {"fp16", "bf16"}
+    assert operation("aten.complex.default").refused_on_cuda == {"bf16"}
+    assert not operation("aten.renorm.default").refused_on_cuda
+    assert operation("aten.fft_rfft.default").powers_of_two
+    assert not operation("aten.fft_fftshift.default").powers_of_two
+    assert not operation("aten.renorm.default").half_on_cpu
+    assert operation("aten.renorm_.default").half_on_cpu  # in float32 it would write to a copy
+
+
+def test_what_the_table_does_not_know_is_nothing_in_particular() -> None:
+    row = operation("elsewhere.linear.default")
+    assert (row.packet, row.name, row.known) == ("elsewhere.linear", "linear", False)
+    assert row == Operation(op="elsewhere.linear.default", packet="elsewhere.linear")
+
+
+def test_columns_say_words_that_they_know() -> None:
+    hints = get_type_hints(Operation)
+    for row in map(operation, packets()):
+        assert [
+            name
+            for name in hints
+            if get_origin(hints[name]) is Literal and getattr(row, name) not in get_args(hints[name])
+        ] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,7 +94,6 @@ def test_the_error_of_a_product_is_that_of_rounding_it_by_hand(alone: Audit) -> 
 
 def test_what_is_beyond_its_largest_value_overflows(alone: Audit) -> None:
     inside, outside = (node(alone, owner, "aten.mul.Tensor", 1) for owner in ("far", "beyond"))
-    assert inside.range is not None and outside.range is not None
     assert inside.range.max_abs < 65504 * 32 < LARGEST < outside.range.max_abs
     assert (inside.errors["e6m9"].overflow, outside.errors["e6m9"].overflow) == (0, 4)
     assert outside.errors["e6m9"].cause == "overflow"
@@ -125,7 +123,6 @@ def test_its_plan_is_predicted_and_simulated_and_not_run(alone: Audit) -> None:
     plan = alone.plans["cast_e6m9"]
     assert 0 < plan.predicted_error < 0.002
     assert (plan.measured_error, plan.verified, alone.recommended) == (None, False, None)
-    assert plan.verification is not None and plan.verification.failure is not None
     said, _, error = plan.verification.failure.rpartition(" ")
     assert said == (
         "torch has no arithmetic in E6M9, so the plan cannot be run; replaying the recorded graph with every value "
@@ -143,16 +140,6 @@ def test_everything_low_is_replayed_for_comparison(alone: Audit) -> None:
     # rsqrt(inf) = 0: of x^2 + 2 / x, which is 3 at x = 1, a third is missing.
     assert baseline.measured_error == pytest.approx(1 / 3, abs=0.01)
     assert (baseline.finite, baseline.failure) == (True, None)
-
-
-def test_the_other_format_is_recommended_as_if_it_were_alone(mixed: Audit) -> None:
-    only = auditor.audit(Small().eval(), X, formats=("fp16",), max_error=0.02)
-    assert (mixed.recommended, mixed.recommendation) == (only.recommended, only.recommendation)
-    for name, plan in only.plans.items():
-        assert mixed.plans[name] == plan
-    for ours, theirs in zip(mixed.nodes, only.nodes, strict=True):
-        assert ours.errors["fp16"] == theirs.errors["fp16"]
-        assert ours.contributions["fp16"] == theirs.contributions["fp16"]
 
 
 @pytest.mark.parametrize("name", REPORTERS)
@@ -173,16 +160,6 @@ def test_the_page_says_that_its_plans_are_not_run(alone: Audit, mixed: Audit) ->
     assert ">not run<" in REPORTERS["html"](mixed)
     assert "E6M9" in alone._repr_html_()
     assert any("e6m9" in file for file in model_explorer.files(mixed))
-
-
-def test_plan_json_is_keyed_by_it(mixed: Audit, tmp_path: Path) -> None:
-    mixed.save(tmp_path)
-    document = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
-    assert set(document["plans"]) == {"autocast_fp16", "autocast_e6m9", "cast_fp16", "cast_e6m9"}
-    assert document["plans"]["cast_e6m9"]["scopes"]["beyond"]["precision"] == "fp32"
-    measured = json.loads((tmp_path / "measurements.json").read_text(encoding="utf-8"))
-    assert {"fp16", "e6m9"} <= measured["nodes"][0]["verdicts"].keys()
-    assert auditor.load_plan(tmp_path / "plan.json") == document
 
 
 def test_its_plans_are_not_written_as_a_model(alone: Audit, mixed: Audit, tmp_path: Path) -> None:
@@ -219,14 +196,6 @@ def test_who_does_not_know_it_can_read_the_other_plans(mixed: Audit, tmp_path: P
 def test_a_training_step_cannot_run_in_it() -> None:
     with pytest.raises(AuditorError, match="a training step runs in fp16 or bf16, not in e6m9"):
         auditor.audit(Small(), X, formats=("e6m9",), mode="training", loss_fn=lambda y: y.sum())
-
-
-@pytest.mark.parametrize("formats", [("tf32",), ("fp32",), ("e5m9",)])
-def test_what_is_not_auditable_is_refused_with_what_is(formats: tuple[str, ...]) -> None:
-    expected = f"formats takes fp16, bf16, fp8_e4m3, fp8_e5m2 or e6m9, not {formats[0]}"
-    with pytest.raises(AuditorError, match=expected) as raised:
-        auditor.audit(Small(), X, formats=formats)
-    assert raised.value.slug == "bad-option"
 
 
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "fp8_e5m2"])

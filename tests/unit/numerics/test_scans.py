@@ -137,11 +137,6 @@ def test_empty_and_single_entries() -> None:
     assert torch.equal(cumsum(torch.ones(3, 1).half(), 1), torch.ones(3, 1).half())
 
 
-class Running(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.cumsum(1)
-
-
 def test_the_emulated_run_adds_in_half_in_place_and_with_gradients() -> None:
     with auditor.emulate("cuda"):
         x = torch.ones(1, 4096, 2).half().requires_grad_()
@@ -151,17 +146,8 @@ def test_the_emulated_run_adds_in_half_in_place_and_with_gradients() -> None:
         assert written.cumsum_(1) is written
         mapped = torch.vmap(lambda row: row.cumsum(0))(torch.ones(2, 8).half())
     assert float(y.detach().max()) == float(written.max()) == 2048
-    assert x.grad is not None
     assert x.grad[0, :, 0].tolist() == [1.0] * 11 + [0.0] * 4085
     assert mapped[1].tolist() == list(range(1, 9))
-
-
-def test_the_measurement_sees_what_the_kernel_loses() -> None:
-    audit = auditor.audit(Running(), (torch.ones(1, 4096, 2),), formats=("bf16",))
-    (node,) = (item for item in audit.nodes if item.node.op == "aten.cumsum.default")
-    # from 256 on nothing arrives: sqrt(sum (n - 256)^2 / sum n^2), n from 257 to 4096, is 0.91
-    assert node.errors["bf16"].local_error == pytest.approx(0.91, abs=0.01)
-    assert node.verdicts["bf16"].verdict == "unsafe"
 
 
 # Steps of recurrent cells and layers in half, against float32 modules whose products are exact.
@@ -183,7 +169,7 @@ def filled(cell: nn.RNNCellBase) -> nn.RNNCellBase:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell])
 def test_a_step_rounds_its_products_and_its_results(kind: type[nn.RNNCellBase], bias: bool, dtype: torch.dtype) -> None:
-    cell = filled(kind(5, 7, bias=bias))  # type: ignore[call-arg]
+    cell = filled(kind(5, 7, bias=bias))
     x, state = whole_numbers(4, 5), whole_numbers(4, 7)
     given = (state, state) if kind is nn.LSTMCell else state
     op = aten.lstm_cell.default if kind is nn.LSTMCell else aten.gru_cell.default
@@ -207,16 +193,6 @@ def test_products_are_rounded_before_the_gates() -> None:
         aten.gru_cell.default, (x, state, to_gates, torch.zeros(3, 1).half(), bias, torch.zeros(3).half()), {}
     )
     assert torch.equal(found, torch.tensor([[2.0]]).tanh().half())
-
-
-def test_gradients_are_those_of_the_step() -> None:
-    cell, x, state = filled(nn.GRUCell(3, 4)), whole_numbers(2, 3), whole_numbers(2, 4)
-    cell(x, state).sum().backward()
-    weights = [weight.detach().half().requires_grad_() for weight in cell.parameters()]
-    run_op(aten.gru_cell.default, (x.half(), state.half(), *weights), {}).sum().backward()
-    for low, wide in zip(weights, cell.parameters(), strict=True):
-        assert low.grad is not None and wide.grad is not None
-        assert torch.allclose(low.grad.float(), wide.grad, rtol=1e-2, atol=5e-3)
 
 
 LAYERS: list[type[nn.RNNBase]] = [nn.GRU, nn.LSTM, nn.RNN]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from auditor.capture.capture import capture
 from auditor.execution.execute import Executor
@@ -56,19 +56,6 @@ def run(name: str, strategy: str, fmt: str) -> dict[str, Any]:
     with torch.no_grad():
         interpreter.run(*captured(name).bind(subject(name).model, subject(name).batches[0]))
     return {node: value for node, value in found.items() if node in captured(name).nodes}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", MODELS)
-def test_the_same_nodes_are_low(name: str, strategy: str) -> None:
-    found = {}
-    for fmt in ("fp16", "e5m10"):
-        how = Policy(captured(name), strategy, everywhere(fmt), fmt)
-        resolved = resolve(how)
-        dtypes = {node: "low" if dtype == fmt else dtype for node, dtype in resolved.dtypes.items()}
-        found[fmt] = (dtypes, resolved.lowered, resolved.cast, resolved.reads_low, resolved.conflicts)
-    assert found["fp16"] == found["e5m10"]
-    assert "low" in found["fp16"][0].values()
 
 
 @pytest.mark.parametrize(("name", "strategy"), RUN)
@@ -161,25 +148,3 @@ def test_promotion_is_that_of_torch(target: Any, kinds: tuple[Any, ...], expecte
     torchs = format_in(target(*native))
     assert found is FORMATS[expected]
     assert torchs is FORMATS["bf16" if expected == LOW else expected]
-
-
-class Limits(nn.Module):
-    """Python that looks at a dtype: a mask of the lowest number, a divisor clamped to the smallest normal one."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        info = torch.finfo(x.dtype)
-        scores = x.masked_fill(x > 1, info.min).softmax(-1, dtype=torch.float32).to(x.dtype)
-        return scores / (x.abs().clamp_min(info.tiny) + info.eps)
-
-
-def test_literals_that_python_takes_from_a_dtype_are_those_of_the_format() -> None:
-    with temporary_format(Format.ieee("e6m9", 6, 9)) as row:
-        found = capture(subject_of(Limits(), normal(3, 4)), ("fp16", "e6m9"))
-        values = {node.op: node.literals["e6m9"].arguments for node in found.nodes.values() if "e6m9" in node.literals}
-        (masked,) = values["aten.masked_fill.Scalar"].values()
-        (clamped,) = values["aten.clamp_min.default"].values()
-        (added,) = values["aten.add.Tensor"].values()
-        assert (masked, clamped, added) == (-row.largest, row.smallest_normal, row.epsilon)
-        assert [*values["aten.to.dtype"].values()] == [row]
-        how = Policy(found, "cast", everywhere("e6m9"), "e6m9")
-        assert resolve(how).dtypes[found.outputs[0]] == "e6m9"

@@ -59,12 +59,10 @@ def by_hand(audit: Audit, name: str, function: Callable[[nn.Module], Iterator[Te
 
 
 def test_scores_are_what_a_run_by_hand_gives(told_apart: Audit) -> None:
-    assert told_apart.evaluation is not None
     assert (told_apart.evaluation.score, told_apart.evaluation.samples, told_apart.evaluation.calls) == (1.0, 64, 4)
     for name, plan in told_apart.plans.items():
         values = by_hand(told_apart, name, near(1e-3))
         assert plan.verified
-        assert plan.score is not None
         assert plan.score.value == statistics.fmean(values)
         assert plan.score.difference == statistics.fmean(values) - 1.0
         assert plan.score.standard_error == pytest.approx(statistics.stdev(x - 1.0 for x in values) / math.sqrt(64))
@@ -113,25 +111,6 @@ def test_one_that_gives_nothing_in_fp32_ends_the_audit_before_it_begins(function
     assert set(stages) == {"FP32 score"}
 
 
-def test_the_model_comes_back_and_other_counts_are_no_pairs() -> None:
-    net, calls = model(), 0
-    before = {name: x.clone() for name, x in net.state_dict().items()}
-
-    def fewer(net: nn.Module) -> list[float]:
-        nonlocal calls
-        calls += 1
-        return [float(net(INPUTS).float().mean())] * (3 if calls == 1 else 2)
-
-    found = auditor.audit(net, INPUTS[:8], evaluate=fewer, max_drop=1.0, strategies="cast")
-    assert {plan.score.failure for plan in found.plans.values() if plan.score} == {
-        "the function gave 2 numbers, and 3 numbers in FP32: they are no pairs"
-    }
-    assert found.recommended is None
-    assert calls == 3
-    for name, x in net.state_dict().items():
-        torch.testing.assert_close(x, before[name], rtol=0, atol=0)
-
-
 def test_a_model_stored_low_is_scored_in_fp32_and_half_inputs_reach_it() -> None:
     def answers(net: nn.Module) -> list[float]:
         return net(INPUTS.half()).float().flatten().tolist()
@@ -139,7 +118,6 @@ def test_a_model_stored_low_is_scored_in_fp32_and_half_inputs_reach_it() -> None
     half = model().half()
     found = auditor.audit(half, INPUTS[:8].half(), evaluate=answers, formats="fp16", strategies="autocast")
     raised = copy.deepcopy(half).float()(INPUTS.half().float())
-    assert found.evaluation is not None
     assert found.evaluation.score == pytest.approx(raised.mean().item(), rel=1e-5)
 
 

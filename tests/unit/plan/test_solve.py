@@ -21,7 +21,7 @@ from auditor.plan.search import choose
 from auditor.plan.solve import Candidate, cheapest, evaluate
 from auditor.plan.workbench import Workbench
 from auditor.records import Contribution, Verdict
-from tests.support.planning import Foretold, bench_of, searched
+from tests.support.planning import Foretold, bench_of
 from tests.support.problems import NOTHING, captured, drawn, labellings, must_stay_fp32, owners_of, tied_owners
 from tests.support.subjects import normal, seeded
 from tests.support.unet import UNet
@@ -209,16 +209,6 @@ def test_the_chosen_plan_is_within_one_percent_of_the_best(kind: str, strategy: 
 @pytest.fixture(scope="module")
 def unet() -> Workbench:
     return bench_of(seeded(UNet), normal(1, 3, 16, 16), torch.tensor([17]))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("budget", [0.008])
-def test_a_unet_comes_near_what_a_long_search_finds(unet: Workbench, strategy: str, budget: float) -> None:
-    problem = unet.problem(strategy, "bf16")
-    fp32 = evaluate(problem, dict.fromkeys(problem.energy.scopes, "fp32"))
-    found, best = chosen(problem, budget), searched(problem, budget, 400)
-    assert found.predicted_error <= budget
-    assert fp32.seconds / found.seconds >= 0.95 * fp32.seconds / best.seconds
 
 
 def test_what_meets_the_embedding_of_a_unet_does_not_stay_fp32(unet: Workbench) -> None:

@@ -107,8 +107,8 @@ def notebook(monkeypatch) -> Cells:
         told.append((data["text/plain"], data["text/html"], update))
 
     package, inner = ModuleType("IPython"), ModuleType("IPython.display")
-    package.get_ipython = ZMQInteractiveShell  # type: ignore[attr-defined]
-    inner.display = display  # type: ignore[attr-defined]
+    package.get_ipython = ZMQInteractiveShell
+    inner.display = display
     monkeypatch.setitem(sys.modules, "IPython", package)
     monkeypatch.setitem(sys.modules, "IPython.display", inner)
     return told

@@ -15,9 +15,11 @@ import auditor
 from auditor.records import CriterionValue
 from auditor.records.audit import Audit
 from auditor.report.criteria import criteria_lines, missed_criteria, shown_value
+from auditor.report.findings import causes
 from auditor.report.view import following, view
 from auditor.report.words import percent
 from tests.support.subjects import normal
+from tests.unit.report.factory import make_audit
 
 
 class Head(nn.Module):
@@ -107,3 +109,102 @@ def test_where_no_plan_holds_the_next_step_is_a_criterion() -> None:
     assert audit.recommended is None
     said = following(replace(audit, findings=(), subject=replace(audit.subject, random_weights=False)), Path("out"))
     assert said == "loosen a criterion: out/report.html says what each came to under every plan."
+
+
+# Findings by cause, and what is said beside one: its facts, its plan, what keeping its module in FP32 would cost.
+
+
+def cause(audit, rule):
+    return next(c for c in causes(audit).all if c.worst.rule == rule)
+
+
+def spoken(audit, *, plan="autocast_fp16", **bearings):
+    """The audit with what is said of the findings of each rule under a plan; casting weights runs them all low."""
+
+    def said_of(finding):
+        met = dict.fromkeys(finding.formats, ("cast",))
+        return replace(finding, plan=plan, bearing=bearings[finding.rule], met=met)
+
+    said = tuple(said_of(f) if f.rule in bearings else f for f in audit.findings)
+    return replace(audit, findings=said)
+
+
+def test_the_headline_counts_causes_by_severity_and_notes():
+    audit = make_audit()
+    found = causes(audit)
+    warnings = [c for c in found.wanting if c.severity == "warning"]
+    assert found.headline == f"{len(found.wanting)} causes (1 error, {len(warnings)} warnings)"
+    notes = tuple(replace(f, severity="info") for f in audit.findings)
+    assert causes(replace(audit, findings=notes)).headline == f"nothing to fix, {len(found.all)} notes"
+    assert causes(replace(audit, findings=notes[:1])).headline == "nothing to fix, 1 note"
+    assert causes(replace(audit, findings=())).headline == "nothing to fix: no rule fired"
+
+
+def test_the_plan_that_severities_are_for_is_named():
+    audit = spoken(make_audit(60), RNG001="kept")
+    assert causes(audit).about == "Severities are for FP16 under autocast, the recommended plan."
+    alone = replace(audit, recommended=None)
+    assert causes(alone).about == "Severities are for FP16 under autocast, the fastest plan that holds the budget."
+    none = replace(
+        audit, recommended=None, findings=tuple(replace(f, plan=None, bearing="stops") for f in audit.findings)
+    )
+    assert causes(none).about == "No plan within the budget uses low precision: severities are those of the rules."
+    assert cause(none, "RNG001").bearing == "No plan within the budget uses low precision, and this is part of why."
+    assert (causes(make_audit(60)).about, cause(make_audit(60), "RNG001").bearing) == ("", "")
+
+
+def test_a_card_says_what_becomes_of_one_operation():
+    opening = "FP16 under autocast, the recommended plan,"
+    said = {
+        "kept": f"{opening} keeps the operation in FP32.",
+        "low": f"{opening} runs the operation in low precision and holds the budget.",
+        "reads": f"{opening} runs the operation in FP32, on low-precision values, and holds the budget.",
+        "elsewhere": f"{opening} avoids this, which only occurs in FP16 with cast weights.",
+    }
+    for bearing, sentence in said.items():
+        assert cause(spoken(make_audit(60), RNG001=bearing), "RNG001").bearing == sentence
+
+
+def test_a_card_says_how_many_operations_become_what():
+    audit = spoken(make_audit(), SFT001="kept")
+    members = [f.node for f in audit.findings if f.rule == "SFT001"]
+    assert cause(audit, "SFT001").bearing.endswith(f"keeps all {len(members)} operations in FP32.")
+    mixed = {members[0]: "low", members[1]: "elsewhere"}
+    findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
+    assert cause(replace(audit, findings=findings), "SFT001").bearing == (
+        f"FP16 under autocast, the recommended plan, keeps {len(members) - 2} of these operations in FP32; runs 1 of these "
+        "operations in low precision and holds the budget; avoids what 1 of these operations would do, which only occurs in FP16 with cast "
+        "weights or BF16 with cast weights."
+    )
+
+
+def test_findings_of_one_cause_are_one_card_headed_by_a_rule_that_is_borne_out():
+    audit = make_audit(60)
+    (overflow,) = (f for f in audit.findings if f.rule == "RNG001")
+    softmax = [f for f in audit.findings if f.rule == "SFT001"]
+    alone = [replace(f, rule="MSR001", formats=("fp16",), agrees=True) for f in softmax]
+    together = tuple(replace(f, cause="model.py:1 mul") for f in (*alone, *softmax, overflow))
+    (card,) = causes(replace(audit, findings=together)).all
+    assert card.worst.rule == "RNG001"
+    assert (card.severity, card.operations) == ("error", 1 + len(softmax))
+    assert card.size == f"{len(together)} findings: RNG001, SFT001, MSR001"
+    noted = tuple(replace(f, severity="info") if f.rule in ("SFT001", "RNG001") else f for f in together)
+    (card,) = causes(replace(audit, findings=noted)).all
+    assert card.worst.rule == "MSR001"  # a note does not head what is more than one
+    refuted = tuple(replace(f, agrees=False, severity="info") if f is overflow else f for f in (*softmax, overflow))
+    only = tuple(replace(f, cause="c") for f in refuted)
+    assert causes(replace(audit, findings=only)).all[0].worst.rule == "SFT001"
+
+
+def test_of_findings_that_weigh_the_same_the_one_at_which_the_cause_begins_heads_the_card():
+    audit = make_audit()
+    softmax = sorted(cause(audit, "SFT001").members, key=lambda f: cause(audit, "SFT001").worst.node != f.node)
+    strongest, least = softmax[0], replace(softmax[-1], source="model.py:77", op="aten.mul.Tensor")
+    for begins, heads in (
+        ("model.py:77 mul", least),
+        ("model.py:77 mul: precision", least),
+        ("model.py:5 add", strongest),
+    ):
+        members = tuple(replace(f, cause=begins) for f in (*softmax[:-1], least))
+        (card,) = causes(replace(audit, findings=members)).all
+        assert card.worst.node == heads.node

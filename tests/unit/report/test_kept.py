@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.cli.program import main
+from auditor.errors import AuditorError
 from auditor.records import Reason, ScopeChoice
-from auditor.report.kept import Island, islands
+from auditor.records.audit import Audit
+from auditor.report.kept import Island, explain_layer, islands, keep_alone
+from auditor.report.plans import snippets
 from auditor.report.reporters import text
-from tests.unit.report.factory import make_audit
+from tests.support.subjects import normal, seeded
+from tests.unit.report.factory import HOSTILE, make_audit
 
 SCATTERED = tuple(f"couplings.{i}.net.{j}" for i, j in itertools.product(range(5), (0, 2, 4)) if (i + j) % 3)
 
@@ -44,3 +56,98 @@ def test_functions_of_the_root_stay_in_the_whole_model_and_a_terminal_names_all_
     audit = replace(audit, plans={**audit.plans, "autocast_fp16": kept}, findings=())
     said = text(audit, width=80, color=False)
     assert found.name in " ".join(said.split())
+
+
+# What `--explain-layer` says: of a fresh audit, and of its files the same.
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 400 * self.inner(x) * torch.rsqrt((x * 400).pow(2).mean(-1, keepdim=True))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(16, 16), Norm(), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x * 10))).softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def audit() -> Audit:
+    return auditor.audit(seeded(Net), normal(4, 16), formats=("fp16",), device="cpu")
+
+
+def test_a_module_that_stays_fp32_says_why_under_each_plan(audit: Audit) -> None:
+    text = explain_layer(audit, "norm")
+    for name, plan in audit.plans.items():
+        words = ["FP32: " + reason.words for reason in plan.reasons if "norm" in reason.modules] or ["FP16"]
+        mark = " (recommended)" if name == audit.recommended else ""
+        assert [f"  {name}{mark}: {clause}" for clause in words] == [
+            line for line in text.splitlines() if line.startswith(f"  {name}")
+        ]
+    assert "FP32: pow_1 is unsafe: overflow: " in text
+    assert text.splitlines()[1].startswith(f"  {audit.recommended} (recommended)")
+
+
+def test_an_operation_says_why_too(audit: Audit) -> None:
+    (softmax,) = (r.node.name for r in audit.nodes if "softmax" in r.node.op)
+    text = explain_layer(audit, softmax)
+    assert "  autocast_fp16: not low: autocast runs softmax in FP32 by itself" in text.replace(" (recommended)", "")
+    inside = next(r.node.name for r in audit.nodes if r.node.owner == "norm")
+    assert "FP32 with norm: " in explain_layer(audit, inside)
+
+
+def test_a_name_that_there_is_not(audit: Audit) -> None:
+    with pytest.raises(AuditorError, match=r"did you mean norm\?") as caught:
+        explain_layer(audit, "nrm")
+    assert caught.value.slug == "no-such-layer"
+
+
+@pytest.mark.parametrize("given", ["", "plan.json"])
+def test_the_files_of_an_audit_say_the_same(
+    audit: Audit, given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit.save(tmp_path)
+    assert main(["explain-layer", str(tmp_path / given), "norm"]) == 0
+    assert capsys.readouterr().out.strip() == explain_layer(audit, "norm").strip()
+    assert main(["explain-layer", str(tmp_path / given), "nrm"]) == 2
+
+
+# Code of the report to copy: run as pasted, for the strategy that is recommended.
+
+
+@pytest.mark.parametrize("strategy", ["autocast", "cast"])
+def test_the_code_keeps_one_module_in_fp32(strategy: str) -> None:
+    code = keep_alone(make_audit(recommended=f"{strategy}_bf16"), "1")
+    assert code is not None
+    torch.manual_seed(0)
+    names = {"model": nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))}
+    exec(code, names)
+    seen: list[torch.dtype] = []
+    for module in names["model"]:
+        module.register_forward_hook(lambda module, args, result: seen.append(result.dtype))
+    names["model"](torch.randn(4, 8))
+    handed_on = torch.float32 if strategy == "autocast" else torch.bfloat16
+    assert seen[0] == seen[2] == torch.bfloat16
+    assert seen[1] in (torch.float32, handed_on)
+    stored = torch.bfloat16 if strategy == "cast" else torch.float32
+    assert [layer.weight.dtype for layer in names["model"]] == [stored, torch.float32, stored]
+
+
+def test_the_root_and_no_plan_have_none() -> None:
+    assert keep_alone(make_audit(), "") is None
+    assert keep_alone(make_audit(recommended=None), "1") is None
+    assert snippets(make_audit(recommended=None)) == ()
+
+
+def test_snippets_are_python_whatever_the_names() -> None:
+    kept = (keep_alone(make_audit(recommended=name), HOSTILE) for name in ("autocast_fp16", "cast_fp16"))
+    for code in [*kept, *(s.text for s in snippets(make_audit()))]:
+        ast.parse(code or "")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
 import pytest
 
-from auditor.records import FlaggedRegion, Linearity, NodeError
+from auditor.records import FlaggedRegion, Linearity, NodeError, Verdict
 from auditor.report.blocks import Lines, Table, html
 from auditor.report.origins import origins
-from tests.unit.report.factory import make_audit
+from auditor.report.table import folds, measures, table
+from tests.unit.report.factory import HOSTILE, make_audit, with_reasons
 
 
 def region(scope: str, error: float | None, *, fmt: str = "fp16", size: int = 2, failure: str | None = None):
@@ -39,13 +41,6 @@ def test_regions_are_ranked_and_single_operations_left_out():
     assert ranked.rows[0][2] == "does not run"
     assert "no kernel &lt;here&gt;" in html(origins(audit))
     assert not tables(make_audit(30), "lowered together")
-
-
-def test_an_error_is_told_apart_from_what_inherits_it():
-    """Node 15 overflows; in the run that is low from the start nodes 16 to 22 carry Inf."""
-    fp16, bf16 = said(make_audit(25))
-    assert fp16.startswith("Overflow first appears in ") and fp16.count(" in ") == 1
-    assert bf16 == "In BF16 no value that is finite in FP32 becomes Inf or NaN."
 
 
 def test_the_same_birth_in_identical_blocks_is_told_once():
@@ -89,3 +84,86 @@ FOUND = Linearity("bf16", 12, 0.5, 1.25, 9.75, False, None, None, confirmed=3, r
 def test_what_became_of_predictions(found: Linearity, sentence: str) -> None:
     assert sentence in said(replace(make_audit(20), linearity=(found,)))
     assert sentence not in said(make_audit(20))
+
+
+def test_every_column_has_a_value_per_node():
+    audit = make_audit(50)
+    columns = table(audit)
+    for key in ("name", "op", "owner", "source", "code", "shape", "max", "min", "flops", "histogram", "plan"):
+        assert len(columns[key]) == 50, key
+    for cells in columns["cells"].values():
+        assert {len(cells[key]) for key in ("effect", "own", "local", "propagated", "reason", "verdict")} == {50}
+
+
+def test_columns_are_strict_json_and_keep_names_as_they_are():
+    columns = table(make_audit(20, hostile=True))
+    again = json.loads(json.dumps(columns, allow_nan=False))
+    assert f"embed.{HOSTILE}" in again["strings"]
+    assert "inf" in again["cells"]["fp16"]["effect"]
+    assert "nan" in again["cells"]["fp16"]["local"]
+
+
+def test_identical_blocks_are_folded_and_an_odd_one_breaks_the_run():
+    nodes = make_audit(5 + 14 * 6).nodes
+    assert folds(nodes) == [[f"blocks.{i}" for i in range(6)]]
+    odd = [
+        replace(r, node=replace(r.node, op="aten.silu.default")) if r.node.owner == "blocks.2.mlp" else r for r in nodes
+    ]
+    assert folds(odd) == [["blocks.3", "blocks.4", "blocks.5"]]
+
+
+def test_reads_point_back_at_the_nodes_that_are_read():
+    audit = make_audit(20)
+    reads = table(audit)["reads"]
+    assert reads[0] == []
+    for i, report in enumerate(audit.nodes):
+        assert [audit.nodes[i - back].node.name for back in reads[i]] == [
+            n for n in report.node.inputs if n != "tokens"
+        ]
+
+
+def test_every_measure_names_a_column_there_is():
+    columns = table(make_audit(20))
+    for measure in measures(("fp16", "bf16")):
+        held = columns["cells"][measure["format"]] if "format" in measure else columns
+        assert len(held[measure["column"]]) == 20
+        assert measure["short"]
+
+
+def test_inputs_and_outputs_of_the_model_point_at_what_reads_and_gives_them():
+    audit = make_audit(20)
+    columns = table(audit)
+    assert columns["inputs"] == [{"name": "tokens", "shape": "int64[8, 128]", "into": [0]}]
+    assert [audit.nodes[i].node.name for i in columns["outputs"]] == ["argmax"]
+    twice = table(replace(audit, inputs=("int64[8, 128]",) * 2))
+    assert twice["inputs"][0]["shape"] == ""
+
+
+def test_what_is_computed_under_the_plan_is_read_computed_and_given():
+    audit = with_reasons(make_audit(20))
+    columns = table(audit)
+    strings = columns["strings"]
+    said = {columns["name"][i]: strings[columns["dtypes"][i]] for i in range(len(audit.nodes))}
+    assert said["linear_2"] == "FP32|FP16|FP16"
+    assert said["embedding_0"] == "FP32 int64|FP32|FP32"
+    assert said["argmax"] == "FP16|FP16|int64"
+    assert [strings[columns["plan"][i]] for i in (0, 2)] == ["FP32", "FP16"]
+    reasons = [strings[columns["why"][i]] for i in range(len(audit.nodes))]
+    assert reasons[:2] == [
+        "it is handed FP32 by the parameter embed.weight",
+        "autocast runs layer_norm in FP32 by itself",
+    ]
+
+
+def test_a_verdict_of_safe_says_why_where_the_operation_alone_breaks_the_budget():
+    """As where its author keeps it in FP32."""
+    audit = make_audit(20)
+    kept = Verdict("safe", "the author keeps it in FP32 under both strategies")
+    row = audit.nodes[3]
+    moved = replace(row.contributions["bf16"], isolated=2 * audit.max_error)
+    row = replace(row, verdicts={**row.verdicts, "bf16": kept}, contributions={**row.contributions, "bf16": moved})
+    columns = table(replace(audit, nodes=(*audit.nodes[:3], row, *audit.nodes[4:])))
+    said = [columns["strings"][i] for i in columns["cells"]["bf16"]["reason"]]
+    assert said[3] == kept.reason
+    safe = [i for i, r in enumerate(audit.nodes) if r.verdicts["bf16"].verdict == "safe" and i != 3]
+    assert {said[i] for i in safe} == {""}

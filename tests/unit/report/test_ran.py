@@ -7,13 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 import auditor
-from auditor.artefact.applying import apply_plan
-from auditor.artefact.base import plan_table
-from auditor.isolation import isolated
-from auditor.numerics.nodes import tensors_of
 from auditor.records import Dtypes, NodeReport
 from auditor.records.audit import Audit
 from auditor.report.kept import computed_in, dtype_label, tally, why_raised
@@ -97,26 +92,6 @@ def test_a_batch_norm_with_fp32_statistics_reads_both() -> None:
         Dtypes(("float16", "float32"), "float32", "float16"),
     )
     assert {why for op, (why, _) in given.items() if op != "batch_norm"} == {""}
-
-
-def test_what_they_say_holds_in_a_run_of_the_patched_model(audit: Audit) -> None:
-    """A mode of its own sees which calls read and gave what."""
-
-    class Calls(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            if tensors_of(result) and func.__name__ not in ("__get__", "to"):
-                seen.append((func.__name__.strip("_").removeprefix("true"), result.dtype))
-            return result
-
-    seen: list[tuple[str, torch.dtype]] = []
-    with isolated(audit.live.model):
-        model = apply_plan(audit.live.model, plan_table(audit.plans["autocast_fp16"]))
-        with auditor.emulate("cuda"), torch.no_grad(), Calls():
-            model(*audit.live.batches[0][0])
-    names = [(r.node.op.split(".")[1].replace("to", "float"), r) for r in audit.nodes]
-    told = [(name, getattr(torch, r.planned.output)) for name, r in names if r.planned]
-    assert [entry for entry in seen if entry[0] != "float"] == [entry for entry in told if entry[0] != "float"]
 
 
 def test_labels_and_tallies(audit: Audit) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.score import NoScore, ScoreResult, Scoring, given_by
+from auditor.errors import AuditorError
+from auditor.score import NoScore, ScoreResult, Scoring, compare_scores, find_function, fp32_score, given_by
 
 INPUTS = torch.linspace(-1, 1, 12).reshape(6, 2)
 
@@ -163,3 +167,151 @@ def test_a_function_that_changes_the_model_is_found(function: Callable[[nn.Modul
         return
     for name, x in net.state_dict().items():
         torch.testing.assert_close(x, before[name], rtol=0, atol=0)
+
+
+# The function is found by its name, or taken from the hand, and anything else is refused in one line.
+
+SOURCE = """
+import math
+from torch import nn
+
+def accuracy(model, share=1.0):
+    return share
+
+def perplexity(model):
+    return 3.0
+
+perplexity.lower_is_better = True
+perplexity.of_mean = math.exp
+
+class Scores:
+    @staticmethod
+    def one(model):
+        return 1.0
+
+number = 3
+layer = nn.Linear(1, 1)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    found = tmp_path / "own_scores.py"
+    found.write_text(SOURCE)
+    yield found
+    for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) == str(found)]:
+        del sys.modules[name]
+
+
+def test_a_function_of_a_file(file: Path) -> None:
+    found = find_function(f"{file}:accuracy", max_drop=0.5)
+    assert found.function(nn.Identity()) == 1.0
+    assert (found.better, found.max_drop, found.of_mean) == ("higher", 0.5, None)
+    assert found.place.text == f"{file}:accuracy"
+    assert found.place.folders[0] == str(file.parent)
+
+
+def test_the_function_says_how_it_is_meant_and_the_option_wins(file: Path) -> None:
+    found = find_function(f"{file}:perplexity")
+    assert found.better == "lower"
+    assert found.of_mean(1.0) == math.e
+    assert find_function(f"{file}:perplexity", better="higher").better == "higher"
+
+
+def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
+    assert find_function("perplexity", f"{file}:Net(width=3)").function(nn.Identity()) == 3.0
+    assert find_function("Scores.one", str(file)).function(nn.Identity()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "slug", "words"),
+    [
+        ("{}:nowhere", "", "missing-score", "own_scores.py has no 'nowhere'"),
+        ("", "", "missing-score", "--evaluate names no function: write --evaluate file.py:name"),
+        ("{}:number", "", "missing-score", "is of type int: a score is a function of the model"),
+        ("{}:layer", "", "missing-score", "is of type Linear"),
+        ("accuracy", "timm:resnet18", "missing-score", "has no file to look in"),
+        ("nowhere.py:accuracy", "", "missing-target", "does not exist"),
+    ],
+)
+def test_what_is_no_function_of_the_model_is_refused(file: Path, text: str, target: str, slug: str, words: str) -> None:
+    with pytest.raises(AuditorError, match=words) as caught:
+        find_function(text.format(file), target)
+    assert caught.value.slug == slug
+
+
+# A score's difference and how well it is known: from pairs, by the jackknife, against hand-computed numbers.
+
+
+def given(*values: float, single: bool = False) -> ScoreResult:
+    return ScoreResult(values, single, len(values))
+
+
+def scoring(**how: object) -> Scoring:
+    return Scoring(lambda model: 0.0, "score", **how)
+
+
+def test_the_score_is_the_mean_of_what_the_function_gave() -> None:
+    found = fp32_score(scoring(max_drop=0.1), given(1.0, 0.0, 1.0, 1.0))
+    assert (found.score, found.samples, found.calls) == (0.75, 4, 4)
+    assert (found.function, found.better, found.max_drop) == ("score", "higher", 0.1)
+    assert fp32_score(scoring(), given(0.5, single=True)).samples is None
+
+
+def test_pairs_tell_how_well_the_difference_is_known() -> None:
+    found = compare_scores(scoring(max_drop=0.3), given(1, 1, 1, 0), given(1, 0, 1, 0))
+    assert (found.value, found.difference) == (0.5, -0.25)
+    # differences 0, -1, 0, 0: mean -1/4, sum of squares 3/4, over 3 and 4: 1/16
+    assert found.standard_error == pytest.approx(0.25)
+    assert found.passed is True
+    assert found.holds
+
+
+def test_of_the_mean_is_the_users_own_number() -> None:
+    perplexity = scoring(better="lower", of_mean=math.exp, max_drop=0.1)
+    fp32, low = given(1.0, 2.0, 3.0), given(1.1, 2.1, 3.1)
+    assert fp32_score(perplexity, fp32).score == pytest.approx(math.exp(2))
+    assert fp32_score(perplexity, fp32).of_mean == "exp"
+    found = compare_scores(perplexity, fp32, low)
+    assert found.difference == pytest.approx(math.exp(2.1) - math.exp(2))
+    assert found.passed is False
+    # by the delta method: every difference is exp(m + 0.1) - exp(m), whose slope at m = 2 is the difference itself,
+    # times the standard error of the mean, 1 / sqrt(3); the jackknife agrees to second order
+    assert found.standard_error == pytest.approx((math.exp(2.1) - math.exp(2)) / math.sqrt(3), rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("better", "value", "passed"),
+    [("higher", 0.89, False), ("higher", 0.95, True), ("lower", 0.89, True), ("lower", 1.02, False)],
+)
+def test_the_direction_says_what_a_drop_is(better: str, value: float, passed: bool) -> None:
+    found = compare_scores(scoring(better=better, max_drop=0.1), given(1.0, single=True), given(value, single=True))
+    assert found.passed is (passed or (better == "lower" and value < 1.1))
+    assert found.standard_error is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (given(1.0, 1.0), "2 numbers, and 3 numbers in FP32"),
+        (given(1.0, single=True), "a single number, and 3 numbers in FP32"),
+        (given(1.0), "1 number, and 3 numbers in FP32"),
+        ("it raised", "it raised"),
+    ],
+)
+def test_what_makes_no_pairs_has_no_score(plan: ScoreResult | str, why: str) -> None:
+    for limit, passed in ((None, None), (0.5, False)):
+        found = compare_scores(scoring(max_drop=limit), given(1.0, 1.0, 1.0), plan)
+        assert found.failure is not None
+        assert why in found.failure
+        assert (found.value, found.difference, found.standard_error, found.passed) == (None, None, None, passed)
+        assert not found.holds
+
+
+def test_a_function_of_the_mean_that_fails_says_so() -> None:
+    root = scoring(of_mean=math.sqrt)
+    with pytest.raises(NoScore, match=r"of_mean\(-1\) raised ValueError"):
+        fp32_score(root, given(-1.0))
+    assert "of_mean(-1) raised" in str(compare_scores(root, given(1.0), given(-1.0)).failure)
+    with pytest.raises(NoScore, match="is inf"):
+        fp32_score(scoring(of_mean=lambda mean: math.inf), given(1.0))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.artefact.applying import apply_plan
 from auditor.records.training import LossScale, Training
 from auditor.snippets import snippet
-from tests.support.patching import Net, scope
+from tests.support.patching import Net, plan, scope
 from tests.support.snippets import document, pasted
 from tests.support.subjects import normal, seeded
 
@@ -54,3 +57,96 @@ def test_the_scale_that_an_audit_of_training_recommends_is_the_first(monkeypatch
     found = pasted(text, monkeypatch, seeded(Net), {"autocast_fp16": scopes("fp16")})
     _, scaler = found["prepare"](seeded(Net))
     assert scaler.get_scale() == 512
+
+
+# The snippet for transformers, run: what from_pretrained stores in FP32, and that the loaded model follows the plan.
+
+transformers = pytest.importorskip("transformers")
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def made(model_class: Any, config: Any) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return model_class(config).eval()
+
+
+def bert() -> nn.Module:
+    config = transformers.BertConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=50,
+        max_position_embeddings=16,
+    )
+    return made(transformers.BertForMaskedLM, config)
+
+
+def t5() -> nn.Module:
+    config = transformers.T5Config(
+        d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=50, decoder_start_token_id=0
+    )
+    return made(transformers.T5ForConditionalGeneration, config)
+
+
+LAYER = "bert.encoder.layer"
+CASES = {
+    "islands in a low model": (
+        bert,
+        {"": "low", f"{LAYER}.1.output": "fp32", "bert.embeddings.LayerNorm": "fp32", f"{LAYER}.1.output.dense": "low"},
+        {"input_ids": torch.arange(12).reshape(2, 6)},
+    ),
+    "low layers in an FP32 model": (
+        bert,
+        {"": "fp32", f"{LAYER}.0": "low", f"{LAYER}.0.attention.output": "fp32"},
+        {"input_ids": torch.arange(12).reshape(2, 6)},
+    ),
+    "a head that shares the table of the embedding": (
+        bert,
+        {"": "low", "cls.predictions.decoder": "fp32"},
+        {"input_ids": torch.arange(12).reshape(2, 6)},
+    ),
+    "layers the class keeps in FP32 by itself, lowered": (
+        t5,
+        {"": "low", "encoder.final_layer_norm": "fp32", "decoder.block.1.layer.2.DenseReluDense.wo": "fp32"},
+        {"input_ids": torch.arange(1, 7)[None], "decoder_input_ids": torch.tensor([[0, 3]])},
+    ),
+}
+
+
+@pytest.mark.parametrize("fmt", DTYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_the_loaded_model_is_the_patched_one(
+    case: str, fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, precisions, inputs = CASES[case]
+    model = make()
+    model.save_pretrained(tmp_path)
+    scopes = {path: scope("fp32" if kept == "fp32" else fmt) for path, kept in precisions.items()}
+    name = f"cast_{fmt}"
+    code = snippet(document({name: scopes}, name, model), "hf")
+    kept_before = type(model)._keep_in_fp32_modules_strict
+    found = pasted(code, monkeypatch, model, {name: scopes})["load"](type(model), tmp_path)
+    assert type(model)._keep_in_fp32_modules_strict is kept_before
+    expected = apply_plan(make(), plan("cast", scopes, fmt))
+    dtypes = {key: parameter.dtype for key, parameter in expected.named_parameters()}
+    assert {key: parameter.dtype for key, parameter in found.named_parameters()} == dtypes
+    assert set(dtypes.values()) == {torch.float32, DTYPES[fmt]}
+    with torch.no_grad():
+        assert torch.equal(found.eval()(**inputs).logits, expected(**inputs).logits)
+
+
+def test_a_tied_weight_that_the_plan_does_not_name_is_refused_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a document without tied_parameters the patterns miss one, and the model says so."""
+    model = bert()
+    model.save_pretrained(tmp_path)
+    scopes = {"": scope("fp16"), "cls.predictions.decoder": scope("fp32")}
+    load = pasted(
+        snippet(document({"cast_fp16": scopes}, "cast_fp16"), "hf"), monkeypatch, model, {"cast_fp16": scopes}
+    )
+    with pytest.raises(ValueError, match="load the FP32 checkpoint"):
+        load["load"](type(model), tmp_path)

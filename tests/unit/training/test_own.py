@@ -65,7 +65,6 @@ def test_the_plans_islands_hold_in_the_low_step(under_autocast: Audit) -> None:
     assert plan.verified
     assert plan.scopes["energy"].precision == "fp32"
     training = under_autocast.training
-    assert training is not None
     assert training.plan == "autocast_fp16"
     assert training.errors["fp16"] == pytest.approx(4e-4, rel=0.8)
     assert training.fp16 is not None and training.fp16.init is not None
@@ -106,7 +105,6 @@ def test_without_a_plan_to_train_under_the_step_is_plain_autocast() -> None:
     found = audited(strategies=("cast",))
     assert found.plans["cast_fp16"].verified
     training = found.training
-    assert training is not None
     assert training.plan is None
     assert training.errors["fp16"] == pytest.approx(1.0, abs=0.01)  # everything is divided by infinity
     assert training.errors["bf16"] is not None and training.errors["bf16"] < 0.02
@@ -213,13 +211,11 @@ class Own(nn.Module):
 
 
 def test_gradients_that_the_model_makes_itself_are_taken_from_its_own_backward() -> None:
-    (x, y), model = batch(), seeded(lambda: Own(Double))  # type: ignore[arg-type]
+    (x, y), model = batch(), seeded(lambda: Own(Double))
     found = auditor.audit(model, (x, y), mode="training", loss_fn=loss_fn, device="cpu").training
-    assert found is not None
     assert found.errors["fp16"] is not None and found.errors["fp16"] < 1e-3
     assert found.attribution is not None and "autograd.Function" in found.attribution
     loss_fn(model(x), y).backward()
     for parameter in found.parameters:
         expected = dict(model.named_parameters())[parameter.name].grad
-        assert expected is not None
         assert parameter.gradient.norm == pytest.approx(float(expected.norm()), rel=1e-4)

@@ -80,14 +80,12 @@ def test_the_headline_says_that_training_stays_in_fp32(cancelling: tuple[Audit, 
     assert seen.headline == "Keep it in FP32 to train it; plans that hold the budget for inference are below."
     assert seen.proof == f"{training.recommendation}."
     named = re.search(r"Outputs alone hold the budget under (\w+)\.", found.recommendation)
-    assert named is not None
     plan = found.plans[named[1]]
     assert plan.measured_error is not None and plan.measured_error <= found.max_error
 
 
 def test_the_headline_says_how_to_train(trained: Trained) -> None:
     found, training = trained.audit, trained.audit.training
-    assert training is not None and training.fp16 is not None and training.fp16.init is not None
     assert training.format == "fp16"
     assert found.recommended == "autocast_fp16"
     said = f"Train it in FP16 under that plan, with a loss scale from {training.fp16.init:,.10g}."
@@ -127,78 +125,12 @@ def test_the_loss_is_outside_of_a_plans_regions_as_in_the_loop() -> None:
     found, training = audited(model, batch, contrast, formats=("fp16",), strategies=("autocast",))
     assert seen == {torch.float32}
     assert training.format == "fp16"
-    assert training.fp16 is not None and training.fp16.init is not None
     low = low_gradients(model, batch, contrast, found.plans["autocast_fp16"], training.fp16.init)
     assert training.errors["fp16"] == pytest.approx(off(low, fp32_gradients(model, batch, contrast)), rel=1e-3)
 
 
-class Wide(nn.Module):
-    """Half of the gradients are 2^46 times the other half: no scale suits both in FP16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.big, self.small = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat((self.big(x), self.small(x)), -1)
-
-
-def test_no_scale_suits_fp16() -> None:
-    model, x = Wide(), torch.ones(4, 8)
-    weight = torch.cat((torch.full((8,), 2.0**3), torch.full((8,), 2.0**-43)))
-    found, training = audited(model, (x,), lambda y: (y * weight).sum())
-    assert training.fp16 is not None
-    window = training.fp16
-    assert training.format == "bf16"
-    assert found.recommended == "autocast_bf16"
-    assert training.recommendation == (
-        f"BF16 without a scaler: no loss scale suits FP16: {window.closed_by} overflows beyond {window.maximum:,.10g}, and "
-        f"{window.minimum:,.10g} is needed to keep flushed gradients within 1%"
-    )
-    plan = found.plans["autocast_fp16"]
-    beyond = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, 2 * window.maximum)
-    within = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, window.maximum)
-    assert not bool(torch.isfinite(beyond["big.weight"]).all())
-    assert not bool(within["small.weight"].any())  # all of them flushed: half, where 1 % is allowed
-    assert view(found).headline.endswith("Train it in BF16 under that plan, without a loss scale.")
-
-
-def test_a_plan_that_runs_nothing_low_is_none_to_train_under() -> None:
-    """Gradients would be near enough, and the budget of the outputs leaves nothing low."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-    batch = (torch.randn(8, 16), torch.randn(8, 4))
-    found, training = audited(model, batch, nn.functional.mse_loss, max_error=1e-12, strategies=("autocast",))
-    assert training.format is None
-    assert training.recommendation == "FP32: no verified plan under autocast runs anything in FP16 or BF16"
-    assert all(error is not None and error < 0.1 for error in training.errors.values())
-    assert not any(p.verified and any(c.precision != "fp32" for c in p.scopes.values()) for p in found.plans.values())
-    assert found.recommended is None
-    assert view(found).headline.endswith("Train it in FP32.")
-
-
 def explained(training: Training) -> list[tuple[bool, bool, str | None]]:
     return [(t.predicted_overflow, t.overflow, t.explained) for t in training.trials]
-
-
-def test_a_window_of_all_batches_and_a_step_of_the_first() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(4, 8)
-    batches = [(x, torch.full((4, 1), 2.0**-6)), (x, torch.full((4, 1), 1.0))]
-    found, training = audited(nn.Linear(8, 8), batches, lambda y, k: (y * k).sum(), formats=("fp16",))
-    predicted, seen, why = explained(training)[-1]
-    assert (predicted, seen) == (True, False)
-    shown = re.fullmatch(
-        r"the window is that of all batches; in the first one, which is run here, the largest gradient, scaled, is (\S+)",
-        why or "",
-    )
-    assert shown is not None
-    model = found.live.model
-    gradients = fp32_gradients(model, (x, batches[0][1]), lambda y, k: (y * k).sum())
-    largest = max(float(g.abs().max()) for g in gradients.values())
-    assert float(shown[1]) == pytest.approx(largest * training.trials[-1].scale, rel=0.01)
-    assert float(shown[1]) < 65504
-    assert "he window is that of all batches; in the first one" in " ".join(html(found).split())
 
 
 def test_gradients_that_overflow_and_reach_no_weight() -> None:
@@ -241,6 +173,55 @@ def test_a_loss_that_is_not_finite() -> None:
     )
     assert explained(training)[0] == (False, True, "the loss itself is not finite in this step")
     assert "FP16 gives no finite gradients" in training.recommendation or "no format" in training.recommendation
+
+
+class Wide(nn.Module):
+    """Half of the gradients are 2^46 times the other half: no scale suits both in FP16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.big, self.small = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((self.big(x), self.small(x)), -1)
+
+
+def test_no_scale_suits_fp16() -> None:
+    model, x = Wide(), torch.ones(4, 8)
+    weight = torch.cat((torch.full((8,), 2.0**3), torch.full((8,), 2.0**-43)))
+    found, training = audited(model, (x,), lambda y: (y * weight).sum())
+    window = training.fp16
+    assert training.format == "bf16"
+    assert found.recommended == "autocast_bf16"
+    assert training.recommendation == (
+        f"BF16 without a scaler: no loss scale suits FP16: {window.closed_by} overflows beyond {window.maximum:,.10g}, and "
+        f"{window.minimum:,.10g} is needed to keep flushed gradients within 1%"
+    )
+    plan = found.plans["autocast_fp16"]
+    beyond = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, 2 * window.maximum)
+    within = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, window.maximum)
+    assert not bool(torch.isfinite(beyond["big.weight"]).all())
+    assert not bool(within["small.weight"].any())  # all of them flushed: half, where 1 % is allowed
+    assert view(found).headline.endswith("Train it in BF16 under that plan, without a loss scale.")
+
+
+def test_a_window_of_all_batches_and_a_step_of_the_first() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    batches = [(x, torch.full((4, 1), 2.0**-6)), (x, torch.full((4, 1), 1.0))]
+    found, training = audited(nn.Linear(8, 8), batches, lambda y, k: (y * k).sum(), formats=("fp16",))
+    predicted, seen, why = explained(training)[-1]
+    assert (predicted, seen) == (True, False)
+    shown = re.fullmatch(
+        r"the window is that of all batches; in the first one, which is run here, the largest gradient, scaled, is (\S+)",
+        why or "",
+    )
+    model = found.live.model
+    gradients = fp32_gradients(model, (x, batches[0][1]), lambda y, k: (y * k).sum())
+    largest = max(float(g.abs().max()) for g in gradients.values())
+    assert float(shown[1]) == pytest.approx(largest * training.trials[-1].scale, rel=0.01)
+    assert float(shown[1]) < 65504
+    assert "he window is that of all batches; in the first one" in " ".join(html(found).split())
 
 
 def test_a_step_that_raises() -> None:

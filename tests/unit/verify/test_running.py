@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from auditor.artefact.applying import apply_plan
-from auditor.verify import Answers, Runs, run_patched
+from auditor.records import Timed
+from auditor.verify import Answers, Runs, run_patched, running
+from auditor.verify.running import FEWEST, WARM_UP, clock, peak, time_forward
 from tests.support.subjects import normal, seeded
 
 
@@ -54,15 +59,6 @@ def test_cudas_lists_and_not_the_cpus() -> None:
     assert torch.equal(between, expected)
 
 
-def test_an_island_runs_in_fp32() -> None:
-    model, x = seeded(Net), normal(3, 4)
-    with torch.no_grad():
-        first = linear(x, model.first, torch.bfloat16)
-        expected = model.second(first.float().softmax(-1))
-        ((actual,),) = run_patched(apply_plan(model, plan("bf16", second="fp32")), [((x,), {})], "cpu")
-    assert torch.allclose(actual.float(), expected, rtol=1e-6, atol=1e-7)
-
-
 class Branching(nn.Module):
     """The sign of a value decides which layer runs."""
 
@@ -101,19 +97,117 @@ def answers_of(model: nn.Module, batches: Any, gradients: bool = True) -> Answer
 
 
 def test_the_first_batch_is_run_with_gradients_too() -> None:
-    model = seeded(lambda: Moody(raises=False))  # type: ignore[arg-type]
+    model = seeded(lambda: Moody(raises=False))
     found = answers_of(model, [((normal(3, 4),), {}), ((normal(2, 4),), {})])
     assert isinstance(found, Answers)
-    assert found.graded is not None
     assert torch.allclose(found.graded[0], 3 * found.outputs[0][0])
     assert not found.graded[0].requires_grad
 
 
 def test_what_raises_with_gradients_alone_is_a_failure_that_says_so() -> None:
-    model = seeded(lambda: Moody(raises=True))  # type: ignore[arg-type]
+    model = seeded(lambda: Moody(raises=True))
     batches: Any = [((normal(3, 4),), {})]
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     place = next(number for number, line in enumerate(lines, 1) if "raise KeyError(" in line)
     said = f"with gradients enabled, KeyError: 'gradients' (test_running.py:{place})"
     assert answers_of(model, batches) == said
     assert isinstance(answers_of(model, batches, gradients=False), Answers)
+
+
+# One forward is timed as its user runs it, over and over from the same state, and the model comes back.
+
+X = torch.ones(4, 64)
+
+
+class Counting(nn.Module):
+    """It counts its calls in four ways, and says what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(64, 256)
+        self.calls, self.cache = 0, []
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("large", torch.zeros(20 << 20))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.cache.append(x)
+        self.steps += 1
+        self.large[0] += 1
+        modes = _get_current_dispatch_mode(), torch.is_grad_enabled()
+        torch.forwards_seen.append((self.calls, len(self.cache), float(self.steps), modes, float(x.sum())))
+        x.zero_()
+        return self.lin(x)
+
+
+def test_every_forward_is_the_first_of_a_model_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Counting(), X.clone()
+    seen: list[Any] = []
+    monkeypatch.setattr(running, "SECONDS", 0.001)
+    monkeypatch.setattr(torch, "forwards_seen", seen, raising=False)  # a global of this module would be put back
+    found = time_forward(model, ((x,), {}), "cpu", apart=False)
+    times = found.eager
+    assert times is not None and times.repeats >= FEWEST
+    assert 0 < times.low <= times.median <= times.high
+    watched, weighed = 1, 1
+    assert len(seen) == watched + WARM_UP + times.repeats + weighed
+    assert set(seen[1:]) == {(1, 1, 1.0, (None, False), 256.0)}
+    assert (model.calls, model.cache, float(model.steps), float(model.large[0])) == (0, [], 0, 0)
+    assert torch.equal(x, X)
+    assert found.missing["compiled"].startswith("the model was handed over as an object")
+
+
+def test_memory_is_that_of_weights_inputs_and_what_lives_at_one_time() -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).eval()
+    model[2].weight = nn.Parameter(model[0].weight.t())  # shares memory
+    weights = 4 * (64 * 256 + 256 + 64)
+    found = time_forward(model, ((X,), {}), "cpu", apart=False)
+    assert found.memory == weights + 4 * 4 * 64 + 2 * 4 * 4 * 256  # ReLU reads one hidden tensor and gives another
+
+
+def test_what_does_not_run_has_a_reason_for_every_number() -> None:
+    class Refusing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("no kernel for Half")
+
+    found = time_forward(Refusing(), ((X,), {}), "cpu")
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    place = next(number for number, line in enumerate(lines, 1) if "raise RuntimeError(" in line)
+    said = f"RuntimeError: no kernel for Half ({Path(__file__).name}:{place})"
+    assert found == Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), said))
+
+
+def test_compiled_it_is_timed_where_the_process_is_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def compile(model: nn.Module, dynamic: bool) -> Any:
+        return lambda x: (called.append("compiled"), model(x))[1]
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(running, "SECONDS", 0.001)
+    found = time_forward(nn.Linear(64, 4), ((X,), {}), "cpu")
+    assert found.compiled is not None and len(called) == WARM_UP + found.compiled.repeats
+    assert found.cuda_graph is None and "cuda_graph" not in found.missing
+
+
+def test_memory_is_the_most_at_one_time(capfd: pytest.CaptureFixture[str]) -> None:
+    with peak("cpu") as most:
+        first = torch.empty(1 << 20)
+        del first
+        second = torch.empty(1 << 18)
+        third = torch.empty(1 << 18)
+    assert 4 << 20 <= most() < 5 << 20
+    del second, third
+    assert capfd.readouterr().err == ""
+    with peak("cpu") as most:
+        pass
+    assert most() == 0
+
+
+def test_the_clock_waits_for_a_gpu_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    gpu = SimpleNamespace(synchronize=lambda device: log.append("all done"))
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: gpu)
+    with clock("cuda:0"):
+        log.append("body")
+    assert log == ["all done", "body", "all done"]

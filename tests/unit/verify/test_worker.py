@@ -37,7 +37,7 @@ def doubling(model: nn.Linear, plan: str) -> None:
     if plan == "broken":
         raise ValueError("no such scope\nand more")
     model.weight.data = 2 * model.weight.data
-    model.forward = lambda x: nn.Linear.forward(model, x).half()  # type: ignore[method-assign]
+    model.forward = lambda x: nn.Linear.forward(model, x).half()
 
 
 PATCHED: Any = SimpleNamespace(apply=doubling, PLANS={"plan": {}, "broken": {}})
@@ -53,7 +53,6 @@ def test_the_answer_is_the_patched_models_and_the_model_is_as_before() -> None:
     found = runs(PATCHED, model).answers("plan")
     assert isinstance(found, Answers)
     assert [[(x.tolist(), x.dtype) for x in batch] for batch in found.outputs] == [[([[4.0]], torch.float16)]]
-    assert found.graded is not None
     assert found.graded[0].tolist() == [[4.0]]
     assert model.weight.tolist() == [[1.0, 1.0]]
     assert "forward" not in vars(model)

@@ -20,16 +20,6 @@ from tests.unit.report.factory import HOSTILE, make_audit
 COMMAND = re.compile(r"^::(error|warning|notice) file=[^:,]+,line=\d+,title=[^:,]+::.+$")
 
 
-@pytest.mark.parametrize("name", [name for name in REPORTERS if name != "json"])
-@pytest.mark.parametrize("options", [{}, {"hostile": True, "synthetic": True}, {"empty": True}], ids=str)
-def test_renders_the_same_every_time(name: str, options: dict[str, bool]) -> None:
-    audit = make_audit(60, **options)
-    page = REPORTERS[name](audit)
-    assert page.endswith("\n")
-    assert "\x1b" not in page and "Undefined" not in page
-    assert page == REPORTERS[name](audit)
-
-
 def test_json_is_what_both_files_hold() -> None:
     audit = make_audit()
     printed, plan, measured = json.loads(REPORTERS["json"](audit)), audit.to_dict(), audit.to_measurements()

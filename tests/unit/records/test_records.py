@@ -1,0 +1,73 @@
+"""What records say of themselves: how an audit is written, what a plan keeps, when a score holds, which weights are tied."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from auditor.records import Placeholder, Plan, Reason, ScopeChoice, Score
+from auditor.records.audit import FORMAT_VERSION
+from tests.unit.report.factory import make_audit
+
+
+def test_a_folder_of_files(tmp_path: Path) -> None:
+    audit = make_audit()
+    paths = audit.save(tmp_path / "new" / "folder")
+    assert {path.name for path in paths} >= {
+        "plan.json",
+        "measurements.json",
+        "patched_model.py",
+        "report.html",
+        "findings.sarif",
+    }
+    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == {path.name for path in paths}
+    written = json.loads((tmp_path / "new" / "folder" / "plan.json").read_text(encoding="utf-8"))
+    assert written == json.loads(json.dumps(audit.to_dict()))
+    assert written["format_version"] == FORMAT_VERSION
+
+
+def test_a_notebook_shows_it() -> None:
+    audit = make_audit()
+    assert audit.recommended is not None
+    assert "Run it in FP16 under autocast" in audit._repr_html_()
+
+
+@pytest.mark.parametrize(("holders", "expected"), [((), False), (("a",), False), (("a", "b"), True)])
+def test_a_weight_that_several_modules_hold_is_tied(holders: tuple[str, ...], expected: bool) -> None:
+    assert Placeholder("p_w", "parameter", "a.w", holders=holders).is_shared is expected
+
+
+SCOPES = {"": ScopeChoice("fp16"), "norm": ScopeChoice("fp32"), "head": ScopeChoice("fp32")}
+
+
+def test_what_is_kept_are_the_modules_that_reasons_name() -> None:
+    plan = Plan("cast_fp16", "cast", "fp16", SCOPES, 0.001, 0.9, 2.0)
+    assert plan.kept == ("norm", "head")  # as far as a file without reasons says
+    reasons = (
+        Reason("unsafe", "x is unsafe: it overflows", ("norm", "norm.inner")),
+        Reason("not-floating", "it has no floating-point operations", ("head",)),
+        Reason("strategy", "autocast runs softmax in FP32 by itself", operations=("softmax",)),
+    )
+    assert Plan("cast_fp16", "cast", "fp16", SCOPES, 0.001, 0.9, 2.0, reasons=reasons).kept == ("norm", "norm.inner")
+
+
+@pytest.mark.parametrize(
+    ("score", "holds"),
+    [
+        (Score(0.9, -0.1, None, True), True),
+        (Score(0.9, -0.1, None, None), True),
+        (Score(0.9, -0.1, None, False), False),
+        (Score(None, failure="it raised"), False),
+        (Score(None, passed=False, failure="it raised"), False),
+        (None, True),
+    ],
+)
+def test_what_holds(score: Score | None, holds: bool) -> None:
+    assert score is None or score.holds is holds
+    for verified in (True, False):
+        plan = Plan(
+            "cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0, verified=verified, score=score
+        )
+        assert plan.holds is (verified and holds)
