@@ -59,9 +59,9 @@ def error(plan: Plan | None) -> str:
     """A plan's measured error, or why there is none."""
     if plan is None:
         return "no plan"
-    return (
-        ratio(plan.measured_error) if plan.measured_error is not None else "failed" if runs(plan.format) else "not run"
-    )
+    if plan.measured_error is not None:
+        return ratio(plan.measured_error)
+    return "failed" if runs(plan.format) else "not run"
 
 
 def speedup(plan: Plan | None) -> str:

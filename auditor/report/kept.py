@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import AuditorError
+from ..execution.policy import choice_from_scopes
 from ..numerics.formats import FORMATS
-from ..paths import enclosing, nearest, pattern, within
+from ..paths import enclosing, pattern, within
 from ..records import Dtypes, NodeReport, Plan, Reason
 from ..records.audit import Audit
 from ..records.plan import KeptOperation
@@ -58,12 +59,6 @@ class Island:
 def own(path: str) -> str:
     """A module by its path; the root stands for what it computes itself, since modules in it have entries of their own."""
     return path or "(the model's own operations)"
-
-
-def precision_of(path: str, plan: Plan) -> str:
-    """The precision a plan gives a module: its own entry's, or its nearest ancestor's."""
-    listed = nearest(path, plan.scopes)
-    return "fp32" if listed is None else plan.scopes[listed].precision
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
@@ -117,14 +112,14 @@ def tally(reports: Iterable[NodeReport]) -> str:
 
 def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
     """Says why an operation computes in FP32 under a plan that lowers something; nothing of those that do not."""
-    modules = _modules(plan)
+    modules, precision_of = _modules(plan), choice_from_scopes(plan.scopes)
     operations = {name: reason.words for reason in plan.reasons for name in reason.operations}
 
     def why(report: NodeReport) -> str:
         node, ran = report.node, report.planned
         if ran is None or _FORMATS.get(ran.computed) != "fp32":
             return ""
-        if precision_of(node.owner, plan) == "fp32":
+        if precision_of(node.owner) == "fp32":
             return f"{KEPT}: {modules[node.owner]}" if node.owner in modules else KEPT
         return operations.get(node.name) or _mixed_inputs(ran)
 
@@ -176,7 +171,7 @@ def _operations(plan: Plan) -> dict[str, str]:
 def _module(plan: Plan, name: str, owners: Mapping[str, str]) -> list[str]:
     """What a module runs in, then what lies in it and is not low, with why; of the root, what is its own."""
     modules = _modules(plan)
-    low = precision_of(name, plan) != "fp32"
+    low = choice_from_scopes(plan.scopes)(name) != "fp32"
     inside = [path for path in modules if name and path != name and within(path, name)]
     integer = {node for reason in plan.reasons if reason.kind == "not-floating" for node in reason.operations}
     here = {node: why for node, why in _operations(plan).items() if node not in integer and node in owners}
@@ -191,7 +186,7 @@ def _module(plan: Plan, name: str, owners: Mapping[str, str]) -> list[str]:
 def _operation(plan: Plan, name: str, owner: str) -> str:
     if (why := _operations(plan).get(name)) is not None:
         return why
-    if precision_of(owner, plan) == "fp32":
+    if choice_from_scopes(plan.scopes)(owner) == "fp32":
         return f"FP32 with {own(owner)}: {_module(plan, owner, {})[0].removeprefix('FP32: ')}"
     return f"{label(plan.format)}, as {own(owner)}"
 

@@ -78,12 +78,8 @@ def _cells(nodes: Iterable[NodeReport], fmt: str, add: Callable[..., int], budge
         cells["propagated"].append(_number(error.propagated_error if error else None))
         cells["reason"].append(add(None if plain or verdict is None else verdict.reason, LONGEST))
         if error is not None and (error.overflow or error.nan or error.underflow >= VISIBLE or error.unsupported):
-            events[str(i)] = [
-                error.overflow,
-                error.nan,
-                _number(error.underflow),
-                add(error.unsupported, LONGEST),
-            ]
+            unsupported = add(error.unsupported, LONGEST)
+            events[str(i)] = [error.overflow, error.nan, _number(error.underflow), unsupported]
     return {**cells, "verdict": "".join(verdicts), "predicted": "".join(predicted), "events": events}
 
 

@@ -252,7 +252,11 @@ def _computes_low(found: Resolution, name: str) -> bool:
 def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
     """The plan that severities speak of: the recommended one, else the fastest that runs something low and holds the
     budget; None where none does."""
-    held = [plan for plan in plans.values() if plan.holds and _lowers(plan)]
+    held = [
+        plan
+        for plan in plans.values()
+        if plan.holds and any(choice.precision != "fp32" for choice in plan.scopes.values())
+    ]
     held = [plan for plan in held if plan.program is None] or held
     return plans[recommended] if recommended else max(held, key=lambda plan: plan.predicted_speedup, default=None)
 
@@ -281,10 +285,6 @@ def about(
     )
 
 
-def _lowers(plan: Plan) -> bool:
-    return any(choice.precision != "fp32" for choice in plan.scopes.values())
-
-
 def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: Graph) -> tuple[Finding, ...]:
     """Findings with the strategies under which, with all of the model low, their operations compute low."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
@@ -292,11 +292,11 @@ def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: Graph
     uses = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt) for name in names()} for fmt in spoken}
 
     def met(finding: Finding) -> dict[str, tuple[str, ...]]:
-        result = {}
-        for fmt in finding.formats:
-            computing = (name for name, use in uses.get(fmt, {}).items() if finding.node in use.computing)
-            result[fmt] = tuple(computing)
-        return {fmt: strategies for fmt, strategies in result.items() if strategies}
+        low = {
+            fmt: tuple(name for name, use in uses.get(fmt, {}).items() if finding.node in use.computing)
+            for fmt in finding.formats
+        }
+        return {fmt: strategies for fmt, strategies in low.items() if strategies}
 
     return tuple(replace(finding, met=met(finding)) for finding in findings)
 
@@ -321,14 +321,10 @@ def _with_severity(finding: Finding, bearing: str | None, plan: Plan, graph: Gra
         return spoken
     breaks = any(graph.broken(finding.node, fmt) for fmt in finding.formats) and _unsafe(graph, finding)
     if bearing == "kept" or (bearing == "elsewhere" and breaks):
-        return replace(spoken, severity=_at_most(finding.severity, "warning"))
+        return replace(spoken, severity=min(finding.severity, "warning", key=SEVERITIES.index))
     return replace(spoken, severity=SEVERITIES[max(SEVERITIES.index(finding.severity) - 1, 0)])
 
 
 def _unsafe(graph: Graph, finding: Finding) -> bool:
     verdicts = graph.verdicts.get(finding.node, {})
     return any(fmt in verdicts and verdicts[fmt].verdict == "unsafe" for fmt in finding.formats)
-
-
-def _at_most(severity: str, most: str) -> str:
-    return min(severity, most, key=SEVERITIES.index)

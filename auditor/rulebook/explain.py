@@ -116,7 +116,7 @@ def _drawing(chain: Chain, match: Match) -> str:
 def reference(rules: Sequence[Rule]) -> str:
     """Markdown: an overview, every rule by family, and the table of facts."""
     families = [
-        "\n".join([f"## {family.capitalize()}\n", *(_demote_headings(explain(rule)) for rule in group)])
+        "\n".join([f"## {family.capitalize()}\n", *(re.sub(r"(?m)^(#+) ", r"##\1 ", explain(rule)) for rule in group)])
         for family, group in groupby(sorted(rules, key=lambda rule: (rule.family, rule.code)), lambda rule: rule.family)
     ]
     return "\n".join([_HEAD, _overview(rules), *families, _FACTS_HEAD, _comparisons(), _facts()])
@@ -134,11 +134,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     cells = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     lines = (f"|{'|'.join(row)}|" if row[0] == "---" else f"| {' | '.join(row)} |" for row in cells)
     return "\n".join(lines) + "\n"
-
-
-def _demote_headings(text: str) -> str:
-    """Headings two levels further down; indented code is left alone."""
-    return re.sub(r"(?m)^(#+) ", r"##\1 ", text)
 
 
 def _comparisons() -> str:

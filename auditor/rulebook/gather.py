@@ -14,34 +14,13 @@ from ..numerics.formats import FORMATS, label, narrower
 from ..numerics.nodes import dtype, op_of, readers, row_of, shape, source
 from ..numerics.operations import operation
 from ..records import Capture, Magnitudes, Verdict
+from . import values
 from .dimensions import gemm, reduction_length, sequence_length
 from .facts import NodeFacts
-from .values import (
-    additions,
-    as_one,
-    beyond,
-    cancelled_bits,
-    centres,
-    constants,
-    derived_arguments,
-    divisor_min_abs,
-    eps,
-    headroom_bits,
-    input_max_abs,
-    is_floating,
-    numel,
-    phases,
-    reads_whole_numbers,
-    reduce_op,
-    shifts_by_max,
-    spacing,
-    squares,
-    whole_numbers,
-)
 
 OF_NODE = (
-    *(numel, reduction_length, sequence_length, reduce_op),
-    *(whole_numbers, reads_whole_numbers, squares, centres, shifts_by_max),
+    *(values.numel, reduction_length, sequence_length, values.reduce_op),
+    *(values.whole_numbers, values.reads_whole_numbers, values.squares, values.centres, values.shifts_by_max),
 )
 """Facts that are found by functions of their names."""
 
@@ -56,8 +35,8 @@ def gather(
     ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format: Verdict}}. Facts
     that need either stay None without it.
     """
-    stands, uses, derived = positions(capture), Uses(capture), derived_arguments(capture)
-    runs, in_phases = additions(capture, ranges), phases(capture)
+    stands, uses, derived = positions(capture), Uses(capture), values.derived_arguments(capture)
+    runs, in_phases = values.additions(capture, ranges), values.phases(capture)
     kinds = {item.name: item.kind for item in capture.placeholders}
 
     def facts(node: fx.Node) -> NodeFacts:
@@ -107,15 +86,15 @@ def _sizes(
     node: fx.Node, ranges: Mapping[str, Magnitudes], weights: frozenset[str], verdicts: Mapping[str, Verdict]
 ) -> dict[str, Any]:
     """The sizes of what it reads and gives, and what was judged by that."""
-    into = input_max_abs(node, ranges, weights)
+    into = values.input_max_abs(node, ranges, weights)
     output = ranges[node.name].max_abs if node.name in ranges else None
     return {
         "input_max_abs": into,
         "output_max_abs": output,
-        "divisor_min_abs": divisor_min_abs(node, ranges),
-        "cancelled_bits": cancelled_bits(node, into, output),
-        "spacing": {fmt: spacing(output, FORMATS[fmt]) for fmt in narrower()},
-        "headroom_bits": {fmt: headroom_bits(output, FORMATS[fmt]) for fmt in narrower()},
+        "divisor_min_abs": values.divisor_min_abs(node, ranges),
+        "cancelled_bits": values.cancelled_bits(node, into, output),
+        "spacing": {fmt: values.spacing(output, FORMATS[fmt]) for fmt in narrower()},
+        "headroom_bits": {fmt: values.headroom_bits(output, FORMATS[fmt]) for fmt in narrower()},
         "label": {fmt: label(fmt) for fmt in narrower()},
         "verdict": {fmt: one.verdict for fmt, one in verdicts.items()},
         "reason": {fmt: one.reason for fmt, one in verdicts.items()},
@@ -124,17 +103,17 @@ def _sizes(
 
 def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> dict[str, Any]:
     """The numbers that the author wrote into it."""
-    literals = constants(node, derived) if floating else ()
+    literals = values.constants(node, derived) if floating else ()
     return {
         "constants": literals,
         "constant_max_abs": max(map(abs, literals), default=None),
         "constant_largest": max(literals, key=abs, default=None),
         "constant_min_abs": min((abs(c) for c in literals if c), default=None),
         "constant_gap_to_one": min((abs(1 - c) for c in literals if c != 1), default=None),
-        "constants_beyond": tuple(fmt for fmt in narrower() if any(beyond(c, fmt) for c in literals)),
-        "constants_as_one": tuple(fmt for fmt in narrower() if any(as_one(c, fmt) for c in literals)),
+        "constants_beyond": tuple(fmt for fmt in narrower() if any(values.beyond(c, fmt) for c in literals)),
+        "constants_as_one": tuple(fmt for fmt in narrower() if any(values.as_one(c, fmt) for c in literals)),
         "follows_dtype": bool(derived),
-        "eps": eps(node, literals),
+        "eps": values.eps(node, literals),
     }
 
 
@@ -202,7 +181,7 @@ class Uses:
 
     def where(self, node: fx.Node) -> str | None:
         """Under which use it computes on low values, in words; None where it does under neither."""
-        floating = is_floating(node)
+        floating = values.is_floating(node)
         return WORDS[floating and self._under.low(node.name), floating and self._cast.low(node.name)]
 
     def casts_up(self, node: fx.Node) -> bool:
@@ -218,14 +197,14 @@ class Uses:
 
     def _is_high(self, node: fx.Node) -> bool:
         """Whether the value stays high in both uses; a scalar that is made promotes nothing."""
-        if node.op != "call_function" or not is_floating(node) or (_is_made(node) and shape(node) == ()):
+        if node.op != "call_function" or not values.is_floating(node) or (_is_made(node) and shape(node) == ()):
             return False
         return not self._cast.low(node.name) and not self._under.low(node.name)
 
     def _is_upcast(self, node: fx.Node) -> bool:
         reads = any(self._hands_on(item, node) for item in node.all_input_nodes)
-        if not is_floating(node) or row_of(node).cast:
-            return reads and not is_floating(node)
+        if not values.is_floating(node) or row_of(node).cast:
+            return reads and not values.is_floating(node)
         if is_low(self._cast.computed(node.name)):
             return False
         return reads or (self._is_high(node) and (_is_made(node) or not self._under.low(node.name)))

@@ -18,11 +18,6 @@ Edges = Sequence[tuple[str, str]]
 """(role, role that reads its value)."""
 
 
-def op_matches(op: str, pattern: str) -> bool:
-    """Whether `pattern` names `op`: in full, as a packet (`aten.softmax`), or by a glob (`aten.linalg_*`)."""
-    return pattern == op.rpartition(".")[0] or fnmatchcase(op, pattern)
-
-
 class Matcher:
     """Finds matches in one capture; built once, asked for every rule."""
 
@@ -52,8 +47,9 @@ class Matcher:
         return result
 
     def _with_ops(self, patterns: tuple[str, ...]) -> set[str]:
-        ops = [op for op in self._by_op if any(op_matches(op, pattern) for pattern in patterns)]
-        return {name for op in ops for name in self._by_op[op]}
+        """Nodes of ops that are named in full, as a packet (`aten.softmax`), or by a glob (`aten.linalg_*`)."""
+        named = [op for op in self._by_op if any(op.rpartition(".")[0] == p or fnmatchcase(op, p) for p in patterns)]
+        return {name for op in named for name in self._by_op[op]}
 
     def _players(self, node: ChainNode) -> set[str]:
         """What may play a role in a chain; any value, an input too, where any operation may."""

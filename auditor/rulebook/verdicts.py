@@ -52,7 +52,9 @@ def verdict_of(
     if error.unsupported:
         return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
     if contribution.decided_by == "not-run":
-        return Verdict("untested", _untested_reason(error))
+        broken = error.overflow or error.nan
+        what = "it turns non-finite" if broken else "only a run can tell what it does to the outputs"
+        return Verdict("untested", f"{what}, and the runs that an audit affords did not get to it")
     if SENSITIVE_SHARE * max_error < contribution.isolated <= noise.floor:
         return Verdict("safe", f"{effect_of(contribution)}, {within(noise)}")
     if not contribution.isolated <= max_error:
@@ -78,17 +80,14 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
         return _share_of_budget(contribution, 1.0)
     written = (f"{contribution.isolated:.{digits}g}" for digits in (2, 3, 4, 6))
     moved = next((text for text in written if float(text) > beyond), f"{contribution.isolated:.9g}")
-    if contribution.decided_by == "group":
-        return f"low together with {_others(contribution)} it moves the outputs by {moved}"
-    if contribution.decided_by == "first-order":
-        return f"alone it is predicted to move the outputs by {moved}"
-    return f"alone it moves the outputs by {moved}"
+    moves = "is predicted to move" if contribution.decided_by == "first-order" else "moves"
+    return f"{_company(contribution)} it {moves} the outputs by {moved}"
 
 
 def _share_of_budget(contribution: Contribution, max_error: float) -> str:
     """What it takes of the budget, or of the criterion that it takes most of."""
     predicted = contribution.decided_by == "first-order"
-    alone = f"low together with {_others(contribution)} it" if contribution.decided_by == "group" else "alone it"
+    alone = f"{_company(contribution)} it"
     takes = f"{alone} is predicted to take" if predicted else f"{alone} takes"
     criterion = contribution.criterion
     if not criterion:
@@ -109,13 +108,11 @@ def _part(share: float) -> str:
     return f"{float(text):g}% of"
 
 
-def _others(contribution: Contribution) -> str:
-    return "1 other" if contribution.together == 2 else f"{contribution.together - 1:,} others"
-
-
-def _untested_reason(error: NodeError) -> str:
-    what = "it turns non-finite" if error.overflow or error.nan else "only a run can tell what it does to the outputs"
-    return f"{what}, and the runs that an audit affords did not get to it"
+def _company(contribution: Contribution) -> str:
+    """Whether it was low alone."""
+    if contribution.decided_by != "group":
+        return "alone"
+    return f"low together with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'}"
 
 
 def _unsafe_reason(

@@ -62,7 +62,7 @@ def given_by(
 
     It begins from the seed; the model, the generators and the tensors that the function itself holds come back as they were.
     most: numbers beyond which there are more than are of use. limit: seconds.
-    Raises: Unscored.
+    Raises: NoScore.
     """
     deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
 
@@ -81,7 +81,7 @@ def given_by(
     kept = tensors_in([cell.cell_contents for cell in getattr(scoring.function, "__closure__", None) or ()])
     try:
         with isolated(model, scoring.function, kept, seed=seed), unfused(), uncompiled(), torch.no_grad(), around():
-            with _importable(scoring), _call_listener(called):
+            with _importable(scoring), register_module_forward_pre_hook(called):
                 before = _made_of(model)
                 values, single = _values(scoring.function(model), in_time, most)
                 _check_same(before, _made_of(model))
@@ -93,15 +93,6 @@ def given_by(
         raise NoScore(f"the function raised {blame(error)}") from error
 
 
-@contextmanager
-def _call_listener(called: Callable[[nn.Module, Any], None]) -> Iterator[None]:
-    hook = register_module_forward_pre_hook(called)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
 def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     """What a plan put into the model: its modules and how they run, its parameters and what they hold."""
     modules = {f"module {path!r}": (id(m), id(vars(m).get("forward"))) for path, m in named_modules(model)}
@@ -111,7 +102,7 @@ def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A function that changed the model says nothing of the plan. Raises: Unscored."""
+    """A function that changed the model says nothing of the plan. Raises: NoScore."""
     changed = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
     if changed is not None:
         why = "so that what it says is of another one: have it only call the model"
@@ -119,7 +110,7 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def number(value: Any, what: str) -> float:
-    """A number as a float. Raises: Unscored for what is none, or is not finite."""
+    """A number as a float. Raises: NoScore for what is none, or is not finite."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         if value.size != 1 if isinstance(value, np.ndarray | np.generic) else value.numel() != 1:
             raise NoScore(f"{what} is a tensor of shape {list(value.shape)}: {ALLOWED}")
@@ -172,7 +163,7 @@ ROUNDING = 1e-9
 
 
 def fp32_score(scoring: Scoring, given: ScoreResult) -> Evaluation:
-    """What the function says of the FP32 model. Raises: Unscored."""
+    """What the function says of the FP32 model. Raises: NoScore."""
     value = _value(scoring, given.values)
     samples = None if given.single else len(given.values)
     formula = None if scoring.of_mean is None else str(getattr(scoring.of_mean, "__name__", "a function"))
@@ -220,7 +211,7 @@ def standard_error(
 
 
 def _value(scoring: Scoring, values: Sequence[float]) -> float:
-    """The mean, or what the user makes of it. Raises: Unscored."""
+    """The mean, or what the user makes of it. Raises: NoScore."""
     mean = values[0] if len(values) == 1 else math.fsum(values) / len(values)
     if scoring.of_mean is None:
         return mean

@@ -53,7 +53,10 @@ def find_function(
     if not text.strip():
         raise LoadError("--evaluate names no function: write --evaluate file.py:name", slug="missing-score")
     own = ":" not in text and not text.endswith(".py")
-    parsed = parse(f"{_place_of(target)}:{text}" if own else text)
+    of_target = parse(target) if own else None
+    if of_target is not None and of_target.hub:
+        raise LoadError(f"{target} has no file to look in: write --evaluate file.py:name", "missing-score")
+    parsed = parse(f"{of_target.script}:{text}" if of_target is not None else text)
     if parsed.symbol is None or parsed.hub:
         raise LoadError(f"{text!r} names no function: write --evaluate file.py:name", slug="missing-score")
     result = named_in(parsed, "give --evaluate file.py:name of a function that takes the model", "missing-score", seed)
@@ -78,14 +81,6 @@ def _scoring(
         raise LoadError(f"{what} is of type {type(function).__name__}: {wanted}", slug="missing-score")
     own = DIRECTIONS[bool(getattr(function, LOWER, False))]
     return Scoring(function, name, better or own, max_drop, getattr(function, OF_MEAN, None), place)
-
-
-def _place_of(target: str) -> str:
-    """The file or module of a target."""
-    parsed = parse(target)
-    if parsed.hub:
-        raise LoadError(f"{target} has no file to look in: write --evaluate file.py:name", "missing-score")
-    return parsed.script
 
 
 def _call(target: Target) -> str:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.capture.capture import capture
+from auditor.execution.policy import choice_from_scopes
 from auditor.loading import from_object, in_eval
 from auditor.measure.calibrate import calibrate
 from auditor.numerics.metrics import output_error
 from auditor.records import Node
 from auditor.records.audit import Audit
-from auditor.report.kept import precision_of
 from auditor.rulebook.verdicts import judge
 from auditor.verify import run_patched
 from tests.corpus.case import Build, Case, Trap
@@ -182,7 +182,7 @@ def test_the_culprit_is_unsafe_backwards(case: Case) -> None:
         assert broken
         assert all(is_culprit(case, report.node) for report in broken)
         assert any("backward pass" in report.verdicts[fmt].reason for report in broken)
-        assert precision_of(broken[0].node.owner, found.plans[f"cast_{fmt}"]) == "fp32"
+        assert choice_from_scopes(found.plans[f"cast_{fmt}"].scopes)(broken[0].node.owner) == "fp32"
     assert any(advice.code == "backward-fails" for advice in found.training.advice)
 
 
