@@ -42,33 +42,33 @@ WITH_CLI = {"settings", "asked", "config", "api"}
 """Files in no folder that count to the command line's room: all that an audit is asked by."""
 
 BUDGET = {
-    "artefact": (930, "artefact"),
+    "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
-    "cli": (1380, "settings"),
-    "criteria": (956, "criteria"),
+    "cli": (1390, "settings"),
+    "criteria": (960, "criteria"),
     "document": (900, "document"),
     "execution": (1260, "execution"),
     "fleet": (440, "fleet"),
-    "graphs": (1230, "graphs"),
-    "isolation": (1180, "isolation"),
-    "loading": (2070, "loading"),
+    "graphs": (1180, "graphs"),
+    "isolation": (1200, "isolation"),
+    "loading": (1910, "loading"),
     "loose files": (1130, "flow"),
     "measure": (2310, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2770, "plan"),
     "progress": (300, "telling"),
-    "records": (1240, "records"),
-    "report": (2911, "report"),
-    "rulebook": (2455, "rules"),
-    "score": (339, "criteria"),
-    "snippets": (440, "snippets"),
-    "training": (1630, "training"),
+    "records": (1500, "records"),
+    "report": (2920, "report"),
+    "rulebook": (2460, "rules"),
+    "score": (340, "criteria"),
+    "snippets": (450, "snippets"),
+    "training": (1700, "training"),
     "verify": (940, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 32490, 202, 22
+LINES, FILES, ROOMS = 31520, 197, 22
 """Of all of them."""
 
 
