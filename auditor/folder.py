@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,13 @@ ROOM = 1 << 20
 
 OWN = ".auditor-"
 """The beginning of names that are taken away again."""
+
+
+def path_of(given: object, what: str) -> Path:
+    """What a caller gave as a path. Raises: AuditorError(slug="bad-option") where it is none."""
+    if isinstance(given, str | os.PathLike):
+        return Path(given)
+    raise AuditorError(f"{what} is a path, not a value of type {type(given).__name__}", slug="bad-option")
 
 
 def check_directory(directory: Path) -> None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from ..artefact import strategies
 from ..errors import PlanError
+from ..folder import path_of
 from ..numerics.formats import FORMATS, NAME
 from ..records.audit import FORMAT_VERSION, Audit
 from ..records.plan import Plan
@@ -50,7 +51,7 @@ def load(directory: str | PathLike[str]) -> Audit:
     Without the measurements.json that was written with it there are no operations, and a warning says so.
     Raises: PlanError(slug="missing-plan" | "bad-plan").
     """
-    file = _plan_in(Path(directory))
+    file = _plan_in(path_of(directory, "the directory of an audit"))
     document = read_json(file)
     beside = _measured_beside(file, document)
     found = audit_of(merge(document, beside), str(file))
@@ -62,7 +63,7 @@ def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
 
     Raises: PlanError(slug="missing-plan" | "bad-plan").
     """
-    file = Path(path)
+    file = path_of(path, "a plan.json or its directory")
     document = read_json(file)
     applicable(document, str(file))
     return dict(document)

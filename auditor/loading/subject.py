@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -97,8 +98,9 @@ def from_object(
     try:
         return settle_precision(subject(arrays=False), check)
     except LoadError:
-        with suppress(LoadError):  # it may make tensors of NumPy's arrays itself
-            return settle_precision(subject(arrays=True), check)
+        if any(isinstance(leaf, np.ndarray) for leaf in tree_leaves((example_inputs, kwargs))):
+            with suppress(LoadError):  # it may make tensors of them itself
+                return settle_precision(subject(arrays=True), check)
         raise
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..folder import write
+from ..folder import path_of, write
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Baseline, Evaluation, Plan, Timing, Today
@@ -196,7 +196,7 @@ class Audit:
             return with_onnx(self, "fp32" if onnx is True else onnx).save(directory)
         from ..document.read import programs_in
 
-        folder = Path(directory)
+        folder = path_of(directory, "the directory to save into")
         return write(folder, self.texts(folder), programs_in(folder))
 
     def _repr_html_(self) -> str:

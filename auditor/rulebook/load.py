@@ -136,10 +136,10 @@ def _check_codes(rules: Sequence[Rule]) -> None:
     for rule in rules:
         other = codes.setdefault(rule.code, rule)
         if other is not rule:
-            _refuse(rule.path, (), f"{rule.code} is already used by {other.path}", "rule-code-twice")
+            _refuse(rule.path, (), f"{rule.code} is already used by {other.path}", slug="rule-code-twice")
         first = prefixes.setdefault(rule.family, rule)
         if first.code[:3] != rule.code[:3]:
-            _refuse(rule.path, (), f"the family {rule.family!r} uses {first.code[:3]}", "rule-prefix")
+            _refuse(rule.path, (), f"the family {rule.family!r} uses {first.code[:3]}", slug="rule-prefix")
 
 
 def _check_superseded(rules: dict[str, Rule]) -> None:

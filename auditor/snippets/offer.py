@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from ..document.read import applicable, read_json
 from ..errors import PlanError
+from ..folder import path_of
 from ..numerics.formats import FORMATS, label, runs
 from ..records import Audit, Plan
 
@@ -36,7 +36,7 @@ def audit_in(plan: Any) -> Audit:
     if isinstance(plan, Audit):
         return plan
     if isinstance(plan, str | PathLike):
-        return applicable(read_json(Path(plan)), str(plan))
+        return applicable(read_json(path_of(plan, "a plan.json or its directory")), str(plan))
     if isinstance(plan, Mapping):
         return applicable(plan, "the plan")
     raise PlanError("A snippet is made from an Audit, a dict as in plan.json, or a path to one.", slug="bad-plan")
