@@ -23,6 +23,9 @@ HERE = str(Path(__file__).resolve().parents[1])
 LOOK, GRACE = 0.05, 10.0
 """Seconds between two looks at a process, and those that it has to clean up once it is to end."""
 
+NO_THREAD = 127
+"""glibc's exit code where a thread's own data find no memory."""
+
 INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -154,6 +157,9 @@ def _without_a_word(code: int | None, where: str, timeout: float | None) -> Audi
         return AuditorError(
             f"no progress within {timeout:g} seconds{where}: raise --timeout, or fix the code that hangs", "timed-out"
         )
+    if code == NO_THREAD:
+        why = "the C library does that where memory ran out for a thread"
+        return AuditorError(f"the process {how_ended(code)}{where}, and nothing was written: {why}", "out-of-memory")
     if code >= 0:
         return AuditorError(
             f"the model's own code ended the process with exit code {code}{where}: nothing was written; have it raise instead",
