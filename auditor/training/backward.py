@@ -24,7 +24,7 @@ from ..numerics.nodes import operation_of, target_of, tensors_of
 from ..records import NodeError
 from ..records.training import BackwardNode, GradientChange
 
-RERUNS, FEWEST = 256, 16
+RERUNS, FEWEST = 64, 16
 """Operations at most that a step is run again for, in each format, and at least, however large it is."""
 
 ELEMENTS = 2_000_000_000
