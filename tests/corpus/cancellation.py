@@ -27,7 +27,8 @@ def standardised(x: Tensor, one_pass: bool) -> Tensor:
     """By E[x^2] - E[x]^2 in one pass, or by E[(x - E[x])^2] in two."""
     mean = x.mean(-1, keepdim=True)
     squares = x * x if one_pass else (x - mean).pow(2)
-    variance = squares.mean(-1, keepdim=True) - (mean * mean if one_pass else 0.0)
+    variance = squares.mean(-1, keepdim=True)
+    variance = variance - mean * mean if one_pass else variance
     return (x - mean) * torch.rsqrt(variance + 1e-5)
 
 
