@@ -41,7 +41,7 @@ from .rulebook.gather import gather
 from .rulebook.load import spread
 from .rulebook.verdicts import judge, with_backward
 from .settings import Settings
-from .stages import Stages, explain, listening
+from .stages import Stages, explain
 from .training.recommend import agreed
 from .training.stage import MeasuredStep, conclude, prepare
 
@@ -78,7 +78,6 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         torch.inference_mode(False),
         in_eval(subject.model),
         raised(subject),
-        listening(stages.beat),
     ):
         options = options.having(found=follow(options.device, devices_of(subject.model)))
         subject = place_subject(subject, options.where, options.seed)
@@ -91,12 +90,12 @@ def _audit(subject: Subject, options: Settings) -> Audit:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.limits, first)
-            captured, relative = calibrate_paths(recordings, subject, formats, seed, stages.tick, yardstick)
+            captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)
         with stages("training", "the FP32 step", wanted=options.training):
-            step = prepare(subject, formats, seed, stages.tick) if options.training else None
+            step = prepare(subject, formats, seed) if options.training else None
         judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
         with stages("classify", f"{len(options.rulebook)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
@@ -131,7 +130,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
 def _make_plans(bench: Workbench, options: Settings, stages: Stages, score: InFp32 | None) -> Planned:
     """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
-        planner = Planner(bench, options.scoped, options.formats, stages.tick)
+        planner = Planner(bench, options.scoped, options.formats)
         baselines = locate(bench, planner.baselines())
         today = today_of(bench)
     with stages("plan", "solve, patch, verify"):
@@ -139,13 +138,13 @@ def _make_plans(bench: Workbench, options: Settings, stages: Stages, score: InFp
     with stages("scores", _scored_by(options), wanted=score is not None):
         plans = score.under(plans, bench) if score else plans
     with stages("graph", "export, solve, verify", wanted=options.as_graphs):
-        graphs = graphs_of(bench, options.strategies, options.formats, stages.tick, score)
+        graphs = graphs_of(bench, options.strategies, options.formats, score)
         graphs = replace(graphs, baselines=locate(bench, graphs.baselines))
     planned = replace(graphs.beside(baselines, plans), fp32_today=today)
     with stages("times", "FP32 and every plan, over and over", wanted=options.times):
         if not options.times:
             return planned
-        timed, timing = timed_plans(bench, planned.plans, stages.tick)
+        timed, timing = timed_plans(bench, planned.plans)
         return replace(planned, plans=timed, timing=timing)
 
 
@@ -155,7 +154,7 @@ def _conclude(
     """What training in low precision comes to, where it is audited, and the plan to use, with why."""
     recommended, reason = recommend(plans, budget, options.use)
     with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
-        training = conclude(step, plans, recommended, stages.tick) if step else None
+        training = conclude(step, plans, recommended) if step else None
         return training, *agreed(training, plans, recommended, reason, budget, options.use)
 
 

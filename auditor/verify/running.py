@@ -27,6 +27,7 @@ from ..isolation.process import Flags, ieee, reseed, under
 from ..isolation.tensors import memory
 from ..records import Batch, Timed, Times
 from ..score import NoScore, ScoreResult, Scoring, find_function, given_by
+from ..stages import beat
 from ..trees import tensors_in
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class Runs:
     """Runs the models that are loaded, natively on a GPU, on a CPU as a GPU would; none leaves a trace.
 
     gradients: whether the model can be run with them at all. most: operations that a forward may take, see `emulate`.
-    told: hears in words how far the user's function is. apart: whether the process is there for these runs alone.
+    apart: whether the process is there for these runs alone.
     Each method is a question (see Question): what does not run is a one-line reason.
     """
 
@@ -105,7 +106,6 @@ class Runs:
     seed: int = 0
     gradients: bool = False
     most: int | None = None
-    told: Callable[[str], None] = lambda words: None
     apart: bool = False
 
     def answers(self, plan: str) -> Answers | str:
@@ -141,7 +141,8 @@ class Runs:
         around = nullcontext if plan == FP32 else partial(as_on, self.device)
 
         def told(count: int) -> None:
-            self.told(f"{plan.replace('_', ' ')}: {count:,}")
+            of = f" of {most:,}" if most and most > 1 else ""
+            beat(f"{plan.replace('_', ' ')}: {count:,}{of}")
 
         try:
             found = find_function(scoring, seed=self.seed) if isinstance(scoring, str) else scoring
