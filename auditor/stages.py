@@ -29,14 +29,8 @@ class Stages:
     _told: float = 0.0
 
     @contextmanager
-    def __call__(self, stage: str, detail: str, total: int = 0, *, wanted: bool = True) -> Iterator[None]:
-        """wanted: whether this audit has that stage; nothing is said or timed otherwise.
-
-        Raises: AuditorError, as `explain` does.
-        """
-        if not wanted:
-            yield
-            return
+    def __call__(self, stage: str, detail: str, total: int = 0) -> Iterator[None]:
+        """Raises: AuditorError, as `explain` does."""
         self._current, self._done, self._total = stage, 0, total
         self.say(detail)
         start = time.perf_counter()

@@ -4,7 +4,7 @@ process, judged and scored."""
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -53,30 +53,22 @@ class Planned:
     fp32_today: Today | None = None
     timing: Timing | None = None
 
-    def beside(self, baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> Planned:
-        """These after others."""
-        return replace(self, baselines={**baselines, **self.baselines}, plans={**plans, **self.plans})
 
-
-def graphs_of(
-    bench: Workbench, strategies: Sequence[str], formats: Sequence[str], score: InFp32 | None = None
-) -> Planned:
+def graphs_of(bench: Workbench, score: InFp32 | None = None) -> Planned:
     """A plan for every format that torch computes in, verified on inputs it was not made from where there are any. score: of
     the FP32 model, where plans are to be scored too.
 
     Where the model cannot be exported that is said, and plans of other strategies stand alone.
     Raises: PlanError(slug="cannot-export") where there are no others.
     """
-    wanted = [name for name in strategies if name in GRAPHS]
-    if not wanted:
-        return Planned()
+    strategy = next(name for name in bench.options.strategies if name in GRAPHS)
     try:
         tick("exporting the model")
-        return _planned(_trial(bench), wanted[0], formats, score)
+        return _planned(_trial(bench), strategy, score)
     except PlanError as error:
-        if error.slug != "cannot-export" or len(wanted) == len(strategies):
+        if error.slug != "cannot-export" or not bench.options.scoped:
             raise
-        return Planned(said=(f"There is no plan of strategy {wanted[0]}: {error}",))
+        return Planned(said=(f"There is no plan of strategy {strategy}: {error}",))
 
 
 def _trial(bench: Workbench) -> Trial:
@@ -91,10 +83,10 @@ def _trial(bench: Workbench) -> Trial:
     return replace(trial, bench=replace(bench, subject=replace(subject, batches=batches, held_out=held_out)))
 
 
-def _planned(trial: Trial, strategy: str, formats: Sequence[str], score: InFp32 | None) -> Planned:
+def _planned(trial: Trial, strategy: str, score: InFp32 | None) -> Planned:
     bench = trial.bench
     baselines, spaces, files = dict[str, Baseline](), dict[str, Operations](), dict[str, bytes]()
-    for format in filter(runs, formats):
+    for format in filter(runs, bench.options.formats):
         table, baseline = _all_low(trial, table_of(trial.exported.graph_module.graph, format, bench))
         spaces[f"{strategy}_{format}"], baselines[f"{strategy}_{format}"] = Operations(table, trial), baseline
 

@@ -39,14 +39,11 @@ class InFp32:
         return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
 
 
-def in_fp32(subject: Subject, options: Settings) -> InFp32 | None:
-    """What the user's function says of the FP32 model, in a process of its own where it can be made there; None where there is
-    no function.
+def in_fp32(subject: Subject, options: Settings, scoring: Scoring) -> InFp32:
+    """What the user's function says of the FP32 model, in a process of its own where it can be made there.
 
     Raises: MeasureError(slug="no-score") where it says nothing.
     """
-    if (scoring := options.scoring) is None:
-        return None
     plans, seed, device = raising(subject), options.seed, options.where
     question = _question(scoring, None, options.timeout)
     result: dict[str, Found] = {}
