@@ -38,7 +38,7 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
             subject = training_subject(model, example_inputs, kwargs, settings.loss_fn)
         else:
             subject = from_object(model, example_inputs, kwargs)
-        return run(subject, settings.having(listener=listener))
+        return run(subject, settings.having(progress=listener))
 
 
 _asked = [

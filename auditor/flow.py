@@ -69,7 +69,7 @@ def run(subject: Subject, options: Settings) -> Audit:
 
 
 def _audit(subject: Subject, options: Settings) -> Audit:
-    stages, formats, seed = Stages(options.listener), options.formats, options.seed
+    stages, formats, seed = Stages(options.progress), options.formats, options.seed
     as_set = subject.flags or flags()
     with ieee(), isolated(seed=seed), torch.inference_mode(False), in_eval(subject.model), raised(subject):
         options = options.having(found=follow(options.device, devices_of(subject.model)))

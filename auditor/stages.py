@@ -20,7 +20,7 @@ _running: list[Stages] = []
 class Stages:
     """`with stages(name, detail, total):` runs one stage. seconds: {stage: how long it took}."""
 
-    progress: Callable[[str, str, int, int], None] | None
+    progress: Callable[[str, str, int, int], None] | bool | None
     seconds: dict[str, float] = field(default_factory=dict)
     _current: str = ""
     _detail: str = ""
@@ -48,7 +48,7 @@ class Stages:
         """Tell of the stage. steps: how many more of it are done."""
         self._done += steps
         self._detail, self._told = detail, time.perf_counter()
-        if self.progress is not None:
+        if callable(self.progress):
             self.progress(self._current, detail, min(self._done, self._total) if self._total else 0, self._total)
 
 

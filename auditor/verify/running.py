@@ -27,7 +27,6 @@ from ..isolation.process import Flags, ieee, reseed, under
 from ..isolation.tensors import memory
 from ..records import Batch, Timed, Times
 from ..score import NoScore, ScoreResult, Scoring, find_function, given_by
-from ..stages import beat
 from ..trees import tensors_in
 
 T = TypeVar("T")
@@ -140,15 +139,11 @@ class Runs:
         """
         around = nullcontext if plan == FP32 else partial(as_on, self.device)
 
-        def told(count: int) -> None:
-            of = f" of {most:,}" if most and most > 1 else ""
-            beat(f"{plan.replace('_', ' ')}: {count:,}{of}")
-
         try:
             found = find_function(scoring, seed=self.seed) if isinstance(scoring, str) else scoring
         except Exception as error:
             return failure_of(error)
-        run = partial(given_by, found, seed=self.seed, around=around, most=most, limit=limit, told=told)
+        run = partial(given_by, found, seed=self.seed, around=around, most=most, limit=limit, plan=plan)
         return self._run_or_reason(plan, nullcontext(), run)
 
     def time(self, plan: str, flags: Flags, threads: int) -> Timed | str:
