@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 from pydantic import ValidationError, model_validator
 
 from .artefact.strategies import GRAPHS
-from .config import tables
 from .criteria import criteria_of
 from .errors import AuditorError
 from .report import FORMATS
-from .resources import resource_dir
+from .resources import resource_dir, tables
 from .settings import Directory, Flag, Option, Settings, bad, either, options_of
 
 if TYPE_CHECKING:

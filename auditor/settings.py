@@ -26,11 +26,11 @@ from pydantic import (
 )
 
 from .artefact.strategies import GRAPHS, SHIPPED, all_strategies
-from .config import CODE, Ignore
 from .criteria import Criterion
 from .devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .errors import AuditorError
 from .numerics.formats import DEFAULT, auditable, runs
+from .records.measure import CODE, Ignore
 from .records.plan import DIRECTIONS
 from .resources import table
 

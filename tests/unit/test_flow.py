@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.config import Ignore
 from auditor.errors import AuditorError
 from auditor.flow import TOO_SMALL, run
 from auditor.numerics.metrics import output_error
 from auditor.records import Audit, Subject
+from auditor.records.measure import Ignore
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
