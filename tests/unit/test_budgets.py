@@ -44,7 +44,7 @@ WITH_CLI = {"settings", "asked", "api"}
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
-    "cli": (1390, "settings"),
+    "cli": (1340, "settings"),
     "criteria": (960, "criteria"),
     "document": (900, "document"),
     "execution": (1260, "execution"),
@@ -52,7 +52,7 @@ BUDGET = {
     "graphs": (1180, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1910, "loading"),
-    "loose files": (1130, "flow"),
+    "loose files": (1125, "flow"),
     "measure": (2310, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
