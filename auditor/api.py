@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, get_type_hints
+from typing import Any
 
 from torch import nn
 
@@ -38,15 +38,15 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
             subject = training_subject(model, example_inputs, kwargs, settings.loss_fn)
         else:
             subject = from_object(model, example_inputs, kwargs)
-        return run(subject, settings.having(listener=listener))
+        return run(subject, settings.having(progress=listener))
 
 
-_own = [one for one in inspect.signature(audit).parameters.values() if one.kind is not one.VAR_KEYWORD]
-_kinds, _fields = get_type_hints(Settings), Settings.model_fields
 _asked = [
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_fields[name].default, annotation=_kinds[name])
-    for name in options_of(Settings)
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
+    for name, one in Settings.model_fields.items()
+    if name in options_of(Settings)
 ]
+_own = [*inspect.signature(audit).parameters.values()][:2]
 audit.__signature__ = inspect.Signature([*_own, *_asked], return_annotation=Audit)  # type: ignore[attr-defined]
 audit.__doc__ = f"{audit.__doc__}\n" + "".join(
     f"    {name}: {one.help}.\n" for name, one in options_of(Settings).items()

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 from pydantic import ValidationError, model_validator
 
 from .artefact.strategies import GRAPHS
-from .config import tables
 from .criteria import criteria_of
 from .errors import AuditorError
 from .report import FORMATS
-from .resources import resource_dir
+from .resources import resource_dir, tables
 from .settings import Directory, Flag, Option, Settings, bad, either, options_of
 
 if TYPE_CHECKING:
@@ -170,11 +169,7 @@ def validate(
     option, name = options[first["loc"][0]], first["loc"][0]
     said, slug = called(name)
     takes = either([*option.choices()]) if option.choices is not None else option.takes
-    wrong = str(first.get("ctx", {}).get("error", "")) or short_value(first["input"])
+    plain = first["input"] is None or isinstance(first["input"], str | bytes | bool | int | float)
+    short = repr(first["input"])[:60] if plain else f"a value of type {type(first['input']).__name__}"
+    wrong = str(first.get("ctx", {}).get("error", "")) or short
     raise AuditorError(f"{said} takes {takes}, not {wrong}", slug)
-
-
-def short_value(value: Any) -> str:
-    """A plain value as it is written, cut short; of anything else, its type."""
-    plain = value is None or isinstance(value, str | bytes | bool | int | float)
-    return repr(value)[:60] if plain else f"a value of type {type(value).__name__}"

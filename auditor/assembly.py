@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import reduce
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,7 +21,7 @@ from .execution.beside import UnderPlan
 from .graphs import Planned
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.outputs import NamedTensors
-from .measure.calibrate import Calibration, larger_effect, worse
+from .measure.calibrate import larger_effect, worse
 from .measure.causes import storing
 from .numerics.entries import extent
 from .numerics.histogram import merge_magnitudes
@@ -34,8 +35,9 @@ from .records.training import Training
 from .report.words import op, plan_title, scope
 from .rulebook.values import written
 from .rulebook.verdicts import GRADES, Judgement
-from .settings import Settings
 from .trees import tensors_in
+
+T = TypeVar("T")
 
 STEADY = 0.1
 """Share of the budget up to which the model may differ from itself without a word."""
@@ -45,9 +47,7 @@ NAMED = 4
 
 
 def assemble(
-    options: Settings,
     bench: Workbench,
-    measured: Calibration,
     judged: Judgement,
     *,
     followed: UnderPlan,
@@ -57,7 +57,7 @@ def assemble(
     **found: Any,
 ) -> Audit:
     """The Audit. followed: the run under the recommended plan. planned: all plans. found: those of its fields that a stage returned as they are."""
-    subject, captured = bench.subject, bench.capture
+    subject, captured, options, ranges = bench.subject, bench.capture, bench.options, bench.measured.ranges
     plans, twins = planned.plans, captured.twins
     found["findings"] = tuple(replace(f, node=twins.get(f.node, f.node)) for f in found["findings"])
     return Audit(
@@ -71,40 +71,41 @@ def assemble(
         classes=_classes(bench),
         tied_parameters=under_several_names(named_parameters(subject.model)),
         shared_modules=under_several_names(named_modules(subject.model)),
-        environment=_environment(options, bench, seconds),
+        environment=_environment(bench, seconds),
         formats=options.formats,
         max_error=bench.yardstick.budget,
         use=options.use,
         capture_method=captured.method,
-        nodes=_reports(bench, measured, judged, followed),
+        nodes=_reports(bench, judged, followed),
         plan_errors={name: error for name, error in followed.errors.items() if name not in twins},
         warnings=(
             *subject.warnings,
             *captured.warnings,
             *planned.said,
-            *_warnings(bench, measured, options, found["training"]),
+            *_warnings(bench, found["training"]),
         ),
         command=options.command,
         noise=bench.noise.found,
         evaluation=evaluation and replace(evaluation, function=portable(evaluation.function)),
         weights=tuple(
-            Weight(p.fqn or p.name, p.kind, measured.ranges[p.name])
+            Weight(p.fqn or p.name, p.kind, ranges[p.name])
             for p in captured.placeholders
-            if p.kind in ("parameter", "buffer") and p.name in measured.ranges
+            if p.kind in ("parameter", "buffer") and p.name in ranges
         ),
-        linearity=tuple(measured.linearity[fmt] for fmt in options.formats if fmt in measured.linearity),
+        linearity=tuple(one for fmt in options.formats if (one := bench.measured.linearity.get(fmt))),
         baselines=planned.baselines,
         plans=plans,
         programs=planned.files,
         fp32_today=planned.fp32_today,
         timing=planned.timing,
-        **_held_to(options, bench, plans, found["recommended"]),
+        **_held_to(bench, plans, found["recommended"]),
         **found,
     )
 
 
-def _held_to(options: Settings, bench: Workbench, plans: Mapping[str, Plan], recommended: str | None) -> dict[str, Any]:
+def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | None) -> dict[str, Any]:
     """What errors of the outputs are, what holds them, and what is proposed: nothing where the user's metric says it all."""
+    options = bench.options
     name = getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
     criteria = bench.yardstick.distance if isinstance(bench.yardstick.distance, Criteria) else None
     set_ = criteria.each if criteria else ()
@@ -134,7 +135,8 @@ def _classes(bench: Workbench) -> dict[str, str]:
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
-def _environment(options: Settings, bench: Workbench, seconds: Mapping[str, float]) -> Environment:
+def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
+    options = bench.options
     return Environment(
         auditor=__version__,
         torch=torch.__version__,
@@ -155,10 +157,10 @@ def shapes_of(batch: Batch) -> tuple[str, ...]:
     return tuple(f"{str(x.dtype).removeprefix('torch.')}{list(shape)}" for x, shape in shapes)
 
 
-def _warnings(bench: Workbench, measured: Calibration, options: Settings, training: Training | None) -> Iterator[str]:
+def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
     """What is to be said beside what the stages say themselves."""
     subject, noise = bench.subject, bench.noise.found
-    yield from storing(subject, bench.capture, measured.ranges, options.formats)
+    yield from storing(subject, bench.capture, bench.measured.ranges, bench.options.formats)
     if noise.error > STEADY * bench.yardstick.budget:
         nodes = [bench.capture.nodes[name] for name in noise.operations]
         listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
@@ -184,44 +186,38 @@ def _warnings(bench: Workbench, measured: Calibration, options: Settings, traini
     yield from fresh_told(bench)
 
 
-def _reports(bench: Workbench, measured: Calibration, judged: Judgement, followed: UnderPlan) -> tuple[NodeReport, ...]:
-    literal, twins = written(bench.capture, measured.ranges), bench.capture.twins
+def _reports(bench: Workbench, judged: Judgement, followed: UnderPlan) -> tuple[NodeReport, ...]:
+    """One of every operation; of one that several paths run, in each format the worst verdict, error and effect."""
+    measured, twins = bench.measured, bench.capture.twins
+    literal = written(bench.capture, measured.ranges)
     rules: dict[str, list[str]] = defaultdict(list)
     for finding in bench.findings:
         rules[finding.node].append(finding.rule)
-    reports: dict[str, NodeReport] = {}
-    for name, node in bench.capture.nodes.items():
-        errors, first = measured.errors.get(name, {}), twins.get(name, name)
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in bench.capture.nodes:
+        alike[twins.get(name, name)].append(name)
+    result = []
+    for first, names in alike.items():
+        node, errors = bench.capture.nodes[first], _merged(measured.errors, names, worse)
         tested = node.floating or any(error.disagreement is not None for error in errors.values())
+        ranges = [measured.ranges[name] for name in names if name in measured.ranges]
         report = NodeReport(
             node=replace(node, inputs=tuple(twins.get(source, source) for source in node.inputs)),
-            findings=tuple(rules[name]),
+            findings=tuple(dict.fromkeys(rule for name in names for rule in rules[name])),
             errors=errors if tested else {},
-            contributions=measured.contributions.get(name, {}) if tested else {},
-            verdicts=judged.verdicts[name],
-            exposed=judged.exposed[name],
-            range=measured.ranges.get(name),
-            flops=bench.costs[name].flops,
-            written=name in literal,
-            planned=followed.dtypes.get(name),
+            contributions=_merged(measured.contributions, names, larger_effect) if tested else {},
+            verdicts=_merged(judged.verdicts, names, lambda *two: max(two, key=lambda one: GRADES.index(one.verdict))),
+            exposed=_merged(judged.exposed, names, lambda one, other: tuple(dict.fromkeys((*one, *other)))),
+            range=reduce(lambda *two: merge_magnitudes(two), ranges) if ranges else None,
+            flops=bench.costs[first].flops,
+            written=first in literal,
+            planned=followed.dtypes.get(first),
         )
-        reports[first] = _worst(reports[first], report) if first in reports else report
-    return tuple(reports.values())
+        result.append(report)
+    return tuple(result)
 
 
-def _worst(one: NodeReport, other: NodeReport) -> NodeReport:
-    """An operation that two paths run: in each format the worse verdict, error and effect."""
-    worse_verdict, formats = dict(one.verdicts), [fmt for fmt in one.errors if fmt in other.errors]
-    for fmt, verdict in other.verdicts.items():
-        if GRADES.index(verdict.verdict) > GRADES.index(one.verdicts[fmt].verdict):
-            worse_verdict[fmt] = verdict
-    effects = {fmt: (one.contributions.get(fmt), other.contributions.get(fmt)) for fmt in formats}
-    return replace(
-        one,
-        findings=tuple(dict.fromkeys((*one.findings, *other.findings))),
-        verdicts=worse_verdict,
-        exposed={f: tuple(dict.fromkeys((*one.exposed[f], *other.exposed[f]))) for f in one.exposed},
-        errors={**one.errors, **{fmt: worse(one.errors[fmt], other.errors[fmt]) for fmt in formats}},
-        contributions={**one.contributions, **{f: larger_effect(a, b) for f, (a, b) in effects.items() if a and b}},
-        range=merge_magnitudes((one.range, other.range)) if one.range and other.range else one.range,
-    )
+def _merged(found: Mapping[str, Mapping[str, T]], names: Sequence[str], merge: Callable[[T, T], T]) -> dict[str, T]:
+    """{format: what was found of these operations, merged}."""
+    first, *others = [found[name] for name in names if name in found] or [{}]
+    return {fmt: reduce(merge, [one[fmt] for one in others], of_first) for fmt, of_first in first.items()}

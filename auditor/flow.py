@@ -33,17 +33,16 @@ from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
 from .plan.verified import timed_plans, today_of
 from .plan.workbench import Workbench
-from .records import Audit, Capture, Finding, Plan, Subject
-from .records.training import Training
+from .records import Audit, Capture, Finding, Subject
 from .rulebook.causes import Graph, about, with_causes
 from .rulebook.findings import apply_selection, classify, compare_with_verdicts, concerning, with_batches
 from .rulebook.gather import gather
 from .rulebook.load import spread
 from .rulebook.verdicts import judge, with_backward
 from .settings import Settings
-from .stages import Stages, explain, listening
+from .stages import Stages, explain
 from .training.recommend import agreed
-from .training.stage import MeasuredStep, conclude, prepare
+from .training.stage import conclude, prepare
 
 TOO_SMALL = "The GPU's memory was too small for this audit: it was run on the CPU, which emulates a GPU."
 
@@ -70,20 +69,15 @@ def run(subject: Subject, options: Settings) -> Audit:
 
 
 def _audit(subject: Subject, options: Settings) -> Audit:
-    stages, formats, seed = Stages(options.listener), options.formats, options.seed
+    stages, formats, seed = Stages(options.progress), options.formats, options.seed
     as_set = subject.flags or flags()
-    with (
-        ieee(),
-        isolated(seed=seed),
-        torch.inference_mode(False),
-        in_eval(subject.model),
-        raised(subject),
-        listening(stages.beat),
-    ):
+    with ieee(), isolated(seed=seed), torch.inference_mode(False), in_eval(subject.model), raised(subject):
         options = options.having(found=follow(options.device, devices_of(subject.model)))
         subject = place_subject(subject, options.where, options.seed)
-        with stages("FP32 score", _scored_by(options), wanted=options.scoring is not None):
-            score = in_fp32(subject, options)
+        score = step = training = None
+        if options.scoring is not None:
+            with stages("FP32 score", options.scoring.name):
+                score = in_fp32(subject, options, options.scoring)
         with stages("capture", subject.name):
             recordings = record_paths(subject, formats, seed)
             first = recordings.first.capture
@@ -91,30 +85,34 @@ def _audit(subject: Subject, options: Settings) -> Audit:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
             yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.limits, first)
-            captured, relative = calibrate_paths(recordings, subject, formats, seed, stages.tick, yardstick)
+            captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured = in_unit(relative, yardstick.unit)
         judged = judge(captured, measured, formats, yardstick.budget, noise.found)
-        with stages("training", "the FP32 step", wanted=options.training):
-            step = prepare(subject, formats, seed, stages.tick) if options.training else None
-        judged = with_backward(judged, captured, step.nodes, step.capture) if step else judged
+        if options.training:
+            with stages("training", "the FP32 step"):
+                step = prepare(subject, formats, seed)
+            judged = with_backward(judged, captured, step.nodes, step.capture)
         with stages("classify", f"{len(options.rulebook)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
             findings = _findings(captured, graph, judged.exposed, options)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
-            planned = _make_plans(bench, options, stages, score)
+            planned = _make_plans(bench, stages, score)
         if (known := unsafe_in_runs(judged, planned.baselines)) is not judged:
             judged, graph = known, replace(graph, verdicts=known.verdicts)
             findings = _findings(captured, graph, judged.exposed, options)
-        training, recommended, reason = _conclude(step, planned.plans, yardstick.budget, options, stages)
+        recommended, reason = recommend(planned.plans, yardstick.budget, options.use)
+        if step is not None:
+            with stages("low steps", "FP16 and BF16 training steps"):
+                training = conclude(step, planned.plans, recommended)
+                budget = yardstick.budget
+                recommended, reason = agreed(training, planned.plans, recommended, reason, budget, options.use)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
     return assemble(
-        options,
         bench,
-        measured,
         judged,
         findings=findings,
         regions=of_verdicts(relative.regions, captured, judged.verdicts),
@@ -128,39 +126,29 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     )
 
 
-def _make_plans(bench: Workbench, options: Settings, stages: Stages, score: InFp32 | None) -> Planned:
+def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None) -> Planned:
     """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
+    options = bench.options
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
-        planner = Planner(bench, options.scoped, options.formats, stages.tick)
+        planner = Planner(bench, options.scoped, options.formats)
         baselines = locate(bench, planner.baselines())
         today = today_of(bench)
     with stages("plan", "solve, patch, verify"):
         plans = locate_in_plans(bench, planner.plans(baselines))
-    with stages("scores", _scored_by(options), wanted=score is not None):
-        plans = score.under(plans, bench) if score else plans
-    with stages("graph", "export, solve, verify", wanted=options.as_graphs):
-        graphs = graphs_of(bench, options.strategies, options.formats, stages.tick, score)
-        graphs = replace(graphs, baselines=locate(bench, graphs.baselines))
-    planned = replace(graphs.beside(baselines, plans), fp32_today=today)
-    with stages("times", "FP32 and every plan, over and over", wanted=options.times):
-        if not options.times:
-            return planned
-        timed, timing = timed_plans(bench, planned.plans, stages.tick)
-        return replace(planned, plans=timed, timing=timing)
-
-
-def _conclude(
-    step: MeasuredStep | None, plans: Mapping[str, Plan], budget: float, options: Settings, stages: Stages
-) -> tuple[Training | None, str | None, str]:
-    """What training in low precision comes to, where it is audited, and the plan to use, with why."""
-    recommended, reason = recommend(plans, budget, options.use)
-    with stages("low steps", "FP16 and BF16 training steps", wanted=options.training):
-        training = conclude(step, plans, recommended, stages.tick) if step else None
-        return training, *agreed(training, plans, recommended, reason, budget, options.use)
-
-
-def _scored_by(options: Settings) -> str:
-    return options.scoring.name if options.scoring else ""
+    if score is not None:
+        with stages("scores", score.scoring.name):
+            plans = score.under(plans, bench)
+    planned = Planned(plans, baselines, fp32_today=today)
+    if options.as_graphs:
+        with stages("graph", "export, solve, verify"):
+            graphs = graphs_of(bench, score)
+            more = locate(bench, graphs.baselines)
+        planned = replace(graphs, plans={**plans, **graphs.plans}, baselines={**baselines, **more}, fp32_today=today)
+    if options.times:
+        with stages("times", "FP32 and every plan, over and over"):
+            timed, timing = timed_plans(bench, planned.plans)
+        planned = replace(planned, plans=timed, timing=timing)
+    return planned
 
 
 def _findings(

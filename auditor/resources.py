@@ -1,4 +1,4 @@
-"""Where the data that ships with the package lies: inside the wheel, or beside the package in a checkout."""
+"""Data in files: what ships with the package, inside the wheel or beside the package in a checkout, and the user's TOML."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from .errors import AuditorError
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -28,3 +30,13 @@ def errors() -> dict[str, str]:
 def table(name: str) -> dict[str, Any]:
     """Facts about torch and devices, each file with its source: the contents of `auditor/<name>.toml`."""
     return tomllib.loads((_PACKAGE / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def tables(file: Path, slug: str) -> dict[str, Any]:
+    """What a TOML file holds. Raises: AuditorError."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AuditorError(f"{file}: it cannot be read ({error.strerror})", slug) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AuditorError(f"{file}: {error}", slug) from error

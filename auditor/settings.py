@@ -26,11 +26,11 @@ from pydantic import (
 )
 
 from .artefact.strategies import GRAPHS, SHIPPED, all_strategies
-from .config import CODE, Ignore
 from .criteria import Criterion
 from .devices import choose, has_clock, is_native, kind_and_number, name_of, row_of
 from .errors import AuditorError
 from .numerics.formats import DEFAULT, auditable, runs
+from .records.measure import CODE, Ignore
 from .records.plan import DIRECTIONS
 from .resources import table
 
@@ -96,10 +96,6 @@ def _no_flag(value: Any) -> Any:
     return value
 
 
-def _device(value: Any) -> Any:
-    return value if kind_and_number(value) else None
-
-
 def _require_reason(value: Ignore) -> Ignore:
     if not (value.module.strip() and value.reason.strip()):
         raise ValueError("one without a module or a reason")
@@ -124,7 +120,7 @@ Function = Callable[..., Any] | None
 class Settings(BaseModel):
     """What an audit can be asked, as the keywords of `auditor.audit()`, and what is found out of that before it begins.
 
-    found: the device that the model is on; limits: the criteria, read; listener: who hears of progress; scoring: the function that scores, found.
+    found: the device that the model is on; limits: the criteria, read; scoring: the function that scores, found.
     """
 
     model_config = ConfigDict(
@@ -148,7 +144,7 @@ class Settings(BaseModel):
     """`metric(reference, candidate) -> float` over two lists of output tensors; smaller is better"""
     device: Annotated[
         Any,
-        AfterValidator(_device),
+        AfterValidator(lambda value: kind_and_number(value) and value),
         Option("auto, cpu, cuda or cuda:N (a cpu emulates the formats of a GPU)", "DEVICE"),
     ] = "auto"
     """`auto` (the GPUs that the model is on, else the current one, else the CPU, which emulates one), `cpu`, `cuda`, `cuda:N`"""
@@ -211,7 +207,6 @@ class Settings(BaseModel):
     found: str | None = None
     rulebook: tuple[Rule, ...] = ()
     limits: tuple[Criterion, ...] = ()
-    listener: Callable[[str, str, int, int], None] | None = None
     scoring: Scoring | None = None
 
     @field_validator("*", mode="after")

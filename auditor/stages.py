@@ -12,14 +12,15 @@ from .errors import AuditorError, device_failed, first_line, from_outside, out_o
 QUIET = 1.0
 """Seconds between two signs of life that are told."""
 
-_listeners: list[Callable[[str], None]] = []
+_running: list[Stages] = []
+"""Those in a stage, the innermost last."""
 
 
 @dataclass
 class Stages:
     """`with stages(name, detail, total):` runs one stage. seconds: {stage: how long it took}."""
 
-    progress: Callable[[str, str, int, int], None] | None
+    progress: Callable[[str, str, int, int], None] | bool | None
     seconds: dict[str, float] = field(default_factory=dict)
     _current: str = ""
     _detail: str = ""
@@ -28,37 +29,26 @@ class Stages:
     _told: float = 0.0
 
     @contextmanager
-    def __call__(self, stage: str, detail: str, total: int = 0, *, wanted: bool = True) -> Iterator[None]:
-        """wanted: whether this audit has that stage; nothing is said or timed otherwise.
-
-        Raises: AuditorError, as `explain` does.
-        """
-        if not wanted:
-            yield
-            return
+    def __call__(self, stage: str, detail: str, total: int = 0) -> Iterator[None]:
+        """Raises: AuditorError, as `explain` does."""
         self._current, self._done, self._total = stage, 0, total
-        self._say(detail)
+        self.say(detail)
         start = time.perf_counter()
+        _running.append(self)
         try:
             yield
         except Exception as error:
             explain(stage, error)
             raise
+        finally:
+            _running.pop()
         self.seconds[stage] = time.perf_counter() - start
 
-    def tick(self, detail: str) -> None:
-        """One step of the stage is done."""
-        self._done += 1
-        self._say(detail)
-
-    def beat(self, detail: str = "") -> None:
-        """A sign of life between two steps, told once a second at most."""
-        if time.perf_counter() - self._told >= QUIET:
-            self._say(detail or self._detail)
-
-    def _say(self, detail: str) -> None:
+    def say(self, detail: str, steps: int = 0) -> None:
+        """Tell of the stage. steps: how many more of it are done."""
+        self._done += steps
         self._detail, self._told = detail, time.perf_counter()
-        if self.progress is not None:
+        if callable(self.progress):
             self.progress(self._current, detail, min(self._done, self._total) if self._total else 0, self._total)
 
 
@@ -88,17 +78,14 @@ def explain(stage: str, error: Exception) -> None:
         error.add_note(f"in the stage {stage!r}")
 
 
+def tick(detail: str) -> None:
+    """One step of the running stage is done."""
+    for stages in _running[-1:]:
+        stages.say(detail, 1)
+
+
 def beat(detail: str = "") -> None:
-    """A step of a stage's work is done, or begins; detail: what it is, where that is worth a word."""
-    if _listeners:
-        _listeners[-1](detail)
-
-
-@contextmanager
-def listening(listener: Callable[[str], None]) -> Iterator[None]:
-    """`listener(detail)` hears of every beat in the body."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
+    """A sign of life between two steps, told once a second at most. detail: what is done, where that is worth a word."""
+    for stages in _running[-1:]:
+        if time.perf_counter() - stages._told >= QUIET:
+            stages.say(detail or stages._detail)

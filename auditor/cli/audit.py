@@ -62,7 +62,7 @@ def _audit(settings: AuditTarget, progress: Display) -> int:
         known = load(settings.baseline) if settings.baseline else None  # before anything that takes its time
         if settings.out:
             folder.check_directory(settings.out)
-        settings = with_rules(settings).having(listener=progress)
+        settings = with_rules(settings).having(progress=progress)
         if settings.onnx:
             from ..graphs.onnxfile import require
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..asked import OPTIONS, Command, by_option, key_of, validate
-from ..config import tables
 from ..errors import AuditorError
+from ..resources import tables
 
 NOT_HERE = ("out", "format", "open", "dry_run", "baseline", "explain_layer", "quiet", "debug", "per_module_ignores")
 """Options of an audit that are the fleet's to give, or that answer on a terminal."""

@@ -4,7 +4,7 @@ process, judged and scored."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -30,11 +30,10 @@ from ..plan.solve import VISITS
 from ..plan.verified import answered
 from ..plan.workbench import Workbench
 from ..records import Baseline, Batch, KeptOperation, Memory, Plan, Program, ScopeChoice, Timing, Today
+from ..stages import tick
 from ..verify import PROGRAM
 from .exported import Exported, Saved, cannot, exported, outlines, saved
 from .operations import Operation, Table, is_pick, low_arguments, table_of
-
-Tick = Callable[[str], None]
 
 COPIED = "copied"
 """Where a node's `meta` has the name of the one that it stands for; casts stand for none."""
@@ -54,30 +53,22 @@ class Planned:
     fp32_today: Today | None = None
     timing: Timing | None = None
 
-    def beside(self, baselines: Mapping[str, Baseline], plans: Mapping[str, Plan]) -> Planned:
-        """These after others."""
-        return replace(self, baselines={**baselines, **self.baselines}, plans={**plans, **self.plans})
 
-
-def graphs_of(
-    bench: Workbench, strategies: Sequence[str], formats: Sequence[str], tick: Tick, score: InFp32 | None = None
-) -> Planned:
+def graphs_of(bench: Workbench, score: InFp32 | None = None) -> Planned:
     """A plan for every format that torch computes in, verified on inputs it was not made from where there are any. score: of
     the FP32 model, where plans are to be scored too.
 
     Where the model cannot be exported that is said, and plans of other strategies stand alone.
     Raises: PlanError(slug="cannot-export") where there are no others.
     """
-    wanted = [name for name in strategies if name in GRAPHS]
-    if not wanted:
-        return Planned()
+    strategy = next(name for name in bench.options.strategies if name in GRAPHS)
     try:
         tick("exporting the model")
-        return _planned(_trial(bench), wanted[0], formats, tick, score)
+        return _planned(_trial(bench), strategy, score)
     except PlanError as error:
-        if error.slug != "cannot-export" or len(wanted) == len(strategies):
+        if error.slug != "cannot-export" or not bench.options.scoped:
             raise
-        return Planned(said=(f"There is no plan of strategy {wanted[0]}: {error}",))
+        return Planned(said=(f"There is no plan of strategy {strategy}: {error}",))
 
 
 def _trial(bench: Workbench) -> Trial:
@@ -92,10 +83,10 @@ def _trial(bench: Workbench) -> Trial:
     return replace(trial, bench=replace(bench, subject=replace(subject, batches=batches, held_out=held_out)))
 
 
-def _planned(trial: Trial, strategy: str, formats: Sequence[str], tick: Tick, score: InFp32 | None) -> Planned:
+def _planned(trial: Trial, strategy: str, score: InFp32 | None) -> Planned:
     bench = trial.bench
     baselines, spaces, files = dict[str, Baseline](), dict[str, Operations](), dict[str, bytes]()
-    for format in filter(runs, formats):
+    for format in filter(runs, bench.options.formats):
         table, baseline = _all_low(trial, table_of(trial.exported.graph_module.graph, format, bench))
         spaces[f"{strategy}_{format}"], baselines[f"{strategy}_{format}"] = Operations(table, trial), baseline
 
@@ -110,7 +101,8 @@ def _planned(trial: Trial, strategy: str, formats: Sequence[str], tick: Tick, sc
             file = saved(module, trial.exported)
             files[f"{name}{PROGRAM}"] = file.content
             plans[name] = _plan(name, strategy, trial, spaces[name], choice, file, memory_needed(module))
-        return answered(bench, plans, partial(tick, "running the programs"), files)
+        tick("running the programs")
+        return answered(bench, plans, files)
 
     plans = verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
     return Planned(score.under(plans, bench, files) if score else plans, baselines, files)

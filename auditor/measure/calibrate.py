@@ -46,7 +46,6 @@ def calibrate(
     subject: Subject,
     formats: tuple[str, ...],
     seed: int,
-    tick: Callable[[str], None],
     yardstick: Yardstick = PLAIN,
     whole: Subject | None = None,
 ) -> Calibration:
@@ -60,8 +59,8 @@ def calibrate(
 
     def one(batch: Batch) -> Calibration:
         number = number_of(whole or subject, batch)
-        measured, first = _measure_with_fallback(capture, subject, batch, formats, seed, tick, yardstick)
-        contributions, linearity = settle(measured, first, yardstick, tick)
+        measured, first = _measure_with_fallback(capture, subject, batch, formats, seed, yardstick)
+        contributions, linearity = settle(measured, first, yardstick)
         contributions = {
             name: {fmt: replace(one, batch=number) for fmt, one in formats.items()}
             for name, formats in contributions.items()
@@ -78,7 +77,6 @@ def calibrate_paths(
     subject: Subject,
     formats: tuple[str, ...],
     seed: int,
-    tick: Callable[[str], None],
     yardstick: Yardstick = PLAIN,
 ) -> tuple[Capture, Calibration]:
     """The graph of all paths that the batches take, and `calibrate` of each path with its own batches, taken together.
@@ -91,7 +89,7 @@ def calibrate_paths(
         later = path is not recordings.first
         by = replace(yardstick, distance=for_outputs(yardstick.distance, path.outputs)) if later else yardstick
         try:
-            part = calibrate(path.capture, replace(subject, batches=path.batches), formats, seed, tick, by, subject)
+            part = calibrate(path.capture, replace(subject, batches=path.batches), formats, seed, by, subject)
         except MeasureError as error:
             if not later:
                 raise
@@ -108,13 +106,12 @@ def _measure_with_fallback(
     batch: Batch,
     formats: tuple[str, ...],
     seed: int,
-    tick: Callable[[str], None],
     yardstick: Yardstick,
 ) -> tuple[Measurement, FirstOrder]:
     """Measured once, and again where the way back through some operation raises: with care, and then without a way back."""
 
     def tried(back: Back) -> tuple[Measurement, FirstOrder]:
-        measured = measure(capture, subject.model, batch, formats, tick, back=back)
+        measured = measure(capture, subject.model, batch, formats, back=back)
         return measured, first_order(measured, seed, yardstick)
 
     backs: tuple[Back, ...] = ("trusted", "tried")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from ..numerics.formats import format_of
 from ..numerics.histogram import Profile
 from ..numerics.nodes import tensors_of, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
+from ..stages import tick
 from .alone import Alone, InFormat, Leaves, Trace
 from .reference import Back, Reference
 
@@ -83,13 +84,12 @@ def measure(
     model: nn.Module,
     batch: Batch,
     formats: Sequence[str],
-    tick: Callable[[str], None] = lambda name: None,
     *,
     back: Back = "trusted",
 ) -> Measurement:
     """Run the reference once with autograd, and beside it each node alone in each format and one low run per format.
 
-    The model's own tensors are read, never written: the graph runs on detached leaves. `tick` hears every node's name.
+    The model's own tensors are read, never written: the graph runs on detached leaves.
     back: see Reference; for models with an operation whose derivative raises.
     """
     reference, profiles = Reference(back), dict[fx.Node, Profile]()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -17,6 +17,7 @@ from ..numerics.casting import round_tree, widen
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
 from ..records import Contribution, Linearity
+from ..stages import tick
 from .attribute import Contributions, FirstOrder, lone_views
 from .measure import Measurement
 from .rerun import PLAIN, SENSITIVE_SHARE, Reruns, Yardstick
@@ -41,16 +42,13 @@ _TOLD = 1e-3
 
 
 def settle(
-    measurement: Measurement,
-    first: FirstOrder,
-    yardstick: Yardstick = PLAIN,
-    tick: Callable[[str], None] = lambda name: None,
+    measurement: Measurement, first: FirstOrder, yardstick: Yardstick = PLAIN
 ) -> tuple[Contributions, dict[str, Linearity]]:
     """The contributions with those run that first order does not decide, and how its predictions fared in each format."""
     result = {name: dict(by_format) for name, by_format in first.contributions.items()}
     checks: dict[str, Linearity] = {}
     for fmt in measurement.formats:
-        settling = _Settling(Reruns(measurement, fmt, yardstick), first, tick)
+        settling = _Settling(Reruns(measurement, fmt, yardstick), first)
         settling.settle_unknown()
         check = settling.check_predictions()
         if check is not None:
@@ -77,8 +75,8 @@ Waiting = list[tuple[float, int, Sequence[str], _Ran]]
 class _Settling:
     """One format. found: what runs tell."""
 
-    def __init__(self, reruns: Reruns, first: FirstOrder, tick: Callable[[str], None]) -> None:
-        self.reruns, self.tick = reruns, tick
+    def __init__(self, reruns: Reruns, first: FirstOrder) -> None:
+        self.reruns = reruns
         self.found: dict[str, Contribution] = {}
         self._measurement, self._answers, self._unseen = reruns.measurement, first.answers, first.unseen
         self._limit, fmt = reruns.yardstick.limit, reruns.format
@@ -150,7 +148,7 @@ class _Settling:
         heapq.heappush(waiting, (-expected, next(self._numbers), names, of))
 
     def _run_group(self, names: Sequence[str], waiting: Waiting) -> None:
-        self.tick(names[0])
+        tick(names[0])
         error, flipped = self.reruns.together(names)
         ran = _Ran(names, error, flipped, self.reruns.criterion)
         if error <= SENSITIVE_SHARE * self._limit:
@@ -178,7 +176,7 @@ class _Settling:
     def _run_alone(self, name: str) -> Contribution:
         """The model run with this operation low; what it does itself, and the rounding of its result, as first order divides it,
         or run too."""
-        self.tick(name)
+        tick(name)
         fmt, first = self.reruns.format, self._first[name]
         isolated, _ = self.reruns.together([name])
         ran = Contribution(isolated, isolated, isolated, "re-run", criterion=self.reruns.criterion)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..numerics.formats import runs
 from ..records import Baseline, Plan
+from ..stages import tick
 from .modules import Modules, as_candidate, as_plan
 from .reasons import improve, with_reasons
 from .recommend import gains, has_low
@@ -20,10 +21,8 @@ from .workbench import Workbench
 class Planner:
     """What happens without a plan, and the plans, of some strategies and formats. Every artefact is run once, whoever asks."""
 
-    def __init__(
-        self, bench: Workbench, strategies: Sequence[str], formats: Sequence[str], tick: Callable[[str], None]
-    ) -> None:
-        self.bench, self.tick = bench, tick
+    def __init__(self, bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> None:
+        self.bench = bench
         trial = bench.trial(bench.usable(bench.subject.batches))
         problems = [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]
         self.spaces = {problem.name: Modules(problem, trial, bench.max_error) for problem in problems}
@@ -55,7 +54,7 @@ class Planner:
             if harmful or (gains(plan) and not is_outdone(plan, baselines[name])):
                 result[name] = plan
         for name, space in self.spaces.items():
-            self.tick(f"why {name.replace('_', ' ')}")
+            tick(f"why {name.replace('_', ' ')}")
             plan = with_reasons(space, result[name], self.bench.findings)
             if runs(plan.format) and not has_low(plan):
                 plan = replace(plan, reach=None if self.bench.options.quick else space.reach())
@@ -63,7 +62,7 @@ class Planner:
         return {name: result[name] for name in self.spaces}
 
     def _make(self, name: str, limit: float) -> Candidate:
-        self.tick(name.replace("_", " "))
+        tick(name.replace("_", " "))
         space = self.spaces[name]
         if self.bench.options.quick:
             return choose(space, limit, 0)
@@ -74,7 +73,7 @@ class Planner:
         """The plans of these choices, verified."""
         keys = {name: (name, self.spaces[name].key(point)) for name, point in chosen.items()}
         new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
-        self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new, self.tick).items()}
+        self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new).items()}
         return {name: self._ran[key] for name, key in keys.items()}
 
     def _better(self, plans: Mapping[str, Plan], baselines: Mapping[str, Baseline]) -> Iterator[tuple[str, Candidate]]:

@@ -11,7 +11,6 @@ from ..errors import MeasureError
 from ..records import Evaluation, Plan, Subject
 from ..score import NoScore, ScoreResult, Scoring, compare_scores, fp32_score
 from ..settings import Settings
-from ..stages import beat
 from ..verify import FP32, LATER, TIMEOUT, NotHandedOver, Question, Runs, Verifier, in_hand
 from .workbench import Workbench, emitted, raising, reference
 
@@ -33,24 +32,20 @@ class InFp32:
     ) -> dict[str, Plan]:
         """The plans, those that are verified with their scores. files: see Workbench.ask."""
         wanted = {name: plan for name, plan in plans.items() if plan.verified}
-        most = len(self.given.values)
-        question, told = _question(self.scoring, most, self.timeout), partial(_tell, most)
+        question = _question(self.scoring, len(self.given.values), self.timeout)
         fresh = self.scoring.place is not None
-        result = bench.ask(wanted, question, told, files, fresh=fresh, later=LATER) if wanted else {}
+        result = bench.ask(wanted, question, files, fresh=fresh, later=LATER) if wanted else {}
         scores = {name: compare_scores(self.scoring, self.given, given) for name, given in result.items()}
         return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
 
 
-def in_fp32(subject: Subject, options: Settings) -> InFp32 | None:
-    """What the user's function says of the FP32 model, in a process of its own where it can be made there; None where there is
-    no function.
+def in_fp32(subject: Subject, options: Settings, scoring: Scoring) -> InFp32:
+    """What the user's function says of the FP32 model, in a process of its own where it can be made there.
 
     Raises: MeasureError(slug="no-score") where it says nothing.
     """
-    if (scoring := options.scoring) is None:
-        return None
     plans, seed, device = raising(subject), options.seed, options.where
-    question, told = _question(scoring, None, options.timeout), partial(_tell, None)
+    question = _question(scoring, None, options.timeout)
     result: dict[str, Found] = {}
     if subject.origin is not None and scoring.place is not None:
         expected = reference(subject, subject.batches[0], seed)
@@ -58,9 +53,9 @@ def in_fp32(subject: Subject, options: Settings) -> InFp32 | None:
             subject.batches[:1], expected=expected, seed=seed, device=device, timeout=options.timeout
         )
         with suppress(NotHandedOver), begun as (verifier, folder):
-            result = verifier.ask(emitted(subject, plans, folder), [FP32], question, told, LATER)
+            result = verifier.ask(emitted(subject, plans, folder), [FP32], question, LATER)
     if not result:
-        runs = Runs(partial(in_hand, subject.model, plans), device=device, seed=seed, told=told)
+        runs = Runs(partial(in_hand, subject.model, plans), device=device, seed=seed)
         result = {FP32: question(runs, FP32)}
     try:
         if isinstance(given := result[FP32], str):
@@ -74,7 +69,3 @@ def _question(scoring: Scoring, most: int | None, timeout: float | None) -> Ques
     """The function called, which another process finds by its place. most: how many numbers there will be."""
     found = scoring if scoring.place is None else scoring.place.text
     return partial(Runs.score, scoring=found, most=most, limit=timeout or TIMEOUT)
-
-
-def _tell(most: int | None, words: str) -> None:
-    beat(f"{words} of {most:,}" if words and most and most > 1 else words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
 from ..records import Baseline, Plan, Timed, Timing, Today, Verification
+from ..stages import tick
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
 from .modules import worst_of
@@ -38,30 +39,27 @@ def fresh_told(bench: Workbench) -> tuple[str, ...]:
     )
 
 
-Tick = Callable[[str], None]
-
 Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
 """What a model returns in FP32, and patched."""
 
 
-def verify(bench: Workbench, plans: Mapping[str, Plan], tick: Tick) -> dict[str, Plan]:
+def verify(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
     """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget.
 
     Of a plan in a format that torch does not compute in there is no artefact: it stays unverified, and says so.
     """
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
     result = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
-    result |= answered(bench, run, partial(tick, "running the patched model")) if run else {}
+    if run:
+        tick("running the patched model")
+        result |= answered(bench, run)
     return {name: result[name] for name in plans}
 
 
-def answered(
-    bench: Workbench, plans: Mapping[str, Plan], tick: Callable[[], None], files: Mapping[str, bytes] | None = None
-) -> dict[str, Plan]:
+def answered(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None) -> dict[str, Plan]:
     """The plans with what their artefacts answer on the inputs that plans are judged on. files: see Workbench.ask."""
     expected = Answers(bench.references(bench.checks), bench.graded)
-    tick()
-    given = bench.ask(plans, Runs.answers, lambda words: tick(), files)
+    given = bench.ask(plans, Runs.answers, files)
     return {name: judged(bench, plan, expected, given[name]) for name, plan in plans.items()}
 
 
@@ -173,9 +171,7 @@ WAYS = ("eager", "compiled", "cuda_graph")
 """How a model is run to be timed, by the names of Timed."""
 
 
-def timed_plans(
-    bench: Workbench, plans: Mapping[str, Plan], tick: Callable[[str], None]
-) -> tuple[dict[str, Plan], Timing]:
+def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], Timing]:
     """The plans with what one forward takes under each, and what that is held against.
 
     On a GPU they are run there; on a CPU they are run in half precision by the CPU itself, which emulates nothing, and the
@@ -185,7 +181,7 @@ def timed_plans(
     run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
     names = [FP32, *([TODAY] if today else []), *run]
     question = partial(Runs.time, flags=dict(bench.flags), threads=torch.get_num_threads())
-    given: dict[str, Timed | str] = bench.ask(run, question, lambda words: tick("timing"), names=names)
+    given: dict[str, Timed | str] = bench.ask(run, question, names=names)
     missing = (*WAYS[:2], "memory")
     result = {
         n: one if isinstance(one, Timed) else Timed(missing=dict.fromkeys(missing, one)) for n, one in given.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -130,7 +130,6 @@ class Workbench:
         self,
         plans: Mapping[str, Plan],
         question: Question,
-        told: Callable[[str], None],
         files: Mapping[str, bytes] | None = None,
         *,
         names: Sequence[str] | None = None,
@@ -140,8 +139,7 @@ class Workbench:
         """What the artefacts of plans give: of the emitted file in a fresh process, or, for a model that was handed over as an
         object or cannot be had there, or a question that is not `fresh`, of the model patched for a while.
 
-        files: of plans that are programs, by name. names: of what is asked about, the plans unless given. told, later: see
-        Verifier.ask."""
+        files: of plans that are programs, by name. names: of what is asked about, the plans unless given. later: see Verifier.ask."""
         names = list(names or plans)
         load: Load = partial(in_hand, self.subject.model, plans)
         if files is not None:
@@ -152,12 +150,12 @@ class Workbench:
         if fresh and (files is not None or (self.subject.origin is not None and not self.not_fresh)):
             try:
                 file = folder if files is not None else emitted(self.subject, plans, self.verifier.scratch)
-                return self.verifier.ask(file, names, question, told, later)
+                return self.verifier.ask(file, names, question, later)
             except NotHandedOver as problem:
                 if files is None:
                     self.not_fresh.append(str(problem))
         gradients = self.graded is not None  # of the model before it is patched
-        runs = Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most, told)
+        runs = Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most)
         return {name: question(runs, name) for name in names}
 
     def trial(self, batches: Sequence[Batch]) -> Trial:

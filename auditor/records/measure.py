@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from .written import FileField, MeasurementField, empty
 
@@ -135,6 +137,24 @@ class Weight:
 
 MEASURED = frozenset({"MSR001", "MSR002", "MSR003"})
 """Rules that report the measurement itself, where no other rule accounts for it."""
+
+
+CODE = r"^[A-Z]{3}\d{0,3}$"
+"""A rule's code, or the letters of a family, with or without the beginning of a number."""
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """Findings not wanted: those whose code starts with `code`, in modules whose path the glob `module` matches.
+
+    source: where that is said; reason: why, in the user's words ("" where none is asked for).
+    """
+
+    code: Annotated[str, Field(pattern=CODE)]
+    module: str = "*"
+    reason: str = ""
+    source: str = "ignore"
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)

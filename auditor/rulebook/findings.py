@@ -7,10 +7,9 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..config import Ignore
 from ..numerics.formats import auditable
 from ..records import Capture, Finding, Verdict
-from ..records.measure import MEASURED
+from ..records.measure import MEASURED, Ignore
 from .conditions import evaluate, facts_used
 from .facts import FACTS, NodeFacts, value_at
 from .patterns import Matcher

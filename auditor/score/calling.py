@@ -22,6 +22,7 @@ from ..isolation.process import swapped, uncompiled, unfused
 from ..loading.importer import as_script
 from ..loading.target import blame
 from ..records.plan import Evaluation, Score
+from ..stages import beat
 from ..trees import tensors_in
 from .function import Scoring
 
@@ -56,19 +57,19 @@ def given_by(
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     most: int | None = None,
     limit: float | None = None,
-    told: Callable[[int], None] = lambda count: None,
+    plan: str = "",
 ) -> ScoreResult:
     """What the function gives for a model that runs inside `around()`, without gradients unless it switches them on.
 
     It begins from the seed; the model, the generators and the tensors that the function itself holds come back as they were.
-    most: numbers beyond which there are more than are of use. limit: seconds.
+    most: numbers beyond which there are more than are of use. limit: seconds. plan: what to tell of how far it is.
     Raises: NoScore.
     """
     deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
 
     def in_time(count: int | None = None) -> None:
         if count is not None:
-            told(count)
+            beat(f"{plan.replace('_', ' ')}: {count:,}{f' of {most:,}' if most and most > 1 else ''}")
         if time.monotonic() > deadline:
             raise NoScore(f"the function gave no score within {limit:g} seconds")
 

@@ -95,7 +95,7 @@ def _off(fmt: str, error: float) -> str:
 
 
 def agreed(
-    training: Training | None,
+    training: Training,
     plans: Mapping[str, Plan],
     recommended: str | None,
     reason: str,
@@ -107,8 +107,6 @@ def agreed(
     Plans are chosen by how far outputs are off; a step may be further off, or need what FP16 has not. Where nobody asked
     for a plan under autocast, or none about training, the recommendation stays.
     """
-    if training is None:
-        return recommended, reason
     if use != "training":
         return recommend(plans, max_error, use, {f"autocast_{training.format}"})
     if training.format is None:

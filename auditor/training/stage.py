@@ -27,6 +27,7 @@ from ..records.training import (
     Training,
 )
 from ..rulebook.verdicts import backward_reasons
+from ..stages import tick
 from .advice import advice_of
 from .backward import backward_nodes
 from .objective import in_training
@@ -37,8 +38,6 @@ from .window import RATES, loss_scale, lost_by_adam, lost_by_sgd, ratios_of, tri
 
 HALVINGS, PARTS = 2, 2
 """How often the batch is halved, and how many parts of one size are run at most."""
-
-Tick = Callable[[str], None]
 
 
 @dataclass
@@ -59,12 +58,7 @@ class MeasuredStep:
     losses: list[float] = field(default_factory=list)
 
 
-def prepare(
-    subject: Subject,
-    formats: tuple[str, ...],
-    seed: int,
-    tick: Tick = lambda name: None,
-) -> MeasuredStep:
+def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredStep:
     """One FP32 step per batch, and every operation's backward pass alone; the model comes back as it was.
 
     Raises: CaptureError(slug="capture-failed"), LoadError(slug="bad-loss") where FP32 gradients are not finite.
@@ -98,7 +92,7 @@ def prepare(
     )
 
 
-def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None, tick: Tick) -> Training:
+def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
     """The loss-scale window under the FP16 plan, what BF16 loses, trial steps, and advice."""
     lowerings = {fmt: Lowering(fmt, _usable(plans.get(f"autocast_{fmt}"))) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ..numerics.metrics import output_error
 from ..processes import HERE, Process, how_ended
 from ..records import Batch, Timed, Times
 from ..score import ScoreResult
+from ..stages import beat
 from ..trees import tensors_in
 from .running import NOT_RUN, Answers, Question, Runs, said_no_memory
 
@@ -39,7 +40,7 @@ STARTED = "started.pt"
 `answer`, what the model answers in FP32 on the first batch, where it was built for this job."""
 
 COUNTED = "counted"
-"""The file that says of which plan the user's function gave how many numbers so far."""
+"""The file that says how far the process is with a plan, where that is worth a word."""
 
 ALIKE = 1e-3
 """Relative L2 difference up to which two FP32 answers are of one model: rounding is 1e-6, another initialisation is 1."""
@@ -177,13 +178,11 @@ class Verifier:
         file: Path,
         plans: Sequence[str],
         question: Question = Runs.answers,
-        told: Callable[[str], None] = lambda words: None,
         later: float = 0.0,
     ) -> dict[str, Any]:
         """What each plan of a file gives, or the one-line reason why it does not; FP32 and TODAY are the model itself.
 
-        told: called every second, with how far the user's function is, in words. later: seconds that a plan has beyond the
-        timeout. Raises: NotHandedOver.
+        later: seconds that a plan has beyond the timeout. Raises: NotHandedOver.
         """
         result: dict[str, Any] = {}
         (self.scratch / COUNTED).unlink(missing_ok=True)
@@ -194,7 +193,7 @@ class Verifier:
             files = [folder / f"{index}.pt" for index in range(len(left))]
             job = {"folder": folder, "file": file, "plans": left, "question": question}
             try:
-                failure = self._run(job, files, self._timeout + later, told)
+                failure = self._run(job, files, self._timeout + later)
                 if known is not None and self._process is None and not (folder / STARTED).exists():
                     continue  # it had ended since it answered others
                 self._check_start(folder / STARTED, failure)
@@ -233,7 +232,7 @@ class Verifier:
         if not difference <= self._limit:
             raise NotHandedOver("the factory makes another model each time: seed it, or give --weights")
 
-    def _run(self, job: Mapping[str, Any], files: Sequence[Path], timeout: float, told: Callable[[str], None]) -> str:
+    def _run(self, job: Mapping[str, Any], files: Sequence[Path], timeout: float) -> str:
         """Have a job done; how the process ended, should it have left a plan without an answer.
 
         It ends where it takes longer than `timeout` over one of them.
@@ -249,7 +248,7 @@ class Verifier:
             hand(self._process, self._settings)
         process = self._process
         hand(process, job)
-        since = last = time.monotonic()
+        since = time.monotonic()
         answered, counted = 0, self.scratch / COUNTED
         while process.poll() is None:
             count = sum(file.exists() for file in files)
@@ -261,9 +260,7 @@ class Verifier:
             if now - since >= timeout:
                 self._give_up()
                 return f"the process that ran it gave no answer within {timeout:g} seconds"
-            if now - last >= 1:
-                last = now
-                told(counted.read_text(encoding="utf-8") if counted.exists() else "")
+            beat(counted.read_text(encoding="utf-8") if counted.exists() else "")
             time.sleep(POLL)
         failure = _ending(process)
         self._give_up()

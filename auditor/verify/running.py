@@ -95,7 +95,7 @@ class Runs:
     """Runs the models that are loaded, natively on a GPU, on a CPU as a GPU would; none leaves a trace.
 
     gradients: whether the model can be run with them at all. most: operations that a forward may take, see `emulate`.
-    told: hears in words how far the user's function is. apart: whether the process is there for these runs alone.
+    apart: whether the process is there for these runs alone.
     Each method is a question (see Question): what does not run is a one-line reason.
     """
 
@@ -105,7 +105,6 @@ class Runs:
     seed: int = 0
     gradients: bool = False
     most: int | None = None
-    told: Callable[[str], None] = lambda words: None
     apart: bool = False
 
     def answers(self, plan: str) -> Answers | str:
@@ -140,14 +139,11 @@ class Runs:
         """
         around = nullcontext if plan == FP32 else partial(as_on, self.device)
 
-        def told(count: int) -> None:
-            self.told(f"{plan.replace('_', ' ')}: {count:,}")
-
         try:
             found = find_function(scoring, seed=self.seed) if isinstance(scoring, str) else scoring
         except Exception as error:
             return failure_of(error)
-        run = partial(given_by, found, seed=self.seed, around=around, most=most, limit=limit, told=told)
+        run = partial(given_by, found, seed=self.seed, around=around, most=most, limit=limit, plan=plan)
         return self._run_or_reason(plan, nullcontext(), run)
 
     def time(self, plan: str, flags: Flags, threads: int) -> Timed | str:

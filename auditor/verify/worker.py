@@ -8,9 +8,8 @@ import queue
 import shutil
 import sys
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,12 +29,10 @@ from ..loading.placement import copied
 from ..loading.state import materialise, switch
 from ..loading.target import blame
 from ..records import Batch
+from ..stages import Stages
 from .artefact import COUNTED, STARTED
 from .loaders import import_file, load_program, patched
 from .running import FP32, Load, Runs, failure_of
-
-QUIET = 0.5
-"""Seconds between two words of how far the user's function is."""
 
 
 def main() -> None:
@@ -92,10 +89,15 @@ class Worker:
         if load is None or self.batches is None:
             return False
         how = {name: settings[name] for name in ("device", "seed", "gradients", "most")}
-        runs = Runs(load, self.batches, **how, told=_teller(settings["scratch"] / COUNTED), apart=True)
+        runs = Runs(load, self.batches, **how, apart=True)
+        stages = Stages(lambda stage, detail, *_: self._tell(detail))
         for index, plan in enumerate(job["plans"]):
-            write(folder / f"{index}.pt", job["question"](runs, plan))
+            with stages(plan, ""):
+                write(folder / f"{index}.pt", job["question"](runs, plan))
         return True
+
+    def _tell(self, words: str) -> None:
+        (self.settings["scratch"] / COUNTED).write_text(words, encoding="utf-8")
 
     def _load_plans(self, file: Path) -> tuple[Load | None, dict[str, Any]]:
         """What loads the plans of a file, and what STARTED is to hold."""
@@ -146,19 +148,6 @@ def build_model(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     switch(model, training=False)
     device = settings["device"]
     return copied(model, device) if is_native(device) and not is_spread(device) else model
-
-
-def _teller(file: Path) -> Callable[[str], None]:
-    """Writes down how far the function is, for whoever shows it."""
-    last = 0.0
-
-    def tell(words: str) -> None:
-        nonlocal last
-        if time.monotonic() - last > QUIET:
-            last = time.monotonic()
-            file.write_text(words, encoding="utf-8")
-
-    return tell
 
 
 def write(file: Path, content: Any) -> None:

@@ -90,7 +90,7 @@ def unsafe_nodes(build: Build, formats: tuple[str, ...], max_error: float = 0.01
     with in_eval(model):
         subject = from_object(model, inputs)
         captured = capture(subject, formats)
-        found = calibrate(captured, subject, formats, 0, lambda name: None)
+        found = calibrate(captured, subject, formats, 0)
         verdicts = judge(captured, found, formats, max_error).verdicts
     return [
         f"{name} of {captured.nodes[name].owner!r} in {fmt}: {verdict.reason}"

@@ -140,7 +140,7 @@ def measured(
     subject = specimen.subject()
     with in_eval(subject.model):
         captured = capture(subject, specimen.formats)
-        calibration = calibrate(captured, subject, specimen.formats, 0, lambda name: None)
+        calibration = calibrate(captured, subject, specimen.formats, 0)
         verdicts = judge(captured, calibration, specimen.formats, MAX_ERROR).verdicts
         facts = gather(captured, calibration.ranges, verdicts)
     return compare_with_verdicts(classify(captured, facts, rules), verdicts), verdicts

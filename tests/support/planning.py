@@ -58,7 +58,7 @@ def bench_of(model: nn.Module, *inputs: Any, formats: Sequence[str] = ("fp16", "
     )
     subject = subject_of(model, *inputs)
     captured = capture(subject, options.formats)
-    measured = calibrate(captured, subject, options.formats, options.seed, lambda detail: None)
+    measured = calibrate(captured, subject, options.formats, options.seed)
     judged = judge(captured, measured, options.formats, options.max_error)
     facts = gather(captured, measured.ranges, judged.verdicts)
     findings = compare_with_verdicts(classify(captured, facts, options.rulebook), judged.verdicts)
@@ -103,4 +103,4 @@ def kept(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str])
     labels = {path: "fp32" if path in modules else problem.format for path in problem.energy.scopes}
     scopes = scopes_of(problem, evaluate(problem, labels))
     changed = replace(plan, scopes=scopes, measured_error=None, verified=False)
-    return verify(bench, {plan.name: changed}, lambda detail: None)[plan.name]
+    return verify(bench, {plan.name: changed})[plan.name]

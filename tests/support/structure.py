@@ -15,7 +15,6 @@ BANDS: dict[str, tuple[str, ...]] = {
         "errors",
         "folder",
         "resources",
-        "config",
         "trees",
         "paths",
         "stages",

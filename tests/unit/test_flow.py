@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,11 +14,11 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.config import Ignore
 from auditor.errors import AuditorError
 from auditor.flow import TOO_SMALL, run
 from auditor.numerics.metrics import output_error
 from auditor.records import Audit, Subject
+from auditor.records.measure import Ignore
 from auditor.resources import resource_dir
 from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
@@ -89,22 +90,18 @@ def test_findings_are_about_the_audited_formats_and_training_where_that_is_asked
 
 def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a terminal or a watching process hears while one stage takes minutes."""
-    heard: dict[str, list[str]] = {}
-    plain = Stages.beat
-
-    def beat(self: Stages, detail: str = "") -> None:
-        heard.setdefault(self._current, []).append(detail)
-        plain(self, detail)
-
-    monkeypatch.setattr(Stages, "beat", beat)
+    heard: Counter[str] = Counter()
+    monkeypatch.setattr("auditor.stages.QUIET", 0.0)
     steep = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1), nn.Linear(8, 4))
     with torch.no_grad():
         steep[0].weight.mul_(3000.0)
     batch = (normal(4, 8), normal(4, 4, seed=1))
     asked = {"mode": "training", "loss_fn": nn.functional.mse_loss, "strategies": ("autocast",)}
+    asked["progress"] = lambda stage, *rest: heard.update([stage])
     auditor.audit(steep, batch, max_error=1e-4, **asked)  # a budget that plans have to be searched for
-    assert {"measure", "training", "baseline", "plan", "low steps"} <= set(heard)  # nothing flagged lies together here
-    assert len(heard["plan"]) > 2
+    assert {"measure", "training", "baseline", "plan", "low steps"} <= {
+        s for s in heard if heard[s] > 2
+    }  # nothing flagged lies together here
 
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")

@@ -20,7 +20,7 @@ from auditor.errors import (
 )
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.paths import nearest, nearest_above, place, within
-from auditor.stages import Stages, beat, listening
+from auditor.stages import Stages, beat, tick
 
 
 def test_every_stage_and_step_is_told_and_no_step_goes_beyond_the_total() -> None:
@@ -28,9 +28,9 @@ def test_every_stage_and_step_is_told_and_no_step_goes_beyond_the_total() -> Non
     stages = Stages(lambda *said: heard.append(said))
     with stages("measure", "two nodes", 2):
         for name in ("a", "b", "b again"):
-            stages.tick(name)
+            tick(name)
     with stages("plan", "solve"):
-        stages.tick("first")
+        tick("first")
     assert heard == [
         ("measure", "two nodes", 0, 2),
         ("measure", "a", 1, 2),
@@ -85,13 +85,13 @@ def test_beats_repeat_what_is_known_and_once_a_second_at_most(monkeypatch: pytes
     heard: list[tuple[float, str, int]] = []
     stages = Stages(lambda stage, detail, done, total: heard.append((now[0], detail, done)))
     with stages("measure", "two nodes", 2):
-        stages.tick("a")
+        tick("a")
         for now[0] in (0.2, 0.9, 1.0, 1.5, 2.0):
-            stages.beat()
+            beat()
         now[0] = 3.5
-        stages.beat("derivatives")
+        beat("derivatives")
         now[0] = 4.6
-        stages.beat()
+        beat()
     assert heard == [
         (0, "two nodes", 0),
         (0, "a", 1),
@@ -102,25 +102,14 @@ def test_beats_repeat_what_is_known_and_once_a_second_at_most(monkeypatch: pytes
     ]
 
 
-def test_the_innermost_listener_hears_them() -> None:
-    outer: list[str] = []
-    inner: list[str] = []
-    beat("before")
-    with listening(outer.append):
-        beat("first")
-        with listening(inner.append):
-            beat("second")
-        beat()
-    beat("after")
-    assert (outer, inner) == (["first", ""], ["second"])
-
-
-def test_who_raises_listens_no_more() -> None:
+def test_a_stage_that_raised_hears_no_more_and_without_one_nobody_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auditor.stages.QUIET", 0.0)
     heard: list[str] = []
-    with pytest.raises(ValueError, match="stop"), listening(heard.append):
-        raise ValueError("stop")
+    beat("before")
+    with pytest.raises(TimeoutError), Stages(lambda stage, detail, *_: heard.append(detail))("plan", "begins"):
+        raise TimeoutError
     beat("after")
-    assert heard == []
+    assert heard == ["begins"]
 
 
 # Errors the user meets: a slug each, the first line of what others say, and whether that is about what ran.

@@ -49,7 +49,7 @@ class Stages:
 
     def run(self, subject, options):
         self.calls.append({"subject": subject, **vars(options)})
-        options.listener("capture", "12 nodes", 0, 0)
+        options.progress("capture", "12 nodes", 0, 0)
         print("noise from the model")
         if self.error:
             raise self.error

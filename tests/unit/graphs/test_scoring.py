@@ -143,7 +143,6 @@ def test_a_saved_program_answers_as_its_graph_for_any_batch(
         return bench.ask(
             {"mine": Plan("mine", "graph", "fp16", {})},
             Runs.answers,
-            lambda words: None,
             files={"mine.pt2": made.content},
         )["mine"]
 

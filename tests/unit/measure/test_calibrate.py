@@ -37,7 +37,7 @@ def calibrated(model: nn.Module, *inputs: Tensor) -> tuple[Calibration, str]:
     """The calibration, and the name of the model's one multiplication."""
     subject = subject_on(model, *inputs)
     traced = capture(subject, FORMATS)
-    return calibrate(traced, subject, FORMATS, 0, lambda name: None), only(traced, "mul").name
+    return calibrate(traced, subject, FORMATS, 0), only(traced, "mul").name
 
 
 SQUARE = Function(lambda x: (x * x).tanh())

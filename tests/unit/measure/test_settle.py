@@ -19,6 +19,7 @@ from auditor.measure.measure import Measurement, measure
 from auditor.measure.rerun import Reruns, Yardstick
 from auditor.records import Contribution, Linearity
 from auditor.rulebook.verdicts import judge
+from auditor.stages import Stages
 from tests.support.brute_force import true_isolated
 from tests.support.capturing import Function
 from tests.support.ill_conditioned import SharpLlama, some_tokens
@@ -274,7 +275,8 @@ def test_views_of_one_value_are_told_of_by_one_run() -> None:
     ticks: list[str] = []
     measured = measurement_of(Views(), normal(4, 8))
     first = first_order(measured)
-    found, _ = settle.settle(measured, first, Yardstick(1e-5), ticks.append)
+    with Stages(lambda stage, detail, *_: ticks.append(detail))("measure", ""):
+        found, _ = settle.settle(measured, first, Yardstick(1e-5))
     views = [name for name in measured.capture.nodes if name.startswith(("view", "transpose", "unsqueeze"))]
     assert len(views) == 3
     assert {found[name]["bf16"].decided_by for name in views} == {"re-run"}

@@ -24,7 +24,7 @@ STRATEGIES = ("autocast", "cast")
 
 
 def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> dict[str, Baseline]:
-    return Planner(bench, strategies, formats, lambda _: None).baselines()
+    return Planner(bench, strategies, formats).baselines()
 
 
 Seen = tuple[int, torch.dtype, torch.dtype]

@@ -50,7 +50,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Policy]:
 
 
 def planned(bench: Workbench, **baselines: Baseline) -> dict[str, Plan]:
-    planner = Planner(bench, ("cast",), ("bf16",), lambda _: None)
+    planner = Planner(bench, ("cast",), ("bf16",))
     return planner.plans({**planner.baselines(), **baselines})
 
 
@@ -78,7 +78,7 @@ def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Polic
 def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
     bench = bench_of(seeded(Overflowing), normal(4, 16) * 100)
     assert "unsafe" in {verdict.verdict for verdict in bench.verdicts["fp16"].values()}
-    planner = Planner(bench, ("cast",), ("fp16", "bf16"), lambda _: None)
+    planner = Planner(bench, ("cast",), ("fp16", "bf16"))
     baselines = planner.baselines()
     assert not baselines["cast_fp16"].finite
     plans = planner.plans(baselines)
@@ -89,9 +89,9 @@ def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
 def test_an_artefact_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran, verify = list[Plan](), module.verify
 
-    def counted(bench: Any, plans: dict[str, Plan], tick: Any) -> dict[str, Plan]:
+    def counted(bench: Any, plans: dict[str, Plan]) -> dict[str, Plan]:
         ran.extend(plans.values())
-        return verify(bench, plans, tick)
+        return verify(bench, plans)
 
     monkeypatch.setattr(module, "verify", counted)
     for budget in (0.01, 0.0025):
@@ -127,7 +127,7 @@ def test_a_plan_that_holds_and_is_further_off_than_the_model_without_one_gives_w
 
 def test_what_a_plan_of_another_strategy_keeps_is_taken_over_where_it_is_better_and_holds() -> None:
     bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.5)
-    planner = Planner(bench, ("autocast", "cast"), ("bf16",), lambda _: None)
+    planner = Planner(bench, ("autocast", "cast"), ("bf16",))
     spaces = {name: Foretold(space.problem, 0.5) for name, space in planner.spaces.items()}
     planner.spaces = dict(spaces)
     low = as_plan(spaces["autocast_bf16"].problem, spaces["autocast_bf16"].low)

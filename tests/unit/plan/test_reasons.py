@@ -72,7 +72,7 @@ MODELS = {
 def planned(request: pytest.FixtureRequest) -> Planned:
     model, inputs, budget = MODELS[request.param]
     bench = bench_of(seeded(model), *inputs, formats=FORMATS, max_error=budget)
-    planner = Planner(bench, SHIPPED, FORMATS, lambda detail: None)
+    planner = Planner(bench, SHIPPED, FORMATS)
     return bench, planner.plans(planner.baselines())
 
 

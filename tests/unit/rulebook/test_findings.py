@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from auditor.config import Ignore
 from auditor.records import Finding, Verdict
+from auditor.records.measure import Ignore
 from auditor.rulebook.conditions import Condition, describe, evaluate, facts_used
 from auditor.rulebook.facts import NodeFacts
 from auditor.rulebook.findings import apply_selection, classify, compare_with_verdicts

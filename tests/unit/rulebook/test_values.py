@@ -330,7 +330,7 @@ class Plain(nn.Module):
 def judged(model: nn.Module, *inputs: Tensor) -> tuple[Capture, Judgement]:
     subject = subject_of(model, *inputs)
     traced = capture(subject, FORMATS)
-    return traced, judge(traced, calibrate(traced, subject, FORMATS, 0, lambda name: None), FORMATS, 0.01)
+    return traced, judge(traced, calibrate(traced, subject, FORMATS, 0), FORMATS, 0.01)
 
 
 def test_exposure_under_the_two_strategies() -> None:

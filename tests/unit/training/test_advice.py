@@ -53,7 +53,7 @@ def prepared_lookup(gain: float) -> MeasuredStep:
 @pytest.fixture(scope="module")
 def lookup() -> tuple[MeasuredStep, Training]:
     prepared = prepared_lookup(1.0)
-    return prepared, conclude(prepared, {}, None, lambda name: None)
+    return prepared, conclude(prepared, {}, None)
 
 
 def codes(prepared: MeasuredStep, training: Training) -> set[str]:

@@ -16,6 +16,7 @@ import auditor
 from auditor.artefact.emit import emit
 from auditor.records import Origin, Plan, ScopeChoice
 from auditor.score import ScoreResult
+from auditor.stages import Stages
 from auditor.verify import FP32, Answers, Runs, Verifier, in_hand, load_program
 from auditor.verify.loaders import Standing
 
@@ -68,7 +69,8 @@ def test_a_fresh_process_gives_what_a_run_by_hand_does_and_raising_costs_the_pla
     told: list[str] = []
     with Verifier([((torch.ones(1, 4),), {})], tmp_path / "scratch") as verifier:
         raised = verifier.ask(file, names[1:] + names[:1], partial(Runs.score, scoring=f"{source}:by_dtype"))
-        found = verifier.ask(file, names, partial(Runs.score, scoring=f"{source}:means"), told=told.append)
+        with Stages(lambda stage, detail, *_: told.append(detail))("scores", ""):
+            found = verifier.ask(file, names, partial(Runs.score, scoring=f"{source}:means"))
     assert str(raised["autocast_fp16"]).startswith("the function raised ValueError: in half (scored_net.py:")
     assert raised["autocast_bf16"] == raised[FP32] == ScoreResult((1.0,), True, 1)
     torch.manual_seed(0)
