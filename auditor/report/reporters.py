@@ -89,7 +89,8 @@ def _entry(cause: Cause, place: Place) -> Entry:
     worst = cause.worst
     called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
     note = f"{cause.severity.capitalize()} in {cause.where}{called}. {remedy(worst.advice)}"
-    return Entry(f"{place.file}:{place.line} {worst.rule} {sentence(worst.message)}", (note,), cause.severity)
+    head = f"{place.file}:{place.line}:{place.column} {worst.rule} {sentence(worst.message)}"
+    return Entry(head, (note,), cause.severity)
 
 
 def _more(audit: Audit, seen: View) -> Iterator[Block]:
