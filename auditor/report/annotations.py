@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,20 +30,13 @@ class Place:
     column: int = 1
 
 
-def places(audit: Audit) -> Mapping[str, Place]:
-    """The place of every node that has findings.
-
-    Findings in installed packages point at the line that called the package instead, or at the audited file.
-    """
-    nodes = {report.node.name: report.node for report in audit.nodes}
-    return {finding.node: _place(audit, finding, nodes.get(finding.node)) for finding in audit.findings}
-
-
-def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
-    """node: None where the finding is about a setting, or the audit has no measurements."""
-    name, line = written_at(finding.source)
+def place_of(audit: Audit, cause: Cause) -> Place:
+    """Where a cause is shown: what is in an installed package, at the line that called it, or at the audited file."""
+    source = cause.worst.source
+    name, line = written_at(source)
     written = Place(name, line) if line else None
-    own = (_own(finding.source, node.source_path, node.column) or _caller(node)) if node is not None else written
+    node = cause.report.node if cause.report else None
+    own = (_own(source, node.source_path, node.column) or _caller(node)) if node is not None else written
     if own is None and audit.subject.file:
         return Place(from_repository(Path(audit.subject.file)), 1)
     return own or written or Place(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1)
@@ -83,12 +76,12 @@ def github(audit: Audit) -> str:
 
 
 def _commands(audit: Audit) -> Iterator[str]:
-    seen, result, where = view(audit), causes(audit).all, places(audit)
+    seen, result = view(audit), causes(audit).all
     for said in (seen.headline, *seen.broken):
         yield printable(said).replace("::", ": :")  # the runner takes no such line for a command
     levels = {level: [cause for cause in result if cause.severity == level] for level in COMMANDS}
     shown = [cause for same in levels.values() for cause in same[:MOST_PER_LEVEL]]
-    yield from (_annotation(cause, where[cause.worst.node]) for cause in shown)
+    yield from (_annotation(cause, place_of(audit, cause)) for cause in shown)
     if left := len(result) - len(shown):
         yield f"{count(left, 'more cause')} in the report."
 
@@ -114,7 +107,6 @@ def sarif(audit: Audit) -> str:
     """One run with its rules and results; equal audits give equal bytes."""
     result = causes(audit).all[:MOST_RESULTS]
     rules = {cause.worst.rule: cause.worst for cause in reversed(result)}
-    where = places(audit)
     results = [
         {
             "ruleId": cause.worst.rule,
@@ -122,7 +114,7 @@ def sarif(audit: Audit) -> str:
             "level": LEVELS[cause.severity],
             "message": {"text": _message(cause)},
             "occurrenceCount": len(cause.members),
-            "locations": [_location(cause, where[cause.worst.node])],
+            "locations": [_location(cause, place_of(audit, cause))],
             **_related_call(cause),
             "partialFingerprints": {"primaryLocationLineHash": identity, "auditor/v1": identity},
         }

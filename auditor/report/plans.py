@@ -16,7 +16,7 @@ from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Fold, Lines, Table
 from .criteria import criteria_lines, missed_criteria, score_words
 from .kept import Island, islands
-from .words import compact, count, label, memory, percent, plan_title, ratio, sentence
+from .words import compact, count, label, memory, percent, plan_title, ratio, sentence, shortened
 
 ISLANDS_SHOWN = 12
 SET = "FP32 as you have it set"
@@ -120,10 +120,8 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
 
 def island_lines(found: tuple[Island, ...], most: int) -> Lines:
     """What a plan keeps apart, a line each with why."""
-    texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in found[:most]]
-    if len(found) > most:
-        texts.append(f"and {len(found) - most} more, in plan.json")
-    return Lines("Kept", tuple(texts), listed=True)
+    texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in found]
+    return Lines("Kept", shortened(texts, most), listed=True)
 
 
 def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
