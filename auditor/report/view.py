@@ -83,7 +83,7 @@ class View:
         self.headline, self.proof = _verdict(audit, self.chosen)
         self.tallies = tuple(Tally(audit, fmt) for fmt in audit.formats)
         self.contrast = tuple(tally.sentence for tally in self.tallies)
-        self.broken = tuple(" ".join(run.sentences) for run in nonfinite_runs(audit))
+        self.broken = tuple(run.said for run in nonfinite_runs(audit))
         self.limits = tuple(_limits(audit, self.tallies))
         self.score = score_headline(audit)
         self.criteria = SHARES if audit.criteria else ""
