@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from .calls import paths_of
 from .literals import compared
 from .paths import on_the_path, usable
 from .record import record
-from .source import code_at, line_of
+from .source import line_of
 
 AGREEMENT = 1e-6
 """Relative L2 difference up to which two answers are one: a kernel may take another path on other memory."""
@@ -209,7 +210,7 @@ def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Nod
     """The operation in names that a user recognises: owner module, source line and ATen name."""
     mark = recording.marks[node.name]
     owner, written = mark.calls[-1].path, mark.written
-    caller = written.caller if written else None
+    place, caller = (written.place, written.caller) if written else (None, None)
     value = node.meta.get("val")
     if isinstance(value, (tuple, list)):
         value = next((item for item in value if isinstance(item, torch.Tensor)), None)
@@ -219,9 +220,9 @@ def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Nod
         op=node.meta["op"],
         owner=owner,
         owner_type=types.get(owner, ""),
-        source=line_of(written.place) if written else None,
-        source_path=written.place[0] if written else None,
-        code=code_at(written.place) if written else None,
+        source=line_of(place) if place else None,
+        source_path=place.file if place else None,
+        code=linecache.getline(*place[:2]).strip() or None if place else None,
         inputs=tuple(source.name for source in node.all_input_nodes),
         shape=tuple(tensor.shape) if tensor is not None else (),
         dtype=str(tensor.dtype).removeprefix("torch.") if tensor is not None else "",
@@ -233,5 +234,7 @@ def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Nod
         in_place=mark.in_place is not None and row_of(node).name in (mark.in_place, mark.in_place.removesuffix("_")),
         function=mark.function,
         called_from=f"{line_of(caller)} in {written.function}" if written and caller else None,
-        caller_path=caller[0] if caller else None,
+        caller_path=caller.file if caller else None,
+        column=place.column if place else None,
+        caller_column=caller.column if caller else None,
     )

@@ -69,11 +69,8 @@ def _takes_it(recording: Recording, model: nn.Module, batch: Batch, seed: int) -
 
 
 def _operations_of(recording: Recording) -> list[Any]:
-    def name(node: fx.Node) -> str:
-        return node.name
-
     return [
-        (node.name, op_name(node.target), fx.node.map_arg((node.args, node.kwargs), name))
+        (node.name, op_name(node.target), fx.node.map_arg((node.args, node.kwargs), lambda read: read.name))
         for node in recording.graph.nodes
     ]
 

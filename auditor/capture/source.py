@@ -9,9 +9,11 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from traceback import walk_stack, walk_tb
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -29,8 +31,13 @@ _PASSING_ON = frozenset({"__torch_function__", "__torch_dispatch__"})
 """Methods that hand on an operation which another line wrote."""
 _INLINE = re.compile(r"\.<locals>\.<(?:list|set|dict)comp>|\.<locals>\.<genexpr>")
 
-Place = tuple[str, int]
-"""File and line."""
+
+class Place(NamedTuple):
+    """Where an expression begins; column: in characters from 1, None where Python keeps none."""
+
+    file: str
+    line: int
+    column: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,14 +67,14 @@ def written_at(outermost: CodeType) -> Written | None:
         return None
     first, *others = [frame for frame in frames if frame.f_code.co_name not in _PASSING_ON] or frames
     place, beside = _place(first), _beside(first, others)
-    if beside is None or _place(beside) == place:
+    if beside is None or _place(beside)[:2] == place[:2]:
         return Written(place)
     return Written(place, _place(beside), _function(beside.f_code))
 
 
 def line_of(place: Place) -> str:
     """A place as reports write it: the file's name and the line."""
-    return f"{Path(place[0]).name}:{place[1]}"
+    return f"{Path(place.file).name}:{place.line}"
 
 
 def raised_at(error: BaseException) -> str:
@@ -77,13 +84,8 @@ def raised_at(error: BaseException) -> str:
         filename = frame.f_code.co_filename
         inside = inside or filename == _MODULE
         if inside and kind_of(filename):
-            place = line_of((filename, line))
+            place = line_of(Place(filename, line))
     return place
-
-
-def code_at(place: Place) -> str | None:
-    """The text of a line, None where its file cannot be read."""
-    return linecache.getline(*place).strip() or None
 
 
 def installed(path: str) -> bool:
@@ -111,7 +113,10 @@ def _is_forward(frame: FrameType) -> bool:
 
 
 def _place(frame: FrameType) -> Place:
-    return frame.f_code.co_filename, frame.f_lineno
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    offset = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))[2]  # in bytes
+    before = linecache.getline(file, line).encode()[:offset].decode(errors="ignore")
+    return Place(file, line, None if offset is None else len(before) + 1)
 
 
 @cache

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from ..capture.regions import written_as_meant
-from ..capture.source import kind_of, line_of
+from ..capture.source import Place, kind_of, line_of
 from ..errors import LoadError, first_line, origin_of
 from ..isolation import isolated
 from ..isolation.process import ieee, swapped
@@ -254,7 +254,7 @@ def blame(error: BaseException) -> str:
     first = origin_of(error)
     text = _one_line(error) if first is error else f"{_one_line(error).rstrip('.')}, from {_one_line(first)}"
     frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(first.__traceback__)]
-    places = [line_of((f.filename, f.lineno or 0)) for f in frames if kind_of(f.filename) == "own"]
+    places = [line_of(Place(f.filename, f.lineno or 0)) for f in frames if kind_of(f.filename) == "own"]
     return f"{text} ({places[-1]})" if places else text
 
 

@@ -150,6 +150,8 @@ class Node:
     autocast_literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     called_from: CalledFrom = None
     caller_path: Annotated[str | None, FileField("the file of `called_from`")] = None
+    column: Annotated[int | None, FileField("where in that of `source` it begins; `null`: not known", least=1)] = None
+    caller_column: Annotated[int | None, FileField("the same of `called_from`", least=1)] = None
     batch: Annotated[int, FileField("number of the batch whose run it was recorded in", least=1)] = 1
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,47 +23,34 @@ from .words import count, label, line, op, printable, scope, sentence, summary
 
 @dataclass(frozen=True)
 class Place:
-    """A file relative to its repository, with forward slashes, and a line from 1."""
+    """A file relative to its repository, with forward slashes, a line and a column from 1: the first where it is not known."""
 
     file: str
     line: int
+    column: int = 1
 
 
-def places(audit: Audit) -> Mapping[str, Place]:
-    """The place of every node that has findings.
-
-    Findings in installed packages point at the line that called the package instead, or at the audited file.
-    """
-    nodes = {report.node.name: report.node for report in audit.nodes}
-    return {finding.node: _place(audit, finding, nodes.get(finding.node)) for finding in audit.findings}
-
-
-def callers(audit: Audit) -> Mapping[str, Place]:
-    """The place of the call that led to a node, where that is in the user's code and not its place already."""
-    own = {r.node.name: r.node for r in audit.nodes if r.node.caller_path and not is_installed(r.node.source_path)}
-    result = {name: _caller(node) for name, node in own.items()}
-    return {name: place for name, place in result.items() if place is not None}
-
-
-def _place(audit: Audit, finding: Finding, node: Node | None) -> Place:
-    """node: None where the finding is about a setting, or the audit has no measurements."""
-    name, line = written_at(finding.source)
-    if node is None and line:
-        return Place(name, line)
-    if node is not None and line and node.source_path and not is_installed(node.source_path):
-        return Place(from_repository(Path(node.source_path)), line)
-    if node is not None and (caller := _caller(node)) is not None:
-        return caller
-    if audit.subject.file:
+def place_of(audit: Audit, cause: Cause) -> Place:
+    """Where a cause is shown: what is in an installed package, at the line that called it, or at the audited file."""
+    source = cause.worst.source
+    name, line = written_at(source)
+    written = Place(name, line) if line else None
+    node = cause.report.node if cause.report else None
+    own = (_own(source, node.source_path, node.column) or _caller(node)) if node is not None else written
+    if own is None and audit.subject.file:
         return Place(from_repository(Path(audit.subject.file)), 1)
-    return Place(name, line) if line else Place(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1)
+    return own or written or Place(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1)
 
 
 def _caller(node: Node) -> Place | None:
-    _, line = written_at((node.called_from or "").partition(" in ")[0])
-    if not line or node.caller_path is None or is_installed(node.caller_path):
-        return None
-    return Place(from_repository(Path(node.caller_path)), line)
+    """The call that led to a node."""
+    return _own((node.called_from or "").partition(" in ")[0], node.caller_path, node.caller_column)
+
+
+def _own(source: str | None, path: str | None, column: int | None) -> Place | None:
+    """A line in the user's code; None where it is in an installed package, or not known."""
+    _, line = written_at(source)
+    return Place(from_repository(Path(path)), line, column or 1) if line and path and not is_installed(path) else None
 
 
 def written_at(source: str | None) -> tuple[str, int]:
@@ -89,12 +76,12 @@ def github(audit: Audit) -> str:
 
 
 def _commands(audit: Audit) -> Iterator[str]:
-    seen, result, where = view(audit), causes(audit).all, places(audit)
+    seen, result = view(audit), causes(audit).all
     for said in (seen.headline, *seen.broken):
         yield printable(said).replace("::", ": :")  # the runner takes no such line for a command
     levels = {level: [cause for cause in result if cause.severity == level] for level in COMMANDS}
     shown = [cause for same in levels.values() for cause in same[:MOST_PER_LEVEL]]
-    yield from (_annotation(cause, where[cause.worst.node]) for cause in shown)
+    yield from (_annotation(cause, place_of(audit, cause)) for cause in shown)
     if left := len(result) - len(shown):
         yield f"{count(left, 'more cause')} in the report."
 
@@ -104,7 +91,8 @@ def _annotation(cause: Cause, place: Place) -> str:
     title = _property(f"{worst.rule} {worst.name}")
     said = f"{sentence(worst.message)} In {cause.where}, {op(worst.op)}."
     words = _data(" ".join(filter(None, (said, sentence(cause.size), cause.bearing, summary(worst.advice)))))
-    return f"::{COMMANDS[cause.severity]} file={_property(place.file)},line={place.line},title={title}::{words}"
+    at = f"file={_property(place.file)},line={place.line},col={place.column}"
+    return f"::{COMMANDS[cause.severity]} {at},title={title}::{words}"
 
 
 def _data(text: str) -> str:
@@ -119,7 +107,6 @@ def sarif(audit: Audit) -> str:
     """One run with its rules and results; equal audits give equal bytes."""
     result = causes(audit).all[:MOST_RESULTS]
     rules = {cause.worst.rule: cause.worst for cause in reversed(result)}
-    where, called = places(audit), callers(audit)
     results = [
         {
             "ruleId": cause.worst.rule,
@@ -127,8 +114,8 @@ def sarif(audit: Audit) -> str:
             "level": LEVELS[cause.severity],
             "message": {"text": _message(cause)},
             "occurrenceCount": len(cause.members),
-            "locations": [_location(cause, where[cause.worst.node])],
-            **_related_call(cause, called.get(cause.worst.node)),
+            "locations": [_location(cause, place_of(audit, cause))],
+            **_related_call(cause),
             "partialFingerprints": {"primaryLocationLineHash": identity, "auditor/v1": identity},
         }
         for cause, identity in zip(result, _fingerprints(result), strict=True)
@@ -176,27 +163,27 @@ def _message(cause: Cause) -> str:
     return " ".join(filter(None, (sentence(worst.message), place, at, sentence(cause.size), cause.bearing)))
 
 
-def _related_call(cause: Cause, caller: Place | None) -> dict[str, Any]:
-    """The call that led to the line of a finding, which a viewer links to."""
-    if caller is None:
+def _related_call(cause: Cause) -> dict[str, Any]:
+    """The call that led to the line of a finding, which a viewer links to, where it is not the finding's place already."""
+    node = cause.report.node if cause.report else None
+    if node is None or is_installed(node.source_path) or (caller := _caller(node)) is None:
         return {}
-    region = {"startLine": caller.line, "startColumn": 1, "endLine": caller.line}
     text = f"called from {(cause.worst.called_from or '').partition(' in ')[2]}"
-    return {"relatedLocations": [{"id": 1, "physicalLocation": _physical(caller, region), "message": {"text": text}}]}
+    return {"relatedLocations": [{"id": 1, "physicalLocation": _physical(caller), "message": {"text": text}}]}
 
 
-def _physical(place: Place, region: dict[str, Any]) -> dict[str, Any]:
+def _physical(place: Place, code: str | None = None) -> dict[str, Any]:
+    snippet = {"snippet": {"text": code}} if code else {}
+    region = {"startLine": place.line, "startColumn": place.column, "endLine": place.line, **snippet}
     return {"artifactLocation": {"uri": quote(place.file), "uriBaseId": "%SRCROOT%"}, "region": region}
 
 
 def _location(cause: Cause, place: Place) -> dict[str, Any]:
     owners = dict.fromkeys(scope(finding.owner) for finding in (cause.worst, *cause.members))
-    region: dict[str, Any] = {"startLine": place.line, "startColumn": 1, "endLine": place.line}
     there = written_at(cause.worst.source)[1] == place.line  # not where the finding was moved to the audited file
-    if cause.report and there and (code := cause.report.node.code):
-        region["snippet"] = {"text": code}
+    code = cause.report.node.code if cause.report and there else None
     logical = [{"fullyQualifiedName": name, "kind": "module"} for name in list(owners)[:MOST_LOCATIONS]]
-    return {"physicalLocation": _physical(place, region), "logicalLocations": logical}
+    return {"physicalLocation": _physical(place, code), "logicalLocations": logical}
 
 
 def _fingerprints(found: Sequence[Cause]) -> list[str]:

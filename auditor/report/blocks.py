@@ -52,7 +52,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line to find again, `path:line CODE message`, and what stands below it."""
+    """One line to find again, `path:line:column CODE message`, and what stands below it."""
 
     head: str
     notes: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from ..paths import enclosing, pattern, within
 from ..records import Dtypes, NodeReport, Plan, Reason
 from ..records.audit import Audit
 from ..records.plan import KeptOperation
-from .words import fold, label, list_paths
+from .words import fold, label, list_paths, shortened
 
 _CODE = re.compile(r"[A-Z]{3}\d{3}")
 """The code of a rule."""
@@ -151,8 +151,7 @@ def explain_layer(audit: Audit, name: str) -> str:
     for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):
         mark = " (recommended)" if title == audit.recommended else ""
         first, *inside = _module(plan, name, owners) if name in modules else [_operation(plan, name, owners[name])]
-        left = [f"and {len(inside) - INSIDE} more, in plan.json"] if len(inside) > INSIDE else []
-        text += [f"  {title}{mark}: {first}", *(f"    {line}" for line in [*sorted(inside)[:INSIDE], *left])]
+        text += [f"  {title}{mark}: {first}", *(f"    {line}" for line in shortened(sorted(inside), INSIDE))]
     return "\n".join(text) + "\n"
 
 

@@ -105,20 +105,19 @@ def _linearity(audit: Audit, fmt: str) -> str:
 
 
 class Run:
-    """Runs in one format that turn non-finite at the same operation. first: None where the recorded graph stays finite.
+    """Runs in one format that turn non-finite at the same operation: `first`, None where the recorded graph stays finite.
 
-    sentences: what turns non-finite and where, then why; their subject is `title`, such as `The plan FP16 under autocast`.
+    said: what turns non-finite and where, then why, of a subject such as `The plan FP16 under autocast`.
     """
 
     def __init__(self, fmt: str, title: str, first: NonFinite | None) -> None:
         self.format, self.first = fmt, first
         if first is None:
-            said = f"{title}: outputs turn Inf or NaN.", "The recorded graph does not show at which operation."
+            self.said = f"{title}: outputs turn Inf or NaN. The recorded graph does not show at which operation."
         else:
             batch = "" if first.batch == 1 else f", in batch {first.batch}"
             place = at(first.op, first.owner, first.source)
-            said = f"{title}: outputs turn {first.value} at {place}{batch}.", cause(first)
-        self.sentences = said
+            self.said = f"{title}: outputs turn {first.value} at {place}{batch}. {cause(first)}"
 
 
 def cause(first: NonFinite) -> str:

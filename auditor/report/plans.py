@@ -9,14 +9,14 @@ from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
 from ..plan.recommend import has_low, measured_times, speedup
-from ..records import Baseline, Onnx, Plan, Timed, Times, Verification
+from ..records import Baseline, Onnx, Plan, Timed, Times, Today, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Fold, Lines, Table
 from .criteria import criteria_lines, missed_criteria, score_words
 from .kept import Island, islands
-from .words import compact, count, label, memory, percent, plan_title, ratio, sentence
+from .words import compact, count, label, memory, percent, plan_title, ratio, sentence, shortened
 
 ISLANDS_SHOWN = 12
 SET = "FP32 as you have it set"
@@ -91,7 +91,7 @@ def inputs_of(ran: Verification) -> str:
     return "the calibration inputs" if ran.inputs == "audited" else f"{ran.inputs} inputs"
 
 
-def _without(baseline: Baseline | None) -> str:
+def _without(baseline: Baseline | Today | None) -> str:
     if baseline is None:
         return "not measured"
     if baseline.failure:
@@ -105,8 +105,7 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
         return
     rows = [p.row for p in plans]
     if (today := audit.fp32_today) is not None:
-        error = "fails to run" if today.failure else ratio(today.measured_error) if today.finite else "non-finite"
-        rows.append((today_title(audit), "", "", error, "", ""))
+        rows.append((today_title(audit), "", "", _without(today), "", ""))
     heads = ("Plan", "Without it", "Predicted", "Measured", "Low FLOPs", "Speed-up")
     yield Table(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (plan := audit.plans.get(audit.recommended or "")) is not None:
@@ -121,10 +120,8 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
 
 def island_lines(found: tuple[Island, ...], most: int) -> Lines:
     """What a plan keeps apart, a line each with why."""
-    texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in found[:most]]
-    if len(found) > most:
-        texts.append(f"and {len(found) - most} more, in plan.json")
-    return Lines("Kept", tuple(texts), listed=True)
+    texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in found]
+    return Lines("Kept", shortened(texts, most), listed=True)
 
 
 def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ..document.codec import to_document
 from ..records.audit import Audit
 from . import FORMATS
-from .annotations import Place, github, places, sarif
+from .annotations import github, place_of, sarif
 from .blocks import Block, Code, Entries, Entry, Fold, Lines, Look, Title, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
 from .findings import Cause, Causes, causes
@@ -17,7 +17,7 @@ from .plans import island_lines, more_ways, plan_folds, plan_table, snippets
 from .table import table
 from .training import training_section
 from .view import View, method, view
-from .words import count, line, printable, remedy, sentence
+from .words import count, line, printable, remedy, sentence, shortened
 
 LINES = 40
 """Of a terminal that is 100 cells wide, for all that a command says."""
@@ -38,7 +38,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
         Title(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
         Lines("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
         *([Lines("", told)] if (told := tuple(filter(None, (seen.proof, *seen.broken)))) else []),
-        _findings(causes(audit), places(audit), entries),
+        _findings(audit, causes(audit), entries),
         *plan_table(audit, seen.plans),
     ]
     if use := snippets(audit):
@@ -77,19 +77,20 @@ def _lines(page: list[Block]) -> int:
     return to_terminal(page, Look(100, False)).count("\n")
 
 
-def _findings(found: Causes, where: Mapping[str, Place], most: int) -> Entries:
-    entries = tuple(_entry(cause, where[cause.worst.node]) for cause in found.wanting[:most])
+def _findings(audit: Audit, found: Causes, most: int) -> Entries:
+    entries = tuple(_entry(audit, cause) for cause in found.wanting[:most])
     left = len(found.wanting) - len(entries)
     explain = f"python -m auditor explain {found.all[0].worst.rule}" if found.all else ""
     more = "; ".join(filter(None, (f"{count(left, 'more cause')} in the report" if left > 0 else "", explain)))
     return Entries("To do", sentence(f"{found.headline}. {found.about}".strip()), entries, more)
 
 
-def _entry(cause: Cause, place: Place) -> Entry:
-    worst = cause.worst
+def _entry(audit: Audit, cause: Cause) -> Entry:
+    worst, place = cause.worst, place_of(audit, cause)
     called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
     note = f"{cause.severity.capitalize()} in {cause.where}{called}. {remedy(worst.advice)}"
-    return Entry(f"{place.file}:{place.line} {worst.rule} {sentence(worst.message)}", (note,), cause.severity)
+    head = f"{place.file}:{place.line}:{place.column} {worst.rule} {sentence(worst.message)}"
+    return Entry(head, (note,), cause.severity)
 
 
 def _more(audit: Audit, seen: View) -> Iterator[Block]:
@@ -112,9 +113,7 @@ def _more(audit: Audit, seen: View) -> Iterator[Block]:
     if seen.chosen and seen.chosen.islands:
         yield island_lines(seen.chosen.islands, ISLANDS_SHOWN)
     if seen.proposals:
-        left = len(seen.proposals) - PROPOSALS_SHOWN
-        more = (f"and {left} more, in plan.json",) if left > 0 else ()
-        yield Lines("Outputs", (*seen.proposals[:PROPOSALS_SHOWN], *more))
+        yield Lines("Outputs", shortened(seen.proposals, PROPOSALS_SHOWN))
     if audit.environment.held:
         yield Lines("Memory", (sentence(audit.environment.held),))
 

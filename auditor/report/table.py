@@ -63,24 +63,25 @@ def table(audit: Audit) -> dict[str, Any]:
 
 
 def _cells(nodes: Iterable[NodeReport], fmt: str, add: Callable[..., int], budget: float) -> dict[str, Any]:
-    cells: dict[str, Any] = {key: [] for key in ("effect", "own", "local", "propagated", "reason")}
-    verdicts: list[str] = []
-    predicted: list[str] = []
-    events: dict[str, list[Any]] = {}
-    for i, report in enumerate(nodes):
-        error, moved, verdict = report.errors.get(fmt), report.contributions.get(fmt), report.verdicts.get(fmt)
-        plain = verdict is None or (verdict.verdict == "safe" and (moved is None or moved.isolated <= budget))
-        verdicts.append(str(VERDICTS.index(verdict.verdict)) if verdict else "-")
-        cells["effect"].append(_number(moved.isolated if moved else None))
-        predicted.append("1" if moved is not None and moved.decided_by in ("first-order", "not-run") else "0")
-        cells["own"].append(_number(moved.own if moved else None))
-        cells["local"].append(_number(error.local_error if error else None))
-        cells["propagated"].append(_number(error.propagated_error if error else None))
-        cells["reason"].append(add(None if plain or verdict is None else verdict.reason, LONGEST))
-        if error is not None and (error.overflow or error.nan or error.underflow >= VISIBLE or error.unsupported):
-            unsupported = add(error.unsupported, LONGEST)
-            events[str(i)] = [error.overflow, error.nan, _number(error.underflow), unsupported]
-    return {**cells, "verdict": "".join(verdicts), "predicted": "".join(predicted), "events": events}
+    rows = [(r.errors.get(fmt), r.contributions.get(fmt), r.verdicts.get(fmt)) for r in nodes]
+    plain = [v is None or (v.verdict == "safe" and (moved is None or moved.isolated <= budget)) for _, moved, v in rows]
+    predicted = (moved is not None and moved.decided_by in ("first-order", "not-run") for _, moved, _ in rows)
+    return {
+        "effect": [_number(moved.isolated if moved else None) for _, moved, _ in rows],
+        "own": [_number(moved.own if moved else None) for _, moved, _ in rows],
+        "local": [_number(error.local_error if error else None) for error, _, _ in rows],
+        "propagated": [_number(error.propagated_error if error else None) for error, _, _ in rows],
+        "reason": [
+            add(v.reason if v and not left else "", LONGEST) for (_, _, v), left in zip(rows, plain, strict=True)
+        ],
+        "verdict": "".join(str(VERDICTS.index(v.verdict)) if v else "-" for _, _, v in rows),
+        "predicted": "".join("1" if yes else "0" for yes in predicted),
+        "events": {
+            str(i): [e.overflow, e.nan, _number(e.underflow), add(e.unsupported, LONGEST)]
+            for i, (e, _, _) in enumerate(rows)
+            if e is not None and (e.overflow or e.nan or e.underflow >= VISIBLE or e.unsupported)
+        },
+    }
 
 
 def _dtypes(report: NodeReport) -> str:
@@ -97,16 +98,13 @@ def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str
     A new numeric column needs a row here: `column` names it, in the table or, with a `format`, in that one's cells.
     """
     rows = [("name", "plan", "What the recommended plan computes in", "Plan", "")] * planned
-    for fmt in formats:
-        rows += [
-            (kind, column, f"{label(fmt)}: {words}", words, fmt)
-            for kind, column, words in (
-                ("verdict", "verdict", "verdict"),
-                ("effect", "effect", "moves the output"),
-                ("most", "local", "error made here"),
-                ("most", "propagated", "error carried"),
-            )
-        ]
+    each = (
+        ("verdict", "verdict", "verdict"),
+        ("effect", "effect", "moves the output"),
+        ("most", "local", "error made here"),
+        ("most", "propagated", "error carried"),
+    )
+    rows += [(kind, column, f"{label(f)}: {words}", words, f) for f in formats for kind, column, words in each]
     rows += [("most", "max", "Largest |x|", "Max |x|", ""), ("total", "flops", "FLOPs", "FLOPs", "")]
     keys = ("kind", "column", "label", "short", "format")
     return [{key: value for key, value in zip(keys, row, strict=True) if value} for row in rows]
@@ -116,11 +114,7 @@ def _inputs(audit: Audit) -> list[dict[str, Any]]:
     """The model's inputs, each with the operations that read it; its dtype and shape where no tensor came twice."""
     names, known = audit.graph_inputs, audit.inputs
     shapes = known if len(known) == len(names) else [""] * len(names)
-    readers: dict[str, list[int]] = {name: [] for name in names}
-    for i, report in enumerate(audit.nodes):
-        for name in dict.fromkeys(report.node.inputs):
-            if name in readers:
-                readers[name].append(i)
+    readers = {name: [i for i, r in enumerate(audit.nodes) if name in r.node.inputs] for name in names}
     return [{"name": name, "shape": shape, "into": readers[name]} for name, shape in zip(names, shapes, strict=True)]
 
 

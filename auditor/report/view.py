@@ -22,7 +22,7 @@ from .findings import causes
 from .origins import at, nonfinite_runs
 from .plans import PlanView, inputs_of, times
 from .training import training_headline
-from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, sentence
+from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, sentence, shortened
 
 
 class Tally:
@@ -83,7 +83,7 @@ class View:
         self.headline, self.proof = _verdict(audit, self.chosen)
         self.tallies = tuple(Tally(audit, fmt) for fmt in audit.formats)
         self.contrast = tuple(tally.sentence for tally in self.tallies)
-        self.broken = tuple(" ".join(run.sentences) for run in nonfinite_runs(audit))
+        self.broken = tuple(run.said for run in nonfinite_runs(audit))
         self.limits = tuple(_limits(audit, self.tallies))
         self.score = score_headline(audit)
         self.criteria = SHARES if audit.criteria else ""
@@ -226,9 +226,8 @@ def noise(audit: Audit) -> dict[str, str]:
         return said
     places = {report.node.name: at(report.node.op, report.node.owner, report.node.source) for report in audit.nodes}
     apart = {places.get(name, name): found.nodes.get(name, 0.0) for name in found.operations}
-    listed = [f"{place}, off by {ratio(error)}" for place, error in list(apart.items())[:NAMED]]
-    more = [f"and {len(apart) - NAMED} more, in measurements.json"] if len(apart) > NAMED else []
-    return {**said, "Not deterministic": "; ".join(listed + more)}
+    listed = [f"{place}, off by {ratio(error)}" for place, error in apart.items()]
+    return {**said, "Not deterministic": "; ".join(shortened(listed, NAMED, "measurements.json"))}
 
 
 def following(audit: Audit, directory: Path) -> str:

@@ -101,6 +101,12 @@ def list_paths(paths: Sequence[str], most: int, noun: str = "module") -> str:
     return ", ".join(map(fold_paths, groups[:most])) + (f" and {count(left, f'more {noun}')}" if left else "")
 
 
+def shortened(texts: Sequence[str], most: int, file: str = "plan.json") -> tuple[str, ...]:
+    """The first of some texts, and how many more a file has."""
+    left = len(texts) - most
+    return (*texts[:most], *([f"and {left} more, in {file}"] if left > 0 else []))
+
+
 def _runs(numbers: Sequence[int]) -> str:
     """`0-2,7` for 0, 1, 2, 7."""
     runs: list[list[int]] = []

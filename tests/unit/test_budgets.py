@@ -59,7 +59,7 @@ BUDGET = {
     "plan": (2770, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
-    "report": (2920, "report"),
+    "report": (2900, "report"),
     "rulebook": (2460, "rules"),
     "score": (340, "criteria"),
     "snippets": (450, "snippets"),

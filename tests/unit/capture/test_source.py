@@ -86,6 +86,24 @@ def test_a_librarys_line_with_the_users_beside_it(monkeypatch: Any) -> None:
     assert written(found, "exp") == (f"{HERE}:{line_of(helper) + 1}", "some_library.py:9 in Calls.forward")
 
 
+def apart(x: Tensor) -> Tensor:
+    return x.exp() + helper("é" and x.sinh())
+
+
+def test_operations_of_one_line_have_columns_of_their_own() -> None:
+    class Own(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return apart(x).cos() * x.tanh()
+
+    found = replayed(Own(), X)
+    line, calling = (inspect.getsource(function).splitlines()[-1] for function in (apart, Own.forward))
+    sinh, exp = only(found, "sinh"), next(node for node in found.nodes.values() if "exp" in node.op)
+    assert {exp.source, sinh.source} == {f"{HERE}:{line_of(apart) + 1}"}
+    assert (exp.column, sinh.column) == (line.index("x.exp") + 1, line.index("x.sinh") + 1)
+    assert exp.caller_column == sinh.caller_column == calling.index("apart") + 1
+    assert only(found, "tanh").column == calling.index("x.tanh") + 1
+
+
 def doubled(function: Any) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any) -> Any:

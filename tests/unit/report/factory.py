@@ -126,6 +126,7 @@ def _node(i: int, owner: str, kind: str, op: str, code: str) -> Node:
         (8, 128, 256),
         "float32",
         True,
+        column=9,
     )
 
 

@@ -35,7 +35,7 @@ def audit(**baselines: Baseline):
 
 
 def said(made) -> list[str]:
-    return [" ".join(run.sentences) for run in nonfinite_runs(made)]
+    return [run.said for run in nonfinite_runs(made)]
 
 
 def test_strategies_with_one_cause_are_one():

@@ -17,7 +17,7 @@ from auditor.report.blocks import code, escape
 from auditor.report.reporters import REPORTERS, github, html, markdown, text
 from tests.unit.report.factory import HOSTILE, make_audit
 
-COMMAND = re.compile(r"^::(error|warning|notice) file=[^:,]+,line=\d+,title=[^:,]+::.+$")
+COMMAND = re.compile(r"^::(error|warning|notice) file=[^:,]+,line=\d+,col=\d+,title=[^:,]+::.+$")
 
 
 def test_json_is_what_both_files_hold() -> None:

@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.report.annotations import places
+from auditor.report.annotations import place_of
+from auditor.report.findings import causes
 from auditor.report.reporters import sarif
 from tests.unit.report.factory import make_audit
 
@@ -85,8 +86,9 @@ def test_files_are_named_from_their_repository(tmp_path):
     source = tmp_path / "src" / "my model.py"
     audit = make_audit(20)
     nodes = tuple(replace(r, node=replace(r.node, source_path=str(source))) for r in audit.nodes)
-    assert {p.file for p in places(replace(audit, nodes=nodes)).values()} == {"src/my model.py"}
-    first = run(replace(audit, nodes=nodes))["results"][0]
+    audit = replace(audit, nodes=nodes)
+    assert {place_of(audit, cause).file for cause in causes(audit).all} == {"src/my model.py"}
+    first = run(audit)["results"][0]
     assert first["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "src/my%20model.py"
 
 
@@ -96,10 +98,8 @@ def test_findings_in_installed_packages_point_at_the_audited_file(tmp_path):
     audit = make_audit(20)
     subject = replace(audit.subject, file=str(tmp_path / "audit_me.py"))
     nodes = tuple(replace(r, node=replace(r.node, source_path=str(library))) for r in audit.nodes)
-    found = places(replace(audit, nodes=nodes, subject=subject))
-    assert {(p.file, p.line) for p in found.values()} == {("audit_me.py", 1)}
-    region = run(replace(audit, nodes=nodes, subject=subject))["results"][0]["locations"][0]["physicalLocation"][
-        "region"
-    ]
+    moved = replace(audit, nodes=nodes, subject=subject)
+    assert {(p.file, p.line) for p in (place_of(moved, cause) for cause in causes(moved).all)} == {("audit_me.py", 1)}
+    region = run(moved)["results"][0]["locations"][0]["physicalLocation"]["region"]
     assert "snippet" not in region
     assert "snippet" in run(audit)["results"][0]["locations"][0]["physicalLocation"]["region"]
