@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -72,14 +71,18 @@ def with_causes(findings: Sequence[Finding], graph: Graph, rules: Sequence[Rule]
     on a line with it, is one cause.
     """
     families = {rule.code: rule.family for rule in rules}
-    formats = tuple(dict.fromkeys(fmt for finding in findings for fmt in finding.formats))
-    begins = {fmt: _beginnings(graph, fmt) for fmt in formats}
-    unforeseen = {id(f) for f in findings if families.get(f.rule) == "measured" and not _breaks(graph, f)}
-    placed = {id(f): _place(graph, f, begins, families) for f in findings if id(f) not in unforeseen}
-    foreseen = [f for f in findings if f.agrees and f.severity != "info" and f.measurable and not _breaks(graph, f)]
-    foreseen = [finding for finding in foreseen if id(finding) not in unforeseen]
-    placed |= _causes_of_measurement(graph, findings, foreseen, placed, formats)
-    return tuple(replace(finding, cause=placed[id(finding)]) for finding in findings)
+    begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
+    breaking = {id(finding) for finding in findings if _breaks(graph, finding)}
+    alone = [f for f in findings if families.get(f.rule) == "measured" and id(f) not in breaking]
+    unplaced = set(map(id, alone))
+    causes = {id(f): _place(graph, f, begins, families) for f in findings if id(f) not in unplaced}
+    foreseen = {
+        f.node: causes[id(f)]
+        for f in findings
+        if id(f) not in breaking | unplaced and f.agrees and f.severity != "info" and f.measurable
+    }
+    causes |= _causes_of_measurement(graph, alone, foreseen, begins, {causes[broken] for broken in breaking})
+    return tuple(replace(finding, cause=causes[id(finding)]) for finding in findings)
 
 
 def _beginnings(graph: Graph, fmt: str) -> dict[str, str]:
@@ -118,66 +121,35 @@ def place_of(node: Node) -> str:
 def _causes_of_measurement(
     graph: Graph,
     findings: Sequence[Finding],
-    foreseen: Sequence[Finding],
-    placed: Mapping[int, str],
+    foreseen: Mapping[str, str],
     formats: Iterable[str],
+    broken: Container[str],
 ) -> dict[int, str]:
-    """Causes of findings that are not placed yet: those of the measurement alone, about precision."""
+    """Causes of what the measurement alone reports, about precision: of the nearest node that has one among flagged ones
+    that read each other, in a tie of the one that runs first; else what lies together goes by one of its own: see `_head`.
+
+    foreseen: {node: its cause}; broken: places at which something turns non-finite, which is another matter.
+    """
     result: dict[int, str] = {}
-    rest = [finding for finding in findings if id(finding) not in placed]
     together = nx.Graph()
     for fmt in formats:
-        stretch = _stretches(graph, fmt)
-        nearest = _nearest(stretch, {f.node: placed[id(f)] for f in foreseen if f.node in stretch})
-        for finding in rest:
-            if fmt in finding.formats and finding.node in nearest:
-                result[id(finding)] = nearest[finding.node]
-        for number, nodes in enumerate(nx.connected_components(stretch)):
-            together.add_edges_from(((fmt, number), place_of(graph.nodes[name])) for name in nodes)
-    left = [finding for finding in rest if id(finding) not in result]
-    broken = {placed[id(f)] for f in findings if id(f) in placed and _breaks(graph, f)}
-    return result | _causes_of_findings(graph, left, together, broken)
-
-
-def _stretches(graph: Graph, fmt: str) -> nx.Graph:
-    """The flagged nodes of a format, joined where one reads the other."""
-    flagged = [name for name in graph.nodes if graph.is_flagged(name, fmt)]
-    result = nx.Graph()
-    result.add_nodes_from(flagged)
-    result.add_edges_from((source, name) for name in flagged for source in graph.nodes[name].inputs if source in result)
-    return result
-
-
-def _nearest(stretch: nx.Graph, causes: Mapping[str, str]) -> dict[str, str]:
-    """{node: the cause of the nearest node that has one}; in a tie, of the one that runs first."""
-    result, waiting = dict(causes), deque(causes)
-    while waiting:
-        name = waiting.popleft()
-        for other in stretch[name]:
-            if other not in result:
-                result[other] = result[name]
-                waiting.append(other)
-    return result
-
-
-def _causes_of_findings(
-    graph: Graph, left: Sequence[Finding], together: nx.Graph, broken: Container[str]
-) -> dict[int, str]:
-    """What lies together goes by the place of one of its own operations: see `_head`.
-
-    broken: places at which something turns non-finite, which is another matter.
-    """
-    joined: dict[str, int] = {}
-    for number, members in enumerate(nx.connected_components(together)):
-        joined |= {where: number for where in members if isinstance(where, str)}
-    same: dict[object, list[Finding]] = {}
-    for finding in left:
-        where = place_of(graph.nodes[finding.node])
-        same.setdefault(joined.get(where, where), []).append(finding)
-    result: dict[int, str] = {}
-    for findings in same.values():
-        where = place_of(graph.nodes[_head(graph, findings)])
-        result |= {id(finding): f"{where}: precision" if where in broken else where for finding in findings}
+        flagged = {name: node for name, node in graph.nodes.items() if graph.is_flagged(name, fmt)}
+        stretch = nx.Graph(
+            {name: [source for source in node.inputs if source in flagged] for name, node in flagged.items()}
+        )
+        for joined in nx.connected_components(stretch):
+            nx.add_path(together, (place_of(flagged[name]) for name in joined))
+        nearest = {name: cause for name, cause in foreseen.items() if name in flagged}
+        stretch.add_edges_from(("", name) for name in nearest)
+        for above, name in nx.bfs_edges(stretch, "") if nearest else ():
+            nearest.setdefault(name, nearest.get(above, ""))
+        result |= {id(f): nearest[f.node] for f in findings if fmt in f.formats and f.node in nearest}
+    places = {id(f): place_of(graph.nodes[f.node]) for f in findings if id(f) not in result}
+    together.add_nodes_from(places.values())
+    for joined in nx.connected_components(together):
+        if members := [finding for finding in findings if places.get(id(finding)) in joined]:
+            head = place_of(graph.nodes[_head(graph, members)])
+            result |= dict.fromkeys(map(id, members), f"{head}: precision" if head in broken else head)
     return result
 
 
@@ -188,17 +160,12 @@ def _head(graph: Graph, findings: Sequence[Finding]) -> str:
     effects tells which it is. Where none amplifies, it is the one that moves the outputs most.
     """
     effects = {f.node: max(graph.effect(f.node, fmt) for fmt in f.formats) for f in findings}
-    largest = max(effects.values())
-    amplifiers = [
-        f
-        for f in findings
-        if effects[f.node] >= WEIGHTY * largest and any(graph.amplifies(f.node, fmt) for fmt in f.formats)
-    ]
-    if not amplifiers:
-        return max(effects, key=effects.__getitem__)
-    worst = max(amplifiers, key=lambda finding: effects[finding.node])
-    fmt = next(fmt for fmt in worst.formats if graph.amplifies(worst.node, fmt))
-    return _maker(graph, worst.node, fmt, effects)
+    strongest = max(effects, key=effects.__getitem__)
+    amplifiers = [(f.node, fmt) for f in findings for fmt in f.formats if graph.amplifies(f.node, fmt)]
+    amplifier, fmt = max(amplifiers, key=lambda found: effects[found[0]], default=(strongest, ""))
+    if not fmt or effects[amplifier] < WEIGHTY * effects[strongest]:
+        return strongest
+    return _maker(graph, amplifier, fmt, effects)
 
 
 def _maker(graph: Graph, amplifier: str, fmt: str, among: Container[str]) -> str:

@@ -92,14 +92,9 @@ def _repaired_example(example: Example) -> list[str]:
 
 
 def _places(match: Match) -> list[str]:
-    places = []
-    if match.ops:
-        places.append("operations: " + ", ".join(f"`{op}`" for op in match.ops))
-    if match.position:
-        places.append(f"position: {match.position} layer with weights")
-    if match.owner_type:
-        places.append(f"modules of class `{match.owner_type}`")
-    return places + [_drawing(chain, match) for chain in match.chains]
+    operations = "operations: " + ", ".join(f"`{op}`" for op in match.ops)
+    everywhere = match.chains and match.ops == ("*",)
+    return [*([] if everywhere else [operations]), *(_drawing(chain, match) for chain in match.chains)]
 
 
 def _drawing(chain: Chain, match: Match) -> str:

@@ -94,7 +94,6 @@ class NodeFacts:
     centres: bool = _fact("", "subtracts from a tensor its own mean")
     shifts_by_max: bool = _fact("", "subtracts from a tensor its own maximum, or an upper bound of it (logsumexp)")
 
-    weight_max_abs: float | None = _fact("1", "largest finite magnitude in the parameters it reads")
     weight_uses: int | None = _fact("1", "operations that read the parameter it reads most shared")
     buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating buffers it reads")
     input_max_abs: float | None = _fact("1", "largest magnitude among its activations in, measured in FP32")
@@ -104,7 +103,6 @@ class NodeFacts:
     spacing: Mapping[str, float | None] = _fact("1", "distance of a format's numbers at output_max_abs")
     headroom_bits: Mapping[str, float | None] = _fact("bits", "doublings of output_max_abs before a format overflows")
     verdict: Mapping[str, str] = _fact("", "safe, sensitive, unsafe or untested in a format, by measurement")
-    label: Mapping[str, str] = _fact("", "what a format is called, as label.fp16")
     reason: Mapping[str, str] = _fact("", "why the measurement says so of a format, in one clause, as reason.fp16")
 
 

@@ -13,7 +13,7 @@ from ..records.measure import MEASURED, Ignore
 from .conditions import evaluate, facts_used
 from .facts import FACTS, NodeFacts, value_at
 from .patterns import Matcher
-from .rule import CONFIDENCES, FORMATS, SEVERITIES, ByFormat, Rule, about, facts_shown, fill_message
+from .rule import CONFIDENCES, FORMATS, SEVERITIES, ByFormat, Rule, facts_shown, fill_message, without
 
 TRAINING = "training"
 """The family of rules that speak of gradients."""
@@ -38,7 +38,7 @@ def classify(
         for rule in rules
         if trains or rule.family != TRAINING
         if (spoken := _spoken(rule, formats))
-        for why in [about(rule.why, formats or auditable(), auditable())]
+        for why in [without(set(auditable()).difference(formats or auditable()), rule.why)]
         for name in matcher.find(rule.match)
         if evaluate(rule.when, facts[name]) is True
     ]
@@ -69,7 +69,8 @@ def _spoken(rule: Rule, formats: Collection[str] | None) -> tuple[str, ...]:
 
 
 def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats: tuple[str, ...], why: str) -> Finding:
-    node, shown = capture.nodes[name], [address for address in facts_shown(rule.message) if address != FORMATS]
+    node, message = capture.nodes[name], without(set(rule.formats).difference(formats), rule.message)
+    shown = [address for address in facts_shown(message) if address != FORMATS]
     in_each = {
         address: {fmt: f"{address}.{fmt}" for fmt in formats}
         for address in shown
@@ -91,7 +92,7 @@ def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats:
         source=node.source,
         called_from=node.called_from,
         formats=formats,
-        message=fill_message(rule.message, value, formats),
+        message=fill_message(message, value, formats).removesuffix("."),
         why=why,
         evidence={fact: value_at(facts, fact) for fact in dict.fromkeys(used)},
     )

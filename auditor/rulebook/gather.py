@@ -10,7 +10,7 @@ from torch import fx
 
 from ..execution.policy import Policy, plain
 from ..execution.resolve import Resolution, is_low, resolve
-from ..numerics.formats import FORMATS, label, narrower
+from ..numerics.formats import FORMATS, narrower
 from ..numerics.nodes import dtype, op_of, readers, row_of, shape, source
 from ..numerics.operations import operation
 from ..records import Capture, Magnitudes, Verdict
@@ -46,7 +46,6 @@ def gather(
             kind: {item for item in map(source, node.all_input_nodes) if kinds.get(item.name) == kind}
             for kind in ("parameter", "buffer")
         }
-        sizes = {kind: [ranges[x.name].max_abs for x in items if x.name in ranges] for kind, items in held.items()}
         read = node.all_input_nodes[0] if node.all_input_nodes else None
         by_itself: dict[str, Any] = {fact.__name__: fact(node) for fact in OF_NODE}
         return NodeFacts(
@@ -71,8 +70,9 @@ def gather(
             absorbed=runs[node].absorbed,
             in_a_phase=node in in_phases,
             weight_uses=max((len({*readers(item)}) for item in held["parameter"]), default=None),
-            weight_max_abs=max(sizes["parameter"], default=None),
-            buffer_max_abs=max(sizes["buffer"], default=None),
+            buffer_max_abs=max(
+                (ranges[item.name].max_abs for item in held["buffer"] if item.name in ranges), default=None
+            ),
             **_sizes(node, ranges, stands.from_weights, verdicts.get(name, {}) if verdicts else {}),
             **gemm(node),
             **by_itself,
@@ -95,7 +95,6 @@ def _sizes(
         "cancelled_bits": values.cancelled_bits(node, into, output),
         "spacing": {fmt: values.spacing(output, FORMATS[fmt]) for fmt in narrower()},
         "headroom_bits": {fmt: values.headroom_bits(output, FORMATS[fmt]) for fmt in narrower()},
-        "label": {fmt: label(fmt) for fmt in narrower()},
         "verdict": {fmt: one.verdict for fmt, one in verdicts.items()},
         "reason": {fmt: one.reason for fmt, one in verdicts.items()},
     }

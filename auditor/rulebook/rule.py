@@ -19,27 +19,19 @@ from .facts import EACH, FACTS, address_problem, fact_at
 FORMATS = "formats"
 """A field of its own: the formats that a finding speaks of."""
 
-_CLAUSE = re.compile(r"\[(\w+): ([^]]*)\](; )?")
-
 
 def facts_shown(message: str) -> list[str]:
     """Addresses of the facts that a message shows, in the order written. Raises: ValueError for what is no template."""
     return [name for _, name, _, _ in string.Formatter().parse(message) if name is not None]
 
 
-def clauses(message: str) -> list[str]:
-    """The formats that a message has clauses of their own for, `[bf16: in BF16 it raises]`."""
-    return [found[1] for found in _CLAUSE.finditer(message)]
-
-
 def fill_message(message: str, value: Callable[[str], Any], formats: Collection[str]) -> str:
     """The message with `value(address)` in the place of each fact; one that is not known reads "unknown".
 
-    formats: those it speaks of. A clause about another is left out, and `{formats}` names them.
+    formats: those it speaks of, which `{formats}` names.
     """
-    kept = _CLAUSE.sub(lambda found: f"{found[2]}{found[3] or ''}" if found[1] in formats else "", message)
     named = " and ".join(label(name) for name in formats)
-    return _Filler(lambda name: named if name == FORMATS else value(name)).vformat(kept.removesuffix("; "), (), {})
+    return _Filler(lambda name: named if name == FORMATS else value(name)).vformat(message, (), {})
 
 
 class ByFormat(dict[str, Any]):
@@ -53,11 +45,9 @@ def _format_value(value: Any, spec: str) -> str:
     return "unknown" if value is None else format(value, spec)
 
 
-def about(text: str, formats: Collection[str], others: Collection[str]) -> str:
-    """The sentences of a text that name none of `others` beside the formats."""
-    if all(name in formats for name in others):
-        return text
-    labels = [re.compile(rf"\b{re.escape(label(name))}\b") for name in others if name not in formats]
+def without(formats: Collection[str], text: str) -> str:
+    """The sentences of a text that name none of the formats."""
+    labels = [re.compile(rf"\b{re.escape(label(name))}\b") for name in formats]
     sentences = re.split(r"(?<=\.)\s+", text)
     return " ".join(line for line in sentences if not any(name.search(line) for name in labels))
 
@@ -101,9 +91,6 @@ def _template(message: str) -> str:
             problem = None if name == FORMATS or _in_all_formats(name) else address_problem(name)
             if problem:
                 raise refusal(problem)
-        for name in clauses(message):
-            if name not in narrower():
-                raise refusal(f"has a clause on {name!r}, which is no format")
         fill_message(message, _sample, narrower())
     except PydanticCustomError:
         raise
@@ -158,11 +145,9 @@ class Chain(_Table):
 
 @dataclass(frozen=True)
 class Match(_Table):
-    """Where a rule looks; everything given must hold. chains: alternatives, one of which must be found, of these nodes."""
+    """Where a rule looks; both must hold. chains: alternatives, one of which must be found, of these nodes."""
 
-    ops: Texts = ()
-    position: Literal["first", "last"] | None = None
-    owner_type: Text | None = None
+    ops: Texts = ("*",)
     nodes: Mapping[str, ChainNode] = field(default_factory=dict)
     chains: Annotated[tuple[Chain, ...], Field(alias="chain")] = ()
 
