@@ -17,12 +17,12 @@ from ..numerics.formats import runs
 from ..numerics.operations import operation
 from ..paths import place
 from ..records import Capture, Finding, Node, Plan, Verdict
+from .findings import FLAGGED
 from .rule import SEVERITIES, Rule
 
 Verdicts = Mapping[str, Mapping[str, Verdict]]
 APART = ("hardware", "collectives", "settings")
 """Families of rules about how fast or where a model runs: what they find has no share in an error on the same line."""
-FLAGGED = ("sensitive", "unsafe")
 AMPLIFIED = 8.0
 """How many times as far errors of an operation's inputs move the outputs as that of its result, where it amplifies them."""
 
@@ -73,15 +73,12 @@ def with_causes(findings: Sequence[Finding], graph: Graph, rules: Sequence[Rule]
     families = {rule.code: rule.family for rule in rules}
     begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
     breaking = {id(finding) for finding in findings if _breaks(graph, finding)}
-    alone = [f for f in findings if families.get(f.rule) == "measured" and id(f) not in breaking]
-    unplaced = set(map(id, alone))
-    causes = {id(f): _place(graph, f, begins, families) for f in findings if id(f) not in unplaced}
-    foreseen = {
-        f.node: causes[id(f)]
-        for f in findings
-        if id(f) not in breaking | unplaced and f.agrees and f.severity != "info" and f.measurable
-    }
-    causes |= _causes_of_measurement(graph, alone, foreseen, begins, {causes[broken] for broken in breaking})
+    placed = [f for f in findings if families.get(f.rule) != "measured" or id(f) in breaking]
+    causes = {id(finding): _place(graph, finding, begins, families) for finding in placed}
+    foreseen = [f for f in placed if id(f) not in breaking and f.agrees and f.severity != "info" and f.measurable]
+    nearby = {finding.node: causes[id(finding)] for finding in foreseen}
+    alone = [finding for finding in findings if id(finding) not in causes]
+    causes |= _causes_of_measurement(graph, alone, nearby, begins, {causes[broken] for broken in breaking})
     return tuple(replace(finding, cause=causes[id(finding)]) for finding in findings)
 
 
@@ -89,14 +86,9 @@ def _beginnings(graph: Graph, fmt: str) -> dict[str, str]:
     """{broken node: the one it has that from, through inputs that are broken too}; what refuses has it from nobody."""
     result: dict[str, str] = {}
     for name, node in graph.nodes.items():
-        if not graph.broken(name, fmt):
-            continue
-        above = (
-            None
-            if graph.measured.errors[name][fmt].unsupported
-            else next((i for i in node.inputs if i in result), None)
-        )
-        result[name] = name if above is None else result[above]
+        if graph.broken(name, fmt):
+            sources = () if graph.measured.errors[name][fmt].unsupported else node.inputs
+            result[name] = next((result[source] for source in sources if source in result), name)
     return result
 
 
@@ -256,16 +248,12 @@ def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: Graph
     """Findings with the strategies under which, with all of the model low, their operations compute low."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
     spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
-    uses = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt) for name in names()} for fmt in spoken}
+    low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in names()} for fmt in spoken}
 
-    def met(finding: Finding) -> dict[str, tuple[str, ...]]:
-        low = {
-            fmt: tuple(name for name, use in uses.get(fmt, {}).items() if finding.node in use.computing)
-            for fmt in finding.formats
-        }
-        return {fmt: strategies for fmt, strategies in low.items() if strategies}
+    def met(finding: Finding, fmt: str) -> tuple[str, ...]:
+        return tuple(name for name, computing in low.get(fmt, {}).items() if finding.node in computing)
 
-    return tuple(replace(finding, met=met(finding)) for finding in findings)
+    return tuple(replace(f, met={fmt: met(f, fmt) for fmt in f.formats if met(f, fmt)}) for f in findings)
 
 
 def _bearing(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: Graph) -> str | None:
@@ -286,8 +274,7 @@ def _with_severity(finding: Finding, bearing: str | None, plan: Plan, graph: Gra
     spoken = replace(finding, plan=plan.name, bearing=bearing)
     if bearing is None or (bearing == "low" and not finding.measurable):
         return spoken
-    breaks = any(graph.broken(finding.node, fmt) for fmt in finding.formats) and _unsafe(graph, finding)
-    if bearing == "kept" or (bearing == "elsewhere" and breaks):
+    if bearing == "kept" or (bearing == "elsewhere" and _breaks(graph, finding) and _unsafe(graph, finding)):
         return replace(spoken, severity=min(finding.severity, "warning", key=SEVERITIES.index))
     return replace(spoken, severity=SEVERITIES[max(SEVERITIES.index(finding.severity) - 1, 0)])
 

@@ -14,7 +14,7 @@ from typing import Any, LiteralString
 
 from pydantic_core import PydanticCustomError
 
-from .facts import FACTS, NodeFacts, address_problem, fact_at, value_at
+from .facts import NodeFacts, address_problem, fact_at, value_at
 
 _HOLDS: Mapping[str, Callable[[Any, Any], bool]] = {
     "above": operator.gt,
@@ -111,7 +111,6 @@ def _leaf_holds(condition: Condition, facts: NodeFacts) -> bool | None:
 
 
 Place = tuple[str | int, ...]
-_SAID: LiteralString = "{problem}"
 
 
 def _conditions(given: Any, at: Place) -> tuple[Condition, ...]:
@@ -136,7 +135,7 @@ def _leaf(given: dict[str, Any], at: Place) -> Condition:
     fact = given.get("fact")
     if not isinstance(fact, str):
         raise refusal("must name a fact", slug="rule-missing-key", at=(*at, "fact"))
-    if problem := address_problem(fact, f"not one of {', '.join(FACTS)}"):
+    if problem := address_problem(fact):
         raise refusal(problem, at=(*at, "fact"))
     allowed = COMPARISONS[fact_at(fact).type]
     _allow(given, at, ("fact", *allowed))
@@ -154,10 +153,9 @@ def _leaf(given: dict[str, Any], at: Place) -> Condition:
 def _allow(given: Mapping[str, Any], at: Place, names: Collection[str]) -> None:
     for name in given:
         if name not in names:
-            known = ", ".join(sorted(names))
-            raise refusal(f"unknown key; known here: {known}", slug="rule-unknown-key", at=(*at, name))
+            raise refusal("unknown key", slug="rule-unknown-key", at=(*at, name))
 
 
 def refusal(problem: str, slug: LiteralString = "rule-bad-value", at: Place = ()) -> PydanticCustomError:
     """What is wrong with a value of a rule file. at: where in it, below the place that pydantic knows."""
-    return PydanticCustomError(slug, _SAID, {"problem": problem, "at": at})
+    return PydanticCustomError(slug, "{problem}", {"problem": problem, "at": at})

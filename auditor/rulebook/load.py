@@ -20,6 +20,10 @@ from .rule import Chain, ChainNode, Rule
 
 _RULE, _NODES = TypeAdapter(Rule), TypeAdapter(dict[str, ChainNode])
 _CALLED = re.compile(r"[A-Z]{3}\d{3}(-[a-z0-9]+)+")
+_SAID = {
+    "missing": ("is missing", "rule-missing-key"),
+    "unexpected_keyword_argument": ("unknown key", "rule-unknown-key"),
+}
 _AS_GIVEN = Condition("fact", "upcast", {"equals": False})
 
 
@@ -69,8 +73,6 @@ def _in(condition: Condition, fmt: str) -> Condition:
 
 def _read(path: Path, shared: Mapping[str, ChainNode]) -> Rule:
     table = _table(path)
-    if "path" in table:
-        _refuse(path, ("path",), "unknown key", "rule-unknown-key")
     if not _CALLED.fullmatch(path.stem):
         _refuse(path, (), "must be called <CODE>-<name>.toml, such as OWN001-the-bad-thing.toml")
     rule: Rule = _validate(path, _RULE, {**table, "path": path})
@@ -94,20 +96,13 @@ def _validate(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> A
         return form.validate_python(table)
     except ValidationError as error:
         worst = min(error.errors(), key=lambda one: one["type"] != "unexpected_keyword_argument")
-        _refuse(path, (*worst["loc"], *worst.get("ctx", {}).get("at", ())), *_message_of(worst))
-
-
-def _message_of(error: Mapping[str, Any]) -> tuple[str, str]:
-    """What pydantic found, in one clause, and the slug that it goes by."""
-    kind = error["type"]
-    if kind == "missing":
-        return "is missing", "rule-missing-key"
-    if kind == "unexpected_keyword_argument":
-        return "unknown key", "rule-unknown-key"
-    if kind.startswith("rule-"):
-        return error["msg"], kind
-    wrong = f"{error['msg'].lower()}, not {error['input']!r}"
-    return wrong, "rule-bad-type" if kind.endswith("_type") else "rule-bad-value"
+        place, kind, said = (*worst["loc"], *worst.get("ctx", {}).get("at", ())), worst["type"], worst["msg"]
+        if kind in _SAID:
+            _refuse(path, place, *_SAID[kind])
+        if kind.startswith("rule-"):
+            _refuse(path, place, said, kind)
+        wrong = f"{said.lower()}, not {worst['input']!r}"
+        _refuse(path, place, wrong, "rule-bad-type" if kind.endswith("_type") else "rule-bad-value")
 
 
 def _check_drawn(rule: Rule, chain: Chain) -> None:
@@ -137,16 +132,12 @@ def _check_superseded(rules: dict[str, Rule]) -> None:
     order = nx.DiGraph([(rule.code, code) for rule in rules.values() for code in rule.supersedes])
     for rule in rules.values():
         for code in rule.supersedes:
-            left_out = set(rules[code].formats) - set(rule.formats) if code in rules else set()
             if code not in rules:
-                problem = f"no rule is called {code!r}"
-            elif left_out:
-                problem = f"{code} also speaks of {', '.join(sorted(left_out))}, which {rule.code} does not"
-            elif nx.has_path(order, code, rule.code):
-                problem = f"{code} supersedes {rule.code} in turn"
-            else:
-                continue
-            _refuse(rule.path, ("supersedes",), problem)
+                _refuse(rule.path, ("supersedes",), f"no rule is called {code!r}")
+            if left_out := ", ".join(sorted(set(rules[code].formats).difference(rule.formats))):
+                _refuse(rule.path, ("supersedes",), f"{code} also speaks of {left_out}, which {rule.code} does not")
+            if nx.has_path(order, code, rule.code):
+                _refuse(rule.path, ("supersedes",), f"{code} supersedes {rule.code} in turn")
 
 
 def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "rule-bad-value") -> NoReturn:

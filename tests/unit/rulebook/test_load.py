@@ -103,7 +103,7 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
         ("above = 8", 'above = "8"', 4, "reduction_length is a number; '8' is none", "rule-bad-type"),
         ("above = 8", "matches = 8", 4, "when[0].matches: unknown key", "rule-unknown-key"),
         (", above = 8", "", 4, "compares reduction_length with nothing", "rule-missing-key"),
-        ('"reduction_length", above', '"reduction", above', 4, "'reduction' is not one of", "rule-bad-value"),
+        ('"reduction_length", above', '"reduction", above', 4, "'reduction' is not a fact", "rule-bad-value"),
         ('"reduction_length", above', '"headroom_bits", above', 4, "kept by format: name one, as in", "rule-bad-value"),
         (
             '"reduction_length", above',
