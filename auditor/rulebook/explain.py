@@ -46,9 +46,11 @@ def explain(rule: Rule) -> str:
     condition, example = describe(rule.when), rule.example or Example("")
     called = ", ".join(f"`{item}`" for item in example.inputs)
     superseded = ", ".join(rule.supersedes)
+    raised = rule.measurable and rule.confidence != "high"
+    confidence = f"{rule.confidence}{', and high where the operation is measured to be unsafe' if raised else ''}"
     sections = [
         f"# {rule.code}: {rule.name}",
-        f"Severity: {rule.severity}. Confidence: {_confidence(rule)}. Formats: {', '.join(rule.formats)}. "
+        f"Severity: {rule.severity}. Confidence: {confidence}. Formats: {', '.join(rule.formats)}. "
         f"Family: {rule.family}.",
         "## Why",
         rule.why,
@@ -66,12 +68,6 @@ def explain(rule: Rule) -> str:
         "\n".join(f"- {reference}" for reference in rule.references),
     ]
     return "\n\n".join(filter(None, sections)) + "\n"
-
-
-def _confidence(rule: Rule) -> str:
-    if rule.confidence == "high" or not rule.measurable:
-        return rule.confidence
-    return f"{rule.confidence}, and high where the operation is measured to be unsafe"
 
 
 def _places(match: Match) -> list[str]:
