@@ -111,6 +111,7 @@ def _leaf_holds(condition: Condition, facts: NodeFacts) -> bool | None:
 
 
 Place = tuple[str | int, ...]
+_SAID: LiteralString = "{problem}"
 
 
 def _conditions(given: Any, at: Place) -> tuple[Condition, ...]:
@@ -158,4 +159,4 @@ def _allow(given: Mapping[str, Any], at: Place, names: Collection[str]) -> None:
 
 def refusal(problem: str, slug: LiteralString = "rule-bad-value", at: Place = ()) -> PydanticCustomError:
     """What is wrong with a value of a rule file. at: where in it, below the place that pydantic knows."""
-    return PydanticCustomError(slug, "{problem}", {"problem": problem, "at": at})
+    return PydanticCustomError(slug, _SAID, {"problem": problem, "at": at})

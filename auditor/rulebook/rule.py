@@ -74,7 +74,7 @@ _SAMPLES: Mapping[str, Any] = {"text": "x", "flag": True, "number": 1.0, "texts"
 
 def _filled(text: str) -> str:
     if not text.strip():
-        raise refusal("must not be empty")
+        raise refusal("must not be empty", slug="rule-bad-value")
     return text.strip("\n")
 
 

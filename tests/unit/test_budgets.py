@@ -60,7 +60,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "report": (2920, "report"),
-    "rulebook": (2460, "rules"),
+    "rulebook": (2282, "rules"),
     "score": (340, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
