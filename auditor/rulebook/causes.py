@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,12 +17,12 @@ from ..numerics.formats import runs
 from ..numerics.operations import operation
 from ..paths import place
 from ..records import Capture, Finding, Node, Plan, Verdict
+from .findings import FLAGGED
 from .rule import SEVERITIES, Rule
 
 Verdicts = Mapping[str, Mapping[str, Verdict]]
 APART = ("hardware", "collectives", "settings")
 """Families of rules about how fast or where a model runs: what they find has no share in an error on the same line."""
-FLAGGED = ("sensitive", "unsafe")
 AMPLIFIED = 8.0
 """How many times as far errors of an operation's inputs move the outputs as that of its result, where it amplifies them."""
 
@@ -72,28 +71,24 @@ def with_causes(findings: Sequence[Finding], graph: Graph, rules: Sequence[Rule]
     on a line with it, is one cause.
     """
     families = {rule.code: rule.family for rule in rules}
-    formats = tuple(dict.fromkeys(fmt for finding in findings for fmt in finding.formats))
-    begins = {fmt: _beginnings(graph, fmt) for fmt in formats}
-    unforeseen = {id(f) for f in findings if families.get(f.rule) == "measured" and not _breaks(graph, f)}
-    placed = {id(f): _place(graph, f, begins, families) for f in findings if id(f) not in unforeseen}
-    foreseen = [f for f in findings if f.agrees and f.severity != "info" and f.measurable and not _breaks(graph, f)]
-    foreseen = [finding for finding in foreseen if id(finding) not in unforeseen]
-    placed |= _causes_of_measurement(graph, findings, foreseen, placed, formats)
-    return tuple(replace(finding, cause=placed[id(finding)]) for finding in findings)
+    begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
+    breaking = {id(finding) for finding in findings if _breaks(graph, finding)}
+    placed = [f for f in findings if families.get(f.rule) != "measured" or id(f) in breaking]
+    causes = {id(finding): _place(graph, finding, begins, families) for finding in placed}
+    foreseen = [f for f in placed if id(f) not in breaking and f.agrees and f.severity != "info" and f.measurable]
+    nearby = {finding.node: causes[id(finding)] for finding in foreseen}
+    alone = [finding for finding in findings if id(finding) not in causes]
+    causes |= _causes_of_measurement(graph, alone, nearby, begins, {causes[broken] for broken in breaking})
+    return tuple(replace(finding, cause=causes[id(finding)]) for finding in findings)
 
 
 def _beginnings(graph: Graph, fmt: str) -> dict[str, str]:
     """{broken node: the one it has that from, through inputs that are broken too}; what refuses has it from nobody."""
     result: dict[str, str] = {}
     for name, node in graph.nodes.items():
-        if not graph.broken(name, fmt):
-            continue
-        above = (
-            None
-            if graph.measured.errors[name][fmt].unsupported
-            else next((i for i in node.inputs if i in result), None)
-        )
-        result[name] = name if above is None else result[above]
+        if graph.broken(name, fmt):
+            sources = () if graph.measured.errors[name][fmt].unsupported else node.inputs
+            result[name] = next((result[source] for source in sources if source in result), name)
     return result
 
 
@@ -118,66 +113,35 @@ def place_of(node: Node) -> str:
 def _causes_of_measurement(
     graph: Graph,
     findings: Sequence[Finding],
-    foreseen: Sequence[Finding],
-    placed: Mapping[int, str],
+    foreseen: Mapping[str, str],
     formats: Iterable[str],
+    broken: Container[str],
 ) -> dict[int, str]:
-    """Causes of findings that are not placed yet: those of the measurement alone, about precision."""
+    """Causes of what the measurement alone reports, about precision: of the nearest node that has one among flagged ones
+    that read each other, in a tie of the one that runs first; else what lies together goes by one of its own: see `_head`.
+
+    foreseen: {node: its cause}; broken: places at which something turns non-finite, which is another matter.
+    """
     result: dict[int, str] = {}
-    rest = [finding for finding in findings if id(finding) not in placed]
     together = nx.Graph()
     for fmt in formats:
-        stretch = _stretches(graph, fmt)
-        nearest = _nearest(stretch, {f.node: placed[id(f)] for f in foreseen if f.node in stretch})
-        for finding in rest:
-            if fmt in finding.formats and finding.node in nearest:
-                result[id(finding)] = nearest[finding.node]
-        for number, nodes in enumerate(nx.connected_components(stretch)):
-            together.add_edges_from(((fmt, number), place_of(graph.nodes[name])) for name in nodes)
-    left = [finding for finding in rest if id(finding) not in result]
-    broken = {placed[id(f)] for f in findings if id(f) in placed and _breaks(graph, f)}
-    return result | _causes_of_findings(graph, left, together, broken)
-
-
-def _stretches(graph: Graph, fmt: str) -> nx.Graph:
-    """The flagged nodes of a format, joined where one reads the other."""
-    flagged = [name for name in graph.nodes if graph.is_flagged(name, fmt)]
-    result = nx.Graph()
-    result.add_nodes_from(flagged)
-    result.add_edges_from((source, name) for name in flagged for source in graph.nodes[name].inputs if source in result)
-    return result
-
-
-def _nearest(stretch: nx.Graph, causes: Mapping[str, str]) -> dict[str, str]:
-    """{node: the cause of the nearest node that has one}; in a tie, of the one that runs first."""
-    result, waiting = dict(causes), deque(causes)
-    while waiting:
-        name = waiting.popleft()
-        for other in stretch[name]:
-            if other not in result:
-                result[other] = result[name]
-                waiting.append(other)
-    return result
-
-
-def _causes_of_findings(
-    graph: Graph, left: Sequence[Finding], together: nx.Graph, broken: Container[str]
-) -> dict[int, str]:
-    """What lies together goes by the place of one of its own operations: see `_head`.
-
-    broken: places at which something turns non-finite, which is another matter.
-    """
-    joined: dict[str, int] = {}
-    for number, members in enumerate(nx.connected_components(together)):
-        joined |= {where: number for where in members if isinstance(where, str)}
-    same: dict[object, list[Finding]] = {}
-    for finding in left:
-        where = place_of(graph.nodes[finding.node])
-        same.setdefault(joined.get(where, where), []).append(finding)
-    result: dict[int, str] = {}
-    for findings in same.values():
-        where = place_of(graph.nodes[_head(graph, findings)])
-        result |= {id(finding): f"{where}: precision" if where in broken else where for finding in findings}
+        flagged = {name: node for name, node in graph.nodes.items() if graph.is_flagged(name, fmt)}
+        stretch = nx.Graph(
+            {name: [source for source in node.inputs if source in flagged] for name, node in flagged.items()}
+        )
+        for joined in nx.connected_components(stretch):
+            nx.add_path(together, (place_of(flagged[name]) for name in joined))
+        nearest = {name: cause for name, cause in foreseen.items() if name in flagged}
+        stretch.add_edges_from(("", name) for name in nearest)
+        for above, name in nx.bfs_edges(stretch, "") if nearest else ():
+            nearest.setdefault(name, nearest.get(above, ""))
+        result |= {id(f): nearest[f.node] for f in findings if fmt in f.formats and f.node in nearest}
+    places = {id(f): place_of(graph.nodes[f.node]) for f in findings if id(f) not in result}
+    together.add_nodes_from(places.values())
+    for joined in nx.connected_components(together):
+        if members := [finding for finding in findings if places.get(id(finding)) in joined]:
+            head = place_of(graph.nodes[_head(graph, members)])
+            result |= dict.fromkeys(map(id, members), f"{head}: precision" if head in broken else head)
     return result
 
 
@@ -188,17 +152,12 @@ def _head(graph: Graph, findings: Sequence[Finding]) -> str:
     effects tells which it is. Where none amplifies, it is the one that moves the outputs most.
     """
     effects = {f.node: max(graph.effect(f.node, fmt) for fmt in f.formats) for f in findings}
-    largest = max(effects.values())
-    amplifiers = [
-        f
-        for f in findings
-        if effects[f.node] >= WEIGHTY * largest and any(graph.amplifies(f.node, fmt) for fmt in f.formats)
-    ]
-    if not amplifiers:
-        return max(effects, key=effects.__getitem__)
-    worst = max(amplifiers, key=lambda finding: effects[finding.node])
-    fmt = next(fmt for fmt in worst.formats if graph.amplifies(worst.node, fmt))
-    return _maker(graph, worst.node, fmt, effects)
+    strongest = max(effects, key=effects.__getitem__)
+    amplifiers = [(f.node, fmt) for f in findings for fmt in f.formats if graph.amplifies(f.node, fmt)]
+    amplifier, fmt = max(amplifiers, key=lambda found: effects[found[0]], default=(strongest, ""))
+    if not fmt or effects[amplifier] < WEIGHTY * effects[strongest]:
+        return strongest
+    return _maker(graph, amplifier, fmt, effects)
 
 
 def _maker(graph: Graph, amplifier: str, fmt: str, among: Container[str]) -> str:
@@ -289,16 +248,12 @@ def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: Graph
     """Findings with the strategies under which, with all of the model low, their operations compute low."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
     spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
-    uses = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt) for name in names()} for fmt in spoken}
+    low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in names()} for fmt in spoken}
 
-    def met(finding: Finding) -> dict[str, tuple[str, ...]]:
-        low = {
-            fmt: tuple(name for name, use in uses.get(fmt, {}).items() if finding.node in use.computing)
-            for fmt in finding.formats
-        }
-        return {fmt: strategies for fmt, strategies in low.items() if strategies}
+    def met(finding: Finding, fmt: str) -> tuple[str, ...]:
+        return tuple(name for name, computing in low.get(fmt, {}).items() if finding.node in computing)
 
-    return tuple(replace(finding, met=met(finding)) for finding in findings)
+    return tuple(replace(f, met={fmt: met(f, fmt) for fmt in f.formats if met(f, fmt)}) for f in findings)
 
 
 def _bearing(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: Graph) -> str | None:
@@ -319,8 +274,7 @@ def _with_severity(finding: Finding, bearing: str | None, plan: Plan, graph: Gra
     spoken = replace(finding, plan=plan.name, bearing=bearing)
     if bearing is None or (bearing == "low" and not finding.measurable):
         return spoken
-    breaks = any(graph.broken(finding.node, fmt) for fmt in finding.formats) and _unsafe(graph, finding)
-    if bearing == "kept" or (bearing == "elsewhere" and breaks):
+    if bearing == "kept" or (bearing == "elsewhere" and _breaks(graph, finding) and _unsafe(graph, finding)):
         return replace(spoken, severity=min(finding.severity, "warning", key=SEVERITIES.index))
     return replace(spoken, severity=SEVERITIES[max(SEVERITIES.index(finding.severity) - 1, 0)])
 

@@ -14,7 +14,7 @@ from typing import Any, LiteralString
 
 from pydantic_core import PydanticCustomError
 
-from .facts import FACTS, NodeFacts, address_problem, fact_at, value_at
+from .facts import NodeFacts, address_problem, fact_at, value_at
 
 _HOLDS: Mapping[str, Callable[[Any, Any], bool]] = {
     "above": operator.gt,
@@ -22,7 +22,6 @@ _HOLDS: Mapping[str, Callable[[Any, Any], bool]] = {
     "below": operator.lt,
     "at_most": operator.le,
     "equals": operator.eq,
-    "is_in": lambda value, wanted: value in wanted,
     "matches": fnmatchcase,
     "contains": lambda value, wanted: any(
         fnmatchcase(item, wanted) if isinstance(item, str) else item == wanted for item in value
@@ -30,15 +29,14 @@ _HOLDS: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 COMPARISONS: Mapping[str, tuple[str, ...]] = {
-    "number": ("above", "at_least", "below", "at_most", "equals", "is_in", "present"),
-    "text": ("equals", "is_in", "matches", "present"),
+    "number": ("above", "at_least", "below", "at_most", "equals", "present"),
+    "text": ("equals", "matches", "present"),
     "flag": ("equals",),
     "texts": ("contains", "present"),
     "numbers": ("contains", "present"),
 }
 """Comparisons each type of fact allows. `matches` and `contains` on texts take globs; `present` on a list: not empty."""
 
-_GROUPS = ("all", "any", "not")
 _PYTHON: Mapping[str, tuple[type, ...]] = {"flag": (bool,), "text": (str,), "number": (int, float)}
 
 
@@ -99,8 +97,7 @@ def _words(fact: str, comparison: str, value: Any) -> str:
         return fact if value else f"not {fact}"
     unit = fact_at(fact).unit
     suffix = f" {unit}" if unit not in ("", "1") else ""
-    shown = " or ".join(str(item) for item in value) if isinstance(value, tuple) else str(value)
-    return f"{fact} {comparison.replace('_', ' ')} {shown}{suffix}"
+    return f"{fact} {comparison.replace('_', ' ')} {value}{suffix}"
 
 
 def _leaf_holds(condition: Condition, facts: NodeFacts) -> bool | None:
@@ -126,15 +123,12 @@ def _conditions(given: Any, at: Place) -> tuple[Condition, ...]:
 def _condition(given: Any, at: Place) -> Condition:
     if not isinstance(given, dict):
         raise refusal("must be a table", slug="rule-bad-type", at=at)
-    group = next((name for name in _GROUPS if name in given), None)
+    group = next((name for name in ("all", "any", "not") if name in given), None)
     if group is None:
         return _leaf(given, at)
     _allow(given, at, (group,))
-    if group == "not":
-        return Condition("not", parts=(_condition(given["not"], (*at, "not")),))
-    parts = _conditions(given[group], (*at, group))
-    if not parts:
-        raise refusal("must hold a condition", slug="rule-bad-value", at=(*at, group))
+    at = (*at, group)
+    parts = (_condition(given[group], at),) if group == "not" else _conditions(given[group], at)
     return Condition(group, parts=parts)
 
 
@@ -142,33 +136,25 @@ def _leaf(given: dict[str, Any], at: Place) -> Condition:
     fact = given.get("fact")
     if not isinstance(fact, str):
         raise refusal("must name a fact", slug="rule-missing-key", at=(*at, "fact"))
-    if problem := address_problem(fact, f"not one of {', '.join(FACTS)}"):
+    if problem := address_problem(fact):
         raise refusal(problem, at=(*at, "fact"))
     allowed = COMPARISONS[fact_at(fact).type]
     _allow(given, at, ("fact", *allowed))
-    comparisons = {name: _operand(fact, name, value, at) for name, value in given.items() if name != "fact"}
+    comparisons = {name: value for name, value in given.items() if name != "fact"}
     if not comparisons:
         nothing = f"compares {fact} with nothing; it allows {', '.join(allowed)}"
         raise refusal(nothing, slug="rule-missing-key", at=(*at, "fact"))
+    for name, value in comparisons.items():
+        kind = "flag" if name == "present" else fact_at(fact).type.removesuffix("s")
+        if not isinstance(value, _PYTHON[kind]) or (kind == "number" and isinstance(value, bool)):
+            raise refusal(f"{fact} is a {kind}; {value!r} is none", slug="rule-bad-type", at=(*at, name))
     return Condition("fact", fact, comparisons)
-
-
-def _operand(fact: str, comparison: str, value: Any, at: Place) -> Any:
-    kind = "flag" if comparison == "present" else fact_at(fact).type.removesuffix("s")
-    if comparison == "is_in" and not isinstance(value, list):
-        raise refusal("must be a list", slug="rule-bad-type", at=(*at, comparison))
-    values = tuple(value) if comparison == "is_in" else (value,)
-    for item in values:
-        if not isinstance(item, _PYTHON[kind]) or (kind == "number" and isinstance(item, bool)):
-            raise refusal(f"{fact} is a {kind}; {item!r} is none", slug="rule-bad-type", at=(*at, comparison))
-    return values if comparison == "is_in" else value
 
 
 def _allow(given: Mapping[str, Any], at: Place, names: Collection[str]) -> None:
     for name in given:
         if name not in names:
-            known = ", ".join(sorted(names))
-            raise refusal(f"unknown key; known here: {known}", slug="rule-unknown-key", at=(*at, name))
+            raise refusal("unknown key", slug="rule-unknown-key", at=(*at, name))
 
 
 def refusal(problem: str, slug: LiteralString = "rule-bad-value", at: Place = ()) -> PydanticCustomError:

@@ -129,12 +129,9 @@ def _einsum(args: Arguments, node: fx.Node) -> Gemm:
     left, right = inputs.split(",")
     output = output if "->" in equation else "".join(s for s, c in Counter(left + right).items() if c == 1)
     size = dict(zip(left + right, shape(operands[0]) + shape(operands[1]), strict=True))
-    extents = [
-        prod(size[s] for s in (set(left) - set(right)) & set(output)),
-        prod(size[s] for s in (set(right) - set(left)) & set(output)),
-        prod(size[s] for s in set(left + right) - set(output)),
-    ]
-    return extents[0], extents[1], extents[2]
+    rows, columns = (set(left) - set(right)) & set(output), (set(right) - set(left)) & set(output)
+    m, n, k = (prod(size[s] for s in part) for part in (rows, columns, set(left + right) - set(output)))
+    return m, n, k
 
 
 _REDUCTIONS: Mapping[str, Callable[[Arguments, fx.Node], int]] = {

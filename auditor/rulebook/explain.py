@@ -43,63 +43,37 @@ def as_data(rule: Rule) -> dict[str, Any]:
 
 def explain(rule: Rule) -> str:
     """Markdown about one rule: why it hurts, an example, what to do, then what is matched, and its sources."""
-    condition = describe(rule.when)
+    condition, example = describe(rule.when), rule.example or Example("")
+    called = ", ".join(f"`{item}`" for item in example.inputs)
+    superseded = ", ".join(rule.supersedes)
+    raised = rule.measurable and rule.confidence != "high"
+    confidence = f"{rule.confidence}{', and high where the operation is measured to be unsafe' if raised else ''}"
     sections = [
         f"# {rule.code}: {rule.name}",
-        f"Severity: {rule.severity}. Confidence: {_confidence(rule)}. Formats: {', '.join(rule.formats)}. "
+        f"Severity: {rule.severity}. Confidence: {confidence}. Formats: {', '.join(rule.formats)}. "
         f"Family: {rule.family}.",
         "## Why",
         rule.why,
-        *(_example(rule.example) if rule.example else []),
+        example.code and f"## Example\n\nIt fires on\n\n{textwrap.indent(example.code, '    ')}",
+        called and f"called with {called}.",
         "## What to do",
         rule.advice,
-        *(_repaired_example(rule.example) if rule.example and rule.example.fixed else []),
+        example.fixed and f"The example, repaired:\n\n{textwrap.indent(example.fixed, '    ')}",
+        example.changes and f"In FP32 this is not the same function: {example.changes}",
         "## What it looks for",
-        "\n".join(f"- {line}" for line in _places(rule.match))
-        + (f"\n\nIt fires where {condition}." if condition else "")
-        + _superseded_rules(rule),
+        "\n".join(f"- {line}" for line in _places(rule.match)),
+        condition and f"It fires where {condition}.",
+        superseded and f"Where it fires, {superseded} say nothing, and it is as severe as the severest of them.",
         "## References",
         "\n".join(f"- {reference}" for reference in rule.references),
     ]
-    return "\n\n".join(sections) + "\n"
-
-
-def _confidence(rule: Rule) -> str:
-    if rule.confidence == "high" or not rule.measurable:
-        return rule.confidence
-    return f"{rule.confidence}, and high where the operation is measured to be unsafe"
-
-
-def _superseded_rules(rule: Rule) -> str:
-    if not rule.supersedes:
-        return ""
-    return f"\n\nWhere it fires, {', '.join(rule.supersedes)} say nothing, and it is as severe as the severest of them."
-
-
-def _example(example: Example) -> list[str]:
-    called = ", ".join(f"`{item}`" for item in example.inputs)
-    return [
-        "## Example",
-        "It fires on",
-        textwrap.indent(example.code, "    "),
-        *([f"called with {called}."] if called else []),
-    ]
-
-
-def _repaired_example(example: Example) -> list[str]:
-    changed = [f"In FP32 this is not the same function: {example.changes}"] if example.changes else []
-    return ["The example, repaired:", textwrap.indent(example.fixed, "    "), *changed]
+    return "\n\n".join(filter(None, sections)) + "\n"
 
 
 def _places(match: Match) -> list[str]:
-    places = []
-    if match.ops:
-        places.append("operations: " + ", ".join(f"`{op}`" for op in match.ops))
-    if match.position:
-        places.append(f"position: {match.position} layer with weights")
-    if match.owner_type:
-        places.append(f"modules of class `{match.owner_type}`")
-    return places + [_drawing(chain, match) for chain in match.chains]
+    operations = "operations: " + ", ".join(f"`{op}`" for op in match.ops)
+    everywhere = match.chains and match.ops == ("*",)
+    return [*([] if everywhere else [operations]), *(_drawing(chain, match) for chain in match.chains)]
 
 
 def _drawing(chain: Chain, match: Match) -> str:

@@ -8,18 +8,7 @@ from typing import Any
 
 from ..numerics.formats import narrower
 
-_TYPES = {
-    "str": "text",
-    "bool": "flag",
-    "int": "number",
-    "int | None": "number",
-    "float | None": "number",
-    "str | None": "text",
-    "tuple[str, ...]": "texts",
-    "tuple[float, ...]": "numbers",
-    "Mapping[str, float | None]": "number",
-    "Mapping[str, str]": "text",
-}
+_TYPES = {"str": "text", "bool": "flag", "int": "number", "float": "number"}
 EACH = "each"
 """In place of a format: every audited one that no other rule of the family speaks of; see `spread`."""
 
@@ -94,7 +83,6 @@ class NodeFacts:
     centres: bool = _fact("", "subtracts from a tensor its own mean")
     shifts_by_max: bool = _fact("", "subtracts from a tensor its own maximum, or an upper bound of it (logsumexp)")
 
-    weight_max_abs: float | None = _fact("1", "largest finite magnitude in the parameters it reads")
     weight_uses: int | None = _fact("1", "operations that read the parameter it reads most shared")
     buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating buffers it reads")
     input_max_abs: float | None = _fact("1", "largest magnitude among its activations in, measured in FP32")
@@ -104,14 +92,17 @@ class NodeFacts:
     spacing: Mapping[str, float | None] = _fact("1", "distance of a format's numbers at output_max_abs")
     headroom_bits: Mapping[str, float | None] = _fact("bits", "doublings of output_max_abs before a format overflows")
     verdict: Mapping[str, str] = _fact("", "safe, sensitive, unsafe or untested in a format, by measurement")
-    label: Mapping[str, str] = _fact("", "what a format is called, as label.fp16")
     reason: Mapping[str, str] = _fact("", "why the measurement says so of a format, in one clause, as reason.fp16")
 
 
-FACTS: Mapping[str, Fact] = {
-    f.name: Fact(_TYPES[str(f.type)], f.metadata["unit"], f.metadata["meaning"], str(f.type).startswith("Mapping"))
-    for f in fields(NodeFacts)
-}
+def _described(annotation: str, unit: str, meaning: str) -> Fact:
+    of_format = annotation.removeprefix("Mapping[str, ")
+    held = of_format.removeprefix("tuple[")
+    kind = next(kind for python, kind in _TYPES.items() if held.startswith(python))
+    return Fact(kind if held == of_format else f"{kind}s", unit, meaning, of_format != annotation)
+
+
+FACTS: Mapping[str, Fact] = {f.name: _described(str(f.type), **f.metadata) for f in fields(NodeFacts)}
 
 
 def fact_at(address: str) -> Fact:
@@ -126,11 +117,11 @@ def value_at(facts: NodeFacts, address: str) -> Any:
     return value.get(fmt) if fmt else value
 
 
-def address_problem(address: str, unknown: str = "not a fact") -> str | None:
-    """What is wrong with the address of a fact, None if nothing is. unknown: what to say of a name that no fact has."""
+def address_problem(address: str) -> str | None:
+    """What is wrong with the address of a fact, None if nothing is."""
     name, dot, fmt = address.partition(".")
     if name not in FACTS:
-        return f"{address!r} is {unknown}"
+        return f"{address!r} is not a fact"
     if not FACTS[name].by_format:
         return f"{name!r} is not kept by format" if dot else None
     if not dot:

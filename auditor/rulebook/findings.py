@@ -11,9 +11,9 @@ from ..numerics.formats import auditable
 from ..records import Capture, Finding, Verdict
 from ..records.measure import MEASURED, Ignore
 from .conditions import evaluate, facts_used
-from .facts import FACTS, NodeFacts, value_at
+from .facts import NodeFacts, value_at
 from .patterns import Matcher
-from .rule import CONFIDENCES, FORMATS, SEVERITIES, ByFormat, Rule, about, facts_shown, fill_message
+from .rule import CONFIDENCES, SEVERITIES, Rule, facts_shown, fill_message, without
 
 TRAINING = "training"
 """The family of rules that speak of gradients."""
@@ -38,7 +38,7 @@ def classify(
         for rule in rules
         if trains or rule.family != TRAINING
         if (spoken := _spoken(rule, formats))
-        for why in [about(rule.why, formats or auditable(), auditable())]
+        for why in [without(set(auditable()).difference(formats or auditable()), rule.why)]
         for name in matcher.find(rule.match)
         if evaluate(rule.when, facts[name]) is True
     ]
@@ -69,20 +69,8 @@ def _spoken(rule: Rule, formats: Collection[str] | None) -> tuple[str, ...]:
 
 
 def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats: tuple[str, ...], why: str) -> Finding:
-    node, shown = capture.nodes[name], [address for address in facts_shown(rule.message) if address != FORMATS]
-    in_each = {
-        address: {fmt: f"{address}.{fmt}" for fmt in formats}
-        for address in shown
-        if address in FACTS and FACTS[address].by_format
-    }
-    used = [*facts_used(rule.when), *(one for address in shown for one in in_each.get(address, {"": address}).values())]
-
-    def value(address: str) -> Any:
-        """In each of the formats, where it is kept by format and none is named."""
-        if address in in_each:
-            return ByFormat({fmt: value_at(facts, one) for fmt, one in in_each[address].items()})
-        return value_at(facts, address)
-
+    node, message = capture.nodes[name], without(set(rule.formats).difference(formats), rule.message)
+    used = [*facts_used(rule.when), *facts_shown(message, formats)]
     return _of(
         rule,
         node=name,
@@ -91,9 +79,9 @@ def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats:
         source=node.source,
         called_from=node.called_from,
         formats=formats,
-        message=fill_message(rule.message, value, formats),
+        message=fill_message(message, vars(facts), formats).removesuffix("."),
         why=why,
-        evidence={fact: value_at(facts, fact) for fact in dict.fromkeys(used)},
+        evidence={fact: value_at(facts, fact) for fact in used},
     )
 
 

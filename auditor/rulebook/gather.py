@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from ..execution.policy import Policy, plain
 from ..execution.resolve import Resolution, is_low, resolve
-from ..numerics.formats import FORMATS, label, narrower
+from ..numerics.formats import FORMATS, narrower
 from ..numerics.nodes import dtype, op_of, readers, row_of, shape, source
 from ..numerics.operations import operation
 from ..records import Capture, Magnitudes, Verdict
@@ -46,9 +45,9 @@ def gather(
             kind: {item for item in map(source, node.all_input_nodes) if kinds.get(item.name) == kind}
             for kind in ("parameter", "buffer")
         }
-        sizes = {kind: [ranges[x.name].max_abs for x in items if x.name in ranges] for kind, items in held.items()}
         read = node.all_input_nodes[0] if node.all_input_nodes else None
-        by_itself: dict[str, Any] = {fact.__name__: fact(node) for fact in OF_NODE}
+        by_itself: dict[str, Any] = {fact: name in names for fact, names in stands.items()}
+        by_itself |= {fact.__name__: fact(node) for fact in OF_NODE}
         return NodeFacts(
             op=record.op,
             operation=row.name,
@@ -56,9 +55,6 @@ def gather(
             owner_type=record.owner_type,
             dtype=record.dtype,
             input_dtype=str(result).removeprefix("torch.") if read and (result := dtype(read)) else None,
-            is_first_layer=name in stands.first,
-            is_last_layer=name in stands.last,
-            from_weights=name in stands.from_weights,
             consumers=tuple(sorted({op_of(reader) for reader in readers(node)})),
             producers=tuple(sorted({op_of(source(item)) for item in node.all_input_nodes})),
             upcast=name in uses.upcasts,
@@ -71,9 +67,10 @@ def gather(
             absorbed=runs[node].absorbed,
             in_a_phase=node in in_phases,
             weight_uses=max((len({*readers(item)}) for item in held["parameter"]), default=None),
-            weight_max_abs=max(sizes["parameter"], default=None),
-            buffer_max_abs=max(sizes["buffer"], default=None),
-            **_sizes(node, ranges, stands.from_weights, verdicts.get(name, {}) if verdicts else {}),
+            buffer_max_abs=max(
+                (ranges[item.name].max_abs for item in held["buffer"] if item.name in ranges), default=None
+            ),
+            **_sizes(node, ranges, stands["from_weights"], verdicts.get(name, {}) if verdicts else {}),
             **gemm(node),
             **by_itself,
             **_literals(node, record.floating, derived[name]),
@@ -83,7 +80,7 @@ def gather(
 
 
 def _sizes(
-    node: fx.Node, ranges: Mapping[str, Magnitudes], weights: frozenset[str], verdicts: Mapping[str, Verdict]
+    node: fx.Node, ranges: Mapping[str, Magnitudes], weights: set[str], verdicts: Mapping[str, Verdict]
 ) -> dict[str, Any]:
     """The sizes of what it reads and gives, and what was judged by that."""
     into = values.input_max_abs(node, ranges, weights)
@@ -95,7 +92,6 @@ def _sizes(
         "cancelled_bits": values.cancelled_bits(node, into, output),
         "spacing": {fmt: values.spacing(output, FORMATS[fmt]) for fmt in narrower()},
         "headroom_bits": {fmt: values.headroom_bits(output, FORMATS[fmt]) for fmt in narrower()},
-        "label": {fmt: label(fmt) for fmt in narrower()},
         "verdict": {fmt: one.verdict for fmt, one in verdicts.items()},
         "reason": {fmt: one.reason for fmt, one in verdicts.items()},
     }
@@ -117,17 +113,8 @@ def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> d
     }
 
 
-@dataclass(frozen=True)
-class Positions:
-    """Names of the nodes at each position."""
-
-    first: frozenset[str]
-    last: frozenset[str]
-    from_weights: frozenset[str]
-
-
-def positions(capture: Capture) -> Positions:
-    """First layers: no other layer upstream. Last layers: none between them and an output they reach.
+def positions(capture: Capture) -> dict[str, set[str]]:
+    """Names of the nodes by fact. First layers: no other layer upstream. Last layers: none between them and an output they reach.
 
     A layer is an operation that makes one, of which some, but not all, inputs come from parameters alone (through any arithmetic: a
     weight norm's product counts); norms and scales are none. A model with several branches has several firsts and lasts.
@@ -152,7 +139,7 @@ def positions(capture: Capture) -> Positions:
         if name in above or (name in layers and name in reaching):
             above.update(node.inputs)
     alive = layers & reaching
-    return Positions(frozenset(alive - below), frozenset(alive - above), frozenset(fixed))
+    return {"is_first_layer": alive - below, "is_last_layer": alive - above, "from_weights": fixed}
 
 
 WORDS = {

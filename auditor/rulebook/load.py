@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,12 +16,15 @@ from ..errors import AuditorError
 from ..resources import resource_dir
 from .conditions import Condition
 from .facts import EACH
-from .rule import Chain, ChainNode, Example, Match, Rule
+from .rule import Chain, ChainNode, Rule
 
 _RULE, _NODES = TypeAdapter(Rule), TypeAdapter(dict[str, ChainNode])
 _CALLED = re.compile(r"[A-Z]{3}\d{3}(-[a-z0-9]+)+")
+_SAID = {
+    "missing": ("is missing", "rule-missing-key"),
+    "unexpected_keyword_argument": ("unknown key", "rule-unknown-key"),
+}
 _AS_GIVEN = Condition("fact", "upcast", {"equals": False})
-_TABLES = {"match": Match, "chain": Chain, "nodes": ChainNode, "example": Example}
 
 
 def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
@@ -70,12 +73,13 @@ def _in(condition: Condition, fmt: str) -> Condition:
 
 def _read(path: Path, shared: Mapping[str, ChainNode]) -> Rule:
     table = _table(path)
-    if "path" in table:
-        _refuse(path, ("path",), "unknown key", "rule-unknown-key")
     if not _CALLED.fullmatch(path.stem):
         _refuse(path, (), "must be called <CODE>-<name>.toml, such as OWN001-the-bad-thing.toml")
     rule: Rule = _validate(path, _RULE, {**table, "path": path})
-    rule = replace(rule, match=_whole(rule, shared))
+    if rule.match.chains:
+        rule = replace(rule, match=replace(rule.match, nodes={**shared, **rule.match.nodes}))
+    for chain in rule.match.chains:
+        _check_drawn(rule, chain)
     return rule if rule.upcast else replace(rule, when=replace(rule.when, parts=(_AS_GIVEN, *rule.when.parts)))
 
 
@@ -92,42 +96,23 @@ def _validate(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> A
         return form.validate_python(table)
     except ValidationError as error:
         worst = min(error.errors(), key=lambda one: one["type"] != "unexpected_keyword_argument")
-        place = (*worst["loc"], *worst.get("ctx", {}).get("at", ()))
-        _refuse(path, place, *_message_of(worst, place))
+        place, kind, said = (*worst["loc"], *worst.get("ctx", {}).get("at", ())), worst["type"], worst["msg"]
+        if kind in _SAID:
+            _refuse(path, place, *_SAID[kind])
+        if kind.startswith("rule-"):
+            _refuse(path, place, said, kind)
+        wrong = f"{said.lower()}, not {worst['input']!r}"
+        _refuse(path, place, wrong, "rule-bad-type" if kind.endswith("_type") else "rule-bad-value")
 
 
-def _message_of(error: Mapping[str, Any], place: tuple[str | int, ...]) -> tuple[str, str]:
-    """What pydantic found, in one clause, and the slug that it goes by."""
-    kind = error["type"]
-    if kind == "missing":
-        return "is missing", "rule-missing-key"
-    if kind == "unexpected_keyword_argument":
-        form = next((_TABLES[part] for part in reversed(place[:-1]) if part in _TABLES), Rule)
-        names = {"chains": "chain"}
-        known = sorted(names.get(field.name, field.name) for field in fields(form) if field.name != "path")
-        return f"unknown key; known here: {', '.join(known)}", "rule-unknown-key"
-    if kind.startswith("rule-"):
-        return error["msg"], kind
-    wrong = f"{error['msg'].lower()}, not {error['input']!r}"
-    return wrong, "rule-bad-type" if kind.endswith("_type") else "rule-bad-value"
-
-
-def _whole(rule: Rule, shared: Mapping[str, ChainNode]) -> Match:
-    """The match with the shared nodes that it draws; every chain is drawn of nodes that are there, and every node stands in one."""
-    match, drawn = rule.match, [name for chain in rule.match.chains for path in chain.drawn for name in path]
-    if match == Match():
-        _refuse(rule.path, ("match",), "says nothing; give ops, position, owner_type or chain", "rule-missing-key")
-    roles = dict.fromkeys(name.rstrip("?") for name in drawn)
-    nodes = {**{name: shared[name] for name in roles if name in shared}, **match.nodes}
+def _check_drawn(rule: Rule, chain: Chain) -> None:
+    """A chain is drawn of nodes that are there, and reports one of them."""
+    drawn = [name for path in chain.drawn for name in path]
     for name in drawn:
-        if name.rstrip("?") not in nodes:
+        if name.rstrip("?") not in rule.match.nodes:
             _refuse(rule.path, ("match", "chain", "paths"), f"{name!r} is not described under nodes")
-    for chain in match.chains:
-        if not any(chain.report in path for path in chain.drawn):
-            _refuse(rule.path, ("match", "chain", "report"), f"{chain.report!r} is on no path, or may be missing")
-    for name in nodes.keys() - roles.keys():
-        _refuse(rule.path, ("match", "nodes", name), "stands on no path")
-    return replace(match, nodes=nodes)
+    if chain.report not in drawn:
+        _refuse(rule.path, ("match", "chain", "report"), f"{chain.report!r} is on no path, or may be missing")
 
 
 def _check_codes(rules: Sequence[Rule]) -> None:
@@ -147,16 +132,12 @@ def _check_superseded(rules: dict[str, Rule]) -> None:
     order = nx.DiGraph([(rule.code, code) for rule in rules.values() for code in rule.supersedes])
     for rule in rules.values():
         for code in rule.supersedes:
-            left_out = set(rules[code].formats) - set(rule.formats) if code in rules else set()
             if code not in rules:
-                problem = f"no rule is called {code!r}"
-            elif left_out:
-                problem = f"{code} also speaks of {', '.join(sorted(left_out))}, which {rule.code} does not"
-            elif nx.has_path(order, code, rule.code):
-                problem = f"{code} supersedes {rule.code} in turn"
-            else:
-                continue
-            _refuse(rule.path, ("supersedes",), problem)
+                _refuse(rule.path, ("supersedes",), f"no rule is called {code!r}")
+            if left_out := ", ".join(sorted(set(rules[code].formats).difference(rule.formats))):
+                _refuse(rule.path, ("supersedes",), f"{code} also speaks of {left_out}, which {rule.code} does not")
+            if nx.has_path(order, code, rule.code):
+                _refuse(rule.path, ("supersedes",), f"{code} supersedes {rule.code} in turn")
 
 
 def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "rule-bad-value") -> NoReturn:

@@ -1,4 +1,4 @@
-"""Where a rule's match applies: by op, position, owner, or a chain of ops found in the graph."""
+"""Where a rule's match applies: by op, or by a chain of ops found in the graph."""
 
 from __future__ import annotations
 
@@ -30,21 +30,18 @@ class Matcher:
 
     def find(self, match: Match) -> set[str]:
         """Names of the nodes a match points at; its rule's `when` is not looked at here."""
-        result = self._with_ops(match.ops) if match.ops else set(self._facts)
-        if match.position is not None:
-            result = {name for name in result if getattr(self._facts[name], f"is_{match.position}_layer")}
-        if match.owner_type is not None:
-            result = {name for name in result if fnmatchcase(self._facts[name].owner_type, match.owner_type)}
-        if match.chains:
-            players = {role: self._players(node) for role, node in match.nodes.items()}
-            drawn = [(edges, chain.report) for chain in match.chains for edges in _drawings(chain)]
-            result &= {
-                name
-                for edges, report in drawn
-                for name in players[report]
-                if self._can_complete(edges, players, {report: name})
-            }
-        return result
+        result = self._with_ops(match.ops)
+        if not match.chains:
+            return result
+        roles = {name.rstrip("?") for chain in match.chains for path in chain.drawn for name in path}
+        players = {role: self._players(match.nodes[role]) for role in roles}
+        drawn = [(edges, chain.report) for chain in match.chains for edges in _drawings(chain)]
+        return {
+            name
+            for edges, report in drawn
+            for name in players[report] & result
+            if self._can_complete(edges, players, {report: name})
+        }
 
     def _with_ops(self, patterns: tuple[str, ...]) -> set[str]:
         """Nodes of ops that are named in full, as a packet (`aten.softmax`), or by a glob (`aten.linalg_*`)."""

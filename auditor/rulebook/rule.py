@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,67 +14,57 @@ from pydantic_core import PydanticCustomError
 
 from ..numerics.formats import label, narrower
 from .conditions import ALWAYS, Condition, all_of, refusal
-from .facts import EACH, FACTS, address_problem, fact_at
+from .facts import EACH, FACTS, Fact, address_problem
 
 FORMATS = "formats"
 """A field of its own: the formats that a finding speaks of."""
 
-_CLAUSE = re.compile(r"\[(\w+): ([^]]*)\](; )?")
 
-
-def facts_shown(message: str) -> list[str]:
+def facts_shown(message: str, formats: Collection[str]) -> list[str]:
     """Addresses of the facts that a message shows, in the order written. Raises: ValueError for what is no template."""
-    return [name for _, name, _, _ in string.Formatter().parse(message) if name is not None]
+    names = [name for _, name, _, _ in string.Formatter().parse(message) if name not in (None, FORMATS)]
+    return [
+        address
+        for name in names
+        for address in ([f"{name}.{fmt}" for fmt in formats] if name in FACTS and FACTS[name].by_format else [name])
+    ]
 
 
-def clauses(message: str) -> list[str]:
-    """The formats that a message has clauses of their own for, `[bf16: in BF16 it raises]`."""
-    return [found[1] for found in _CLAUSE.finditer(message)]
+def fill_message(message: str, facts: Mapping[str, Any], formats: Collection[str]) -> str:
+    """The message with the facts; one that is not known reads "unknown". formats: those it speaks of: `{formats}`."""
+    shown = {name: _shown(value, formats) for name, value in facts.items()}
+    return message.format_map({**shown, FORMATS: " and ".join(map(label, formats))})
 
 
-def fill_message(message: str, value: Callable[[str], Any], formats: Collection[str]) -> str:
-    """The message with `value(address)` in the place of each fact; one that is not known reads "unknown".
-
-    formats: those it speaks of. A clause about another is left out, and `{formats}` names them.
-    """
-    kept = _CLAUSE.sub(lambda found: f"{found[2]}{found[3] or ''}" if found[1] in formats else "", message)
-    named = " and ".join(label(name) for name in formats)
-    return _Filler(lambda name: named if name == FORMATS else value(name)).vformat(kept.removesuffix("; "), (), {})
+def _shown(value: Any, formats: Collection[str] = ()) -> Any:
+    if isinstance(value, Mapping):
+        return _ByFormat(value, formats)
+    return _Unknown() if value is None else value
 
 
-class ByFormat(dict[str, Any]):
-    """A fact that is kept by format, all of it: `0.5 in FP16 and 4 in BF16`."""
+class _Unknown:
+    def __format__(self, spec: str) -> str:
+        return "unknown"
+
+
+class _ByFormat:
+    """A fact that is kept by format: of one as `fact.fp16`, of all that are spoken of `0.5 in FP16 and 4 in BF16`."""
+
+    def __init__(self, values: Mapping[str, Any], formats: Collection[str]) -> None:
+        self._values, self._formats = values, formats
+
+    def __getattr__(self, fmt: str) -> Any:
+        return _shown(self._values.get(fmt))
 
     def __format__(self, spec: str) -> str:
-        return " and ".join(f"{_format_value(value, spec)} in {label(name)}" for name, value in self.items())
+        return " and ".join(f"{getattr(self, fmt):{spec}} in {label(fmt)}" for fmt in self._formats)
 
 
-def _format_value(value: Any, spec: str) -> str:
-    return "unknown" if value is None else format(value, spec)
-
-
-def about(text: str, formats: Collection[str], others: Collection[str]) -> str:
-    """The sentences of a text that name none of `others` beside the formats."""
-    if all(name in formats for name in others):
-        return text
-    labels = [re.compile(rf"\b{re.escape(label(name))}\b") for name in others if name not in formats]
+def without(formats: Collection[str], text: str) -> str:
+    """The sentences of a text that name none of the formats."""
+    labels = [re.compile(rf"\b{re.escape(label(name))}\b") for name in formats]
     sentences = re.split(r"(?<=\.)\s+", text)
     return " ".join(line for line in sentences if not any(name.search(line) for name in labels))
-
-
-class _Filler(string.Formatter):
-    """str.format in which a field is the address of a fact, dots included."""
-
-    def __init__(self, value: Callable[[str], Any]) -> None:
-        self._value = value
-
-    def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, str]:
-        return self._value(field_name), field_name
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if re.search(r"\d{3}", format_spec):
-            raise ValueError(f"{format_spec!r} asks for a hundred characters or more")
-        return _format_value(value, format_spec)
 
 
 SEVERITIES = ("info", "warning", "error")
@@ -84,7 +74,7 @@ _SAMPLES: Mapping[str, Any] = {"text": "x", "flag": True, "number": 1.0, "texts"
 
 def _filled(text: str) -> str:
     if not text.strip():
-        raise refusal("must not be empty")
+        raise refusal("must not be empty", slug="rule-bad-value")
     return text.strip("\n")
 
 
@@ -97,28 +87,20 @@ def _format(name: str) -> str:
 def _template(message: str) -> str:
     """The message, once it is known to be a template over facts that there are."""
     try:
-        for name in facts_shown(message):
-            problem = None if name == FORMATS or _in_all_formats(name) else address_problem(name)
-            if problem:
+        for address in facts_shown(message, narrower()):
+            if problem := address_problem(address):
                 raise refusal(problem)
-        for name in clauses(message):
-            if name not in narrower():
-                raise refusal(f"has a clause on {name!r}, which is no format")
-        fill_message(message, _sample, narrower())
+        fill_message(message, {name: _sample(fact) for name, fact in FACTS.items()}, narrower())
     except PydanticCustomError:
         raise
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, LookupError) as error:
         raise refusal(f"is no valid template: {error}") from error
     return message.strip()
 
 
-def _in_all_formats(name: str) -> bool:
-    return name in FACTS and FACTS[name].by_format
-
-
-def _sample(name: str) -> Any:
-    sample = _SAMPLES[fact_at(name).type]
-    return ByFormat(fp16=sample, bf16=sample) if _in_all_formats(name) else sample
+def _sample(fact: Fact) -> Any:
+    sample = _SAMPLES[fact.type]
+    return dict.fromkeys((*narrower(), EACH), sample) if fact.by_format else sample
 
 
 Text = Annotated[str, Strict(), AfterValidator(_filled)]
@@ -158,11 +140,9 @@ class Chain(_Table):
 
 @dataclass(frozen=True)
 class Match(_Table):
-    """Where a rule looks; everything given must hold. chains: alternatives, one of which must be found, of these nodes."""
+    """Where a rule looks; both must hold. chains: alternatives, one of which must be found, of these nodes."""
 
-    ops: Texts = ()
-    position: Literal["first", "last"] | None = None
-    owner_type: Text | None = None
+    ops: Texts = ("*",)
     nodes: Mapping[str, ChainNode] = field(default_factory=dict)
     chains: Annotated[tuple[Chain, ...], Field(alias="chain")] = ()
 

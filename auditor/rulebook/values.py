@@ -102,7 +102,7 @@ def _reads_minuend(node: fx.Node, reduction: fx.Node) -> bool:
     return source(node.all_input_nodes[0]) in {source(item) for item in reduction.all_input_nodes}
 
 
-def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: frozenset[str]) -> float | None:
+def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: set[str]) -> float | None:
     """Largest magnitude among the node's activations, each taken where it was measured last; `weights` are none."""
     activations = [item for item in node.all_input_nodes if source(item).name not in weights]
     return max((result.max_abs for item in activations if (result := nearest_range(item, ranges))), default=None)
@@ -193,11 +193,9 @@ def written(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str
 
 
 def _is_written(node: fx.Node, largest: float) -> bool:
-    row = row_of(node)
-    bounds = row.kink and not row.promotes
-    return not bounds and any(
-        math.isclose(largest, abs(literal), rel_tol=EXACT) for literal in constants(node, frozenset())
-    )
+    if row_of(node).kink and not row_of(node).promotes:
+        return False
+    return any(math.isclose(largest, abs(literal), rel_tol=EXACT) for literal in constants(node, frozenset()))
 
 
 def _passes(node: fx.Node, source: fx.Node, largest: float, ranges: Mapping[str, Magnitudes]) -> bool:
@@ -289,18 +287,13 @@ def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Nod
 
 def _longer(run: Run, node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Run:
     """The run and one more addition. Of its two terms the larger is the value, the smaller the update."""
-    result = [nearest_range(item, ranges) for item in node.all_input_nodes]
-    known = sorted(item.max_abs for item in result if item)
+    known = sorted(found.max_abs for item in node.all_input_nodes if (found := nearest_range(item, ranges)))
     if len(known) < 2:
         return Run(run.length + 1, run.lost)
     update, value = known
-    lost, absorbed = {}, {}
-    for name in narrower():
-        apart = spacing(value, FORMATS[name])
-        vanishes = apart is not None and update <= apart / 2
-        lost[name] = run.lost.get(name, 0.0) + (update if vanishes else 0.0)
-        absorbed[name] = lost[name] / apart if apart else 0.0
-    return Run(run.length + 1, lost, absorbed)
+    apart = {name: spacing(value, FORMATS[name]) or 0.0 for name in narrower()}
+    lost = {name: run.lost.get(name, 0.0) + (update if update <= step / 2 else 0.0) for name, step in apart.items()}
+    return Run(run.length + 1, lost, {name: lost[name] / step if step else 0.0 for name, step in apart.items()})
 
 
 def _adds(node: fx.Node) -> bool:

@@ -201,10 +201,9 @@ def judge(
 
 def _with_batch(verdict: Verdict, contribution: Contribution | None) -> Verdict:
     """The verdict with the batch that it comes from, where that is a later one and anything is wrong."""
-    number = 1 if contribution is None else contribution.batch
-    if number == 1 or verdict.verdict == "safe":
+    if contribution is None or contribution.batch == 1 or verdict.verdict == "safe":
         return verdict
-    return replace(verdict, reason=f"{verdict.reason} (batch {number})", batch=number)
+    return replace(verdict, reason=f"{verdict.reason} (batch {contribution.batch})", batch=contribution.batch)
 
 
 def backward_reasons(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:

@@ -49,26 +49,26 @@ BUDGET = {
     "document": (900, "document"),
     "execution": (1260, "execution"),
     "fleet": (440, "fleet"),
-    "graphs": (1180, "graphs"),
+    "graphs": (1170, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1910, "loading"),
-    "loose files": (1125, "flow"),
+    "loose files": (1130, "flow"),
     "measure": (2310, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2770, "plan"),
+    "plan": (2760, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "report": (2900, "report"),
-    "rulebook": (2460, "rules"),
+    "rulebook": (2400, "rules"),
     "score": (340, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
-    "verify": (940, "verify"),
+    "verify": (920, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 31520, 197, 22
+LINES, FILES, ROOMS = 31250, 196, 22
 """Of all of them."""
 
 

@@ -238,7 +238,6 @@ def leaf(fact: str, **comparisons: object) -> Condition:
         (leaf("reduction_length", below=100), False),
         (leaf("reduction_length", at_most=100), True),
         (leaf("reduction_length", above=10, below=50), False),
-        (leaf("reduction_length", is_in=(1, 100)), True),
         (leaf("op", matches="aten.sum.*"), True),
         (leaf("op", equals="aten.sum"), False),
         (leaf("upcast", equals=False), True),

@@ -92,8 +92,8 @@ class Tokens(nn.Module):
 def test_an_index_into_a_table_is_the_first_layer() -> None:
     traced = capture_of(Tokens(), torch.tensor([[1, 2]]))
     found = positions(traced)
-    assert (found.first, found.last) == ({"index"}, {"linear_1"})
-    assert not found.from_weights & traced.nodes.keys()
+    assert (found["is_first_layer"], found["is_last_layer"]) == ({"index"}, {"linear_1"})
+    assert not found["from_weights"] & traced.nodes.keys()
 
 
 def test_what_reaches_no_output_is_no_last_layer() -> None:
@@ -104,7 +104,7 @@ def test_what_reaches_no_output_is_no_last_layer() -> None:
             return x
 
     found = positions(capture_of(Unused(), torch.tensor([[1, 2]])))
-    assert found.last == {"linear"}
+    assert found["is_last_layer"] == {"linear"}
 
 
 # Which values the author raised: told from what a cast does in a low model, along every kind of path.
