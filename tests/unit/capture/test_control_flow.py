@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -158,15 +158,3 @@ def test_map_and_scan_of_torch() -> None:
 
     found = replayed(Model(lambda self, x: over_rows(lambda row, w: (row * w).exp(), x, torch.ones(4))), X)
     assert "exp" in operations(found)
-
-
-def test_a_generator_is_read_to_its_end() -> None:
-    def forward(self: Any, x: Tensor) -> Iterator[Tensor]:
-        for layer in self.layers:
-            x = layer(x).tanh()
-            yield x
-
-    layers = nn.ModuleList(linear(4, 4, seed=i) for i in range(3))
-    found = replayed(Model(forward, layers=layers), X)
-    assert len(found.outputs) == 3
-    assert [node.owner for node in nodes_by_op(found, "linear")] == ["layers.0", "layers.1", "layers.2"]

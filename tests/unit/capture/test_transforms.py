@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.nn.attention.flex_attention import flex_attention
 
 import auditor
+from tests.support.replaying import Model, kinds, linear, operations, replayed
 from tests.support.subjects import normal
 
 BF16, WIDE = torch.bfloat16, torch.float32
@@ -125,3 +126,25 @@ class Square(torch.autograd.Function):
 
 def test_a_function_of_the_authors_in_a_transform() -> None:
     assert in_emulation(lambda: vmap(Square.apply)(W)).dtype is BF16
+
+
+# What autograd computes inside a forward is on the recording, operation by operation.
+
+
+def forces(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        total = torch.tanh(self.layer(x)).sum()
+        return total, torch.autograd.grad(total, x, create_graph=True)[0]
+
+
+def forces_of_a_caller_with_gradients(self: Any, x: Tensor) -> Tensor:
+    x.requires_grad_()
+    return torch.autograd.grad(torch.tanh(self.layer(x)).sum(), x)[0]
+
+
+@pytest.mark.parametrize("forward", [forces, forces_of_a_caller_with_gradients])
+def test_gradients_taken_in_forward(forward: Callable[..., Any]) -> None:
+    found = replayed(Model(forward, layer=linear(8, 8)), X)
+    assert "tanh_backward" in operations(found)
+    assert kinds(found) == ["input", "parameter", "parameter"]  # nothing that autograd kept is a constant
