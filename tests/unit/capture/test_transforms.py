@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
-from torch.nn.attention.flex_attention import flex_attention
 
 import auditor
 from tests.support.replaying import Model, kinds, linear, operations, replayed
@@ -99,15 +98,6 @@ def test_cond(x: Tensor, expected: int) -> None:
     result = in_emulation(lambda: torch.cond(x.sum() > 0, lambda x: NET.lin(x), lambda x: NET.lin(x) * 2, (x,)))
     assert torch.equal(result, in_emulation(lambda: NET.lin(x) * expected))
     assert result.dtype is BF16
-
-
-def test_flex_attention() -> None:
-    q = normal(1, 2, 16, 8)
-    with torch.no_grad():
-        found = in_emulation(lambda: flex_attention(NET.lin(q), NET.lin(q), NET.lin(q)))
-        expected = F.scaled_dot_product_attention(*[NET.lin(q)] * 3)
-    assert isinstance(found, Tensor) and found.dtype is BF16
-    assert torch.allclose(found.float(), expected, rtol=2**-5, atol=2**-5)
 
 
 class Square(torch.autograd.Function):
