@@ -128,6 +128,7 @@ def at_every_call(**options: Any) -> Counter[tuple[str, str]]:
 
 
 IN_FP32 = {
+    ("load", "forward-raises"): 1,
     ("capture", "capture-failed"): 2,  # the run that is recorded, and the graph held against it
     ("measure", "operation-raises"): 1,  # the run that others are held against for noise
 }
