@@ -42,7 +42,7 @@ docs: $(VENV)/.installed ## Rewrite the documents that are generated
 samples: $(VENV)/.tests ## Rewrite the sample report, its picture and its numbers in the README (needs Chromium)
 	$(BIN)/python -m tests.browser.sample
 
-golden: $(VENV)/.tests ## Rewrite what reporters write of five fixed audits: read the difference before it is committed
+golden: $(VENV)/.tests ## Rewrite what reporters write of fixed audits: read the difference before it is committed
 	$(BIN)/python -m tests.golden.pages
 
 lint: $(VENV)/.lint ## Run ruff and the type checker, which need nothing else

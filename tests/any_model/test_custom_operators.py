@@ -88,6 +88,8 @@ _LIBRARY.define("through_numpy(Tensor x) -> Tensor")
 _LIBRARY.impl("through_numpy", lambda x: torch.from_numpy(x.detach().numpy().copy()), "CPU")  # type: ignore[no-untyped-call]
 _LIBRARY.define("maybe(Tensor x, *, Tensor? y=None) -> (Tensor, Tensor?)")
 _LIBRARY.impl("maybe", lambda x, *, y=None: (x + 1, None), "CPU")  # type: ignore[no-untyped-call]
+_LIBRARY.define("lists(Tensor[] xs) -> (Tensor, Tensor[])")
+_LIBRARY.impl("lists", lambda xs: (xs[0] + 1, [x * 2 for x in xs]), "CPU")  # type: ignore[no-untyped-call]
 OLD = torch.ops.any_model_old
 
 
@@ -128,8 +130,9 @@ def test_what_refuses_half_stays_in_fp32_with_the_reason(name: str) -> None:
         lambda x: OLD.doubled(1 * x),
         OLD.through_numpy,
         lambda x: OLD.maybe(x)[0],
+        lambda x: OLD.lists([x, x.exp()])[1][1],
     ],
-    ids=["writes", "backward", "setup", "doubled", "numpy", "maybe"],
+    ids=["writes", "backward", "setup", "doubled", "numpy", "maybe", "lists"],
 )
 def test_operators_of_every_form(operator: Callable[[Tensor], Any]) -> None:
     audit = held(drawn(lambda: Net(operator), 4, 16))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -65,3 +66,21 @@ class WithGradients(Encoder):
 def test_encoders_with_a_padding_mask(kind: type[nn.Module]) -> None:
     hidden = torch.arange(6) >= torch.tensor([[6], [4]])
     held(lambda: (seeded(kind), ((normal(2, 6, 8), hidden.clone()), {})), formats="fp16")
+
+
+def attended(m: Any, x: Tensor) -> Tensor:
+    ragged = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, 4]), min_seqlen=1, max_seqlen=3)
+    q = m.first(ragged).unflatten(-1, [2, 4]).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(-2).values()
+
+
+def packed(m: Any, x: Tensor, lengths: Tensor) -> Tensor:
+    given = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    return nn.utils.rnn.pad_packed_sequence(m.gru(given)[0], batch_first=True)[0]
+
+
+def test_attention_over_a_jagged_layout_and_packed_sequences() -> None:
+    held(lambda: (model_of(attended), ((normal(4, 8),), {})), formats="fp16")
+    gru = seeded(lambda: nn.GRU(8, 4, bidirectional=True, batch_first=True))
+    batch = (normal(2, 5, 8), torch.tensor([3, 5]))
+    held(lambda: (model_of(packed, gru=copy.deepcopy(gru)), (batch, {})), formats="fp16")

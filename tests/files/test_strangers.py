@@ -81,7 +81,8 @@ RUN: list[str] = []
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     started = event in STARTS
-    if (started and "auditor.verify.worker" not in str(args[1:2])) or (event == "open" and "canary" in str(args[0])):
+    canary = event in ("open", "exec", "compile") and ("canary" in str(args[0]) or "canary" in str(args[-1]))
+    if (started and "auditor.verify.worker" not in str(args[1:2])) or canary:
         RUN.append(f"{event} {args}")
 
 

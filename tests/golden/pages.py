@@ -1,12 +1,28 @@
-"""The five audits, and each reporter's page of them as text."""
+"""The audits, and each reporter's page of them as text."""
 
 from __future__ import annotations
 
+import math
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from auditor.records import Audit
+from auditor.records import (
+    Audit,
+    Baseline,
+    Evaluation,
+    FlaggedRegion,
+    Linearity,
+    Noise,
+    NonFinite,
+    Score,
+    Timed,
+    Times,
+    Timing,
+    Today,
+    Verification,
+)
 from auditor.report.reporters import github, html, markdown, sarif, text
 from tests.unit.report.factory import make_audit
 
@@ -21,7 +37,68 @@ def audits() -> dict[str, Audit]:
         "empty": make_audit(empty=True),
         "no-plan": make_audit(12, recommended=None),
         "one-format": make_audit(12, formats=("bf16",), recommended="autocast_bf16"),
+        "timed-and-scored": timed_and_scored(),
+        "non-finite": non_finite(),
     }
+
+
+def timed_and_scored() -> Audit:
+    """On a GPU with a clock, whose FP32 is TF32 and noisy; of the plans one passes the user's score, one fails and one raises."""
+    audit = make_audit(12)
+    fast = Timed(eager=Times(0.0012, 0.0011, 0.0013, 20, 2.0, 1.8, 2.2), memory=2_000_000, decides=True)
+    whole = Timed(eager=Times(0.0024, 0.0023, 0.0026, 20), memory=4_000_000, missing={"compiled": "no compiler"})
+    scores = (
+        Score(0.983333, -0.0027778, 0.0027778, True),
+        Score(0.95, -0.036111, 0.0099, False),
+        Score(None, passed=False, failure="it <b>raised</b>"),
+        None,
+    )
+    plans = {
+        name: replace(plan, timed=fast, score=score)
+        for (name, plan), score in zip(audit.plans.items(), scores, strict=True)
+    }
+    node = audit.nodes[3].node.name
+    return replace(
+        audit,
+        plans=plans,
+        evaluation=Evaluation("scores.py:accuracy", "higher", 0.01, 0.986111, 360, "exp", 6),
+        timing=Timing("NVIDIA H100", 8, 2, whole, replace(whole, missing={})),
+        fp32_today=Today(("tf32",), 4.2e-4, True),
+        noise=Noise(4, 0.004, 0.004, 0.012, {"a": 0.004, "b": 0.001}, {node: 0.02}, (node,)),
+    )
+
+
+def non_finite() -> Audit:
+    """Runs and a plan that are NaN, for one cause and for another; regions and predictions beside them."""
+    audit = make_audit(30)
+    where = ("sqrt", "norm", "aten.sqrt.default", "unet.py:28", "NaN")
+    first = NonFinite(*where, "cancellation", "sub", "norm", "aten.sub.Tensor", "unet.py:27", ("RED004",))
+    here = replace(first, cause="overflow", begins=first.node, begins_op=first.op, rules=())
+    unknown = Baseline(None, False)
+    baselines = {
+        "autocast_fp16": replace(unknown, nonfinite=first),
+        "cast_fp16": replace(unknown, nonfinite=first),
+        "autocast_bf16": replace(unknown, nonfinite=here),
+        "cast_bf16": unknown,
+    }
+    ran = Verification(None, False, "audited", "emulated", nonfinite=first)
+    plan = replace(audit.plans["cast_fp16"], measured_error=None, verified=False, verification=ran)
+    regions = tuple(
+        FlaggedRegion(fmt, tuple(f"n{i}" for i in range(size)), scope, error, error, 0.001, failure)
+        for fmt, scope, error, size, failure in (
+            ("fp16", "small", 0.1, 2, None),
+            ("fp16", "alone", 0.9, 1, None),
+            ("bf16", "other", 0.9, 2, None),
+            ("fp16", "broken", math.nan, 2, "no kernel <here>"),
+            ("fp16", "large", 0.5, 2, None),
+        )
+    )
+    linearity = (
+        Linearity("fp16", 12, 0.5, 1.25, 9.75, False, None, None, confirmed=3, refuted=1, left=0),
+        Linearity("bf16", 1, 1.1, 1.1, 1.1, True, None, None, confirmed=1, refuted=0, left=1),
+    )
+    plans = {**audit.plans, plan.name: plan}
+    return replace(audit, baselines=baselines, plans=plans, regions=regions, linearity=linearity)
 
 
 def pages(audit: Audit) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Every reporter's page of five fixed audits is the one that was read and accepted."""
+"""Every reporter's page of fixed audits is the one that was read and accepted."""
 
 from __future__ import annotations
 

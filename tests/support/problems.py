@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from auditor.artefact.strategies import strategy_of
 from auditor.execution.policy import Layout, plain
-from auditor.plan.costs import Cost
+from auditor.plan.costs import Cost, costs_of
 from auditor.plan.problem import Problem
 from auditor.records import Capture, Contribution, Verdict
 from tests.support.replaying import Model
@@ -97,6 +97,16 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 def captured(kind: str) -> Capture:
     """The capture of a kind of model, made once."""
     return capture_of(KINDS[kind](), torch.ones(2, 4))
+
+
+def problem_of(
+    capture: Capture, strategy: str, *, each: Contribution = NOTHING, cost: Cost | None = None, verdict: str = "safe"
+) -> Problem:
+    """A problem whose operations have the same contribution and verdict, and the same cost where one is given."""
+    names = [*capture.nodes, *(place.name for place in capture.placeholders)]
+    costs = costs_of(capture) if cost is None else dict.fromkeys(capture.nodes, cost)
+    verdicts = dict.fromkeys(capture.nodes, Verdict(verdict, ""))
+    return Problem(capture, costs, dict.fromkeys(names, each), verdicts, strategy, "fp16", "A100")
 
 
 def drawn(kind: str, strategy: str, rnd: random.Random, unsafe: float = 0.1, exceptions: bool = False) -> Problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,19 +15,6 @@ from auditor.measure.settle import settle
 from auditor.records import Capture, Contribution, Node, Subject
 
 FORMATS = ("fp16", "bf16")
-
-
-class Runs(nn.Module):
-    """A forward that is given."""
-
-    def __init__(self, forward: Callable[..., Any], **members: Any) -> None:
-        super().__init__()
-        self.run = forward
-        for name, member in members.items():
-            setattr(self, name, member)
-
-    def forward(self, *args: Any) -> Any:
-        return self.run(self, *args)
 
 
 def subject_of(model: nn.Module, *args: Any, **kwargs: Any) -> Subject:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import auditor
 from auditor.artefact.applying import apply_plan, is_wrapped
 from auditor.isolation import isolated
 from tests.support.patching import PLANS, Net, identity, plan, scope, shared, versions
@@ -175,40 +174,6 @@ def test_gradients_that_are_on_their_way_arrive(name: str) -> None:
         assert torch.equal(ours.grad, theirs.grad)
     model(x).sum().backward()
     assert len(fired) == 2
-
-
-class Alone(nn.Module):
-    """A model of which there is one: copies of it are the model itself, as of some that hold sockets or locks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 8)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Alone:
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.norm(self.first(x)).clamp(min=torch.finfo(x.dtype).tiny)
-        return self.last(scores)
-
-
-class Locked(Alone):
-    """One that refuses to be copied, as a lock inside a model does."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Alone:
-        raise TypeError("cannot pickle '_thread.lock' object")
-
-
-@pytest.mark.parametrize("model_class", [Alone, Locked])
-def test_models_that_cannot_be_copied_are_audited_and_come_back(model_class: type[nn.Module]) -> None:
-    model, x = seeded(model_class), normal(6, 16)
-    before = identity(model)
-    audit = auditor.audit(model, x, device="cpu", max_error=0.05)
-    assert identity(model) == before
-    low = {name: plan for name, plan in audit.plans.items() if plan.low_precision_flops}
-    assert all(plan.verified for plan in low.values())
-    assert {"autocast_bf16", "cast_bf16"} <= low.keys()
-    assert all(1e-5 < (plan.measured_error or 0) < 0.05 for plan in low.values())
 
 
 def test_plans_that_do_not_fit() -> None:

@@ -229,25 +229,3 @@ def test_what_answers_the_same_is_not(function: Any) -> None:
 @pytest.mark.parametrize(("drift", "said"), [(2 * AGREEMENT, True), (AGREEMENT / 4, False)])
 def test_rounding_is_no_history(drift: float, said: bool) -> None:
     assert bool(warnings_of(drifts, drift)) is said
-
-
-class Cache:
-    """What a caller hands over to be filled."""
-
-    def __init__(self) -> None:
-        self.past: list[Tensor] = []
-
-
-def test_a_cache_of_the_caller_s_is_no_state_of_the_model() -> None:
-    class Decoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = linear(4, 4)
-
-        def forward(self, x: Tensor, cache: Cache) -> Tensor:
-            cache.past.append(self.first(x))
-            return torch.cat(cache.past)
-
-    cache = Cache()
-    assert replayed(Decoder(), X, cache).warnings == ()
-    assert cache.past == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,23 +36,6 @@ def by_mask(self: Any, x: Tensor) -> Tensor:
     return result
 
 
-def by_index_add(self: Any, x: Tensor) -> Tensor:
-    weights, chosen = torch.topk(self.router(x).softmax(-1), 2)
-    result = torch.zeros_like(x)
-    for number, expert in enumerate(self.experts):
-        rows, place = torch.where(chosen == number)
-        result.index_add_(0, rows, expert(x[rows]) * weights[rows, place, None])
-    return result
-
-
-def by_sorting(self: Any, x: Tensor) -> Tensor:
-    chosen = self.router(x).argmax(-1)
-    order = chosen.argsort(stable=True)
-    counts = torch.bincount(chosen, minlength=3).tolist()
-    parts = [expert(part) for expert, part in zip(self.experts, x[order].split(counts), strict=True)]
-    return torch.cat(parts)[order.argsort()]
-
-
 def by_nonzero(self: Any, x: Tensor) -> Tensor:
     chosen = self.router(x).argmax(-1)
     hits = nn.functional.one_hot(chosen, 3).t()
@@ -63,15 +46,13 @@ def by_nonzero(self: Any, x: Tensor) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize("spelling", [by_where, by_mask, by_index_add, by_sorting, by_nonzero])
-def test_experts_in_five_spellings(spelling: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize("spelling", [by_where, by_mask, by_nonzero])
+def test_experts_in_three_spellings(spelling: Callable[..., Tensor]) -> None:
     found = replayed(Model(spelling, **experts()), X, method="path")
     owners = {node.owner for node in nodes_by_op(found, "linear")}
     assert owners <= {"router", "experts.0", "experts.1", "experts.2"}
     assert len(owners) >= 3
-    router = {name for name in operations(found) if name in ("topk", "softmax")}
-    assert bool(router) == (spelling is by_index_add)  # elsewhere the router only chooses, and what it chose is held
-    assert ("constant" in kinds(found)) == (spelling is not by_sorting)  # which asks for nothing but numbers
+    assert "constant" in kinds(found)  # the router only chooses, and what it chose is held
 
 
 SELECTIONS: dict[str, Callable[[Tensor], Any]] = {
@@ -158,15 +139,3 @@ def test_map_and_scan_of_torch() -> None:
 
     found = replayed(Model(lambda self, x: over_rows(lambda row, w: (row * w).exp(), x, torch.ones(4))), X)
     assert "exp" in operations(found)
-
-
-def test_a_generator_is_read_to_its_end() -> None:
-    def forward(self: Any, x: Tensor) -> Iterator[Tensor]:
-        for layer in self.layers:
-            x = layer(x).tanh()
-            yield x
-
-    layers = nn.ModuleList(linear(4, 4, seed=i) for i in range(3))
-    found = replayed(Model(forward, layers=layers), X)
-    assert len(found.outputs) == 3
-    assert [node.owner for node in nodes_by_op(found, "linear")] == ["layers.0", "layers.1", "layers.2"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from auditor.capture.intercept import Handler, intercepted
-from auditor.errors import CaptureError, MeasureError
+from auditor.errors import CaptureError
 from auditor.isolation import isolated
 from tests.support.replaying import Model, linear, operations, replayed
 from tests.support.subjects import capture_of, normal
@@ -45,32 +44,6 @@ def test_models_that_raise(error: BaseException) -> None:
         capture_of(model, X)
     assert not any(module._forward_hooks for module in model.modules())
     assert operations(replayed(linear(4, 4), X))  # and another run goes well
-
-
-def test_one_run_at_a_time() -> None:
-    with intercepted(Handler()):
-        with pytest.raises(MeasureError, match="one at a time"), intercepted(Handler()):
-            pass
-        assert torch.ones(2).exp().shape == (2,)
-
-
-def test_other_threads_are_not_intercepted() -> None:
-    seen: list[str] = []
-
-    class Noting(Handler):
-        def whole(self, op: Any, args: Any, kwargs: Any, region: Any) -> Any:
-            seen.append(str(op))
-            return op(*args, **kwargs)
-
-        part = whole
-
-    with intercepted(Noting()):
-        thread = threading.Thread(target=lambda: torch.ones(2).cosh())
-        thread.start()
-        thread.join()
-        torch.ones(2).sinh()
-    assert "aten.sinh.default" in seen
-    assert "aten.cosh.default" not in seen
 
 
 def test_gradients_are_taken_as_the_caller_has_them() -> None:

@@ -16,15 +16,6 @@ pytestmark = [
 ]
 
 
-def test_a_scaler_made_in_the_body_scales() -> None:
-    with scaled_as_on_cuda():
-        scaler = GradScaler("cuda", init_scale=8.0)
-        by_default = GradScaler(init_scale=8.0)
-    for made in (scaler, by_default):
-        assert made.is_enabled()
-        assert made.scale(torch.ones(1)).item() == 8.0
-
-
 def test_outside_and_in_other_threads_it_is_torchs_own() -> None:
     original = GradScaler.__init__
     enabled = {}

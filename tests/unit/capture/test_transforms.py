@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
-from torch.nn.attention.flex_attention import flex_attention
 
 import auditor
+from tests.support.replaying import Model, kinds, linear, operations, replayed
 from tests.support.subjects import normal
 
 BF16, WIDE = torch.bfloat16, torch.float32
@@ -100,15 +100,6 @@ def test_cond(x: Tensor, expected: int) -> None:
     assert result.dtype is BF16
 
 
-def test_flex_attention() -> None:
-    q = normal(1, 2, 16, 8)
-    with torch.no_grad():
-        found = in_emulation(lambda: flex_attention(NET.lin(q), NET.lin(q), NET.lin(q)))
-        expected = F.scaled_dot_product_attention(*[NET.lin(q)] * 3)
-    assert isinstance(found, Tensor) and found.dtype is BF16
-    assert torch.allclose(found.float(), expected, rtol=2**-5, atol=2**-5)
-
-
 class Square(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -125,3 +116,25 @@ class Square(torch.autograd.Function):
 
 def test_a_function_of_the_authors_in_a_transform() -> None:
     assert in_emulation(lambda: vmap(Square.apply)(W)).dtype is BF16
+
+
+# What autograd computes inside a forward is on the recording, operation by operation.
+
+
+def forces(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        total = torch.tanh(self.layer(x)).sum()
+        return total, torch.autograd.grad(total, x, create_graph=True)[0]
+
+
+def forces_of_a_caller_with_gradients(self: Any, x: Tensor) -> Tensor:
+    x.requires_grad_()
+    return torch.autograd.grad(torch.tanh(self.layer(x)).sum(), x)[0]
+
+
+@pytest.mark.parametrize("forward", [forces, forces_of_a_caller_with_gradients])
+def test_gradients_taken_in_forward(forward: Callable[..., Any]) -> None:
+    found = replayed(Model(forward, layer=linear(8, 8)), X)
+    assert "tanh_backward" in operations(found)
+    assert kinds(found) == ["input", "parameter", "parameter"]  # nothing that autograd kept is a constant

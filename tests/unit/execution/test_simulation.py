@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -23,15 +24,13 @@ from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
 from auditor.paths import function_in
-from auditor.plan.costs import costs_of
 from auditor.plan.modules import scopes_of
-from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
-from auditor.records import Capture, Plan, ScopeChoice, Verdict
+from auditor.records import Capture, Plan, ScopeChoice
 from auditor.verify import run_patched
 from tests.support.fake_cuda import NAMES
 from tests.support.flat_models import LARGE, FlatBlock, Stack
-from tests.support.problems import NOTHING, Held, owners_of, tied_owners
+from tests.support.problems import Held, owners_of, problem_of, tied_owners
 from tests.support.small_models import MODELS
 from tests.support.subjects import FORMATS, capture_of, normal, seeded
 
@@ -60,9 +59,7 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     """
     model, capture = small(name)
     inputs = KINDS[name][1]
-    every = [*capture.nodes, *(placeholder.name for placeholder in capture.placeholders)]
-    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    problem = Problem(capture, costs_of(capture), dict.fromkeys(every, NOTHING), verdicts, strategy, fmt, "A100")
+    problem = replace(problem_of(capture, strategy), format=fmt)
     scopes = scopes_of(problem, evaluate(problem, labels))
     assert choice_from_scopes(scopes).keep == choice_from_labels(labels).keep
     patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))

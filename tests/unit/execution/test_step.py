@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -25,77 +27,60 @@ from auditor.training.step import capture_step, step_batches
 from tests.support.stepping import Scaled, stepped
 from tests.support.subjects import normal, seeded
 
+Between = Callable[[Any, Tensor], Tensor]
+
 
 class Layers(nn.Module):
     """Two layers with something between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, between: Between) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.first, self.second, self.between = nn.Linear(4, 4), nn.Linear(4, 1), between
         self.register_buffer("mean", torch.zeros(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.between(self.first(x))).square().mean()
-
-    def between(self, h: Tensor) -> Tensor:
-        raise NotImplementedError
+        return self.second(self.between(self, self.first(x))).square().mean()
 
 
-class Detached(Layers):
-    def between(self, h: Tensor) -> Tensor:
-        return h * h.detach().exp()
+def without_gradients(m: Any, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = h.abs().mean() + m.first.weight.norm()
+    return h / scale
 
 
-class StraightThrough(Layers):
-    def between(self, h: Tensor) -> Tensor:
-        return h + (h.round() - h).detach()
-
-
-class Without(Layers):
-    def between(self, h: Tensor) -> Tensor:
-        with torch.no_grad():
-            scale = h.abs().mean() + self.first.weight.norm()
-        return h / scale
-
-
-class Tracking(Layers):
+def tracking(m: Any, h: Tensor) -> Tensor:
     """A moving mean is kept by hand, and read at once."""
-
-    def between(self, h: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
-        return h - self.mean
+    with torch.no_grad():
+        m.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
+    return h - m.mean
 
 
-class Checkpointed(Layers):
-    def between(self, h: Tensor) -> Tensor:
-        return checkpoint(lambda y: torch.tanh(y).exp(), h, use_reentrant=False)
+def in_place(m: Any, h: Tensor) -> Tensor:
+    h = h.clone()
+    h[:, :2] *= 3
+    return F.relu_(h)
 
 
-class CheckpointedTwice(Layers):
-    """The other kind runs its forward in an autograd.Function."""
-
-    def between(self, h: Tensor) -> Tensor:
-        return checkpoint(lambda y: torch.tanh(y).exp(), h, use_reentrant=True)
+def checkpointed(reentrant: bool) -> Between:
+    """A reentrant one runs its forward in an autograd.Function."""
+    return lambda m, h: checkpoint(lambda y: torch.tanh(y).exp(), h, use_reentrant=reentrant)
 
 
-class Dropping(Layers):
-    def between(self, h: Tensor) -> Tensor:
-        return F.dropout(h, 0.5, self.training)
+BETWEEN: dict[str, Between] = {
+    "detached": lambda m, h: h * h.detach().exp(),
+    "straight through": lambda m, h: h + (h.round() - h).detach(),
+    "without gradients": without_gradients,
+    "tracking": tracking,
+    "checkpointed": checkpointed(False),
+    "checkpointed twice": checkpointed(True),
+    "dropping": lambda m, h: F.dropout(h, 0.5, m.training),
+    "in place": in_place,
+}
 
 
-class InPlace(Layers):
-    def between(self, h: Tensor) -> Tensor:
-        h = h.clone()
-        h[:, :2] *= 3
-        return F.relu_(h)
-
-
-@pytest.mark.parametrize(
-    "kind", [Detached, StraightThrough, Without, Tracking, Checkpointed, CheckpointedTwice, Dropping, InPlace]
-)
-def test_a_replay_has_the_gradients_of_the_run(kind: type[Layers]) -> None:
-    model, x = seeded(kind), normal(6, 4)
+@pytest.mark.parametrize("kind", BETWEEN)
+def test_a_replay_has_the_gradients_of_the_run(kind: str) -> None:
+    model, x = seeded(lambda: Layers(BETWEEN[kind])), normal(6, 4)
     subject = training_subject(model, x, {}, None)
     with in_training(model):
         captured = capture_step(subject, (), seed=3)
@@ -109,7 +94,7 @@ def test_a_replay_has_the_gradients_of_the_run(kind: type[Layers]) -> None:
 
 
 def test_a_step_runs_on_copies_of_what_the_model_holds() -> None:
-    model = seeded(InPlace)
+    model = seeded(lambda: Layers(in_place))
     model.first.bias.requires_grad_(False)
     subject = training_subject(model, normal(6, 4), {}, None)
     with in_training(model):

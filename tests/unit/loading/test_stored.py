@@ -14,21 +14,22 @@ from auditor.loading import from_object, in_eval
 from auditor.loading.placement import copied, moved, place_subject
 from auditor.loading.state import in_fp32, raised
 from auditor.training.objective import training_subject
-from tests.support.subjects import Runs, normal, subject_of
+from tests.support.replaying import Model
+from tests.support.subjects import normal, subject_of
 
 BF16 = torch.bfloat16
 
 
-def hard(model: Runs, x: Tensor) -> Tensor:
+def hard(model: Model, x: Tensor) -> Tensor:
     """Casts to BF16, whatever the weights are stored in."""
     return model.low(x.bfloat16()).float()
 
 
-def follows(model: Runs, x: Tensor) -> Tensor:
+def follows(model: Model, x: Tensor) -> Tensor:
     return model.low(x.to(model.low.weight.dtype))
 
 
-def looks_up(model: Runs, x: Tensor) -> Tensor:
+def looks_up(model: Model, x: Tensor) -> Tensor:
     """Multiplies with a table that is no buffer."""
     return model.low(x @ model.tables[0])
 
@@ -40,18 +41,18 @@ def low() -> nn.Linear:
 CASES: dict[str, tuple[Callable[[], nn.Module], torch.dtype, str]] = {
     "nothing is low": (lambda: nn.Linear(4, 4), torch.float32, "none"),
     "FP64 is not": (lambda: nn.Linear(4, 4).double(), torch.float64, "none"),
-    "its inputs are, and it casts them": (lambda: Runs(lambda m, x: m.a(x.float()), a=nn.Linear(4, 4)), BF16, "none"),
+    "its inputs are, and it casts them": (lambda: Model(lambda m, x: m.a(x.float()), a=nn.Linear(4, 4)), BF16, "none"),
     "its inputs are, and it does not": (lambda: nn.Linear(4, 4), BF16, "inputs"),
     "all of it": (low, BF16, "weights"),
     "a part": (
-        lambda: Runs(lambda m, x: m.last(follows(m, x).float()), low=low(), last=nn.Linear(4, 4)),
+        lambda: Model(lambda m, x: m.last(follows(m, x).float()), low=low(), last=nn.Linear(4, 4)),
         BF16,
         "weights",
     ),
-    "a buffer": (lambda: Runs(lambda m, x: m.norm(x), norm=nn.BatchNorm1d(4).half().float()), torch.float32, "none"),
-    "tables beside it": (lambda: Runs(looks_up, low=low(), tables=[torch.ones(4, 4, dtype=BF16)]), BF16, "attributes"),
+    "a buffer": (lambda: Model(lambda m, x: m.norm(x), norm=nn.BatchNorm1d(4).half().float()), torch.float32, "none"),
+    "tables beside it": (lambda: Model(looks_up, low=low(), tables=[torch.ones(4, 4, dtype=BF16)]), BF16, "attributes"),
     "a part that it casts to": (
-        lambda: Runs(lambda m, x: m.last(hard(m, x)), low=low(), last=nn.Linear(4, 4)),
+        lambda: Model(lambda m, x: m.last(hard(m, x)), low=low(), last=nn.Linear(4, 4)),
         BF16,
         "kept",
     ),
@@ -73,7 +74,7 @@ def test_what_is_raised(case: str) -> None:
 
 
 def test_what_was_low_comes_back_on_its_own_memory() -> None:
-    model = Runs(looks_up, low=low(), tables=[torch.ones(4, 4, dtype=BF16)])
+    model = Model(looks_up, low=low(), tables=[torch.ones(4, 4, dtype=BF16)])
     model.low.weight.grad = torch.ones(4, 4, dtype=BF16)
     tensors = [model.low.weight, model.low.bias, model.tables[0], model.low.weight.grad]
     memory = [(id(x), x.data_ptr(), x.dtype, x.clone()) for x in tensors]
@@ -89,7 +90,7 @@ def test_what_was_low_comes_back_on_its_own_memory() -> None:
 
 def test_a_model_that_casts_to_what_all_of_it_is_stored_in_has_no_reference() -> None:
     with pytest.raises(LoadError, match="does not run with the same values in FP32") as caught:
-        from_object(Runs(hard, low=low()), torch.ones(2, 4))
+        from_object(Model(hard, low=low()), torch.ones(2, 4))
     assert caught.value.slug == "low-precision-model"
     assert "\n" not in str(caught.value)
 

@@ -304,6 +304,16 @@ def test_a_region_that_turns_non_finite_says_so() -> None:
     assert region.local_error == region.error == math.inf
 
 
+def test_a_region_that_cannot_run_says_why_but_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    reruns = Reruns(measurement_of(Function(lambda x: (x * 3.0).exp()), normal(4)), "fp16", PLAIN)
+    raised = [torch.OutOfMemoryError("full"), AssertionError("in a word")]
+    monkeypatch.setattr(reruns, "_run", lambda *_: (_ for _ in ()).throw(raised.pop()))
+    local, error, failure = reruns.region(["mul", "exp"])
+    assert (local, error) == (None, None) and "in a word" in str(failure)
+    with pytest.raises(torch.OutOfMemoryError):
+        reruns.region(["mul", "exp"])
+
+
 def test_only_the_regions_that_take_most_are_run() -> None:
     def pairs(x: Tensor) -> Tensor:
         return sum(((x * (1.1 + i)).exp() * 2.0**-i) @ torch.eye(8) for i in range(MAX_REGIONS + 2))

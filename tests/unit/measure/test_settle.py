@@ -20,10 +20,10 @@ from auditor.measure.rerun import Reruns, Yardstick
 from auditor.records import Contribution, Linearity
 from auditor.rulebook.verdicts import judge
 from auditor.stages import Stages
+from tests.support import planted
 from tests.support.brute_force import true_isolated
 from tests.support.capturing import Function
-from tests.support.ill_conditioned import SharpLlama, some_tokens
-from tests.support.subjects import effects_of, measurement_of, normal, seeded, subject_of
+from tests.support.subjects import effects_of, measurement_of, normal, subject_of
 
 BUDGET = 0.01
 
@@ -215,7 +215,10 @@ def held(model: nn.Module, *inputs: Tensor, budget: float = BUDGET) -> Held:
 
 @cache
 def llama() -> Held:
-    return held(seeded(SharpLlama), some_tokens())
+    """Attention so sharp that its softmax saturates: there first order says up to five times too much."""
+    with torch.random.fork_rng(devices=[]):
+        model, inputs = planted.llama(4, **{**planted.REPAIRED, "sharp": 140.0})
+    return held(model, *inputs)
 
 
 @cache
@@ -230,7 +233,7 @@ def test_where_first_order_fails_it_is_seen_and_what_is_said_to_break_the_budget
     wrong = [name for name in true if said.first[name]["bf16"].isolated > BUDGET >= true[name]]
     assert len(wrong) >= 3  # by first order alone
     claims = [name for name in true if said.found[name]["bf16"].isolated > BUDGET]
-    assert len(claims) >= 30
+    assert len(claims) >= 12
     assert sum(true[name] <= BUDGET for name in claims) <= len(claims) / 50
     check = said.checks["bf16"]
     assert not check.holds

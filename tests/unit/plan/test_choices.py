@@ -18,7 +18,7 @@ from auditor.plan.modules import as_plan, everything, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.records import Contribution, ScopeChoice, Verdict
-from tests.support.problems import captured, drawn, owners_of
+from tests.support.problems import captured, drawn, owners_of, problem_of
 from tests.support.subjects import capture_of, normal
 
 
@@ -78,17 +78,8 @@ def plan_times(problem: Problem, precision: str) -> float:
 
 
 def problem(strategy: str = "autocast", verdict: str = "safe", own: float = 0.3) -> Problem:
-    capture = captured("chain")
-    names = [*capture.nodes, *(place.name for place in capture.placeholders)]
-    return Problem(
-        capture,
-        dict.fromkeys(capture.nodes, Cost(10**9, 10**4, False)),
-        dict.fromkeys(names, Contribution(0.5, own, 0.04)),
-        dict.fromkeys(capture.nodes, Verdict(verdict, "")),
-        strategy,
-        "fp16",
-        "A100",
-    )
+    each = Contribution(0.5, own, 0.04)
+    return problem_of(captured("chain"), strategy, each=each, cost=Cost(10**9, 10**4, False), verdict=verdict)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from auditor.plan.mincut import HIGH, Network
 from auditor.plan.problem import Problem
 from auditor.records import Capture, Contribution, Memory, Verdict
 from tests.support.capturing import Function
-from tests.support.problems import NOTHING, captured
+from tests.support.problems import captured, problem_of
 from tests.support.subjects import capture_of, normal, only
 
 
@@ -54,9 +54,7 @@ WEIGHTS = 16 * 64 + 64 * 4  # numbers
 
 
 def memory_under(capture: Capture, strategy: str, labels: dict[str, str]) -> Memory:
-    every = [*capture.nodes, *(placeholder.name for placeholder in capture.placeholders)]
-    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    problem = Problem(capture, costs_of(capture), dict.fromkeys(every, NOTHING), verdicts, strategy, "fp16", "A100")
+    problem = problem_of(capture, strategy)
     return memory_of(capture, problem.costs, problem.resolve(lambda owner: labels.get(owner, "fp32")), problem.format)
 
 

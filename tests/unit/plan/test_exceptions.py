@@ -15,12 +15,12 @@ from auditor.artefact.applying import apply_plan
 from auditor.plan.costs import Cost
 from auditor.plan.exceptions import lowest
 from auditor.plan.problem import Problem
-from auditor.records import Audit, Contribution, Verdict
+from auditor.records import Audit, Contribution
 from auditor.verify import run_patched
 from tests.support.flat_models import LARGE, FlatBlock
 from tests.support.patching import plan as planned
 from tests.support.planning import bench_of
-from tests.support.problems import captured
+from tests.support.problems import captured, problem_of
 from tests.support.small_models import MODELS
 from tests.support.subjects import capture_of, normal, seeded
 from tests.support.unet import UNet
@@ -177,21 +177,19 @@ class Late(nn.Module):
         return self.third(self.second(self.first(x) + torch.arange(4).float().sin()))
 
 
-def problem_of(model: nn.Module | None, *inputs: Tensor, strategy: str = "cast") -> Problem:
+def priced(model: nn.Module | None, *inputs: Tensor, strategy: str = "cast") -> Problem:
     capture = captured("chain") if model is None else capture_of(model, *inputs)
-    contributions = dict.fromkeys(capture.nodes, Contribution(1e-3, 1e-3, 1e-3))
-    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    return Problem(capture, dict.fromkeys(capture.nodes, COST), contributions, verdicts, strategy, "fp16", "A100")
+    return problem_of(capture, strategy, each=Contribution(1e-3, 1e-3, 1e-3), cost=COST)
 
 
 def test_where_nothing_conflicts_everything_is_low() -> None:
-    found = lowest(problem_of(None))
+    found = lowest(priced(None))
     assert not found.raised
     assert all(found.resolution.low(name) for name in captured("chain").nodes)
 
 
 def test_the_maker_of_an_fp32_value_is_raised_and_what_lies_behind_is_low() -> None:
-    found = lowest(problem_of(UNet(), normal(1, 3, 8, 8), torch.tensor([3])))
+    found = lowest(priced(UNet(), normal(1, 3, 8, 8), torch.tensor([3])))
     assert sorted(found.raised) == ["time"]
     assert not found.resolution.conflicts
     low = {name for name in found.resolution.dtypes if found.resolution.low(name)}
@@ -200,7 +198,7 @@ def test_the_maker_of_an_fp32_value_is_raised_and_what_lies_behind_is_low() -> N
 
 def test_its_readers_are_raised_where_that_leaves_less_time() -> None:
     # with the root in FP32 the sine, the sum and the three layers' casts are all that is not low
-    found = lowest(problem_of(Late(), normal(2, 4)))
+    found = lowest(priced(Late(), normal(2, 4)))
     assert not found.resolution.conflicts
     assert len(found.raised) == 1
 
@@ -220,7 +218,7 @@ class Turned(nn.Module):
 
 
 def test_a_function_that_gives_fp32_anyhow_is_kept_where_that_leaves_its_products_low() -> None:
-    found = lowest(problem_of(nn.Sequential(Turned(), Turned()), normal(2, 6, 16)))
+    found = lowest(priced(nn.Sequential(Turned(), Turned()), normal(2, 6, 16)))
     assert not found.resolution.conflicts
     assert sorted(path.partition("..")[0] for path in found.raised) == ["0", "1"]
     assert all(".." in path for path in found.raised)
@@ -250,7 +248,7 @@ class Giving(nn.Module):
 
 
 def test_it_is_one_of_the_innermost_module_that_calls_some_and_no_cast_of_the_authors() -> None:
-    found = lowest(problem_of(Giving(), normal(2, 8)))
+    found = lowest(priced(Giving(), normal(2, 8)))
     assert not found.resolution.conflicts
     assert sorted(found.raised) == ["inner..mul"]
 

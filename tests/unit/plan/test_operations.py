@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from auditor.execution.policy import choice_from_labels
 from auditor.paths import function_in
-from auditor.plan.costs import costs_of
-from auditor.plan.problem import Problem
 from auditor.plan.reasons import added, apart, gained, no_gain, operation_reasons
 from auditor.plan.solve import Candidate, evaluate
-from auditor.records import Reason, Verdict
+from auditor.records import Reason
+from tests.support.problems import problem_of
 from tests.support.subjects import capture_of, normal
 
 
@@ -37,8 +36,7 @@ class Every(nn.Module):
 
 def why(strategy: str = "autocast") -> dict[str, Reason]:
     capture = capture_of(Every(), normal(4, 8))
-    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    problem = Problem(capture, costs_of(capture), {}, verdicts, strategy, "fp16", "A100")
+    problem = problem_of(capture, strategy)
     found = operation_reasons(problem, evaluate(problem, dict.fromkeys(problem.energy.scopes, "fp16")))
     ops = {name: node.op.removeprefix("aten.").partition(".")[0] for name, node in capture.nodes.items()}
     return {f"{ops[name]} {name}": reason for reason in found for name in reason.operations}
@@ -93,8 +91,7 @@ class Norm(nn.Module):
 
 def of_blocks(count: int, strategy: str) -> tuple[Reason, ...]:
     capture = capture_of(Blocks(count), normal(4, 8))
-    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    problem = Problem(capture, costs_of(capture), {}, verdicts, strategy, "fp16", "A100")
+    problem = problem_of(capture, strategy)
     return operation_reasons(problem, evaluate(problem, dict.fromkeys(problem.energy.scopes, "fp16")))
 
 
@@ -137,8 +134,7 @@ class Branches(nn.Module):
 def test_what_a_module_around_keeps_says_so() -> None:
     """And is what the run itself computes in FP32, beside the module's own call."""
     capture = capture_of(Branches(), normal(4, 8))
-    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    problem = Problem(capture, costs_of(capture), {}, verdicts, "autocast", "fp16", "A100")
+    problem = problem_of(capture, "autocast")
     labels = dict.fromkeys(problem.energy.scopes, "fp16") | {function_in("block", "linear"): "fp32"}
     problem.__dict__["exceptions"] = {"block": frozenset({"linear"})}
     chosen = Candidate(labels, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -20,9 +20,17 @@ from auditor.plan.problem import Problem
 from auditor.plan.search import choose
 from auditor.plan.solve import Candidate, cheapest, evaluate
 from auditor.plan.workbench import Workbench
-from auditor.records import Contribution, Verdict
+from auditor.records import Contribution
 from tests.support.planning import Foretold, bench_of
-from tests.support.problems import NOTHING, captured, drawn, labellings, must_stay_fp32, owners_of, tied_owners
+from tests.support.problems import (
+    captured,
+    drawn,
+    labellings,
+    must_stay_fp32,
+    owners_of,
+    problem_of,
+    tied_owners,
+)
 from tests.support.subjects import normal, seeded
 from tests.support.unet import UNet
 
@@ -128,11 +136,8 @@ def test_scopes_that_read_the_same_input_are_free_of_each_other(strategy: str) -
 
 def blank(kind: str, strategy: str) -> Problem:
     """No error anywhere, and a tenth of a second's worth of FP32 arithmetic in every node."""
-    capture = captured(kind)
-    names = [*capture.nodes, *(placeholder.name for placeholder in capture.placeholders)]
-    costs = dict.fromkeys(capture.nodes, Cost(1_950_000_000_000, 1000, False))  # 19.5 TFLOP/s in FP32, 312 low
-    verdicts = dict.fromkeys(capture.nodes, Verdict("safe", ""))
-    return Problem(capture, costs, dict.fromkeys(names, NOTHING), verdicts, strategy, "fp16", "A100")
+    cost = Cost(1_950_000_000_000, 1000, False)  # 19.5 TFLOP/s in FP32, 312 low
+    return problem_of(captured(kind), strategy, cost=cost)
 
 
 def with_errors(problem: Problem, errors: dict[str, Contribution]) -> Problem:

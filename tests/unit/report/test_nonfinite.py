@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from auditor.records import Baseline, NonFinite, Verdict, Verification
-from auditor.report.origins import nonfinite_runs
+from auditor.records import Baseline, NonFinite, Verdict
 from auditor.report.reporters import html
 from auditor.report.view import view
 from tests.unit.report.factory import make_audit
@@ -23,48 +22,13 @@ FIRST = NonFinite(
     "unet.py:27",
     ("RED004",),
 )
-HERE = replace(FIRST, cause="overflow", begins=FIRST.node, begins_op=FIRST.op, rules=())
 UNKNOWN = Baseline(None, False)
-KNOWN = Baseline(None, False, nonfinite=FIRST)
 
 
 def audit(**baselines: Baseline):
     made = make_audit()
     plans = {name: replace(plan, verification=None) for name, plan in made.plans.items()}
     return replace(made, baselines={**made.baselines, **baselines}, plans=plans)
-
-
-def said(made) -> list[str]:
-    return [run.said for run in nonfinite_runs(made)]
-
-
-def test_strategies_with_one_cause_are_one():
-    assert said(audit(autocast_fp16=KNOWN, cast_fp16=KNOWN)) == [
-        "FP16 under autocast and with cast weights, without a plan: outputs turn NaN at sqrt in norm (unet.py:28). "
-        "The cause is cancellation at sub in norm (unet.py:27); see RED004."
-    ]
-
-
-def test_what_has_another_cause_stands_apart():
-    found = said(audit(autocast_fp16=KNOWN, cast_fp16=replace(UNKNOWN, nonfinite=HERE), cast_bf16=UNKNOWN))
-    assert found[1] == (
-        "FP16 with cast weights, without a plan: outputs turn NaN at sqrt in norm (unet.py:28). "
-        "The cause is overflow of that operation."
-    )
-    assert found[2] == (
-        "BF16 with cast weights, without a plan: outputs turn Inf or NaN. "
-        "The recorded graph does not show at which operation."
-    )
-
-
-def test_a_plan_that_is_not_finite_was_run_and_says_so():
-    made = audit(autocast_fp16=Baseline(0.1, True), cast_fp16=Baseline(0.1, True))
-    ran = Verification(None, False, "audited", "emulated", nonfinite=FIRST)
-    plan = replace(made.plans["cast_fp16"], measured_error=None, verified=False, verification=ran)
-    made = replace(made, plans={**made.plans, plan.name: plan})
-    assert said(made)[0].startswith("The plan FP16 with cast weights: outputs turn NaN at sqrt in norm (unet.py:28).")
-    shown = next(one for one in view(made).plans if one.plan is plan)
-    assert (shown.verdict, shown.detail) == ("non-finite", "an output is Inf or NaN where FP32 is finite")
 
 
 def test_a_format_is_only_safe_alone_where_a_run_of_it_is_not_finite():

@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.records import Audit, Evaluation, Noise, Plan, ScopeChoice, Score
+from auditor.records import Noise, Plan, ScopeChoice, Score
 from auditor.report.blocks import WIDEST, WIDTH, looks
 from auditor.report.charts import BINS, HEIGHT, depth_chart
 from auditor.report.criteria import advice, score_headline
 from auditor.report.diff import error, exceptions
-from auditor.report.reporters import REPORTERS
-from auditor.report.reporters import html as render
 from auditor.report.view import NAMED, noise
+from tests.golden.pages import timed_and_scored
 from tests.unit.report.factory import make_audit
 
 
@@ -118,56 +117,18 @@ def test_what_is_said_of_noise() -> None:
     audit = make_audit()
     assert noise(audit) == noise(replace(audit, noise=Noise())) == {}
     assert noise(replace(audit, noise=Noise(runs=4))) == {"Noise": "4 runs in FP32 gave the same outputs"}
-    node = audit.nodes[3].node
-    loud = Noise(4, 0.004, 0.004, 0.012, {"a": 0.004, "b": 0.001}, {node.name: 0.02}, (node.name,))
-    first, (title, second) = noise(replace(audit, noise=loud)).items()
-    said = "4 runs in FP32 differ by 0.0040 (a 0.0040; b 0.0010); errors up to 0.012 count as noise"
-    assert first == ("Noise", said)
-    assert title == "Not deterministic" and second.endswith("off by 0.020")
-    assert node.owner in second and str(node.source) in second
-    assert second in render(replace(audit, noise=loud))
     names = tuple(dict.fromkeys(report.node.name for report in audit.nodes))
-    said = noise(replace(audit, noise=Noise(2, 0.1, 0.1, 0.3, {}, dict.fromkeys(names, 0.1), names)))[
-        "Not deterministic"
-    ]
+    found = noise(replace(audit, noise=Noise(2, 0.1, 0.1, 0.3, {}, dict.fromkeys(names, 0.1), names)))
+    said = found["Not deterministic"]
     assert said.count("off by") == NAMED and said.endswith("more, in measurements.json")
 
 
-FP32 = Evaluation("scores.py:accuracy", "higher", 0.01, 0.986111, 360, None, 6)
-SCORES = (
-    Score(0.983333, -0.0027778, 0.0027778, True),
-    Score(0.95, -0.036111, 0.0099, False),
-    Score(None, passed=False, failure="it <b>raised</b>"),
-)
-
-
-def audit() -> Audit:
-    made = make_audit(6)
-    scores = dict(zip(made.plans, SCORES, strict=False))
-    plans = {name: replace(plan, score=scores.get(name)) for name, plan in made.plans.items()}
-    return replace(made, evaluation=FP32, plans=plans)
-
-
-def test_every_report_has_the_scores() -> None:
-    found = audit()
-    for name in ("text", "md", "html"):
-        flat = " ".join(REPORTERS[name](found).replace("\\", "").split())
-        assert "scores.py:accuracy gives 0.98611 in FP32" in flat
-        assert "0.98333, 0.0028 worse (standard error 0.0028): passes" in flat
-        assert "0.95, 0.036 worse (standard error 0.0099): fails, 0.01 is allowed" in flat
-    assert "it <b>raised</b>" not in REPORTERS["html"](found)
-
-
-def test_a_function_of_the_mean_is_named() -> None:
-    of_mean = replace(audit(), evaluation=replace(FP32, of_mean="exp"))
-    assert "gives 0.98611 in FP32, exp of the mean of 360 numbers, in 6 calls" in score_headline(of_mean)
-    single = replace(audit(), evaluation=replace(FP32, samples=None))
+def test_the_advice_is_about_the_limit_only_where_a_score_is_beyond_it() -> None:
+    found = timed_and_scored()
+    single = replace(found, evaluation=replace(found.evaluation, of_mean=None, samples=None))
     assert "gives 0.98611 in FP32, in 6 calls" in score_headline(single)
     assert score_headline(make_audit(6)) == ""
-
-
-def test_the_advice_is_about_the_limit_only_where_a_score_is_beyond_it() -> None:
-    found = audit()
     assert "--max-drop" in advice(found)
-    failed = {name: replace(plan, score=SCORES[2]) for name, plan in found.plans.items()}
+    raised = Score(None, passed=False, failure="it raised")
+    failed = {name: replace(plan, score=raised) for name, plan in found.plans.items()}
     assert advice(replace(found, plans=failed)) == "The function gives no score under them: the plans below say why."

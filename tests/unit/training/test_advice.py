@@ -22,57 +22,29 @@ from auditor.report.training import loop_code, training_section
 from auditor.snippets.trainers import training_code
 from auditor.training.advice import advice_of
 from auditor.training.objective import training_subject
-from auditor.training.stage import MeasuredStep, conclude, prepare
+from auditor.training.step import capture_step
 from auditor.training.window import loss_scale
 from tests.unit.report.factory import HOSTILE, make_audit
 from tests.unit.training.conftest import Trained, loss_fn, made
 from tests.unit.training.own_steps import audited, fp32_gradients
 
 
-class Lookup(nn.Module):
-    """An embedding whose gradient is multiplied by `gain` on its way back; three layers behind it."""
+def test_some_advice_is_given_where_it_is_true_alone(trained: Trained) -> None:
+    """Master weights by the share of lost updates; clipping and reducing of FP16."""
+    training = trained.audit.training
+    model, *batch = made()
+    capture = capture_step(training_subject(model, tuple(batch), {}, loss_fn), ("fp16", "bf16"))
 
-    def __init__(self, gain: float) -> None:
-        super().__init__()
-        self.embed, self.gain = nn.Embedding(8, 4), gain
-        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+    def codes(**changes: Any) -> set[str]:
+        return {advice.code for advice in advice_of(replace(training, **changes), capture)}
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        x = x.detach() + self.gain * (x - x.detach())
-        return self.c(torch.tanh(self.b(torch.tanh(self.a(x))))).mean(1)
-
-
-def prepared_lookup(gain: float) -> MeasuredStep:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model, tokens, targets = Lookup(gain), torch.randint(0, 8, (4, 3)), torch.randn(4, 2)
-    return prepare(training_subject(model, (tokens, targets), {}, nn.MSELoss()), ("fp16", "bf16"), 0)
-
-
-@pytest.fixture(scope="module")
-def lookup() -> tuple[MeasuredStep, Training]:
-    prepared = prepared_lookup(1.0)
-    return prepared, conclude(prepared, {}, None)
-
-
-def codes(prepared: MeasuredStep, training: Training) -> set[str]:
-    return {advice.code for advice in advice_of(training, prepared.capture)}
-
-
-def test_master_weights_by_the_share_of_lost_updates(lookup: tuple[MeasuredStep, Training]) -> None:
-    prepared, training = lookup
     for share in (0.05, 0.2):
         outlook = replace(training.bf16, lost_adam={**training.bf16.lost_adam, 1e-3: share})
-        assert ("master-weights" in codes(prepared, replace(training, bf16=outlook))) is (share > 0.1)
-    assert "master-weights" not in codes(prepared, replace(training, bf16=None))
-
-
-def test_clipping_and_reducing_speak_of_fp16_alone(lookup: tuple[MeasuredStep, Training]) -> None:
-    prepared, training = lookup
-    assert {"clip-after-unscale", "reduce-dtype"} <= codes(prepared, replace(training, format="fp16"))
-    assert "clip-after-unscale" not in codes(prepared, replace(training, format="bf16"))
-    assert "reduce-dtype" not in codes(prepared, replace(training, fp16=None))
+        assert ("master-weights" in codes(bf16=outlook)) is (share > 0.1)
+    assert "master-weights" not in codes(bf16=None)
+    assert {"clip-after-unscale", "reduce-dtype"} <= codes(format="fp16")
+    assert "clip-after-unscale" not in codes(format="bf16")
+    assert "reduce-dtype" not in codes(fp16=None)
 
 
 # The training section: rendered from a real audit, from an empty window, and with names that try to break out.
