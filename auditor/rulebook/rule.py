@@ -22,7 +22,13 @@ FORMATS = "formats"
 
 def facts_shown(message: str, formats: Collection[str]) -> list[str]:
     """Addresses of the facts that a message shows, in the order written. Raises: ValueError for what is no template."""
-    names = [name for _, name, _, _ in string.Formatter().parse(message) if name not in (None, FORMATS)]
+    fields = list(string.Formatter().parse(message))
+    for spec in (spec for _, _, spec, _ in fields if spec):
+        if "{" in spec:
+            raise ValueError(f"{spec!r} has a field in it")
+        if re.search(r"\d{3}", spec):
+            raise ValueError(f"{spec!r} asks for a hundred characters or more")
+    names = [name for _, name, _, _ in fields if name not in (None, FORMATS)]
     return [
         address
         for name in names

@@ -68,7 +68,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 31250, 196, 22
+LINES, FILES, ROOMS = 31260, 196, 22
 """Of all of them."""
 
 
