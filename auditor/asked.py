@@ -142,7 +142,14 @@ def command_of(given: Mapping[str, Any], kind: type[C]) -> C:
 
 def with_rules(settings: S) -> S:
     """The settings with the rules and criteria that they name. Raises: AuditorError."""
-    return settings.having(rulebook=rules_of(settings.rules), limits=criteria_of(settings.criteria))
+    rulebook = rules_of(settings.rules)
+    for code in settings.select:
+        if not any(rule.code.startswith(code) for rule in rulebook):
+            raise AuditorError(
+                f"no rule's code begins with {code!r}, as `select` asks: `python -m auditor rules` lists them",
+                slug="no-rule",
+            )
+    return settings.having(rulebook=rulebook, limits=criteria_of(settings.criteria))
 
 
 def rules_of(directory: Path | None) -> tuple[Rule, ...]:

@@ -157,3 +157,8 @@ def test_what_is_no_path_or_model_or_name(given: Any, tmp_path: Path) -> None:
     for call in calls:
         with pytest.raises(AuditorError):
             call()
+
+
+def test_a_selection_of_no_rule_is_refused_before_anything_is_recorded() -> None:
+    with pytest.raises(AuditorError, match="no rule's code begins with 'NMR'"):
+        auditor.audit(nn.Linear(4, 4), normal(2, 4), select="SFT001,NMR")

@@ -44,7 +44,7 @@ WITH_CLI = {"settings", "asked", "api"}
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
-    "cli": (1340, "settings"),
+    "cli": (1350, "settings"),
     "criteria": (960, "criteria"),
     "document": (900, "document"),
     "execution": (1260, "execution"),
