@@ -77,8 +77,8 @@ class Problem:
         return list(dict.fromkeys(frozenset((*c.nodes, *(place.name for place in c.placeholders))) for c in captures))
 
     @cached_property
-    def evaluated(self) -> dict[frozenset[tuple[str, str]], Candidate]:
-        """What is known of choices, by their precisions: many of them are met again."""
+    def evaluated(self) -> dict[frozenset[str], Candidate]:
+        """What is known of choices, by what they keep in FP32: many of them are met again."""
         return {}
 
     @cached_property

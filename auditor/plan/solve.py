@@ -58,7 +58,7 @@ def cheapest(problem: Problem, allowed: float) -> Candidate:
 
 def evaluate(problem: Problem, precision: Mapping[str, str]) -> Candidate:
     """Predicted error, time and share of low FLOPs of one choice of precisions; the root has one even without nodes."""
-    key = frozenset(precision.items())
+    key = frozenset(owner for owner, label in precision.items() if label == "fp32")
     if key not in problem.evaluated:
         problem.evaluated[key] = _evaluated(problem, precision)
     return problem.evaluated[key]
