@@ -17,7 +17,7 @@ from auditor.numerics.metrics import output_error
 from auditor.records.audit import Audit
 from tests.architectures.zoo import ZOO, Specimen, specimen
 
-LONG = ("mobilenet_v3", "whisper", "gpt2")
+ALIKE = ("mobilenet_v3", "whisper", "gpt2")
 """Of layers each of a kind that others here have."""
 
 
@@ -43,7 +43,7 @@ class Audited:
         return self.specimen.outputs(model)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(n, marks=pytest.mark.slow if n in LONG else []) for n in ZOO])
+@pytest.fixture(scope="module", params=[name for name in ZOO if name not in ALIKE])
 def audited(request: pytest.FixtureRequest) -> Audited:
     subject = specimen(request.param)
     before = copy.deepcopy(subject.model)

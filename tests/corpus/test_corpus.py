@@ -148,17 +148,6 @@ def test_a_budget_in_pixels_repairs_the_boxes() -> None:
         assert case.distance(reference, outputs_under(plan, audit, model, inputs)) <= case.tolerance, plan
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in INFERENCE if case.tolerance > 0], ids=lambda case: case.name)
-def test_a_budget_in_the_cases_own_metric_repairs_it(case: Case) -> None:
-    model, inputs = case.build()
-    before, reference = copy.deepcopy(model), plainly(model, inputs, "fp32")
-    options: Any = {"metric": case.distance, "max_error": case.tolerance, "formats": case.formats}
-    audit = auditor.audit(model, inputs, device="cpu", **options)
-    for plan in audit.plans:
-        assert case.distance(reference, outputs_under(plan, audit, before, inputs)) <= case.tolerance, plan
-
-
 # Mode training on the corpus: the culprit is unsafe where only the gradient fails, and nothing of its twin is.
 
 

@@ -60,10 +60,8 @@ def test_a_training_step_is_natively_what_it_is_emulated(name: str) -> None:
     assert differences(emulated, native) == []
 
 
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("0*.py"))
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) for name in EXAMPLES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["01_digits_attention.py", "07_vae_decoder.py"])
 @natively
 def test_examples_are_natively_what_they_are_emulated(name: str) -> None:
     """As `python -m auditor examples/...` audits it: its plans are verified in a process that has the pretend GPU, too."""
@@ -93,7 +91,7 @@ def test_without_the_device_in_the_other_process_the_audit_fails_there() -> None
 
 
 QUICK = ("mobilenet",)
-MORE = "bert vit gpt2 llama t5 resnet convnext unet mobilenet_v3 mamba whisper mixtral deberta_v2".split()
+MORE = "bert resnet convnext unet mamba mixtral deberta_v2".split()
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=SLOW) for name in MORE)])

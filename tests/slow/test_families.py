@@ -12,27 +12,17 @@ from benchmarks.families import library
 from tests.any_model.holding import held
 
 SAMPLE = (
-    "timm:ghostnet",
     "timm:levit",
-    "timm:vision_transformer",
-    "timm:convnext",
     "timm:xcit",
-    "torchvision:resnet",
     "torchvision:swin_transformer",
-    "torchvision:segmentation.lraspp",
     "torchvision:detection.retinanet",
     "torchvision:optical_flow.raft",
-    "transformers:bert",
-    "transformers:deberta-v2",
-    "transformers:t5",
-    "transformers:llama",
-    "transformers:mixtral",
-    "transformers:mamba",
     "transformers:wav2vec2",
     "transformers:clip",
     "transformers:detr",
     "transformers:bamba",
 )
+"""Of kinds that `tests/architectures` has none of."""
 
 
 @pytest.mark.slow

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
-import select
-import subprocess
 import sys
 import threading
 import time
-from itertools import pairwise
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -137,71 +131,3 @@ def test_what_was_raised_is_no_end_of_an_audit_and_the_thread_ends_with_it(noteb
     assert notebook[-1][0].startswith("ended in plan after ")
     assert "&lt;b&gt;" in notebook[0][1]
     assert "<progress" in notebook[0][1]
-
-
-SLOW = """
-import time
-from pathlib import Path
-import torch
-torch.manual_seed(0)
-CALLS = Path(__file__).with_name("calls")
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 8)
-    def forward(self, x):
-        calls = int(CALLS.read_text()) + 1 if CALLS.exists() else 1
-        CALLS.write_text(str(calls))
-        if calls == 2:
-            time.sleep(2.5)
-        if calls == 5:
-            end = time.monotonic() + 2.5
-            while time.monotonic() < end:
-                pass
-        return self.layer(x).softmax(-1)
-model = Net()
-def get_inputs(): return torch.randn(4, 8)
-"""
-
-
-def on_a_terminal(command: list[str], folder: Path) -> tuple[list[tuple[float, str]], str, int]:
-    """(when, what) of every write to a terminal as stderr; stdout; exit code."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(Path(__file__).parents[3])}
-    with (folder / "stdout").open("wb") as stdout:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=stdout, stderr=theirs)
-    os.close(theirs)
-    written: list[tuple[float, str]] = []
-    while True:
-        if not select.select([ours], [], [], 60)[0]:
-            process.kill()
-            break
-        try:
-            piece = os.read(ours, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not piece:
-            break
-        written.append((time.monotonic(), piece.decode(errors="replace")))
-    os.close(ours)
-    return written, (folder / "stdout").read_text(), process.wait()
-
-
-@pytest.mark.slow
-def test_a_terminal_never_waits_two_seconds_and_the_share_grows_to_all(tmp_path):
-    """One operation of the model takes longer, asleep or at work."""
-    (tmp_path / "model.py").write_text(SLOW)
-    options = "--format json --strategies cast --formats bf16 --max-error 0.001"  # not all low holds it: a plan is made
-    command = [sys.executable, "-m", "auditor", "model.py", *options.split()]
-    written, answer, code = on_a_terminal(command, tmp_path)
-    assert code in (0, 1)
-    assert answer.startswith("{")
-    assert int((tmp_path / "calls").read_text()) >= 5  # the slow ones were among them
-    drawn = [(when, text) for when, text in written if re.search(r"\d/\d", text)]
-    assert drawn[-1][0] - drawn[0][0] > 5
-    shown = [(when, text) for when, text in written if when <= drawn[-1][0]]
-    assert max(b - a for (a, _), (b, _) in pairwise(shown)) < 2  # from the first sign of life, before torch is loaded
-    shares = [int(share) for _, text in drawn for share in re.findall(r"(\d+)% done", text.replace(">99%", "99%"))]
-    assert shares == sorted(shares)
-    assert shares[-1] >= 85  # as the files are written
-    assert written[-1][1].endswith("\x1b[2K")
