@@ -16,7 +16,7 @@ import auditor
 from auditor.errors import AuditorError
 from auditor.records import Audit
 from tests.any_model.holding import tensors_of
-from tests.support.replaying import assert_same, linear
+from tests.support.replaying import Model, assert_same, linear
 from tests.support.subjects import normal
 
 X = normal(4, 8)
@@ -71,15 +71,9 @@ def _backward(ctx: Any, gradient: Tensor) -> Tensor:
 tanh.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output))
 
 
-class Net(nn.Module):
+def net() -> nn.Module:
     """Flagged nodes that lie together, so that regions are run too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = linear(8, 8), linear(8, 8, seed=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(tanh(self.first(x)))
+    return Model(lambda m, x: m.last(tanh(m.first(x))), first=linear(8, 8), last=linear(8, 8, seed=1))
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +85,7 @@ def _no_faults_left() -> Iterator[None]:
 def audited(faults: Faults, **options: Any) -> Audit:
     """The audit under faults; model and inputs are then what they were, however it ends."""
     _now[0] = faults
-    model, x = Net().eval(), X.clone()
+    model, x = net().eval(), X.clone()
     before = copy.deepcopy(model)
     asked = {"formats": ("fp16",), "strategies": ("autocast",), **options}
     try:

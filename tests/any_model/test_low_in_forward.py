@@ -278,22 +278,16 @@ def test_the_mask_is_that_of_the_run_in_which_it_is_low(back: bool) -> None:
 # A dtype handed to a module as an argument is its caller's to say: plans know what is then computed in.
 
 
-class Embedding(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+def embedding() -> nn.Module:
+    return Model(
+        lambda m, t, dtype: m.last(nn.functional.silu(m.first(t.to(dtype)))),
+        first=nn.Linear(64, 64),
+        last=nn.Linear(64, 64),
+    )
 
-    def forward(self, t: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.last(nn.functional.silu(self.first(t.to(dtype))))
 
-
-class Handing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = Embedding()
-
-    def forward(self, t: Tensor, hidden_dtype: torch.dtype | None = None) -> Tensor:
-        return self.embedding(t, hidden_dtype)
+def handing() -> nn.Module:
+    return Model(lambda m, t, hidden_dtype=None: m.embedding(t, hidden_dtype), embedding=embedding())
 
 
 class Conditioned(nn.Module):
@@ -301,7 +295,7 @@ class Conditioned(nn.Module):
 
     def __init__(self, keyword: bool) -> None:
         super().__init__()
-        self.before, self.time, self.after = nn.Linear(64, 64), Handing(), nn.Linear(64, 64)
+        self.before, self.time, self.after = nn.Linear(64, 64), handing(), nn.Linear(64, 64)
         self.keyword = keyword
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from auditor.capture.emulation import as_on
 from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Around, Call, Net, held
+from tests.support.replaying import Model
 
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -107,15 +108,10 @@ def test_the_names_are_those_of_the_model_inside_and_the_reader_is_told() -> Non
 
 
 def test_a_module_of_ones_own_that_only_looks_wrapped() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self._orig_mod = Loud()
+    def own() -> nn.Module:
+        return Model(lambda m, x: 2 * m._orig_mod(x), _orig_mod=Loud())
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return 2 * self._orig_mod(x)
-
-    audit = held(lambda: build(lambda _: Own()))
+    audit = held(lambda: build(lambda _: own()))
     assert {report.node.owner for report in audit.nodes} >= {"_orig_mod.first"}
 
 

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils import _pytree as pytree
 
+from tests.support.replaying import Model
+
 
 class Halves(nn.Module):
     """Its author moves values from one device to the other, and back."""
@@ -24,26 +26,21 @@ class Halves(nn.Module):
         return self.leave(hidden + inside.to(hidden.device)).softmax(-1)
 
 
-class Fixed(nn.Module):
+def fixed() -> nn.Module:
     """Names the device of its second layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(8, 8).to("pretend:0"), nn.Linear(8, 4).to("pretend:1")
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.leave(self.enter(x).to("pretend:1"))
+    return Model(
+        lambda m, x: m.leave(m.enter(x).to("pretend:1")),
+        enter=nn.Linear(8, 8).to("pretend:0"),
+        leave=nn.Linear(8, 4).to("pretend:1"),
+    )
 
 
-class Packed(nn.Module):
+def packed() -> nn.Module:
     """Lengths that torch takes on the CPU alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.over = nn.GRU(4, 8, batch_first=True)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        return self.over(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))[1][0]
+    return Model(
+        lambda m, x, lengths: m.over(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))[1][0],
+        over=nn.GRU(4, 8, batch_first=True),
+    )
 
 
 def mapped(model: nn.Module, places: dict[str, str]) -> nn.Module:

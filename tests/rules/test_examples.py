@@ -25,10 +25,10 @@ from auditor.rulebook.findings import apply_selection, classify
 from auditor.rulebook.gather import gather
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
+from benchmarks.agreement import Specimen, found_in
 from tests.corpus.case import Case
 from tests.corpus.catalogue import CASES
 from tests.rules.examples import Side, example
-from tests.slow.agreement import Specimen, found_in
 from tests.support.capturing import Function, captured
 from tests.support.findings import finding
 

@@ -24,18 +24,19 @@ from auditor.rulebook.load import load_rules
 from auditor.settings import Settings
 from auditor.stages import Stages
 from tests.support.capturing import Function
+from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded, subject_of
 
 RULES = tuple(load_rules([resource_dir("rules")]))
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(self.last(self.norm(self.first(x))), -1)
+def net() -> nn.Module:
+    return Model(
+        lambda m, x: torch.softmax(m.last(m.norm(m.first(x))), -1),
+        first=nn.Linear(8, 16),
+        norm=nn.LayerNorm(16),
+        last=nn.Linear(16, 4),
+    )
 
 
 def audited(model: nn.Module, held_out: bool = False, **asked: Any) -> Audit:
@@ -61,17 +62,17 @@ def test_regions_are_told_in_the_outputs_own_error_whatever_the_metric() -> None
 
 
 def test_only_findings_that_are_wanted_are_reported() -> None:
-    every = {finding.rule for finding in audited(seeded(Net)).findings}
+    every = {finding.rule for finding in audited(seeded(net)).findings}
     assert {"BND001", "BND002", "SFT001"} <= every
-    boundary = audited(seeded(Net), select=("BND",))
+    boundary = audited(seeded(net), select=("BND",))
     assert {finding.rule for finding in boundary.findings} == {rule for rule in every if rule.startswith("BND")}
-    ignored = audited(seeded(Net), ignore=(Ignore("SFT"),))
+    ignored = audited(seeded(net), ignore=(Ignore("SFT"),))
     assert {finding.rule for finding in ignored.findings} == {rule for rule in every if not rule.startswith("SFT")}
 
 
 @pytest.mark.parametrize("held_out", [False, True])
 def test_plans_that_were_checked_on_what_they_were_made_from_say_so(held_out: bool) -> None:
-    audit = audited(seeded(Net), held_out=held_out)
+    audit = audited(seeded(net), held_out=held_out)
     said = any("verified on the inputs they were made from" in warning for warning in audit.warnings)
     verification = audit.plans["autocast_bf16"].verification
     assert (said, verification.inputs) == ((False, "held-out") if held_out else (True, "audited"))
@@ -119,7 +120,7 @@ def ran() -> list[str]:
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch, ran: list[str]) -> Begun:
     """Begins an audit by an error and a device, where there is a GPU on which the stage `measure` ends with the error."""
-    audit = audited(seeded(Net))
+    audit = audited(seeded(net))
     names = {"is_available": True, "current_device": 0, "device_count": 1, "empty_cache": None}
     device = SimpleNamespace(**{name: partial(lambda answer: answer, answer) for name, answer in names.items()})
     device.get_device_name = lambda device: "A GPU"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from auditor.records import Batch, Capture
 from tests.corpus.catalogue import INFERENCE
+from tests.support.replaying import Model
 from tests.support.resisting import MODELS as RESISTING
 from tests.support.small_models import MODELS as SMALL
 from tests.support.subjects import FORMATS, capture_of, normal, seeded
@@ -23,17 +25,14 @@ CLOSE = 1e-6
 CORPUS = {case.name: case for case in INFERENCE}
 
 
-class FollowsAnother(nn.Module):
+def follows_another() -> nn.Module:
     """Positions in the dtype of what a layer norm returns: FP32 on CUDA, under autocast too."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.lin = nn.LayerNorm(8), nn.Linear(8, 8)
-        self.register_buffer("positions", normal(4, 8, seed=1))
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.norm(m.lin(x))
+        return m.lin(x + m.positions.to(dtype=x.dtype))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.lin(x))
-        return self.lin(x + self.positions.to(dtype=x.dtype))
+    return Model(forward, norm=nn.LayerNorm(8), lin=nn.Linear(8, 8), positions=normal(4, 8, seed=1))
 
 
 class FollowsAProduct(nn.Module):
@@ -82,7 +81,7 @@ class ReadsAttributes(nn.Module):
         return y / 7 + self.statistics.mean, self.statistics.size
 
 
-_KINDS = (ReadsAttributes, FollowsAnother, FollowsAProduct, Transforms, Differentiates)
+_KINDS = (ReadsAttributes, follows_another, FollowsAProduct, Transforms, Differentiates)
 OWN: dict[str, type[nn.Module]] = {kind.__name__: kind for kind in _KINDS}
 NAMES = [*OWN, *SMALL, *RESISTING, *CORPUS]
 

@@ -35,13 +35,13 @@ def test_gradients_of_products_sum_in_fp32_and_round_once() -> None:
     assert gradient(weight).item() == 2148.0
 
 
-class ConvNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4 * 36, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.conv(x)).relu().flatten(1))
+def conv_net() -> nn.Module:
+    return Model(
+        lambda m, x: m.head(m.norm(m.conv(x)).relu().flatten(1)),
+        conv=nn.Conv2d(3, 4, 3),
+        norm=nn.BatchNorm2d(4),
+        head=nn.Linear(4 * 36, 5),
+    )
 
 
 def step(model: nn.Module, scale: float = 1.0, dtype: torch.dtype = FP16) -> list[Tensor]:
@@ -56,8 +56,8 @@ def step(model: nn.Module, scale: float = 1.0, dtype: torch.dtype = FP16) -> lis
 @pytest.mark.parametrize(("scale", "finite"), [(1.0, True), (2.0**10, True), (2.0**30, False)])
 def test_gradients_overflow_at_a_large_scale(scale: float, finite: bool) -> None:
     with auditor.emulate():
-        found = step(seeded(ConvNet).train(), scale)
-        wide = step(seeded(ConvNet).train(), scale, BF16)
+        found = step(seeded(conv_net).train(), scale)
+        wide = step(seeded(conv_net).train(), scale, BF16)
     assert all(bool(torch.isfinite(g).all()) for g in found) is finite
     assert all(bool(torch.isfinite(g).all()) for g in wide)  # bf16 reaches as far as FP32
 
@@ -107,7 +107,7 @@ def test_checkpointing(reentrant: bool) -> None:
 
 
 def trained(scaler: torch.amp.GradScaler, steps: int) -> tuple[nn.Module, list[float]]:
-    model = seeded(ConvNet).train()
+    model = seeded(conv_net).train()
     optimizer, scales = torch.optim.AdamW(model.parameters(), lr=0.01), []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -130,7 +130,7 @@ def test_a_loop_with_a_scaler_as_it_is_written_for_cuda(make: type[torch.amp.Gra
     assert scales[0] == 2.0**23  # the first step overflows, is skipped, and halves the scale
     assert scales[-1] == scales[-2] < 2.0**23  # until steps are taken
     assert all(p.dtype is WIDE for p in model.parameters())
-    assert not torch.equal(model.head.weight, seeded(ConvNet).head.weight)
+    assert not torch.equal(model.head.weight, seeded(conv_net).head.weight)
 
 
 # Models whose second answer is another one are told from those that only remember what is true for ever.

@@ -111,13 +111,8 @@ def test_two_calls_of_one_module_are_told_apart() -> None:
     assert first.key != second.key
 
 
-class Failing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Raising()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
+def failing() -> nn.Module:
+    return Model(lambda m, x: m.inner(x), inner=Raising())
 
 
 class Raising(nn.Module):
@@ -134,7 +129,7 @@ def test_exceptions_close_every_call_that_they_leave() -> None:
                 x = self.layer(x)
         return x.exp()
 
-    found = replayed(Model(forward, failing=Failing(), layer=linear(4, 4)), X)
+    found = replayed(Model(forward, failing=failing(), layer=linear(4, 4)), X)
     assert [node.owner for node in nodes_by_op(found, "linear")] == ["layer"] * 3
     assert [call.path for call in only(found, "exp").calls] == [""]
 

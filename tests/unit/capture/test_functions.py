@@ -68,20 +68,17 @@ def test_calls_in_place_are_no_function_that_could_be_kept() -> None:
     assert all(op == "select" for op, name in found if name == "setitem")  # where to write, not what
 
 
-class Outer(nn.Module):
+def outer() -> nn.Module:
     """A layer, a module in TorchScript, and an operation called past torch's functions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.scripted = torch.jit.script(nn.Sequential(nn.Tanh()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.aten.sigmoid.default(self.scripted(self.layer(x)))
+    return Model(
+        lambda m, x: torch.ops.aten.sigmoid.default(m.scripted(m.layer(x))),
+        layer=nn.Linear(4, 4),
+        scripted=torch.jit.script(nn.Sequential(nn.Tanh())),
+    )
 
 
 def test_depth_is_that_of_the_module_and_what_no_mode_sees_has_no_function() -> None:
-    nodes = capture_of(Outer(), normal(2, 4)).nodes
+    nodes = capture_of(outer(), normal(2, 4)).nodes
     assert {name: node.function and node.function.path for name, node in nodes.items()} == {
         "linear": "linear",
         "tanh": None,

@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 import torch
 
 from auditor.capture.regions import Region, entered_at, one_stack, region_now, written_as_meant
-
-
-def flags() -> list[object]:
-    state = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
-    return [*state, torch.is_autocast_cache_enabled(), torch.autocast.__init__, torch.autocast.__enter__]
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
-    before = flags()
-    yield
-    assert flags() == before
 
 
 def test_regions_of_all_devices_are_one_stack() -> None:

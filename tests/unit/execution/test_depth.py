@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,19 +18,17 @@ from auditor.numerics.metrics import relative_l2
 from auditor.records import NonFinite, Plan, ScopeChoice
 from tests.support.capturing import Function
 from tests.support.capturing import captured as recorded
+from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 16)
-        self.norm = nn.LayerNorm(16)
-        self.last = nn.Linear(16, 4)
+def net() -> nn.Module:
 
-    def forward(self, x):
-        scores = self.last(self.norm(torch.relu(self.first(x))))
+    def forward(m: Any, x):
+        scores = m.last(m.norm(torch.relu(m.first(x))))
         return scores, scores.argmax(-1)
+
+    return Model(forward, first=nn.Linear(8, 16), norm=nn.LayerNorm(16), last=nn.Linear(16, 4))
 
 
 def plan(strategy: str, fmt: str, **scopes: str) -> Plan:
@@ -40,7 +39,7 @@ def plan(strategy: str, fmt: str, **scopes: str) -> Plan:
 @pytest.fixture(scope="module")
 def subject():
     torch.manual_seed(0)
-    return from_object(Net().eval(), torch.randn(5, 8))
+    return from_object(net().eval(), torch.randn(5, 8))
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from auditor.measure.alone import rounder
 from auditor.numerics.nodes import tensors_of
 from auditor.records import Batch, Capture, Dtypes, Plan, ScopeChoice
 from tests.support.capturing import Function
+from tests.support.replaying import Model
 from tests.support.small_models import MODELS, Transformer
 from tests.support.subjects import FORMATS, capture_of, normal, seeded, subject_of
 from tests.support.two_ways import drawn, everything
@@ -176,20 +177,23 @@ class Asking(nn.Module):
         return x + (1e-1 if low else 1e-6)
 
 
-class Net(nn.Module):
+def net() -> nn.Module:
     """Blocks, and a branch that none of them reaches."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
-        self.side, self.head, self.asking = nn.Linear(8, 8), nn.Linear(8, 4), Asking()
-
-    def forward(self, x: Tensor) -> Tensor:
-        side = self.side(x).sum(-1, keepdim=True)
-        x = self.asking(x)
-        for block in self.blocks:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        side = m.side(x).sum(-1, keepdim=True)
+        x = m.asking(x)
+        for block in m.blocks:
             x = block(x)
-        return self.head(x) + side
+        return m.head(x) + side
+
+    return Model(
+        forward,
+        blocks=nn.ModuleList(Block() for _ in range(4)),
+        side=nn.Linear(8, 8),
+        head=nn.Linear(8, 4),
+        asking=Asking(),
+    )
 
 
 def flat_of(found: Capture, model: nn.Module, x: Tensor) -> list[Any]:
@@ -217,7 +221,7 @@ def owners_of(found: Capture, flat: list[Any], policy: Policy, before: Run) -> s
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_any_two_policies_one_from_the_other(strategy: str, format: str) -> None:
-    model, x = seeded(Net), normal(3, 8)
+    model, x = seeded(net), normal(3, 8)
     found = capture(subject_of(model, x), FORMATS)
     flat = flat_of(found, model, x)
     owners, rnd = sorted({node.owner for node in found.nodes.values()}), random.Random(0)
@@ -235,7 +239,7 @@ def test_any_two_policies_one_from_the_other(strategy: str, format: str) -> None
 
 
 def test_only_what_differs_is_run() -> None:
-    model, x = seeded(Net), normal(3, 8)
+    model, x = seeded(net), normal(3, 8)
     found = capture(subject_of(model, x), FORMATS)
     flat = flat_of(found, model, x)
     same, late = (under(found, "autocast", "bf16", kept_wide) for kept_wide in (set[str](), {"blocks.3.up"}))
@@ -250,7 +254,7 @@ def test_only_what_differs_is_run() -> None:
 
 
 def test_some_operations_low_as_from_the_start() -> None:
-    model, x = seeded(Net), normal(3, 8)
+    model, x = seeded(net), normal(3, 8)
     found = capture(subject_of(model, x), FORMATS)
     flat = flat_of(found, model, x)
     inside = {name for name, node in found.nodes.items() if node.owner == "blocks.2.up"}

@@ -14,6 +14,7 @@ from auditor.execution.resolve import kept_low
 from auditor.records import Capture
 from tests.support.capturing import Function
 from tests.support.problems import captured
+from tests.support.replaying import Model
 from tests.support.subjects import capture_of, normal, only
 
 
@@ -22,13 +23,8 @@ class Inner(nn.Module):
         return x.exp()
 
 
-class Outer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Inner()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x.sin()).cos()
+def outer() -> nn.Module:
+    return Model(lambda m, x: m.inner(x.sin()).cos(), inner=Inner())
 
 
 class Net(nn.Module):
@@ -36,7 +32,7 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outer = Outer()
+        self.outer = outer()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outer(x).tanh()

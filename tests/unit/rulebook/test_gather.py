@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from auditor.rulebook.gather import WORDS, gather, positions
 from auditor.rulebook.verdicts import Judgement, backward_reasons, with_backward
 from auditor.training.step import capture_step
 from tests.support.capturing import Captured, captured, facts_of
+from tests.support.replaying import Model
 from tests.support.stepping import Scaled, subject_on
 from tests.support.subjects import capture_of
 
@@ -53,23 +55,26 @@ def test_neighbours_look_through_reshapes_and_casts() -> None:
     assert facts["matmul"].producers == ("aten.exp.default", "aten.softmax.int")
 
 
-class Residual(nn.Module):
+def residual() -> nn.Module:
     """Two branches behind a weight-normalised stem; the scale is a parameter but no layer."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.direction, self.size = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 1))
-        self.scale = nn.Parameter(torch.ones(4))
-        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        weight = m.size * m.direction / m.direction.norm(dim=1, keepdim=True)
+        x = F.linear(x * m.scale, weight)
+        return (m.left(x) + m.right(x)).view(-1).to(x.dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.size * self.direction / self.direction.norm(dim=1, keepdim=True)
-        x = F.linear(x * self.scale, weight)
-        return (self.left(x) + self.right(x)).view(-1).to(x.dtype)
+    return Model(
+        forward,
+        direction=nn.Parameter(torch.ones(4, 4)),
+        size=nn.Parameter(torch.ones(4, 1)),
+        scale=nn.Parameter(torch.ones(4)),
+        left=nn.Linear(4, 4),
+        right=nn.Linear(4, 4),
+    )
 
 
 def test_first_and_last_layers_by_graph_position() -> None:
-    facts = captured(Residual(), torch.ones(2, 4)).facts
+    facts = captured(residual(), torch.ones(2, 4)).facts
     assert [name for name, fact in facts.items() if fact.is_first_layer] == ["linear"]
     assert [name for name, fact in facts.items() if fact.is_last_layer] == ["linear_1", "linear_2"]
     weights = {name for name, fact in facts.items() if fact.from_weights}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from auditor.records import Capture, Contribution, Magnitudes, Node, NodeError, 
 from auditor.rulebook.values import written
 from auditor.rulebook.verdicts import SENSITIVE_SHARE, Judgement, judge, verdict_of
 from tests.support.capturing import captured, facts_of
+from tests.support.replaying import Model
 from tests.support.subjects import FORMATS, measurement_of, normal, only, seeded, subject_of
 
 
@@ -165,29 +167,24 @@ def test_updates_below_half_a_spacing_add_up() -> None:
     assert total[0] == 1  # where it is largest, nothing arrived
 
 
-class Masked(nn.Module):
+def masked() -> nn.Module:
     """A mask in each of the ways that people write one. The product is 1e4 at least: larger than all else that is computed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("added", torch.full((4, 4), -5e6).triu(1))
-        self.large = nn.Parameter(torch.full((4, 4), 5e3))
-
-    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        scores = x @ self.large
+    def forward(m: Any, x: Tensor, keep: Tensor) -> Tensor:
+        scores = x @ m.large
         filled = scores.masked_fill(~keep, -1e9) / 8
         chosen = torch.where(keep, scores, torch.tensor(-1e8))
         told = (1.0 - keep.float()) * -1e7
         limit = torch.full((4, 4), torch.finfo(x.dtype).min)
-        total = (
-            filled.softmax(-1) + chosen.softmax(-1) + (scores + told).softmax(-1) + (scores + self.added).softmax(-1)
-        )
+        total = filled.softmax(-1) + chosen.softmax(-1) + (scores + told).softmax(-1) + (scores + m.added).softmax(-1)
         return total + (scores + limit.triu(1)).softmax(-1) + scores.clamp(max=2e4)
+
+    return Model(forward, added=torch.full((4, 4), -5e6).triu(1), large=nn.Parameter(torch.full((4, 4), 5e3)))
 
 
 def test_masks_are_written_and_what_is_computed_is_not() -> None:
     keep = torch.ones(4, 4).tril().bool()
-    measured = measurement_of(Masked(), normal(4, 4).abs() + 1, keep)
+    measured = measurement_of(masked(), normal(4, 4).abs() + 1, keep)
     found = written(measured.capture, measured.ranges)
     ops = {name: measured.capture.nodes[name].op.split(".")[1] for name in found}
     assert sorted(ops.values()) == sorted(
@@ -316,15 +313,9 @@ def test_a_run_and_a_prediction_have_different_words(contribution: Contribution,
     assert (found.verdict, found.reason) == (verdict, reason)
 
 
-class Plain(nn.Module):
+def plain() -> nn.Module:
     """A product, which both strategies lower, and a softmax, which autocast keeps in FP32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lin(x).softmax(-1)
+    return Model(lambda m, x: m.lin(x).softmax(-1), lin=nn.Linear(4, 4))
 
 
 def judged(model: nn.Module, *inputs: Tensor) -> tuple[Capture, Judgement]:
@@ -334,7 +325,7 @@ def judged(model: nn.Module, *inputs: Tensor) -> tuple[Capture, Judgement]:
 
 
 def test_exposure_under_the_two_strategies() -> None:
-    traced, found = judged(seeded(Plain), normal(2, 4))
+    traced, found = judged(seeded(plain), normal(2, 4))
     linear, softmax = only(traced, "linear").name, only(traced, "softmax").name
     for fmt in FORMATS:
         assert set(found.exposed[linear][fmt]) == {"autocast", "cast"}

@@ -24,6 +24,7 @@ from auditor.training.advice import advice_of
 from auditor.training.objective import training_subject
 from auditor.training.step import capture_step
 from auditor.training.window import loss_scale
+from tests.support.replaying import Model
 from tests.unit.report.factory import HOSTILE, make_audit
 from tests.unit.training.conftest import Trained, loss_fn, made
 from tests.unit.training.own_steps import audited, fp32_gradients
@@ -217,19 +218,14 @@ def test_an_embedding_makes_the_share_that_is_said() -> None:
 
 
 def test_a_backward_pass_that_overflows_is_said_with_how_many_gradients() -> None:
-    """Roots of what FP16 flushes to zero: their slope is infinite there, and 1e5 at most in FP32."""
+    """roots of what FP16 flushes to zero: their slope is infinite there, and 1e5 at most in FP32."""
 
-    class Roots(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor([1e-9, 1.0, 1.0, 2.0]))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x.abs() * self.scale).sqrt()
+    def roots() -> nn.Module:
+        return Model(lambda m, x: (x.abs() * m.scale).sqrt(), scale=nn.Parameter(torch.tensor([1e-9, 1.0, 1.0, 2.0])))
 
     x = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) + 0.5
-    _, training = audited(Roots(), (x,), lambda y: y.mean(), formats=("fp16",))
-    low = (x * Roots().scale.detach()).half().requires_grad_()
+    _, training = audited(roots(), (x,), lambda y: y.mean(), formats=("fp16",))
+    low = (x * roots().scale.detach()).half().requires_grad_()
     low.sqrt().backward(torch.full_like(low, 1 / x.numel()))
     broken = int(low.grad.isinf().sum())
     assert broken == 6
@@ -238,7 +234,7 @@ def test_a_backward_pass_that_overflows_is_said_with_how_many_gradients() -> Non
     assert said.endswith(
         f": its backward pass turns {broken} finite gradients into Inf or NaN in FP16, and the gradient of scale with them."
     )
-    rounded = (x * Roots().scale.detach()).half().float()
+    rounded = (x * roots().scale.detach()).half().float()
     scale = torch.ones(4, requires_grad=True)
     (rounded * scale).sqrt().mean().backward()
     assert scale.grad is not None and not scale.grad.isfinite().all()
@@ -277,20 +273,17 @@ def test_a_sum_over_ranks_is_said_where_it_stands(tmp_path: Path) -> None:
     from torch import distributed
     from torch.distributed import _functional_collectives as collectives
 
-    class Gathered(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return collectives.all_reduce(self.layer(x), "sum", distributed.group.WORLD) * 1.0
+    def gathered() -> nn.Module:
+        return Model(
+            lambda m, x: collectives.all_reduce(m.layer(x), "sum", distributed.group.WORLD) * 1.0, layer=nn.Linear(8, 8)
+        )
 
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
     try:
         half = collectives.all_reduce(torch.ones(3, dtype=torch.float16), "sum", distributed.group.WORLD)
         assert half.dtype is torch.float16
         batch = (torch.randn(4, 8), torch.randn(4, 8))
-        _, training = audited(Gathered(), batch, nn.functional.mse_loss, strategies=("autocast",), formats=("bf16",))
+        _, training = audited(gathered(), batch, nn.functional.mse_loss, strategies=("autocast",), formats=("bf16",))
     finally:
         distributed.destroy_process_group()
     said = advice(training, "low-collective")

@@ -22,6 +22,7 @@ from auditor.training.objective import in_training, training_subject
 from auditor.training.own import FP32, Lowering, own_step, settle
 from auditor.training.stage import low_names
 from auditor.training.step import capture_step, step_batches
+from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
 
@@ -32,15 +33,14 @@ class Energy(nn.Module):
         return x / (x * x).mean(-1, keepdim=True).sqrt()
 
 
-class Island(nn.Module):
+def island() -> nn.Module:
     """Activations of about 2000 pass a module that squares them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.energy, self.last = nn.Linear(16, 32), Energy(), nn.Linear(32, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.energy(2000 * self.first(x)))
+    return Model(
+        lambda m, x: m.last(m.energy(2000 * m.first(x))),
+        first=nn.Linear(16, 32),
+        energy=Energy(),
+        last=nn.Linear(32, 4),
+    )
 
 
 def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def audited(**options: Any) -> Audit:
-    return auditor.audit(seeded(Island), batch(), mode="training", loss_fn=loss_fn, device="cpu", **options)
+    return auditor.audit(seeded(island), batch(), mode="training", loss_fn=loss_fn, device="cpu", **options)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ PLAN = Plan("autocast_fp16", "autocast", "fp16", SCOPES, 0.0, 1.0, 1.0)
 
 @pytest.mark.parametrize("root", ["fp16", "fp32"])
 def test_gradients_of_an_island_are_not_counted_as_low(root: str) -> None:
-    model = seeded(Island)
+    model = seeded(island)
     scopes = {**SCOPES, "": ScopeChoice(root), "first": ScopeChoice("fp16")}
     with in_training(model):
         captured = capture_step(training_subject(model, batch(), {}, loss_fn), ("fp16",))
@@ -125,7 +125,7 @@ def error_of(step: Step, low: Lowering, scale: float = 1024.0) -> float:
 
 
 def test_the_gradients_are_those_of_the_models_own_backward() -> None:
-    model, (x, y) = seeded(Island), batch()
+    model, (x, y) = seeded(island), batch()
     with in_training(model):
         found = own_step(step_of(model, (x, y), loss_fn), Lowering("fp16", PLAN), 1024.0)
     patched = auditor.apply(copy.deepcopy(model).train(), PLAN)

@@ -28,6 +28,7 @@ from auditor.training.window import (
     trial,
     trials_of,
 )
+from tests.support.replaying import Model
 from tests.support.stepping import Scaled, stepped
 from tests.support.subjects import capture_of
 
@@ -178,18 +179,17 @@ def test_errors_are_those_of_low_steps_and_the_wholes_own_is_taken_as_given() ->
 # Which gradients are low under autocast, on a model of three operations.
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.scale = nn.Linear(2, 2, bias=False), nn.Parameter(torch.ones(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).softmax(-1) * self.scale
+def net() -> nn.Module:
+    return Model(
+        lambda m, x: m.layer(x).softmax(-1) * m.scale,
+        layer=nn.Linear(2, 2, bias=False),
+        scale=nn.Parameter(torch.ones(2)),
+    )
 
 
 @pytest.fixture(scope="module")
 def captured() -> Capture:
-    return capture_of(Net(), torch.ones(3, 2))
+    return capture_of(net(), torch.ones(3, 2))
 
 
 @pytest.fixture(scope="module")

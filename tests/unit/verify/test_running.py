@@ -16,6 +16,7 @@ from auditor.artefact.applying import apply_plan
 from auditor.records import Timed
 from auditor.verify import Answers, Runs, run_patched, running
 from auditor.verify.running import FEWEST, WARM_UP, clock, peak, time_forward
+from tests.support.replaying import Model
 from tests.support.subjects import normal, seeded
 
 
@@ -59,19 +60,13 @@ def test_cudas_lists_and_not_the_cpus() -> None:
     assert torch.equal(between, expected)
 
 
-class Branching(nn.Module):
+def branching() -> nn.Module:
     """The sign of a value decides which layer runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.up(x) if float(x.sum()) > 0 else self.down(x)
+    return Model(lambda m, x: m.up(x) if float(x.sum()) > 0 else m.down(x), up=nn.Linear(4, 4), down=nn.Linear(4, 4))
 
 
 def test_every_batch_takes_its_own_path() -> None:
-    model, x = seeded(Branching), normal(3, 4).abs()
+    model, x = seeded(branching), normal(3, 4).abs()
     patched = apply_plan(model, plan("bf16"))
     (up,), (down,) = run_patched(patched, [((x,), {}), ((-x[:2],), {})], "cpu")
     with torch.no_grad():
