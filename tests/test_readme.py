@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from auditor.cli.parsers import parse
-from tests.browser.sample import rows_of, with_rows
+from tests.browser.sample import audited, rows_of, with_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(?m)^```(\w*)\n(.*?)^```$", re.DOTALL)
@@ -121,3 +121,12 @@ def test_sample_names_no_folder_of_the_machine_it_was_made_on():
 def test_samples_are_small():
     for path in (ROOT / "reports/samples").iterdir():
         assert path.stat().st_size < {".png": 300_000, ".html": 400_000}[path.suffix], path.name
+
+
+# The figures of the README are those that the audit it names states today, to the two digits it gives.
+
+
+@pytest.mark.slow
+def test_the_readmes_figures_are_those_of_a_run() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert with_rows(readme, rows_of(audited())) == readme, "run `make samples`"

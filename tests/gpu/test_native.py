@@ -41,3 +41,18 @@ def test_emulated_errors_are_the_native_ones(name: str) -> None:
     emulated, native = errors_on("cpu", name), errors_on("cuda", name)
     medians = [compared(name, fmt, emulated, native)["median"] for fmt in FORMATS]
     assert statistics.mean(medians) == pytest.approx(1, abs=0.1)
+
+
+# On a GPU, wrappers cost less than one percent of a forward under plain autocast.
+
+
+def test_wrappers_cost_less_than_one_percent() -> None:
+    threads = torch.get_num_threads()
+    from benchmarks.wrapper_overhead import overhead
+
+    try:
+        row = overhead("vit_base_patch16_224", "cuda")
+    finally:
+        torch.set_num_threads(threads)  # the harness times on one thread
+    assert row["wrapped norms / plain"] < 1.01
+    assert row["norms in FP32 / plain"] < 1.01

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from auditor.errors import AuditorError
 from auditor.folder import OWN, check_directory, write
+from auditor.processes import Process
 
 
 def refusal(action: Callable[[], object]) -> str:
@@ -132,4 +135,20 @@ def test_a_disk_without_room_is_found_beforehand(tmp_path: Path, root: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-# Where the data that ships with the package lies, and what is said if it is not there.
+# Processes that this one answers for: a group that ends with its leader.
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_a_group_is_killed_with_its_leader() -> None:
+    code = "import subprocess, sys; sys.stderr.write('on'); subprocess.run(['sleep', '60'], close_fds=False)"
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    process = Process([sys.executable, "-c", code], close_fds=False)
+    os.close(write)
+    while process.last_words() != ["on"]:
+        time.sleep(0.05)
+    process.end()
+    assert process.returncode == -signal.SIGKILL
+    assert os.read(read, 1) == b""  # the child, which held the pipe open, is gone as well
+    os.close(read)
+    process.end()  # one that has ended is left in peace

@@ -10,9 +10,10 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 import auditor
-from auditor.capture.emulation import Emulation, Endless
+from auditor.capture.emulation import Emulation, Endless, scaled_as_on_cuda
 from auditor.capture.record import record
 from auditor.capture.regions import Region
 from auditor.errors import MeasureError
@@ -189,3 +190,25 @@ def test_dropout_outside_of_training_returns_what_it_is_given() -> None:
     thinned = mode.whole(aten.dropout.default, (x, 0.5, True), {}, OFF)
     torch.manual_seed(0)
     assert torch.equal(thinned, torch.dropout(x.float(), 0.5, True).half())
+
+
+# `GradScaler("cuda")` without CUDA: it scales in the body and in its thread, and is itself again afterwards.
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA there is nothing to stand in for")
+@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled", "ignore:.*CUDA is not available")
+def test_outside_and_in_other_threads_it_is_torchs_own() -> None:
+    original = GradScaler.__init__
+    enabled = {}
+
+    def elsewhere() -> None:
+        enabled["thread"] = GradScaler("cuda").is_enabled()
+
+    with scaled_as_on_cuda():
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        enabled["off"] = GradScaler("cuda", enabled=False).is_enabled()
+    enabled["after"] = GradScaler("cuda").is_enabled()
+    assert enabled == {"thread": False, "off": False, "after": False}
+    assert GradScaler.__init__ is original
