@@ -1,7 +1,5 @@
 """What every test needs: importable torchvision, child processes that find the package, and visible skips."""
 
-from __future__ import annotations
-
 import os
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a card says becomes of an operation under the plan, held against the dtypes of a run under that plan."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The command as a user runs it: real examples in, files and exit codes out."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

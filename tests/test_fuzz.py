@@ -1,7 +1,5 @@
 """Whatever the command line or a plan.json holds: an answer, or one clear line and exit code 2, and no stray file."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

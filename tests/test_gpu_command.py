@@ -1,7 +1,5 @@
 """`make gpu`: what is done is not done again, what was cut short goes on, and what is missing is said."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

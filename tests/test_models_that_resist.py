@@ -1,7 +1,5 @@
 """Models with habits that make an audit hard: each is captured, planned, verified, and given back as it was."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Four mistakes on four lines of a Llama: what an audit shows first, and each sentence about them against facts."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

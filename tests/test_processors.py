@@ -1,7 +1,5 @@
 """An audit says the same on a processor without AVX2 as on this one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Every `sh` and `python` block of the documents is run, and the numbers in the README are those of the sample report."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

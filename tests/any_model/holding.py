@@ -1,7 +1,5 @@
 """What every audit must leave behind, whatever the model: all of it untouched, and verified plans that hold by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Memory that several names lead to, and memory that lies otherwise; experts that Python loops over."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Models that keep what they made or make it late: tables, caches, weights of the first call, generators, threads."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import weakref

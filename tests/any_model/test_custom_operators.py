@@ -1,7 +1,5 @@
 """Operators of the user's own, whatever they refuse or raise: such a node is FP32 with the reason, the rest is audited."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

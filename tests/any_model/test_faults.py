@@ -1,7 +1,5 @@
 """An operation that raises, at every call of an audit in turn: the audit ends, the rest of it is intact, nothing is swallowed."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Half precision, FP8 and FP64 that the author asks for, masks and dtypes that follow it: all part of the reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Ragged batches: nested tensors of both layouts, padding masks, and packed sequences."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

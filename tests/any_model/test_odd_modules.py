@@ -1,7 +1,5 @@
 """Modules of every make: that refuse attributes, copies and modes, or are nested as deep as Python goes."""
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Operations that are rarely used, complex numbers, transforms and derivatives: each ends in an audit that holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

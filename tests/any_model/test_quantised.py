@@ -1,7 +1,5 @@
 """Quantised models and those on the way there: their float part is audited, what computes with integers stays."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any

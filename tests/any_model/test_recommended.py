@@ -1,7 +1,5 @@
 """What is handed out and the errors that are stated: a plan wherever one holds, as it errs by hand."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """TorchScript, exported programs and fx graphs, whole or as a part: audited operation by operation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

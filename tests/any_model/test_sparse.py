@@ -1,7 +1,5 @@
 """Models that hold, take, make and return sparse tensors, and those whose gradients are sparse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

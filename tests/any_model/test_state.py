@@ -1,7 +1,5 @@
 """Models that write to themselves, to what holds them and to what they are given: all of it comes back after an audit."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models stored in BF16 or FP16, whole or in part: held against the same values in FP32, and given back as they were."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

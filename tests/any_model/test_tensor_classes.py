@@ -1,7 +1,5 @@
 """Tensors of a class of their own that takes few operations: inside of a model they are audited, returned they are refused."""
 
-from __future__ import annotations
-
 import pytest
 from torch import Tensor, nn
 from torch.masked import masked_tensor

@@ -1,7 +1,5 @@
 """Models inside torch.compile, DataParallel and DistributedDataParallel: the one inside is audited, and plans fit both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

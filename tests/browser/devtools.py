@@ -1,7 +1,5 @@
 """A real Chromium driven over its debugging pipe: opens a file, records requests and errors, takes screenshots."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

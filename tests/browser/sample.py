@@ -1,7 +1,5 @@
 """Makes the committed sample report, its picture and its numbers in the README: `python -m tests.browser.sample`."""
 
-from __future__ import annotations
-
 import html
 import os
 import re

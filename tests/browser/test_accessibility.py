@@ -1,7 +1,5 @@
 """axe-core on the report and on a comparison: no violation of WCAG 2.2, levels A and AA, in either theme."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Many small additions to a large number, each below its last place."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Differences of nearly equal numbers, where all that is left is what rounding did to them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

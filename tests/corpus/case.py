@@ -1,7 +1,5 @@
 """What a case of the corpus is: a failure people reported, its cause, and a twin that is fine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """All cases of the corpus, and the ways in which the tests run them."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

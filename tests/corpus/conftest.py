@@ -1,7 +1,5 @@
 """Every failing case is audited once per session; verdicts and repairs are read from the same audit."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Products, scores and masks that leave FP16's range, though what enters and what is wanted would fit."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

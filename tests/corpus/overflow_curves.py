@@ -1,7 +1,5 @@
 """Squares, variances and exponentials that leave FP16's range; several answer with zeros instead of infinities."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

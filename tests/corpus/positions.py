@@ -1,7 +1,5 @@
 """Integers, positions and coordinates beyond what a half format counts exactly: 2048 in FP16, 256 in BF16."""
 
-from __future__ import annotations
-
 import math
 
 import torch

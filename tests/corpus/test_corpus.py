@@ -1,7 +1,5 @@
 """The failures that users met: they happen, are found, planned around and repaired, in training too."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any

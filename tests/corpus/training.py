@@ -1,7 +1,5 @@
 """Losses whose value is right in a half format and whose gradient is not."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

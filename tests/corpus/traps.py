@@ -1,7 +1,5 @@
 """What a pattern matcher would flag and a measurement must not."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Guards against division by zero that are zero themselves in FP16."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

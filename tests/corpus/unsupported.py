@@ -1,7 +1,5 @@
 """Operations that refuse a half format, or accept it and answer with garbage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """With a GPU: formats run natively there, and what the CPU emulates is what the GPU does."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

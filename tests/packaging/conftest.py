@@ -1,7 +1,5 @@
 """What packages are built of, once for all of these tests, and virtual environments to install them into."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

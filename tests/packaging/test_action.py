@@ -1,7 +1,5 @@
 """The GitHub action and the pre-commit hook: their steps, run as those programs would run them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Wheel, editable install and plain checkout each find the rules and the templates, away from the developer's tree."""
 
-from __future__ import annotations
-
 import email
 import json
 import re

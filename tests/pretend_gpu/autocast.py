@@ -1,7 +1,5 @@
 """`torch.autocast("pretend")`: the operations that torch's CUDA autocast knows, with the casts of CUDA's lists."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

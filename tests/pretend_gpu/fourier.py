@@ -1,7 +1,5 @@
 """Fourier transforms of the pretend GPU: torch lets those of float16 through to CUDA alone, and cuFFT takes powers of two."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What the pretend GPU does with an operation: the CPU's kernel, under CUDA's rules of devices, dtypes and arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache

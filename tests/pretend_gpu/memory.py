@@ -1,7 +1,5 @@
 """Tensors of the pretend GPU: their memory is the CPU's, under another name for its device; want of it."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import weakref

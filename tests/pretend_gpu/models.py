@@ -1,7 +1,5 @@
 """Small models of several kinds, the same every time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests that run in a process of their own, in which the pretend GPU has been started: torch cannot be rid of it again."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import multiprocessing

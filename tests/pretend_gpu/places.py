@@ -1,7 +1,5 @@
 """Models that are on GPUs already: on one, or spread over two as their authors or a device map spread them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Recurrent layers of the pretend GPU: whole, as cuDNN runs them, with cuDNN's conditions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

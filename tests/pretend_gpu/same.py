@@ -1,7 +1,5 @@
 """Two audits of one model, on the CPU and on the pretend GPU, compared in what they found."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Starts a GPU that is none, devices of type `pretend`, in this process, before any backward pass: there torch makes its threads."""
 
-from __future__ import annotations
-
 import ctypes
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What makes the pretend GPU one, and which kernels there are: asked of the device, or of the tables where there is none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A GPU whose memory ends, or that gives up in the middle of an audit."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

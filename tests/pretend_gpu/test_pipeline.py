@@ -1,7 +1,5 @@
 """The whole audit runs natively on a GPU that is none, and finds what the audit on the CPU finds."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An audit goes where its model is: on one GPU, on several, or from a file that put it there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +14,7 @@ from auditor.cli import main
 from auditor.errors import AuditorError
 from tests.pretend_gpu.models import made
 from tests.pretend_gpu.natively import natively
-from tests.pretend_gpu.places import Fixed, Halves, Packed, mapped
+from tests.pretend_gpu.places import fixed, Halves, packed, mapped
 from tests.pretend_gpu.same import differences
 from tests.support.subjects import normal, seeded
 
@@ -69,7 +67,7 @@ def test_a_model_over_two_gpus_is_audited_where_it_is(spread: Callable[[Any, Any
 
 @natively
 def test_a_model_that_names_its_devices_is_refused_elsewhere_in_one_line() -> None:
-    model, inputs = seeded(Fixed).eval(), (normal(2, 8).to("pretend:0"),)
+    model, inputs = seeded(fixed).eval(), (normal(2, 8).to("pretend:0"),)
     assert auditor.audit(model, inputs, formats="fp16").environment.execution == "native"
     for device in ("cpu", "pretend:0"):
         with pytest.raises(AuditorError, match=r"runs on pretend:0, pretend:1 and not on .*device=auto") as caught:
@@ -80,7 +78,7 @@ def test_a_model_that_names_its_devices_is_refused_elsewhere_in_one_line() -> No
 @natively
 def test_lengths_that_have_to_stay_on_the_cpu_do() -> None:
     inputs = normal(2, 5, 4), torch.tensor([5, 3])
-    audit = auditor.audit(seeded(Packed).eval(), inputs, device="pretend", formats="fp16")
+    audit = auditor.audit(seeded(packed).eval(), inputs, device="pretend", formats="fp16")
     assert audit.environment.execution == "native"
 
 

@@ -1,7 +1,5 @@
 """What can go wrong on a GPU alone: one test each, of whole audits where it takes one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

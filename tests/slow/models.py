@@ -1,7 +1,5 @@
 """Kinds of model, as their libraries write them: small enough to run once per node many times over, or of full size."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Every prediction of every rule against the measurement; prints the table that benchmarks/results/agreement.md holds."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """First-order attribution against brute force: each node alone low, all else FP32, the model run to its end."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import dataclass

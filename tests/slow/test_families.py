@@ -1,7 +1,5 @@
 """A sample of `benchmarks/families`: public models of many kinds are captured, measured and handed verified plans."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,7 +1,5 @@
 """A fleet on a Ray cluster of two nodes, one of which is killed at work."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """On a terminal something moves at least every two seconds, from the first line to the prompt, in every kind of audit, and the share grows to all."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """Training predictions against training for real: loss scales, BF16 weights, and loss curves."""
 
-from __future__ import annotations
-
 import statistics
 from functools import cache
 

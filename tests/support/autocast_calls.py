@@ -4,8 +4,6 @@ Left out, since fake tensors cannot run them without CUDA or cuDNN, or since the
 fused cells and gru_cell, cudnn_convolution*, _scaled_dot_product_flash_attention, grid_sampler, linalg_matrix_norm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

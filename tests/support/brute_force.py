@@ -1,7 +1,5 @@
 """The slow truth that the first-order answers are held against: one node low at a time, the model run to its end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

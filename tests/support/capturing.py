@@ -1,7 +1,5 @@
 """Toy models become captures, ranges and facts; shared by the tests of facts, rules and findings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

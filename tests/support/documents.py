@@ -1,7 +1,5 @@
 """Plans as whole plan.json documents, random records of everything that the files hold, and documents with one thing changed."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

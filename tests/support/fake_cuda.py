@@ -1,7 +1,5 @@
 """CUDA autocast without CUDA: fake tensors carry shapes and dtypes through torch's own dispatcher."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

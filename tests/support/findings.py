@@ -1,7 +1,5 @@
 """Findings as tests make them by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from auditor.records import Finding

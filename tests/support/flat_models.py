@@ -1,7 +1,5 @@
 """Models whose arithmetic is written in one forward, so that modules alone cannot tell it apart."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 `python -m tests.support.opinfo` prints it as JSON. It is read in a process of its own: importing those tests sets flags of torch's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

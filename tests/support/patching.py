@@ -1,7 +1,5 @@
 """The model and the plans that the tests of patching share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

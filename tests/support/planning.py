@@ -1,7 +1,5 @@
 """What plans are made from, for a model in hand, and a search long enough to say what the best plan is."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A Llama with four mistakes planted in it, each on a line of its own that every layer runs; each can be left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

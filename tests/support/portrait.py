@@ -1,7 +1,5 @@
 """What a model is, to the bit: a description, written for the tests alone, to compare before and after."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from typing import Any

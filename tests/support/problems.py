@@ -1,7 +1,5 @@
 """Small problems for the solver, and the slow truth: every labelling there is."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator

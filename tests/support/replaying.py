@@ -1,7 +1,5 @@
 """A model is captured, and its recording must answer what the model itself answers, bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

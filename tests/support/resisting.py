@@ -1,7 +1,5 @@
 """Small models, each with one habit that makes tracing, measuring or patching hard; used by test_models_that_resist."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

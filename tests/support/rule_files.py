@@ -1,7 +1,5 @@
 """Rule files to write into a directory: a whole rule, a chain for it, an example for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 RULE = """severity = "warning"

@@ -1,7 +1,5 @@
 """Small models that between them hold most of what decides a dtype; shared by the tests of resolve, solve and patch."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Plans as documents, the patched_model that belongs to them, and snippets run as a user would paste them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Small training steps, recorded and run in FP32, for the tests of what happens backwards."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

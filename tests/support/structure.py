@@ -1,7 +1,5 @@
 """What the package's imports say of its structure: rooms, who imports whom, and how long things are."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models in hand become subjects, captures and measurements; shared by the tests of the core."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A plan run twice: the patched model under the emulation, and the recording's replay under the plan's policy."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A small diffusion U-Net: a sinusoidal embedding of the time, residual blocks, attention, skips that are concatenated."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Small models that write into themselves when they run, one for each way of doing it."""
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable

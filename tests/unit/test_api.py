@@ -1,7 +1,5 @@
 """The public entry: its names; an audit answers, and leaves the model and the process bit for bit as they were."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -4,8 +4,6 @@ The numbers are set again, each to what there is or to its goal, by what this pr
 python -c "from tests.unit.test_budgets import table; print(table())"
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.support.structure import PACKAGE, modules

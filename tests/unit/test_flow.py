@@ -1,7 +1,5 @@
 """What only the flow as a whole decides: which record goes into which stage."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace

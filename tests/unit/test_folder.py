@@ -1,7 +1,5 @@
 """Files appear together or not at all; processes that this one answers for."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """What an audit rests on, each held here once; docs/architecture.md says them in words."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import random

@@ -4,8 +4,6 @@ A tensor's `.to(dtype)`, `.float()`, `.contiguous()`, `.detach()` and `.reshape(
 an in-place call behind one of them overwrites it where it has that dtype or layout already.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an audit can be asked, where it may be said, and on which device it then runs."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the progress callback hears, and the errors that a user meets."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 

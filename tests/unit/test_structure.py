@@ -1,7 +1,5 @@
 """The house stays in order: imports go down, nothing goes in circles, nothing grows too long to read."""
 
-from __future__ import annotations
-
 import ast
 
 import networkx as nx

@@ -1,7 +1,5 @@
 """A patched model is still the user's model: everything that worked on it goes on working."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

@@ -1,7 +1,5 @@
 """A patched model in the hands of torch: recomputed activations, fused transformer layers, and a plan applied for a while."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """torch.compile and torch.export take a patched model whole, for inputs of any size."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Two processes train a patched model: DistributedDataParallel and FSDP2 synchronise it as they would any other."""
 
-from __future__ import annotations
-
 import copy
 import os
 from pathlib import Path

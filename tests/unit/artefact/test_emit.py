@@ -1,7 +1,5 @@
 """patched_model.py in a process that has never heard of the auditor; hostile names stay names."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """Low scopes that keep functions in FP32: what these compute in, and that the patched model stays what it was."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

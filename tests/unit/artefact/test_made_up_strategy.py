@@ -1,7 +1,5 @@
 """A strategy that only this file knows of: weights stored low, everything computed in FP32. It is planned like any other."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

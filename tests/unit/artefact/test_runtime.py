@@ -1,7 +1,5 @@
 """The runtime: conversion of trees, precisions by path, what is wrapped, what is computed in, and what is shared."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from typing import Any
 

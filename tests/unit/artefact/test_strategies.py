@@ -1,7 +1,5 @@
 """What each strategy does: boundaries, what is stored low, a scope's call; how strategies become known; plans as plain data."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What an emulated run may switch on in torch, looked up before and after every test: nothing may stay on."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any

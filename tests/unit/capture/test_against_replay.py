@@ -3,8 +3,6 @@
 `benchmarks/emulation.py` does the same for the corpora, the examples and the architectures.
 """
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from typing import Any

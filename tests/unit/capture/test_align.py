@@ -1,7 +1,5 @@
 """Which operation of one run is which of another: by module, operation and line, in order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

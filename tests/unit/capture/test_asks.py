@@ -1,7 +1,5 @@
 """Every way by which Python gets to know the dtype of a tensor is noticed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Autocast inside an emulated run is CUDA's: the whole of its lists, regions in regions, and what it leaves alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

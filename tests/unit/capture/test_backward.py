@@ -1,7 +1,5 @@
 """Backwards inside an emulated run: what is rounded and what overflows, worked out by hand, and whole training steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

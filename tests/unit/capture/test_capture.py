@@ -1,7 +1,5 @@
 """The graph of a run: it binds, computes what the model computes, and names its outputs."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

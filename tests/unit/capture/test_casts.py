@@ -1,7 +1,5 @@
 """Casts the author wrote stay in the graph, and take nobody else's readers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

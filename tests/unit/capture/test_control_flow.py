@@ -1,7 +1,5 @@
 """Whatever Python does between the operations: what ran is in the recording, and what chose the path is held."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

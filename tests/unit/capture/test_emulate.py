@@ -1,7 +1,5 @@
 """`emulate` as a context manager: nested, in threads, around exceptions and compiled models, and what it says no to."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

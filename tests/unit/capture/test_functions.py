@@ -1,7 +1,5 @@
 """Operations know which call of a function of torch they are part of, as a mode of torch would see it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

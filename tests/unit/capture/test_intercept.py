@@ -1,7 +1,5 @@
 """Whatever a run raises, everything that was put in place for it is gone afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Literals that Python derived from a dtype, in the dtype of the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scripts, recurrent layers, modules without a forward of their own, and what a model keeps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Custom operators made of Python functions, and what a recording costs."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import tracemalloc

@@ -1,7 +1,5 @@
 """Autocast regions: one stack for all device types, whoever asks is told of it, and afterwards all is as before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A recording of each path that batches take, and one graph of all: what they share, and what tells them apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The line that wrote an operation, never torch's, and the call that led to it beside."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

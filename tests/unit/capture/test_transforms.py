@@ -3,8 +3,6 @@
 The CPU's lists and CUDA's agree on the products used here; where they do not, the expected dtype is CUDA's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

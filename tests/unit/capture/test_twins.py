@@ -1,7 +1,5 @@
 """Every operation of torch that writes is recorded as one that returns: its twin, or itself on copies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

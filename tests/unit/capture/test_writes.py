@@ -1,7 +1,5 @@
 """Writes in place, to views of views, inputs, buffers and out= arguments, become operations that return; all see them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

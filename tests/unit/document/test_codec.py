@@ -1,7 +1,5 @@
 """What is written of an audit is strict JSON in the shape of its records, and is read back as it was."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Two audits compared: what counts as new, as gone, as changed; and documents that cannot be compared."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Files laid out by line: the same data, no line without need, and a short object on each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A plan in any of its forms is applied to a model in hand, or refused in one sentence."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

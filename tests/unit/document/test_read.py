@@ -1,7 +1,5 @@
 """Whatever a plan.json holds, it is read, or refused in one line with a path and a piece of advice."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

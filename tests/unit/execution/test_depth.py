@@ -1,7 +1,5 @@
 """A run under a plan beside one in FP32: errors along it, and the first operation that turns non-finite, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The dtypes that an audit reports, against those that other modes see in a run of the patched model."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Iterator

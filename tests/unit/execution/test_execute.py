@@ -1,7 +1,5 @@
 """One node at a time under a policy; some operations low and all else in FP32; what was written in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Only the Executor runs a recorded graph: there is no other interpreter, and no other room calls its operations in turn."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What a strategy means for weights, scopes and values on their way, and what the author runs low whatever the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

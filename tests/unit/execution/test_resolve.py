@@ -1,7 +1,5 @@
 """Dtypes worked out without a run against two that run: CUDA's own autocast on fake tensors, and the policy interpreter."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import cache

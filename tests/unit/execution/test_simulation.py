@@ -1,7 +1,5 @@
 """The graph that is simulated under a plan and the model that is patched to follow it give the same bits."""
 
-from __future__ import annotations
-
 import copy
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The recorded step has the gradients of the model's own ; low steps, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

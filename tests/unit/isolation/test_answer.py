@@ -1,7 +1,5 @@
 """Runs of the user's own model leave it as it was, whatever they convert."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever a model does to itself when it runs, it comes back: values to the bit, and the very same objects."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import OrderedDict, defaultdict, deque

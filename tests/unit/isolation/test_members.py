@@ -1,7 +1,5 @@
 """What a model consists of, however it is linked and wrapped, whatever its class says, and what it stores low."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

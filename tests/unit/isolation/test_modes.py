@@ -1,7 +1,5 @@
 """`isolated` works with whatever else is switched on in torch, inside its body or around it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever a forward returns, its tensors are found, in an order that is the same every time."""
 
-from __future__ import annotations
-
 import itertools
 from collections import OrderedDict, UserDict, UserList, namedtuple
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The process is put back: every generator, dtype, thread count and gradient mode."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Tensors put back: place in memory, flag, leaf, hooks, gradient; memory is copied only where it is about to be written."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path

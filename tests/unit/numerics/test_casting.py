@@ -1,7 +1,5 @@
 """Values rounded to a format, raised, lowered, moved, and the numbers that tensors of every layout hold."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

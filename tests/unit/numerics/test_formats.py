@@ -1,7 +1,5 @@
 """The table of formats against what torch itself says of the same types."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """One operation at a time, in the arithmetic of a GPU, worked out by hand; products, and formats without arithmetic."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The lists of autocast against the dispatcher of the torch that is installed, and against what its autocast does."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 

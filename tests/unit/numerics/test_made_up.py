@@ -1,7 +1,5 @@
 """A format that nobody has, 1-6-9, is registered here alone, and a small model is audited in it from end to end."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

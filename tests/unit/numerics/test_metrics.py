@@ -1,7 +1,5 @@
 """Error metrics, each answer worked out beside it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

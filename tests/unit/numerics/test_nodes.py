@@ -1,7 +1,5 @@
 """What is read from a torch.fx node: its names, its FLOPs, and what autocast makes of its arguments."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

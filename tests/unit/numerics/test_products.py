@@ -1,7 +1,5 @@
 """Matrix products as tensor cores compute them, worked out by hand, and the same by other kernels."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

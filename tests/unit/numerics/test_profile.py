@@ -1,7 +1,5 @@
 """Magnitudes of tensors, against the plain definitions and against what the formats really do."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

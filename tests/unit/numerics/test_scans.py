@@ -1,7 +1,5 @@
 """Running sums and recurrent layers in half, against CUDA's kernels followed thread by thread."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FP16's numbers under another name, and without torch's arithmetic: what rounding makes of it is held against FP16 itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any

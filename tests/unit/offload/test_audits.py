@@ -1,7 +1,5 @@
 """Audits under a limit, with nearly all tensors in files and those let go of at every look: the same to the byte."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

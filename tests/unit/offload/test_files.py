@@ -1,7 +1,5 @@
 """Large results of operations, and weights, lie in mapped files without names, and are what they are without."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import mmap

@@ -1,7 +1,5 @@
 """Progress: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

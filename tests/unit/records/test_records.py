@@ -1,7 +1,5 @@
 """What records say of themselves: how an audit is written, what a plan keeps, when a score holds, which weights are tied."""
 
-from __future__ import annotations
-
 import pytest
 
 from auditor.records import Placeholder, Plan, Reason, ScopeChoice, Score

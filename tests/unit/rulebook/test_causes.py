@@ -1,7 +1,5 @@
 """Which findings have one cause, and how severe they are for the plan that is followed."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Conditions over facts, findings in their order and words, and what measurements and users make of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

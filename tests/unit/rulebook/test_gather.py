@@ -1,7 +1,5 @@
 """Facts of toy models: names, neighbours, sizes, autocast, upcasts, and what a measurement or a backward pass adds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

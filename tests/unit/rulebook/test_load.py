@@ -1,7 +1,5 @@
 """Rule files: what becomes a rule, what is refused, chains found in a graph, and rules in words."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbers a node meets: literals, guards, weights, and magnitudes measured in FP32."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The function is called on the model, its numbers are taken as they come, and nothing of the model stays changed."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

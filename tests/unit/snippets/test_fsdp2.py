@@ -1,7 +1,5 @@
 """The snippet for FSDP2, run on the CPU with gloo: the sharded model computes what the patched one does, and trains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The training step of the GradScaler snippet, run with torch's own scaler on the CPU."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

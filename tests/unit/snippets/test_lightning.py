@@ -1,7 +1,5 @@
 """The snippet for Lightning, run by a real Trainer: it trains under an autocast plan and predicts under a cast one."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from typing import Any

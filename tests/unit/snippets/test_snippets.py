@@ -1,7 +1,5 @@
 """Which plan a tool is given, what it is told of it, and that names from a model stay names."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

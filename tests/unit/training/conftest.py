@@ -1,7 +1,5 @@
 """One small model, audited once in mode training; the tests read what came out."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Steps of training by torch alone, which what an audit says is held against."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Advice on training where its measurement asks for it, its section in the report, and its loop, run as it is written."""
 
-from __future__ import annotations
-
 import copy
 import re
 import sys

@@ -1,7 +1,5 @@
 """The backward pass of one operation alone in a format, on steps small enough for every number to be worked out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

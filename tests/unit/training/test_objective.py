@@ -1,7 +1,5 @@
 """Where loss and targets come from, in every form that is documented, and the step that is recorded with them."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace

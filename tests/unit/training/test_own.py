@@ -1,7 +1,5 @@
 """The user's own step, low: what `backward()` gives under the plan's islands, against FP32, and what it leaves behind."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

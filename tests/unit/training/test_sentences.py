@@ -1,7 +1,5 @@
 """What the training section says of how to train, each kind of sentence on a model on which it is printed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What a training audit finds, against autograd on the model itself."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """The window of loss scales, low gradients by module, parts of a batch, and which format to train in: all worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

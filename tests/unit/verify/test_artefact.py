@@ -1,7 +1,5 @@
 """What happens to the process that runs `patched_model.py` costs the plan it was at, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A patched model emulated on the CPU: CUDA's autocast lists, each operation in the dtype of its region."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The verification process from the inside: what it imports, runs and writes, without starting one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
