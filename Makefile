@@ -58,7 +58,7 @@ test: lint $(VENV)/.tests ## Lint, then run every test that is quick
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.tests ## Run the oracles and the large models
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
 
 gpu: ## Hold what the CPU emulates against a GPU: half an hour of steps, into benchmarks/results/gpu/ (see benchmarks/README.md)
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(STEPS)

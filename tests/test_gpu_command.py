@@ -36,28 +36,20 @@ def result_of(folder: Path, step: str) -> Any:
 
 
 @pytest.mark.slow
-def test_a_step_runs_on_the_pretend_gpu_and_is_not_run_again(tmp_path: Path) -> None:
-    first = gpu("corpus", "--device", "pretend", "--results", str(tmp_path))
-    assert first.returncode == 0, first.stderr
-    found = result_of(tmp_path, "corpus")
-    assert found["status"] == "done" and found["machine"]["device"] == "Pretend GPU" and len(found["rows"]) == 4
-    assert {row["holds"] is True for row in found["rows"].values()} == {False}
-    assert {row["twin holds"] for row in found["rows"].values()} == {True}
-    (text,) = (file.read_text() for file in tmp_path.glob("*/summary.md"))
-    assert "Known failures: 4 of 4 happen natively; 0 of their twins fail." in text
-    again = gpu("corpus", "--device", "pretend", "--results", str(tmp_path))
-    assert again.returncode == 0 and "corpus: done before" in again.stdout
-    assert result_of(tmp_path, "corpus") == found
-
-
-@pytest.mark.slow
-def test_every_step_runs_small(tmp_path: Path) -> None:
+def test_every_step_runs_small_and_not_again(tmp_path: Path) -> None:
     done = gpu("--device", "pretend", "--results", str(tmp_path), limit=900)
     assert done.returncode == 0, done.stdout + done.stderr
     for step in STEPS:
         found = result_of(tmp_path, step.name)
         assert found["status"] == "done" and found["rows"], step.name
         assert not [row for row in found["rows"].values() if "error" in row], step.name
+    again = gpu("corpus", "--device", "pretend", "--results", str(tmp_path))
+    assert again.returncode == 0 and "corpus: done before" in again.stdout
+    found = result_of(tmp_path, "corpus")
+    assert found["machine"]["device"] == "Pretend GPU" and len(found["rows"]) == 4
+    assert {(row["holds"] is True, row["twin holds"]) for row in found["rows"].values()} == {(False, True)}
+    (text,) = (file.read_text() for file in tmp_path.glob("*/summary.md"))
+    assert "Known failures: 4 of 4 happen natively; 0 of their twins fail." in text
     assert result_of(tmp_path, "one_thread")["rows"]["07_vae_decoder.py"]["threads"] == 1
     assert result_of(tmp_path, "tests")["rows"]["nodes"]["passed"] == 51
     example = result_of(tmp_path, "examples")["rows"]["07_vae_decoder.py"]

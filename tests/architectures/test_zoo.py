@@ -16,7 +16,7 @@ from auditor.numerics.metrics import output_error
 from auditor.records.audit import Audit
 from tests.architectures.zoo import ZOO, Specimen, specimen
 
-ALIKE = ("mobilenet_v3", "whisper", "gpt2")
+ALIKE = ("mobilenet_v3", "whisper", "gpt2", "llama")
 """Of layers each of a kind that others here have."""
 
 

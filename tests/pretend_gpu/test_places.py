@@ -14,7 +14,7 @@ from auditor.cli import main
 from auditor.errors import AuditorError
 from tests.pretend_gpu.models import made
 from tests.pretend_gpu.natively import natively
-from tests.pretend_gpu.places import fixed, Halves, packed, mapped
+from tests.pretend_gpu.places import Halves, fixed, mapped, packed
 from tests.pretend_gpu.same import differences
 from tests.support.subjects import normal, seeded
 

@@ -137,31 +137,23 @@ ROWS = 37.8671875 + torch.tensor([1.234375, -1.234375] * 8).repeat(2, 1)
 """In FP16 the squares are 1341 and 1528, their mean 1434; the mean rounds to 37.875, whose square is 1435: 1434 - 1435 < 0."""
 
 
-def test_a_negative_variance_is_cancellation_where_the_difference_is() -> None:
-    assert said(first(variance, ROWS)) == ("sqrt", "NaN", "cancellation", "sub")
-
-
-def test_a_difference_that_vanishes_is_cancellation_and_of_the_divisor() -> None:
-    x = torch.tensor([2048.25, 4096.5])  # units in the last place there are 2 and 4: both round to a multiple of 2
-    assert said(first(lambda x: (x - x) / (x - x.floor()), x)) == ("div", "NaN", "cancellation", "sub")
-
-
-def test_an_eps_that_vanishes_is_underflow() -> None:
-    assert said(first(lambda x: torch.log(x + 1e-12), torch.zeros(4))) == ("log", "Inf", "underflow", "add")
-
-
-def test_exponentials_that_all_vanish_are_underflow_where_they_do() -> None:
-    found = first(lambda x: torch.exp(x) / torch.exp(x).sum(-1, keepdim=True), torch.full((4,), -20.0))
-    assert said(found) == ("div", "NaN", "underflow", "exp")  # exp(-20) is 2e-9, FP16 begins at 6e-8
-
-
-def test_a_value_beyond_the_format_overflows_where_it_is_made() -> None:
-    assert said(first(lambda x: x * x - 1.0, torch.full((4,), 300.0))) == ("mul", "Inf", "overflow", "mul")
-
-
-def test_an_argument_that_rounds_out_of_the_domain_is_rounding() -> None:
-    x = torch.tensor([0.99999])  # 1 in FP16, whose neighbours below 1 are 0.0005 apart
-    assert said(first(lambda x: torch.atanh(x), x)) == ("atanh", "Inf", "rounding", "atanh")
+@pytest.mark.parametrize(
+    ("function", "inputs", "expected"),
+    [
+        (variance, ROWS, ("sqrt", "NaN", "cancellation", "sub")),
+        # units in the last place there are 2 and 4: both round to a multiple of 2
+        (lambda x: (x - x) / (x - x.floor()), [2048.25, 4096.5], ("div", "NaN", "cancellation", "sub")),
+        (lambda x: torch.log(x + 1e-12), [0.0], ("log", "Inf", "underflow", "add")),
+        # exp(-20) is 2e-9, FP16 begins at 6e-8
+        (lambda x: torch.exp(x) / torch.exp(x).sum(-1, keepdim=True), 4 * [-20.0], ("div", "NaN", "underflow", "exp")),
+        (lambda x: x * x - 1.0, [300.0], ("mul", "Inf", "overflow", "mul")),
+        # 1 in FP16, whose neighbours below 1 are 0.0005 apart
+        (lambda x: torch.atanh(x), [0.99999], ("atanh", "Inf", "rounding", "atanh")),
+    ],
+    ids=["variance", "divisor", "eps", "exponentials", "large", "out of the domain"],
+)
+def test_what_turns_non_finite_first_and_why(function: Callable[..., Tensor], inputs: Any, expected: Any) -> None:
+    assert said(first(function, torch.as_tensor(inputs))) == expected
 
 
 def test_what_is_finite_has_none() -> None:

@@ -1,4 +1,4 @@
-"""Only the Executor runs a recorded graph: there is no other interpreter, and no other room calls its operations in turn."""
+"""Only the Executor runs a recorded graph: there is no other interpreter."""
 
 import ast
 from collections.abc import Iterator
@@ -11,15 +11,6 @@ INTERPRETERS = {("execution.execute", "Executor")}
 
 CHECK = "capture.binding"
 """A recording that is called, as it is when it is held against the run that it is of: it lies below the Executor."""
-
-SINGLE = {
-    "graphs.operations",  # on outlines of shapes
-    "training.backward",
-    "measure.alone",
-    "measure.reference",
-    "execution.beside",  # on the arguments that it had in a run
-}
-"""Modules that compute single operations beside a run, on what it gave."""
 
 
 def interpreters(tree: ast.AST) -> Iterator[str]:
@@ -34,22 +25,6 @@ def last_name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def is_target(node: ast.AST) -> bool:
-    """`target_of(n)`, or `n.target`."""
-    attribute = isinstance(node, ast.Attribute) and node.attr == "target"
-    return attribute or (isinstance(node, ast.Call) and last_name(node.func) == "target_of")
-
-
-def calls_operations(tree: ast.AST) -> bool:
-    """Whether it calls what nodes stand for, or hands it to somebody who does."""
-    runners = {"run_op", "in_fp32", "run_with_gradients"}
-    return any(
-        is_target(node.func) or (last_name(node.func) in runners and any(map(is_target, node.args)))
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-    )
-
-
 def test_there_is_one_executor() -> None:
     assert {(name, found) for name, tree in TREES.items() for found in interpreters(tree)} == INTERPRETERS
 
@@ -62,8 +37,3 @@ def test_nobody_else_uses_the_interpreter_of_torch() -> None:
 def _names_it(node: ast.AST) -> bool:
     imported = isinstance(node, ast.ImportFrom) and any(alias.name == "Interpreter" for alias in node.names)
     return imported or last_name(node) == "Interpreter"
-
-
-def test_nobody_else_calls_operations_of_a_recorded_graph() -> None:
-    theirs = {"execution.execute", "execution.policy"}
-    assert {name for name, tree in TREES.items() if calls_operations(tree)} == SINGLE | theirs
