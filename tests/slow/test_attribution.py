@@ -62,7 +62,9 @@ def attributed(name: str) -> Attributed:
 def test_against_brute_force(name: str, fmt: str) -> None:
     found = attributed(name)
     graph_module, floor = found.measured.capture.graph_module, found.floor()
-    nodes = [node.name for node in found.measured.capture.nodes.values() if node.floating][:: 4 if name == "convnext_tiny" else 1]
+    nodes = [node.name for node in found.measured.capture.nodes.values() if node.floating][
+        :: 4 if name == "convnext_tiny" else 1
+    ]
     true = {node: found.error(OneLow(graph_module, node, fmt)) for node in nodes}
     kept = [node for node in nodes if true[node] > floor]
     predicted = {node: found.contributions[node][fmt].isolated for node in kept}

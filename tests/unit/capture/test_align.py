@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.binding import named_inputs
+from auditor.capture.binding import Binder, named_inputs
 from auditor.capture.intercept import Handler
 from auditor.capture.paths import aligned, same_operations
 from auditor.capture.record import record
@@ -69,6 +69,12 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, pair: tuple[Tensor, Tensor], *, mask: Tensor | None = None) -> Tensor:
         return x
+
+
+def test_one_tensor_in_two_places_is_one_input() -> None:
+    binder = Binder(("x", "y"), {}, {}, ())
+    found = binder(Model(), ((A, (A, B)), {}))
+    assert [id(x) for x in found] == [id(A), id(B)]
 
 
 def test_names_of_the_forwards_arguments() -> None:
