@@ -20,7 +20,7 @@ from .errors import AuditorError
 HERE = str(Path(__file__).resolve().parents[1])
 """What has to be on `sys.path` for a plain checkout to be found without being installed."""
 
-LOOK, GRACE = 0.05, 10.0
+LOOK, GRACE = 0.02, 10.0
 """Seconds between two looks at a process, and those that it has to clean up once it is to end."""
 
 NO_THREAD = 127
@@ -51,6 +51,18 @@ def how_ended(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
+def wait_until(over: Callable[[], bool], limit: float | None, progress: Callable[[], object] = int) -> bool:
+    """Wait until it is over; False where `progress` gives the same for longer than `limit` seconds."""
+    known, since = progress(), time.monotonic()
+    while not over():
+        time.sleep(LOOK)
+        if (now := progress()) != known:
+            known, since = now, time.monotonic()
+        if limit is not None and time.monotonic() - since > limit:
+            return False
+    return True
+
+
 class Process(subprocess.Popen[bytes]):
     """A process that leads a group of its own. messages: what it says on stderr."""
 
@@ -65,15 +77,6 @@ class Process(subprocess.Popen[bytes]):
         self.messages.seek(max(self.messages.seek(0, os.SEEK_END) - 65536, 0))
         return [line for line in self.messages.read().decode(errors="replace").splitlines() if line.strip()]
 
-    def ends_within(self, limit: float | None, unwanted: Callable[[], bool]) -> bool:
-        """Wait for its end, or until it is not wanted any more; False where it takes longer than `limit` seconds."""
-        until = None if limit is None else time.monotonic() + limit
-        while self.poll() is None and not unwanted():
-            if until is not None and time.monotonic() > until:
-                return False
-            time.sleep(LOOK)
-        return True
-
     def end(self, grace: float = 0.0) -> None:
         """Nothing that it started is left; it has so many seconds to clean up."""
         if grace and self.poll() is None:
@@ -82,7 +85,7 @@ class Process(subprocess.Popen[bytes]):
                 self.wait(grace)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL) if hasattr(os, "killpg") else self.kill()
-        self.wait()
+        self.communicate()  # which closes what is open to it
 
 
 def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None) -> int:
@@ -105,50 +108,45 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
                 os.kill(os.getpid(), signal.SIGTERM)
 
         try:
-            code = run(tell)
+            done = run(tell)
         except KeyboardInterrupt:
-            code = 130
-        tell(code)
-        sys.exit(code)
+            done = 130
+        tell(done)
+        sys.exit(done)
     there.close()
-    stage, done, ended, patience = "", None, None, timeout
-    heard = time.monotonic()
+    news: list[Any] = [""]  # stages, and at the end an exit code
+    code: int | None = None
+
+    def ended() -> bool:
+        nonlocal code
+        if code is None:
+            number, status = os.waitpid(child, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if number else None
+        return code is not None
+
+    def listen() -> int:
+        with suppress(EOFError, OSError):
+            while here.poll():
+                if (said := here.recv()) != "":
+                    news.append(said)
+        return len(news)
+
     try:
-        while ended is None and (patience is None or time.monotonic() < heard + patience):
-            ended = _exit_code(child, LOOK)
-            with suppress(EOFError, OSError):
-                while here.poll():
-                    news = here.recv()
-                    if news == "":
-                        continue
-                    heard = time.monotonic()
-                    if isinstance(news, int):
-                        done, patience = news, GRACE
-                    else:
-                        stage = news
+        in_time = wait_until(lambda: ended() or isinstance(news[-1], int), timeout, listen)
+        listen()
+        if isinstance(news[-1], int):
+            wait_until(ended, GRACE)
     finally:
-        if ended is None:
+        if not ended():
             os.kill(child, signal.SIGTERM)
-            if _exit_code(child, GRACE) is None:
+            if not wait_until(ended, GRACE):
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-    if done == 130:
+    if news[-1] == 130:
         raise KeyboardInterrupt
-    if done is not None:
-        return done
-    raise _without_a_word(ended, f" (at: {stage})" if stage else "", timeout)
-
-
-def _exit_code(child: int, seconds: float) -> int | None:
-    """That of a process once it has ended, negative where a signal ended it; None where it has not within so many seconds."""
-    until = time.monotonic() + seconds
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() >= until:
-            return None
-        time.sleep(0.01)
+    if isinstance(news[-1], int):
+        return news[-1]
+    raise _without_a_word(code if in_time else None, f" (at: {news[-1]})" if news[-1] else "", timeout)
 
 
 def _without_a_word(code: int | None, where: str, timeout: float | None) -> AuditorError:

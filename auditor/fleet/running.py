@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from .. import __version__, folder
 from ..document.codec import PLAN
-from ..processes import GRACE, HERE, Process, how_ended
+from ..processes import GRACE, HERE, Process, how_ended, wait_until
 from .targets import Target
 
 KEPT = "fleet.json"
@@ -138,7 +138,7 @@ def _try(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
     environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path}
     process = Process(command_of(task), cwd=task.target.folder, env=environment, stdin=subprocess.DEVNULL)
     try:
-        if not process.ends_within(task.limit, unwanted):
+        if not wait_until(lambda: process.poll() is not None or unwanted(), task.limit):
             return 2, f"it took longer than {task.limit:g} seconds", False
     finally:
         process.end(GRACE)

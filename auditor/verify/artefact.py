@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ from ..devices import let_go
 from ..errors import LoadError, MeasureError, first_line
 from ..folder import OWN
 from ..numerics.metrics import output_error
-from ..processes import HERE, Process, how_ended
+from ..processes import HERE, Process, how_ended, wait_until
 from ..records import Batch, Timed, Times
 from ..score import ScoreResult
 from ..stages import beat
@@ -32,8 +31,8 @@ from .running import NOT_RUN, Answers, Question, Runs, said_no_memory
 TIMEOUT = 1800.0
 """Seconds after which a plan that has not answered is given up."""
 
-POLL, GRACE = 0.02, 1.0
-"""Seconds between two looks for answers, and those that the process has to end when there is nothing left to run."""
+GRACE = 1.0
+"""Seconds that the process has to end when there is nothing left to run."""
 
 STARTED = "started.pt"
 """The file of a job that says how it began: `failed`, what the user's code raised; `unread`, why there are no inputs; else
@@ -85,16 +84,8 @@ def standby() -> Iterator[None]:
         yield
     finally:
         process, _standby = _standby, None
-        end(process)
-
-
-def end(process: Process | None) -> None:
-    """Nothing is left of a process, nor of what it started."""
-    if process is not None:
-        process.end()
-        assert process.stdin is not None
-        with suppress(OSError):  # a line that it did not live to read
-            process.stdin.close()
+        if process is not None:
+            process.end()
 
 
 def hand(process: Process, job: Any) -> None:
@@ -248,26 +239,24 @@ class Verifier:
             hand(self._process, self._settings)
         process = self._process
         hand(process, job)
-        since = time.monotonic()
-        answered, counted = 0, self.scratch / COUNTED
-        while process.poll() is None:
-            count = sum(file.exists() for file in files)
-            if count == len(files):
-                return ""
-            now = time.monotonic()
-            if count > answered:
-                since, answered = now, count
-            if now - since >= timeout:
-                self._give_up()
-                return f"the process that ran it gave no answer within {timeout:g} seconds"
+        counted = self.scratch / COUNTED
+
+        def answered() -> int:
             beat(counted.read_text(encoding="utf-8") if counted.exists() else "")
-            time.sleep(POLL)
+            return sum(file.exists() for file in files)
+
+        if not wait_until(lambda: process.poll() is not None or answered() == len(files), timeout, answered):
+            self._give_up()
+            return f"the process that ran it gave no answer within {timeout:g} seconds"
+        if answered() == len(files):
+            return ""
         failure = _ending(process)
         self._give_up()
         return failure
 
     def _give_up(self) -> None:
-        end(self._process)
+        if self._process is not None:
+            self._process.end()
         self._process = None
 
 
