@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
@@ -32,7 +32,10 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
     if settings.evaluate is not None:
         scoring = in_hand(settings.evaluate, better=settings.better, max_drop=settings.max_drop)
         settings = settings.having(scoring=scoring)
-    with _listener_of(settings.progress) as listener, resident_limit(settings.memory):
+    progress = settings.progress
+    shown = progress is True or (progress is None and in_notebook())
+    own = nullcontext(_guard(progress) if callable(progress) else None)
+    with ticking(reporter()) if shown else own as listener, resident_limit(settings.memory):
         kwargs = settings.kwargs or {}
         if settings.training:
             subject = training_subject(model, example_inputs, kwargs, settings.loss_fn)
@@ -51,13 +54,6 @@ audit.__signature__ = inspect.Signature([*_own, *_asked], return_annotation=Audi
 audit.__doc__ = f"{audit.__doc__}\n" + "".join(
     f"    {name}: {one.help}.\n" for name, one in options_of(Settings).items()
 )
-
-
-def _listener_of(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
-    """What hears of the stages: the caller's own function, or a line that is shown for as long as the audit takes."""
-    if progress is True or (progress is None and in_notebook()):
-        return ticking(reporter())
-    return nullcontext(_guard(progress) if callable(progress) else None)
 
 
 def _guard(progress: Progress) -> Progress:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -21,23 +19,16 @@ from .execution.beside import UnderPlan
 from .graphs import Planned
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.outputs import NamedTensors
-from .measure.calibrate import larger_effect, worse
+from .loading.inputs import shapes_of
 from .measure.causes import storing
-from .numerics.entries import extent
-from .numerics.histogram import merge_magnitudes
 from .offload import came_to, within
 from .paths import enclosing
 from .plan.verified import fresh_told
 from .plan.workbench import Workbench
-from .records import Audit, Batch, Environment, Evaluation, NodeReport, Plan, Proposal, Weight
+from .records import Audit, Environment, Evaluation, Plan, Proposal, Weight
 from .records.audit import Provenance
 from .records.training import Training
-from .report.words import op, plan_title, scope
-from .rulebook.values import written
-from .rulebook.verdicts import GRADES, Judgement
-from .trees import tensors_in
-
-T = TypeVar("T")
+from .report.words import op, plan_title, scope, shortened
 
 STEADY = 0.1
 """Share of the budget up to which the model may differ from itself without a word."""
@@ -48,7 +39,6 @@ NAMED = 4
 
 def assemble(
     bench: Workbench,
-    judged: Judgement,
     *,
     followed: UnderPlan,
     evaluation: Evaluation | None,
@@ -76,7 +66,6 @@ def assemble(
         max_error=bench.yardstick.budget,
         use=options.use,
         capture_method=captured.method,
-        nodes=_reports(bench, judged, followed),
         plan_errors={name: error for name, error in followed.errors.items() if name not in twins},
         warnings=(
             *subject.warnings,
@@ -151,12 +140,6 @@ def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
     )
 
 
-def shapes_of(batch: Batch) -> tuple[str, ...]:
-    """`float32[2, 3]` for every tensor among the inputs."""
-    shapes = [(x, extent(x) if x.is_nested else x.shape) for x in tensors_in(batch)]
-    return tuple(f"{str(x.dtype).removeprefix('torch.')}{list(shape)}" for x, shape in shapes)
-
-
 def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
     """What is to be said beside what the stages say themselves."""
     subject, noise = bench.subject, bench.noise.found
@@ -164,8 +147,8 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
     if noise.error > STEADY * bench.yardstick.budget:
         nodes = [bench.capture.nodes[name] for name in noise.operations]
         listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
-        more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
-        begins = f"That begins where the same inputs give other results: {', '.join(listed[:NAMED])}{more}. "
+        named = ", ".join(shortened(listed, NAMED, "measurements.json"))
+        begins = f"That begins where the same inputs give other results: {named}. "
         keeps = (
             "It keeps state that the audit cannot put back (in a generator, in C++, in another process), or computes in an "
             "order that varies. "
@@ -184,40 +167,3 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
             "the training step of the others has other shapes or takes another path."
         )
     yield from fresh_told(bench)
-
-
-def _reports(bench: Workbench, judged: Judgement, followed: UnderPlan) -> tuple[NodeReport, ...]:
-    """One of every operation; of one that several paths run, in each format the worst verdict, error and effect."""
-    measured, twins = bench.measured, bench.capture.twins
-    literal = written(bench.capture, measured.ranges)
-    rules: dict[str, list[str]] = defaultdict(list)
-    for finding in bench.findings:
-        rules[finding.node].append(finding.rule)
-    alike: dict[str, list[str]] = defaultdict(list)
-    for name in bench.capture.nodes:
-        alike[twins.get(name, name)].append(name)
-    result = []
-    for first, names in alike.items():
-        node, errors = bench.capture.nodes[first], _merged(measured.errors, names, worse)
-        tested = node.floating or any(error.disagreement is not None for error in errors.values())
-        ranges = [measured.ranges[name] for name in names if name in measured.ranges]
-        report = NodeReport(
-            node=replace(node, inputs=tuple(twins.get(source, source) for source in node.inputs)),
-            findings=tuple(dict.fromkeys(rule for name in names for rule in rules[name])),
-            errors=errors if tested else {},
-            contributions=_merged(measured.contributions, names, larger_effect) if tested else {},
-            verdicts=_merged(judged.verdicts, names, lambda *two: max(two, key=lambda one: GRADES.index(one.verdict))),
-            exposed=_merged(judged.exposed, names, lambda one, other: tuple(dict.fromkeys((*one, *other)))),
-            range=reduce(lambda *two: merge_magnitudes(two), ranges) if ranges else None,
-            flops=bench.costs[first].flops,
-            written=first in literal,
-            planned=followed.dtypes.get(first),
-        )
-        result.append(report)
-    return tuple(result)
-
-
-def _merged(found: Mapping[str, Mapping[str, T]], names: Sequence[str], merge: Callable[[T, T], T]) -> dict[str, T]:
-    """{format: what was found of these operations, merged}."""
-    first, *others = [found[name] for name in names if name in found] or [{}]
-    return {fmt: reduce(merge, [one[fmt] for one in others], of_first) for fmt, of_first in first.items()}

@@ -58,6 +58,11 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def printable(text: str) -> str:
+    """Text with everything that could drive a terminal, break a line or reorder letters written as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether it says that there is no memory left, as Python, the linker, CUDA or torch's allocators say it."""
     worded = isinstance(error, RuntimeError | OSError | ImportError) and bool(_NO_MEMORY.search(str(error)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -33,12 +32,10 @@ from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
 from .plan.verified import timed_plans, today_of
 from .plan.workbench import Workbench
-from .records import Audit, Capture, Finding, Subject
-from .rulebook.causes import Graph, about, with_causes
-from .rulebook.findings import apply_selection, classify, compare_with_verdicts, concerning, with_batches
-from .rulebook.gather import gather
+from .records import Audit, Subject
+from .rulebook.causes import Graph, about, findings_of
 from .rulebook.load import spread
-from .rulebook.verdicts import judge, with_backward
+from .rulebook.verdicts import judge, reports_of, with_backward
 from .settings import Settings
 from .stages import Stages, explain
 from .training.recommend import agreed
@@ -95,13 +92,22 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             judged = with_backward(judged, captured, step.nodes, step.capture)
         with stages("classify", f"{len(options.rulebook)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
-            findings = _findings(captured, graph, judged.exposed, options)
+            find = partial(
+                findings_of,
+                captured,
+                rules=spread(options.rulebook, formats),
+                formats=formats,
+                trains=options.training,
+                select=options.select,
+                ignores=options.ignores,
+            )
+            findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
             planned = _make_plans(bench, stages, score)
         if (known := unsafe_in_runs(judged, planned.baselines)) is not judged:
             judged, graph = known, replace(graph, verdicts=known.verdicts)
-            findings = _findings(captured, graph, judged.exposed, options)
+            findings = find(graph, judged.exposed)
         recommended, reason = recommend(planned.plans, yardstick.budget, options.use)
         if step is not None:
             with stages("low steps", "FP16 and BF16 training steps"):
@@ -111,9 +117,10 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
+    flops = {name: cost.flops for name, cost in bench.costs.items()}
     return assemble(
         bench,
-        judged,
+        nodes=reports_of(captured, measured, judged, findings, flops, followed.dtypes),
         findings=findings,
         regions=of_verdicts(relative.regions, captured, judged.verdicts),
         planned=planned,
@@ -149,21 +156,3 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None) -> Plann
             timed, timing = timed_plans(bench, planned.plans)
         planned = replace(planned, plans=timed, timing=timing)
     return planned
-
-
-def _findings(
-    captured: Capture,
-    graph: Graph,
-    exposed: Mapping[str, Mapping[str, Sequence[str]]],
-    options: Settings,
-) -> tuple[Finding, ...]:
-    """What the rules find and the measurement bears out, of what is wanted, each with its cause."""
-    rules = spread(options.rulebook, options.formats)
-    fired = partial(classify, rules=rules, formats=options.formats, trains=options.training)
-    found = concerning(fired(captured, gather(captured, graph.measured.ranges, graph.verdicts)), exposed)
-    found = compare_with_verdicts(found, graph.verdicts)
-    caused = with_causes(apply_selection(found, options.select, options.ignores, rules), graph, rules)
-    later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
-    first = graph.measured.first if later else None  # what is known of the first batch alone, where that is not all
-    shown = fired(captured.first, gather(captured.first, first.ranges)) if first is not None else ()
-    return with_batches(caused, captured, graph.verdicts, frozenset((one.rule, one.node) for one in shown))

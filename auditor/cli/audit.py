@@ -9,7 +9,7 @@ import warnings
 import webbrowser
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stdout, suppress
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from .. import folder
 from ..asked import OPTIONS, Command, with_rules
-from ..errors import LoadError
 from ..progress.shown import Display, reporter
 from ..records.audit import FILES
 from ..report.words import count, printable
@@ -56,7 +55,8 @@ def _audit(settings: AuditTarget, progress: Display) -> int:
         if not settings.debug:
             warnings.simplefilter("ignore")
         from ..document.read import load
-        from ..offload import resident_limit
+        from ..loading.discover import weights_of
+        from ..offload import fitting, resident_limit
         from ..verify.artefact import standby
 
         known = load(settings.baseline) if settings.baseline else None  # before anything that takes its time
@@ -69,21 +69,9 @@ def _audit(settings: AuditTarget, progress: Display) -> int:
             require()
         if not settings.dry_run:
             held.enter_context(standby())
-        held.enter_context(resident_limit(settings.memory or _automatic(settings)))
+        limit = settings.memory or (None if settings.native else fitting(weights_of(settings.target)))
+        held.enter_context(resident_limit(limit))
         return _ran(settings, progress, known, began, held)
-
-
-def _automatic(settings: AuditTarget) -> int | None:
-    """The limit of a model that would not fit into what the machine has free, where its size is known before it is made."""
-    if settings.native:
-        return None
-    from ..loading.discover import weights_of
-    from ..loading.target import parse
-    from ..offload import fitting
-
-    with suppress(LoadError):  # whoever loads it says why
-        return fitting(weights_of(parse(settings.target)))
-    return None
 
 
 def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: float, held: ExitStack) -> int:
@@ -185,7 +173,7 @@ def describe(subject: Subject, directory: Path, options: Command) -> str:
 
 
 def _inputs(batches: Sequence[Batch]) -> str:
-    from ..assembly import shapes_of
+    from ..loading.inputs import shapes_of
 
     kinds = Counter(", ".join(shapes_of(batch)) for batch in batches)
     return "; ".join(f"{count(number, 'batch', 'batches')} of {kind}" for kind, number in kinds.items())

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TextIO
 
 from ..asked import Command
-from ..errors import AuditorError, first_line, out_of_memory, time_is_up
+from ..errors import AuditorError, first_line, out_of_memory, printable, time_is_up
 from ..processes import supervise, unwind_on_signals
 from ..progress.shown import Display, ticking
-from ..report.words import printable
 
 PROGRAM = "python -m auditor"
 

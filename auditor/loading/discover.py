@@ -28,7 +28,7 @@ from ..records import Origin
 from .importer import digest_of
 from .state import name_of, refused
 from .statedicts import few, read_checkpoint
-from .target import Target, blame, call, required
+from .target import Target, blame, call, parse, required
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
@@ -190,10 +190,10 @@ def from_hub(target: Target, seed: int) -> BuiltModel:
         return call(_timm if target.hub == "timm" else _hugging_face, f"building {target.text}", "model-raises", target)
 
 
-def weights_of(target: Target) -> int:
-    """Bytes in FP32 of the checkpoint of a Hugging Face target; 0 where that is not known before the model is made."""
-    with suppress(LoadError, ImportError):
-        if target.hub == "hf":
+def weights_of(text: str) -> int:
+    """Bytes in FP32 of the checkpoint of a Hugging Face TARGET; 0 where that is not known before the model is made."""
+    with suppress(LoadError, ImportError):  # whoever loads it says why
+        if (target := parse(text)).hub == "hf":
             return sum(4 * x.numel() for x in _stored(_folder(target)).values() if x.is_floating_point())
     return 0
 

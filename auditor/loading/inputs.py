@@ -19,8 +19,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import LoadError
 from ..isolation.process import reseed
+from ..numerics.entries import extent
 from ..records import Batch
-from .state import in_eval, refused
+from ..trees import tensors_in
+from .state import in_eval, name_of, refused
 from .statedicts import read_tensors
 from .target import blame, call, named_in, parse, required, user_code
 
@@ -127,6 +129,12 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
         if batches:
             return batches
     return (_one_call(value, source),)
+
+
+def shapes_of(batch: Batch) -> tuple[str, ...]:
+    """`float32[2, 3]` for every tensor among the inputs."""
+    shapes = [(x, extent(x) if x.is_nested else x.shape) for x in tensors_in(batch)]
+    return tuple(f"{name_of(x.dtype)}{list(shape)}" for x, shape in shapes)
 
 
 def _one_call(value: Any, source: str) -> Batch:

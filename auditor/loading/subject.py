@@ -21,12 +21,12 @@ from ..isolation.answer import answer
 from ..isolation.members import is_wrapped, unwrapped, wrapper_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
-from ..numerics.entries import entries, extent, is_number
+from ..numerics.entries import entries, is_number
 from ..records import Batch, Subject
 from . import inputs, state
 from .discover import discover, from_hub, require
 from .placement import beside
-from .state import held_outside, in_eval, in_fp32, materialise, name_of, present, settle_precision, switch
+from .state import held_outside, in_eval, in_fp32, materialise, present, settle_precision, switch
 from .target import Target, blame, import_target, parse, user_code
 
 RANDOM_WEIGHTS = "weights are RANDOM: nothing loaded a checkpoint; ranges and errors say little (pass --weights)"
@@ -272,7 +272,7 @@ def _forward(subject: Subject, batch: Batch) -> NamedTensors:
         return answer(subject.model, batch)
     except (Exception, SystemExit) as error:
         let_through(error, memory=False)
-        shapes = ", ".join(_shape(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)) or "no tensor"
+        shapes = ", ".join(inputs.shapes_of(batch)) or "no tensor"
         args = batch[0]
         several = len(args) > 1 and not batch[1] and all(isinstance(x, Tensor) for x in args)
         listed = ". A list of tensors is one call; several batches are written [(t1,), (t2,)]" if several else ""
@@ -281,8 +281,3 @@ def _forward(subject: Subject, batch: Batch) -> NamedTensors:
             f"{subject.name} raised {blame(error)} on inputs {shapes} from {subject.inputs_source}: {hint}",
             slug="forward-raises",
         ) from error
-
-
-def _shape(tensor: Tensor) -> str:
-    shape = list(extent(tensor)) if tensor.is_nested else list(tensor.shape)
-    return f"{name_of(tensor.dtype)}{shape}".replace(" ", "")

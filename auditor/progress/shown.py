@@ -14,7 +14,7 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
-from ..report.words import percent, printable
+from ..errors import printable
 
 STAGES = ("capture", "measure", "classify", "baseline", "plan", "follow")
 """Those of every audit."""
@@ -80,7 +80,7 @@ class Display:
 
     def summary(self) -> str:
         """`34% done, 12 s`."""
-        return f"{percent(self.share)} done, {self.elapsed}"
+        return f"{int(100 * self.share)}% done, {self.elapsed}"
 
 
 def duration(seconds: float) -> str:

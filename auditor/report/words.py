@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from ..artefact.strategies import strategy_of
-from ..numerics.formats import label as label  # one word of those that reporters and templates share
+from ..errors import printable as printable  # two words of those that reporters and templates share
+from ..numerics.formats import label as label
 from ..paths import pattern
 from ..records import Memory, Node, Plan
 from ..records.training import BackwardNode
@@ -171,11 +172,6 @@ def line(source: str | None, called_from: str | None) -> str:
 def scope(path: str) -> str:
     """A module path, the root named in words."""
     return path or "(whole model)"
-
-
-def printable(text: str) -> str:
-    """Text with everything that could drive a terminal, break a line or reorder letters written as an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def sentence(text: str) -> str:

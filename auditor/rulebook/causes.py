@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import networkx as nx
 
@@ -17,7 +18,9 @@ from ..numerics.formats import runs
 from ..numerics.operations import operation
 from ..paths import place
 from ..records import Capture, Finding, Node, Plan, Verdict
-from .findings import FLAGGED
+from ..records.measure import Ignore
+from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, concerning, with_batches
+from .gather import gather
 from .rule import SEVERITIES, Rule
 
 Verdicts = Mapping[str, Mapping[str, Verdict]]
@@ -60,6 +63,29 @@ class Graph:
         return contribution is not None and (
             0 < AMPLIFIED * max(contribution.own, contribution.cast) < contribution.isolated < math.inf
         )
+
+
+def findings_of(
+    capture: Capture,
+    graph: Graph,
+    exposed: Mapping[str, Mapping[str, Sequence[str]]],
+    *,
+    rules: Sequence[Rule],
+    formats: Collection[str],
+    trains: bool,
+    select: Sequence[str],
+    ignores: Sequence[Ignore],
+) -> tuple[Finding, ...]:
+    """What the rules find and the measurement bears out, of what is wanted, each with its cause. formats, trains: as to
+    `classify`; exposed: as to `concerning`; select, ignores: as to `apply_selection`."""
+    fired = partial(classify, rules=rules, formats=formats, trains=trains)
+    found = concerning(fired(capture, gather(capture, graph.measured.ranges, graph.verdicts)), exposed)
+    found = compare_with_verdicts(found, graph.verdicts)
+    caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
+    later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
+    first = graph.measured.first if later else None  # what is known of the first batch alone, where that is not all
+    shown = fired(capture.first, gather(capture.first, first.ranges)) if first is not None else ()
+    return with_batches(caused, capture, graph.verdicts, frozenset((one.rule, one.node) for one in shown))
 
 
 def with_causes(findings: Sequence[Finding], graph: Graph, rules: Sequence[Rule]) -> tuple[Finding, ...]:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TypeVar
 
 from ..artefact.strategies import names
 from ..capture.paths import same_operations
 from ..criteria.criterion import FLOOR, strict
 from ..execution.resolve import kept_low
-from ..measure.calibrate import Calibration
+from ..measure.calibrate import Calibration, larger_effect, worse
 from ..measure.rerun import SENSITIVE_SHARE
 from ..numerics.formats import FORMATS, label
-from ..records import Capture, Contribution, Magnitudes, Node, NodeError, Noise, Verdict
+from ..numerics.histogram import merge_magnitudes
+from ..records import Capture, Contribution, Dtypes, Finding, Magnitudes, Node, NodeError, NodeReport, Noise, Verdict
 from ..records.training import BackwardNode
 from .gather import plainly
+from .values import written
+
+T = TypeVar("T")
 
 GRADES = ("safe", "sensitive", "untested", "unsafe")
 """Verdicts, the worst last."""
@@ -197,6 +204,52 @@ def judge(
                 verdict = verdict if alike else _with_batch(verdict, found.contributions.get(name, {}).get(fmt))
             verdicts[name][fmt] = verdict
     return Judgement(verdicts, exposed)
+
+
+def reports_of(
+    capture: Capture,
+    measured: Calibration,
+    judged: Judgement,
+    findings: Sequence[Finding],
+    flops: Mapping[str, int],
+    planned: Mapping[str, Dtypes],
+) -> tuple[NodeReport, ...]:
+    """One of every operation; of one that several paths run, in each format the worst verdict, error and effect.
+
+    flops, planned: by operation; see NodeReport.
+    """
+    literal = written(capture, measured.ranges)
+    rules: dict[str, list[str]] = defaultdict(list)
+    for finding in findings:
+        rules[finding.node].append(finding.rule)
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in capture.nodes:
+        alike[capture.twins.get(name, name)].append(name)
+    result = []
+    for first, same in alike.items():
+        node, errors = capture.nodes[first], _merged(measured.errors, same, worse)
+        tested = node.floating or any(error.disagreement is not None for error in errors.values())
+        ranges = [measured.ranges[name] for name in same if name in measured.ranges]
+        report = NodeReport(
+            node=replace(node, inputs=tuple(capture.twins.get(source, source) for source in node.inputs)),
+            findings=tuple(dict.fromkeys(rule for name in same for rule in rules[name])),
+            errors=errors if tested else {},
+            contributions=_merged(measured.contributions, same, larger_effect) if tested else {},
+            verdicts=_merged(judged.verdicts, same, lambda *two: max(two, key=lambda one: GRADES.index(one.verdict))),
+            exposed=_merged(judged.exposed, same, lambda one, other: tuple(dict.fromkeys((*one, *other)))),
+            range=reduce(lambda *two: merge_magnitudes(two), ranges) if ranges else None,
+            flops=flops[first],
+            written=first in literal,
+            planned=planned.get(first),
+        )
+        result.append(report)
+    return tuple(result)
+
+
+def _merged(found: Mapping[str, Mapping[str, T]], same: Sequence[str], merge: Callable[[T, T], T]) -> dict[str, T]:
+    """{format: what was found of these operations, merged}."""
+    first, *others = [found[name] for name in same if name in found] or [{}]
+    return {fmt: reduce(merge, [one[fmt] for one in others], of_first) for fmt, of_first in first.items()}
 
 
 def _with_batch(verdict: Verdict, contribution: Contribution | None) -> Verdict:

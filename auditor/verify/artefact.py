@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from .. import offload
 from ..devices import let_go
-from ..errors import LoadError, MeasureError, first_line
+from ..errors import LoadError, MeasureError, first_line, printable
 from ..folder import OWN
 from ..numerics.metrics import output_error
 from ..processes import HERE, Process, how_ended, wait_until
@@ -150,9 +150,11 @@ class Verifier:
     @contextmanager
     def start(cls, batches: Sequence[Batch], **settings: Any) -> Iterator[tuple[Verifier, Path]]:
         """One with a folder of its own, and that folder, for the body. settings: as to make one. Raises: NotHandedOver."""
-        with ExitStack() as held:
-            folder = held.enter_context(tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True))
-            yield held.enter_context(cls(list(batches), Path(folder), **settings)), Path(folder)
+        with (
+            tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True) as folder,
+            cls(batches, Path(folder), **settings) as verifier,
+        ):
+            yield verifier, Path(folder)
 
     def __enter__(self) -> Verifier:
         return self
@@ -271,8 +273,6 @@ def _read(file: Path) -> Any:
 
 def _ending(process: Process) -> str:
     """How a process ended, with the last line it wrote."""
-    last = "".join(
-        c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in "".join(process.last_words()[-1:]).strip()
-    )
+    last = printable("".join(process.last_words()[-1:]).strip())
     silent = " and no answer" if process.returncode >= 0 else ""
     return f"the process that ran it {how_ended(process.returncode)}{silent}" + (f": {last[:300]}" if last else "")

@@ -13,7 +13,6 @@ from auditor.cli import main
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
 from auditor.loading.discover import weights_of
-from auditor.loading.target import parse
 from auditor.offload.limit import resident
 
 TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -175,4 +174,4 @@ def test_a_model_that_would_not_fit_is_limited_by_itself(bert, tmp_path, monkeyp
     folder, asked = bert[0], []
     monkeypatch.setattr("auditor.offload.fitting", lambda weights: asked.append(weights) or resident() + (1 << 30))
     assert main([f"hf:{folder}", "--dry-run", "-q", "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
-    assert asked == [weights_of(parse(f"hf:{folder}"))]
+    assert asked == [weights_of(f"hf:{folder}")]
