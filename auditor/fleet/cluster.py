@@ -14,9 +14,6 @@ from ..errors import AuditorError
 from ..records.audit import FILES
 from .running import Outcome, Task, asked_of, run
 
-Answer = tuple[Outcome, dict[str, str]]
-"""How an audit ended, and its files."""
-
 
 def run_all(tasks: Sequence[Task], address: str, done: Callable[[Task, Outcome], None]) -> None:
     """Make all audits on a cluster; `done` hears of each as it ends, when its files are in place here.
@@ -29,10 +26,17 @@ def run_all(tasks: Sequence[Task], address: str, done: Callable[[Task, Outcome],
         audited = ray.remote(num_cpus=1)(_audit)
         waiting = {audited.options(max_retries=task.retries).remote(task): task for task in tasks}
         while waiting:
-            ready, _ = ray.wait([*waiting], num_returns=1)
-            for reference in ready:
-                task = waiting.pop(reference)
-                done(task, _outcome_of(task, ray, reference))
+            (reference,), _ = ray.wait([*waiting], num_returns=1)
+            task = waiting.pop(reference)
+            try:
+                outcome, texts = ray.get(reference)
+            except ray.exceptions.RayError as error:
+                said = f"its node was lost ({type(error).__name__}), {task.retries + 1} times"
+                outcome = Outcome(asked=asked_of(task.target), code=2, said=said, tries=task.retries + 1)
+                texts = {}
+            if texts:
+                folder.write(task.directory, texts)
+            done(task, outcome)
     finally:
         ray.shutdown()
 
@@ -51,21 +55,9 @@ def _connect(address: str) -> Any:
     return ray
 
 
-def _audit(task: Task) -> Answer:
-    """What runs on a node: the audit, into a folder of the node's own."""
+def _audit(task: Task) -> tuple[Outcome, dict[str, str]]:
+    """What runs on a node: the audit, into a folder of the node's own. How it ended, and its files."""
     with tempfile.TemporaryDirectory(prefix=folder.OWN, ignore_cleanup_errors=True) as scratch:
         ended = run(replace(task, directory=Path(scratch, "audit")))
         there = [Path(scratch, "audit", name) for name in FILES]
         return ended, {file.name: file.read_text(encoding="utf-8") for file in there if file.is_file()}
-
-
-def _outcome_of(task: Task, ray: Any, reference: Any) -> Outcome:
-    try:
-        ended, texts = ray.get(reference)
-    except ray.exceptions.RayError as error:
-        said = f"its node was lost ({type(error).__name__}), {task.retries + 1} times"
-        return Outcome(asked=asked_of(task.target), code=2, said=said, tries=task.retries + 1)
-    if texts:
-        folder.write(task.directory, texts)
-    outcome: Outcome = ended
-    return outcome

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -48,16 +45,6 @@ def patched(
 def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractContextManager[nn.Module]:
     """The same of plans that are in no file."""
     return patched(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
-
-
-def import_file(path: str) -> ModuleType:
-    """`patched_model`, imported from wherever it lies."""
-    spec = importlib.util.spec_from_file_location("patched_model", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["patched_model"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def load_program(folder: Path, device: str, plan: str) -> AbstractContextManager[nn.Module]:

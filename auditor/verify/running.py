@@ -292,22 +292,15 @@ def _of_a_gpu(device: str) -> Iterator[Number]:
 @contextmanager
 def _of_the_cpu() -> Iterator[Number]:
     """From torch's profiler, which is told of every allocation; it writes two lines to stderr, and is kept from that."""
-    with _silent():
-        profiler = torch.autograd.profiler.profile(use_kineto=False, profile_memory=True)
-        with profiler:
-            yield lambda: max(accumulate(changes), default=0)
-    results: Any = profiler.kineto_results
-    events = [event for event in results.events() if event.name() == "[memory]"]
-    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
-        yield
+        with torch.autograd.profiler.profile(use_kineto=False, profile_memory=True) as profiler:
+            yield lambda: max(accumulate(changes), default=0)
     finally:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+    results: Any = profiler.kineto_results
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

@@ -25,13 +25,14 @@ from ..devices import is_native, is_spread
 from ..errors import out_of_memory
 from ..isolation.answer import answer
 from ..isolation.process import ieee, reseed
+from ..loading.importer import import_source
 from ..loading.placement import copied
 from ..loading.state import materialise, switch
 from ..loading.target import blame
 from ..records import Batch
 from ..stages import Stages
 from .artefact import COUNTED, STARTED
-from .loaders import import_file, load_program, patched
+from .loaders import load_program, patched
 from .running import FP32, Load, Runs, failure_of
 
 
@@ -106,10 +107,10 @@ class Worker:
         what = "building the model"
         try:
             if self.model is not None:
-                module = import_file(str(file))
+                module = import_source("patched_model", file)
                 return partial(patched, self.model, module.PLANS, module.apply), {}
             sys.argv = [str(file)]  # a source that looks at its arguments finds none
-            module = import_file(str(file))
+            module = import_source("patched_model", file)
             model = build_model(module, self.settings)
             if (unread := self._read()) or self.batches is None:  # they may be of classes of the model's file
                 return None, unread

@@ -237,14 +237,14 @@ def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
     """On the command line the model is made by its source, in BF16, in a process of its own."""
     from auditor.flow import run
     from auditor.loading import load
+    from auditor.loading.importer import import_source
     from auditor.settings import Settings
-    from auditor.verify.loaders import import_file
 
     (tmp_path / "net.py").write_text(SOURCE.format(dtype="bfloat16"), encoding="utf-8")
     audit = run(load(f"{tmp_path / 'net.py'}:Net"), Settings(command="", device="cpu"))
     assert all(plan.verified for plan in audit.plans.values())
     audit.save(tmp_path / "files")
-    patched = import_file(str(tmp_path / "files" / "patched_model.py"))
+    patched = import_source("patched_model", tmp_path / "files" / "patched_model.py")
     torch.manual_seed(0)
     reference = patched.original().float()
     for name, plan in audit.plans.items():

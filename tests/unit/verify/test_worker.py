@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+from auditor.loading.importer import import_source
 from auditor.records import Timed, Times
 from auditor.score import ScoreResult
 from auditor.verify import FP32, Answers, Runs
 from auditor.verify.artefact import _read, hand
-from auditor.verify.loaders import import_file, patched
+from auditor.verify.loaders import patched
 from auditor.verify.worker import build_model, write
 
 BATCH = ((torch.ones(1, 2),), {})
@@ -92,7 +93,7 @@ def test_the_model_is_made_with_the_random_numbers_of_the_audit(tmp_path: Path) 
     file = tmp_path / "anywhere.py"
     file.write_text(SOURCE)
     with torch.random.fork_rng(devices=[]):
-        patched = import_file(str(file))
+        patched = import_source("patched_model", file)
         model = build_model(patched, {"seed": 3, "device": "cpu"})
         torch.manual_seed(3)
         first = torch.rand(1).item()
