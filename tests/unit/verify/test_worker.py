@@ -99,7 +99,7 @@ def test_the_model_is_made_with_the_random_numbers_of_the_audit(tmp_path: Path) 
         first = torch.rand(1).item()
     assert patched.calls == [("model.py", first), ("original", first)]  # both begin with the seed
     assert not model.training
-    assert sys.modules["patched_model"] is patched  # so that what is pickled there is found again
+    assert sys.modules[patched.__name__] is patched  # so that what is pickled there is found again
 
 
 SCORES = """
