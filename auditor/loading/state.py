@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -308,8 +307,7 @@ def refused(slug: str) -> Iterator[None]:
 
 def reject_non_finite(model: nn.Module) -> None:
     """Raises: LoadError(slug="nan-weights"). Infinite buffers pass: attention masks hold them."""
-    named = itertools.chain(model.named_parameters(), model.named_buffers())
-    for name, tensor in named:
+    for name, tensor in named_tensors(model):
         if not tensor.is_floating_point() or tensor.is_meta:
             continue
         held = entries(tensor.detach())

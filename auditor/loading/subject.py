@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from .. import offload
 from ..errors import LoadError, first_line, let_through
 from ..isolation.answer import answer
-from ..isolation.members import is_wrapped, unwrapped, wrapper_of
+from ..isolation.members import is_wrapped, named_tensors, unwrapped, wrapper_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
 from ..numerics.entries import entries, is_number
@@ -256,7 +256,7 @@ def _reject_unfit(model: nn.Module, lazy: bool = False) -> None:
             slug="patched-model",
         )
     elsewhere = held_outside(model)
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    for name, tensor in named_tensors(model):
         if is_lazy(tensor):
             if not lazy:
                 hint = "call the model once, or load its weights, before the audit"

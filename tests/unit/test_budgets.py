@@ -34,23 +34,26 @@ GOAL = {
     "snippets": 450,
     "flow": 450,
 }
-"""Lines that a part of the package is to come down to. The files of WITH_CLI count to settings, `pulse` and `leaving` to telling, all other loose ones to flow."""
+"""Lines that a part of the package is to come down to. The files of WITH_CLI count to settings, those of WITH_PROGRESS to telling, all other loose ones to flow."""
 
 WITH_CLI = {"settings", "asked", "api"}
 """Files in no folder that count to the command line's room: all that an audit is asked by."""
 
+WITH_PROGRESS = {"stages"}
+"""Those that count to the room of progress: the clock whose calls are shown there."""
+
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
-    "cli": (1350, "settings"),
+    "cli": (1330, "settings"),
     "criteria": (960, "criteria"),
     "document": (900, "document"),
     "execution": (1260, "execution"),
-    "fleet": (440, "fleet"),
+    "fleet": (430, "fleet"),
     "graphs": (1170, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1910, "loading"),
-    "loose files": (1130, "flow"),
+    "loose files": (980, "flow"),
     "measure": (2310, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
@@ -62,7 +65,7 @@ BUDGET = {
     "score": (340, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
-    "verify": (920, "verify"),
+    "verify": (900, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
@@ -75,7 +78,8 @@ def lines() -> dict[str, int]:
     found: Counter[str] = Counter()
     for file in modules().values():
         parts = file.relative_to(PACKAGE).parts
-        room = parts[0] if len(parts) > 1 else "cli" if file.stem in WITH_CLI else LOOSE
+        loose = "cli" if file.stem in WITH_CLI else "progress" if file.stem in WITH_PROGRESS else LOOSE
+        room = parts[0] if len(parts) > 1 else loose
         found[room] += len(file.read_text(encoding="utf-8").splitlines())
     return dict(found)
 
