@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +33,7 @@ from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
 from .plan.verified import timed_plans, today_of
 from .plan.workbench import Workbench
-from .records import Audit, Subject
+from .records import Audit, Capture, Finding, Subject
 from .rulebook.causes import Graph, about, findings_of
 from .rulebook.load import spread
 from .rulebook.verdicts import judge, reports_of, with_backward
@@ -92,15 +93,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             judged = with_backward(judged, captured, step.nodes, step.capture)
         with stages("classify", f"{len(options.rulebook)} rules"):
             graph = Graph(captured.nodes, measured, judged.verdicts)
-            find = partial(
-                findings_of,
-                captured,
-                rules=spread(options.rulebook, formats),
-                formats=formats,
-                trains=options.training,
-                select=options.select,
-                ignores=options.ignores,
-            )
+            find = _finder(captured, options)
             findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
@@ -156,3 +149,16 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None) -> Plann
             timed, timing = timed_plans(bench, planned.plans)
         planned = replace(planned, plans=timed, timing=timing)
     return planned
+
+
+def _finder(captured: Capture, options: Settings) -> Callable[..., tuple[Finding, ...]]:
+    """`findings_of` the recorded operations, for what is wanted."""
+    return partial(
+        findings_of,
+        captured,
+        rules=spread(options.rulebook, options.formats),
+        formats=options.formats,
+        trains=options.training,
+        select=options.select,
+        ignores=options.ignores,
+    )

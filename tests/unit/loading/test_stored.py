@@ -144,7 +144,7 @@ class Nan(nn.Module):
     [
         (Nan(), -torch.ones(2), "nan-output", "returns NaN in FP32"),
         (nn.Linear(3, 4), torch.ones(2, 5), "forward-raises", "on inputs float32[2, 5] from example_inputs"),
-        (nn.Linear(3, 4), torch.ones(2, 3, dtype=torch.float64), "forward-raises", "float64[2,3]"),
+        (nn.Linear(3, 4), torch.ones(2, 3, dtype=torch.float64), "forward-raises", "float64[2, 3]"),
         (nn.Linear(3, 4, device="meta"), torch.ones(2, 3), "meta-weights", "meta device"),
         (nn.Sequential(nn.LazyLinear(4)), torch.ones(2, 3), "lazy-weights", "0.weight"),
         (nn.Sequential(nn.LazyBatchNorm1d()), torch.ones(2, 3), "lazy-weights", "call the model once"),
