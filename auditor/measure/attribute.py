@@ -27,7 +27,8 @@ from .rerun import PLAIN, Yardstick
 
 MAX_PROBES = 8
 LIGHT = 1 << 24
-"""Elements of all results together up to which a backward pass costs next to nothing, and MAX_PROBES are made."""
+"""Elements of all results together up to which a backward pass costs next to nothing, and MAX_PROBES are made; as many
+are held of gradients that wait for the next pass's, since an error is computed once for several."""
 
 STEPS = 256
 """Steps of recurrent layers, all together, from which a pass back through them takes long however few elements there are."""
@@ -44,12 +45,13 @@ class Estimates:
     """What the passes found, per value, format and kind of error.
 
     A value is a node's, under the node's name, or that value as one product reads it: see `reading`.
-    outputs_norm: what effects are divided by. passes: those that reached it. returned: {id of an output: its random signs in this pass}, the part of its gradient
+    outputs_norm: what effects are divided by. at_once: of how many passes gradients are looked at together. passes: those that reached it. returned: {id of an output: its random signs in this pass}, the part of its gradient
     that no reader has.
     """
 
     measurement: Measurement
     outputs_norm: float
+    at_once: int = 1
     probe: int = 0
     sums: dict[tuple[str, str, str], Sums] = field(default_factory=dict)
     passes: dict[str, set[int]] = field(default_factory=dict)
@@ -110,9 +112,9 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
     light = elements < LIGHT and _steps(measurement) < STEPS
     count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
-    estimates = Estimates(measurement, norm)
+    estimates = Estimates(measurement, norm, max(1, min(count, LIGHT // max(elements, 1))) if light else 1)
     views = lone_views(measurement)
-    handles = _register_hooks(estimates, batch, views)
+    hooks = _hooks(estimates, batch, views)
     try:
         drawn = probes(outputs, count, seed, forms)
         for index in range(count):
@@ -123,8 +125,10 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
             ends = _cheap_ends(measurement) if index and not light else None
             beat()
             torch.autograd.backward(probe.total, retain_graph=keep or index < count - 1, inputs=ends)
+        for hook in hooks:
+            hook.add()
     finally:
-        for handle in handles:
+        for handle in (handle for hook in hooks for handle in hook.handles):
             handle.remove()
         for anchor in measurement.anchors:
             anchor.grad = None
@@ -137,26 +141,22 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     return estimates
 
 
-def _register_hooks(
-    estimates: Estimates, batch: int | None, views: dict[str, str]
-) -> list[torch.utils.hooks.RemovableHandle]:
-    measurement, handles = estimates.measurement, []
+def _hooks(estimates: Estimates, batch: int | None, views: dict[str, str]) -> list[_Hook]:
+    measurement = estimates.measurement
     sampled = _values_by_sample(measurement, batch)
-
-    def hook(name: str, source: str, leaf: torch.Tensor, index: int, samples: int | None) -> None:
-        if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf):
-            handles.append(leaf.register_hook(_Hook(estimates, name, source, leaf, index, samples)))  # type: ignore[no-untyped-call]
-            if leaf.is_leaf:
-                handles.append(leaf.register_post_accumulate_grad_hook(_drop_gradient))  # type: ignore[no-untyped-call]
-
-    for name, leaves in measurement.live.items():
-        for index, leaf in enumerate(leaves if name not in views else ()):
-            hook(name, name, leaf, index, batch if name in sampled else None)
-    for product, values in measurement.readings.items():
-        for source, shared in values.items():
-            if shared is not None:
-                hook(reading(product, source), source, shared, 0, batch if source in sampled else None)
-    return handles
+    own = ((name, leaves) for name, leaves in measurement.live.items() if name not in views)
+    found = [(name, name, leaf, index) for name, leaves in own for index, leaf in enumerate(leaves)]
+    found += [
+        (reading(product, source), source, shared, 0)
+        for product, values in measurement.readings.items()
+        for source, shared in values.items()
+        if shared is not None
+    ]
+    return [
+        _Hook(estimates, name, source, leaf, index, batch if source in sampled else None)
+        for name, source, leaf, index in found
+        if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf)
+    ]
 
 
 def _drop_gradient(leaf: torch.Tensor) -> None:
@@ -202,51 +202,58 @@ def lone_views(measurement: Measurement) -> dict[str, str]:
 
 
 class _Hook:
-    """Turns the gradient at one value into squared inner products with its errors. source: whose value it is."""
+    """Turns the gradients at one value into squared inner products with its errors. source: whose value it is."""
 
     def __init__(
         self, estimates: Estimates, name: str, source: str, leaf: torch.Tensor, index: int, batch: int | None
     ) -> None:
-        self.estimates, self.name, self.source, self.index = estimates, name, source, index
-        self.key = id(leaf)
+        self.estimates, self.name, self.source, self.leaf, self.index = estimates, name, source, leaf, index
         self.traces = estimates.measurement.traces.get(name, {})
         self.samples = batch if batch and leaf.dim() and leaf.shape[0] % batch == 0 else 1
+        self.waiting: list[torch.Tensor] = []
+        self.returned: list[torch.Tensor] = []
+        self.handles = [leaf.register_hook(self)]  # type: ignore[no-untyped-call]
+        if leaf.is_leaf:
+            self.handles.append(leaf.register_post_accumulate_grad_hook(_drop_gradient))  # type: ignore[no-untyped-call]
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
         if gradient is None:  # an output of a several-output operation that nothing reads
             return
+        self.waiting.append(dense(gradient.detach()).contiguous())
+        signs = self.estimates.returned.get(id(self.leaf))
+        self.returned += [] if signs is None else [signs]
+        self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
+        if len(self.waiting) == self.estimates.at_once:
+            self.add()
+
+    def add(self) -> None:
+        """Add what the gradients that wait tell."""
+        value = tensors_of(self.estimates.measurement.values[self.source])[self.index].contiguous()
+        given = [x for x in (self.waiting, self.returned) if x and value.numel()]
+        self.waiting, self.returned = [], []
         with torch.no_grad():
-            gradient = dense(gradient.detach()).contiguous()
-            self.estimates.passes.setdefault(self.name, set()).add(self.estimates.probe)
-            if gradient.numel():
-                value = tensors_of(self.estimates.measurement.values[self.source])[self.index].contiguous()
-                result = [*self._products(gradient, value)]
-                for (fmt, kinds, _), sums in zip(result, by_level([inner for *_, inner in result]), strict=True):
-                    for kind in kinds:
-                        self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(*sums)
+            stacked = [x[0][None] if len(x) == 1 else torch.stack(x) for x in given]  # one alone is not copied
+            result = [*self._products(value, *stacked)] if stacked else []
+            for (fmt, kinds, _), sums in zip(result, by_level([inner for *_, inner in result]), strict=True):
+                for kind in kinds:
+                    self.estimates.sums.setdefault((self.name, fmt, kind), Sums()).add(*sums)
 
     def _products(
-        self, gradient: torch.Tensor, value: torch.Tensor
+        self, value: torch.Tensor, gradients: torch.Tensor, returned: torch.Tensor | None = None
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
         """A format, the kinds of error that are alike, and the inner products with one of them."""
         measurement = self.estimates.measurement
-        formats = measurement.formats
-        returned = self.estimates.returned.get(self.key)
+        kinds = {fmt: _by_rounding_alone(self.traces.get(fmt), returned is None) for fmt in measurement.formats}
+        roundings = [(gradients, {fmt: alike for fmt, alike in kinds.items() if alike})]
         if returned is not None:  # an output stays as it is where its low readers round it
-            yield from self._by_rounding(gradient - returned, value, dict.fromkeys(formats, ("cast",)))
-        kinds = {fmt: _by_rounding_alone(self.traces.get(fmt), returned is None) for fmt in formats}
-        yield from self._by_rounding(gradient, value, {fmt: alike for fmt, alike in kinds.items() if alike})
+            roundings.append((gradients - returned, dict.fromkeys(measurement.formats, ("cast",))))
+        for moved, kinds in roundings:
+            result = inner_products_by_row(moved, value, self.samples, [FORMATS[fmt] for fmt in kinds])
+            for (fmt, alike), inner in zip(kinds.items(), result, strict=True):
+                yield fmt, alike, inner
         for fmt, trace in self.traces.items():
             for kind, error in measurement.alone[fmt].errors(measurement.nodes[self.name], trace, self.index):
-                yield fmt, (kind,), inner_products(gradient, error, self.samples)
-
-    def _by_rounding(
-        self, gradient: torch.Tensor, value: torch.Tensor, kinds: Mapping[str, tuple[str, ...]]
-    ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
-        rows = [FORMATS[fmt] for fmt in kinds]
-        result = inner_products_by_row(gradient, value, self.samples, rows) if rows else []
-        for (fmt, alike), inner in zip(kinds.items(), result, strict=True):
-            yield fmt, alike, inner
+                yield fmt, (kind,), inner_products(gradients, error, self.samples)
 
 
 def _by_rounding_alone(trace: Trace | None, cast: bool) -> tuple[str, ...]:

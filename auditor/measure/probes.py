@@ -67,10 +67,10 @@ def signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def inner_products(
     gradient: torch.Tensor, value: torch.Tensor, samples: int, row: Format | None = None
 ) -> torch.Tensor:
-    """<gradient, error> per sample and part: float32 [samples, parts].
+    """<gradient, error> per sample and part: float32 [samples, parts]; of several gradients one after the other.
 
     Parts are PARTS runs of neighbours, or the entries themselves where runs would be shorter than _SHORT.
-    gradient, value: [*], equal shapes, with a sample each in equal runs. The error is `value` itself, or, with `row`,
+    gradient: [*] or [passes, *]. value: [*], with a sample each in equal runs. The error is `value` itself, or, with `row`,
     what rounding it to that format adds. Products that are not finite count as zero.
     """
     return inner_products_by_row(gradient, value, samples, [row])[0]
@@ -96,37 +96,37 @@ def _is_finite(sums: torch.Tensor) -> bool:
 def _sums(
     gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None], finite: bool
 ) -> list[torch.Tensor]:
-    flat, values = gradient.detach().reshape(samples, -1), value.detach().reshape(samples, -1)
-    width = flat.shape[1] // PARTS
+    values = value.detach().reshape(samples, -1)
+    flat = gradient.detach().reshape(-1, *values.shape)
+    width = values.shape[1] // PARTS
     if width < _SHORT:
-        return [_products(flat, values, row, finite) for row in rows]
+        return [_products(flat, values, row, finite).flatten(0, 1) for row in rows]
     whole = width * PARTS
-    parts, errors = flat[:, :whole].view(samples, PARTS, width), values[:, :whole].view(samples, PARTS, width)
+    parts, errors = flat[..., :whole].view(-1, samples, PARTS, width), values[:, :whole].view(samples, PARTS, width)
     most = _CHUNK if flat.device.type == "cpu" else ON_GPU
     if flat.numel() <= most:
-        result = [_products(parts, errors, row, finite).sum(2) for row in rows]
+        result = [_products(parts, errors, row, finite).sum(-1) for row in rows]
     else:
-        result = [flat.new_empty(samples, PARTS) for _ in rows]
+        result = [flat.new_empty(len(flat), samples, PARTS) for _ in rows]
         step = max(1, most // width)
         for sample in range(samples):
             for start in range(0, PARTS, step):
                 run = slice(start, start + step)
                 for sums, row in zip(result, rows, strict=True):
-                    sums[sample, run] = _products(parts[sample, run], errors[sample, run], row, finite).sum(1)
-    if whole < flat.shape[1]:
+                    sums[:, sample, run] = _products(parts[:, sample, run], errors[sample, run], row, finite).sum(-1)
+    if whole < values.shape[1]:
         for sums, row in zip(result, rows, strict=True):
-            sums[:, -1] += _products(flat[:, whole:], values[:, whole:], row, finite).sum(1)
-    return result
+            sums[..., -1] += _products(flat[..., whole:], values[:, whole:], row, finite).sum(-1)
+    return [sums.flatten(0, 1) for sums in result]
 
 
 def _products(gradient: torch.Tensor, value: torch.Tensor, row: Format | None, finite: bool) -> torch.Tensor:
-    if row is None:
-        error = value.to(gradient.dtype, copy=True)
-    else:
+    error = value
+    if row is not None:
         # A copy in any case: where the value is in the format already, it is the caller's own tensor.
-        error = plain(in_format(value, row)).to(value.dtype, copy=True).sub_(value).to(gradient.dtype)
-    error.mul_(gradient)
-    return error.nan_to_num_(0.0, 0.0, 0.0) if finite else error
+        error = plain(in_format(value, row)).to(value.dtype, copy=True).sub_(value)
+    result = error.to(gradient.dtype) * gradient
+    return result.nan_to_num_(0.0, 0.0, 0.0) if finite else result
 
 
 @dataclass

@@ -122,11 +122,8 @@ class Reruns:
     def _run(self, semantics: Semantics, before: Run) -> tuple[list[torch.Tensor], bool]:
         """The tensors among the outputs, and whether a choice on the way is another."""
         beat()
-        executor, result, flipped = (
-            Executor(self.measurement.capture.graph_module, semantics, before=before),
-            None,
-            False,
-        )
+        executor = Executor(self.measurement.capture.graph_module, semantics, before=before)
+        result, flipped = None, False
         with torch.no_grad():
             for n, result in executor.steps(*self.measurement.flat_inputs):
                 if n.op == "call_function":
