@@ -30,7 +30,7 @@ class Endless(RuntimeError):
 class Emulation(Handler):
     """Runs operations as CUDA does.
 
-    lenient: an operation that CUDA refuses in half is computed in FP32 and rounded, instead of raising.
+    lenient: what CUDA refuses in half is computed in FP32 and rounded, and so are recurrent layers, whose steps take long.
     most: operations after which the run is ended: a loop until two numbers agree may never end in half. seen: how many
     there were so far, casts aside: where a plan's scopes begin and end, a run in FP32 has none.
     """
@@ -74,7 +74,7 @@ class Emulation(Handler):
             )
         if plain:
             return op(*args, **kwargs)
-        if _draws(op, args, kwargs):
+        if _draws(op, args, kwargs) or (self.lenient and operation_of(op).recurrent):
             return in_float32(op, args, kwargs)
         try:
             return run_op(op, args, kwargs)

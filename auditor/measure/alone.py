@@ -35,10 +35,8 @@ _ONE_ROUNDING = 1.1
 def rounder(capture: Capture, fmt: str) -> Callable[[Any], Any]:
     """Rounds the tensors of a tree to a format; masked entries become what the model itself would write there."""
     nodes = {node.name: node for node in capture.graph_module.graph.nodes}
-    row, sentinels = (
-        FORMATS[fmt],
-        dict[float, float](),
-    )  # {literal that marks what to mask: what Python writes in the format}
+    row = FORMATS[fmt]
+    sentinels = dict[float, float]()  # {literal that marks what to mask: what Python writes in the format}
     for name, node in capture.nodes.items():
         literals = low_literals(node, fmt)
         for key, value in literals.arguments.items() if literals else ():
@@ -238,16 +236,15 @@ class InFormat:
             self.env.pop(node, None)
             self._rounded.pop(node, None)
 
-    def advance(self, n: fx.Node) -> None:
-        """The node in the low run; where it cannot run, the run goes on from the reference."""
+    def advance(self, n: fx.Node, result: Any = None) -> None:
+        """The node in the low run, or the reference where it cannot run. result: what it gives, where that is known."""
         reference = self._values[n.name]
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.value_of)
-        args, kwargs = with_literals(args, kwargs, self.alone.literals(n))
         try:
-            result = run_op(target_of(n), args, kwargs)
+            if result is None:
+                result = run_op(target_of(n), *with_literals(args, kwargs, self.alone.literals(n)))
         except Exception as error:
             let_through(error)
-            result = None
         if result is None or not same_shapes(reference, result):
             result = round_tree(reference, self.alone.row)
             self.pure = False
@@ -263,7 +260,8 @@ class InFormat:
 
     def _measure_node(self, n: fx.Node) -> tuple[NodeError, Trace]:
         ran = self.alone.run(n, fx.node.map_arg((n.args, n.kwargs), self._read))
-        self.advance(n)
+        begins = all(self._rounded[source] is self.env.get(source) for source in n.all_input_nodes)
+        self.advance(n, ran.low if begins else None)
         inherited = any(source in self._spoilt for source in n.all_input_nodes)
         error = self._error(n, ran)
         if ran.unsupported or error.disagreement or _turns_non_finite(error) or self._turns(n):

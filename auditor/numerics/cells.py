@@ -74,20 +74,17 @@ class _Way:
     def run(self, rows: Tensor, sizes: Sequence[int], states: _States, backwards: bool) -> tuple[Tensor, _States]:
         """Output and last states. rows: those of each step, one after the other, as many as `sizes` says."""
         entering = torch.split(_product(rows, self._of_input, self._biases[0], self._row), list(sizes))
-        outputs = []
-        for from_input in reversed(entering) if backwards else entering:
-            now = tuple(state[: len(from_input)] for state in states)
+        outputs, steps = [], list(zip(entering, sizes, strict=True))
+        for from_input, size in reversed(steps) if backwards else steps:
+            now = tuple(state[:size] for state in states)
             from_state = _product(now[0], self._of_state, self._biases[1], self._row)
             result = tuple(round_to(x, self._row.name) for x in self._step(from_input, from_state, now))
             for weight in self._projection:
                 result = (_product(result[0], weight, None, self._row), *result[1:])
             outputs.append(result[0])
-            ended = len(from_input) < len(
-                states[0]
-            )  # of sequences that are no longer this long, what they ended with stays
-            states = (
-                tuple(torch.cat((x, y[len(x) :])) for x, y in zip(result, states, strict=True)) if ended else result
-            )
+            if size < states[0].shape[0]:  # of sequences that are no longer this long, what they ended with stays
+                result = tuple(torch.cat((x, y[size:])) for x, y in zip(result, states, strict=True))
+            states = result
         return torch.cat(outputs[::-1] if backwards else outputs), states
 
 
