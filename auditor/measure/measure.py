@@ -109,14 +109,16 @@ def measure(
             if n.op == "call_function":
                 tick(n.name)
                 used_up = executor.user_to_last_uses.get(n, ())
-                with torch.no_grad():
-                    told = {name: run.measure(n) for name, run in low.items()}
+                told = {}
+                for name, run in low.items():
+                    with torch.no_grad():
+                        told[name] = run.measure(n)
+                    # A weight is rounded again for its next reader: one that is tied would be held from first to last.
+                    run.forget((*used_up, *(source for source in n.all_input_nodes if source.op != "call_function")))
                 found.errors[n.name] = {name: error for name, (error, _) in told.items()}
                 found.traces[n.name] = {name: trace for name, (_, trace) in told.items()}
                 for source in used_up:
                     profiles.pop(source, None)
-                for run in low.values():
-                    run.forget(used_up)
     found.alone = {name: run.alone for name, run in low.items()}
     found.pure = frozenset(name for name, run in low.items() if run.pure)
     found.blind = frozenset(n.name for n in before(reference.lost))

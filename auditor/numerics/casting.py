@@ -113,8 +113,7 @@ def _round_tensor(x: torch.Tensor, name: str) -> torch.Tensor:
 
 def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """Compute in float32 on the values the arguments have now, and round floating results to the format."""
-    args, kwargs = widen(args), widen(kwargs)
-    return round_tree(target(*args, **kwargs), row)
+    return round_tree(target(*widen(args), **widen(kwargs)), row)  # by then nothing holds the wide arguments
 
 
 def widen(tree: Any) -> Any:
