@@ -104,7 +104,7 @@ def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | Non
         for plan in [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.verified]:
             ran = plan.verification
             if ran is not None and ran.apart:
-                joint = ran.joint if ran.joint is not None else ran.error
+                joint = ran.joint if ran.joint is not None else ran.measured_error
                 proposals += by_itself(set_, plan_title(plan), ran.apart, joint or 0.0, options.max_error)
                 break
         outputs = bench.reference(bench.subject.batches[0])

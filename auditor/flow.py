@@ -26,7 +26,7 @@ from .measure.calibrate import calibrate_paths
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
-from .plan.nonfinite import locate, locate_in_plans, unsafe_in_runs
+from .plan.nonfinite import unsafe_in_runs
 from .plan.plans import Planner
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
@@ -131,10 +131,10 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None) -> Plann
     options = bench.options
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
         planner = Planner(bench, options.scoped, options.formats)
-        baselines = locate(bench, planner.baselines())
+        baselines = planner.baselines()
         today = today_of(bench)
     with stages("plan", "solve, patch, verify"):
-        plans = locate_in_plans(bench, planner.plans(baselines))
+        plans = planner.plans(baselines)
     if score is not None:
         with stages("scores", score.scoring.name):
             plans = score.under(plans, bench)
@@ -142,8 +142,8 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None) -> Plann
     if options.as_graphs:
         with stages("graph", "export, solve, verify"):
             graphs = graphs_of(bench, score)
-            more = locate(bench, graphs.baselines)
-        planned = replace(graphs, plans={**plans, **graphs.plans}, baselines={**baselines, **more}, fp32_today=today)
+            baselines = {**baselines, **graphs.baselines}
+        planned = replace(graphs, plans={**plans, **graphs.plans}, baselines=baselines, fp32_today=today)
     if options.times:
         with stages("times", "FP32 and every plan, over and over"):
             timed, timing = timed_plans(bench, planned.plans)

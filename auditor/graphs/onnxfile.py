@@ -15,7 +15,7 @@ from ..errors import AuditorError, MeasureError, first_line, let_through, origin
 from ..isolation.answer import answer
 from ..numerics.formats import label
 from ..numerics.metrics import output_error
-from ..plan.modules import worst_of
+from ..plan.workbench import worst_of
 from ..records import Audit, Onnx, Plan
 from ..verify import ONNX, Answers, NotHandedOver, Verifier
 from ..verify.loaders import AS_IT_IS, PROVIDER
@@ -138,7 +138,7 @@ def _told(plan: Plan, ends: str, content: bytes | None, ran: float | str, as_rou
         *(counted(read(content)) if content else (0, 0, 0)),
         f"onnxruntime {onnxruntime.__version__}, {PROVIDER}",
         ran if isinstance(ran, float) else None,
-        None if checked is None else checked.error if checked.joint is None else checked.joint,
+        None if checked is None else checked.measured_error if checked.joint is None else checked.joint,
         failure,
         as_rounded if isinstance(as_rounded, float) else None,
     )

@@ -17,19 +17,20 @@ from ..artefact.strategies import GRAPHS, SHIPPED
 from ..capture.emulation import as_on
 from ..errors import MeasureError, PlanError, first_line, let_through
 from ..execution.execute import Executor
+from ..execution.policy import Policy, plain
 from ..isolation.answer import from_the_start
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.formats import dtype_of, runs
 from ..numerics.nodes import tensors_of
 from ..plan.costs import costs_in, memory_of, most_alive
 from ..plan.mincut import HIGH, LOW, Arc, Cuts
-from ..plan.modules import worst_of
+from ..plan.nonfinite import of_replay
 from ..plan.scores import InFp32
 from ..plan.search import MARGIN, RUNS, Space, choose, verified
 from ..plan.solve import VISITS
 from ..plan.verified import answered
-from ..plan.workbench import Workbench
-from ..records import Baseline, Batch, KeptOperation, Memory, Plan, Program, ScopeChoice, Timing, Today
+from ..plan.workbench import Workbench, worst_of
+from ..records import Batch, KeptOperation, Memory, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..stages import tick
 from ..verify import PROGRAM
 from .exported import Exported, Saved, cannot, exported, outlines, saved
@@ -37,6 +38,10 @@ from .operations import Operation, Table, is_pick, low_arguments, table_of
 
 COPIED = "copied"
 """Where a node's `meta` has the name of the one that it stands for; casts stand for none."""
+
+
+ALL_LOW = "cast"
+"""The strategy that the recorded graph is run under in the place of an exported program with everything low."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Planned:
     """
 
     plans: Mapping[str, Plan] = field(default_factory=dict)
-    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    baselines: Mapping[str, Verification] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     fp32_today: Today | None = None
@@ -85,7 +90,7 @@ def _trial(bench: Workbench) -> Trial:
 
 def _planned(trial: Trial, strategy: str, score: InFp32 | None) -> Planned:
     bench = trial.bench
-    baselines, spaces, files = dict[str, Baseline](), dict[str, Operations](), dict[str, bytes]()
+    baselines, spaces, files = dict[str, Verification](), dict[str, Operations](), dict[str, bytes]()
     for format in filter(runs, bench.options.formats):
         table, baseline = _all_low(trial, table_of(trial.exported.graph_module.graph, format, bench))
         spaces[f"{strategy}_{format}"], baselines[f"{strategy}_{format}"] = Operations(table, trial), baseline
@@ -108,17 +113,18 @@ def _planned(trial: Trial, strategy: str, score: InFp32 | None) -> Planned:
     return Planned(score.under(plans, bench, files) if score else plans, baselines, files)
 
 
-def _all_low(trial: Trial, table: Table) -> tuple[Table, Baseline]:
+def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
     """The table without what raises where everything is low that can be, and what that comes to."""
     low = table.can_be_low()
     while True:
         try:
             error = trial.error(table, low)
-            return table, Baseline(error if math.isfinite(error) else None, math.isfinite(error))
+            policy = Policy(trial.bench.capture, ALL_LOW, plain(table.format), table.format)
+            return table, of_replay(trial.bench, error, policy)
         except OperationRefused as refused:
             name = refused.name
             if name not in low:
-                return table, Baseline(None, False, first_line(refused.said))
+                return table, Verification(None, False, failure=first_line(refused.said))
             if name in table.may_be_low():
                 kept = f"it does not run low: {refused}"[:200]
                 operation = replace(table.operations[name], kind="refused", kept=kept)

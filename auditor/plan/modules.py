@@ -3,60 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-import torch
-from torch import nn
-
-from ..execution.execute import Executor
 from ..execution.policy import Policy, choice_from_labels, choice_from_scopes, plain
-from ..isolation.outputs import tensor_outputs
 from ..numerics.formats import FORMATS
 from ..paths import module_of
-from ..records import Batch, Capture, Distance, Plan, ScopeChoice
+from ..records import Plan, ScopeChoice
 from ..resources import table
-from ..stages import beat
 from .costs import memory_of
 from .exceptions import needed
 from .problem import Problem
 from .search import MOST_OFF, Space
 from .solve import Candidate, cheapest, evaluate
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One model on some batches, its FP32 outputs, and the measure of distance that the budget speaks of.
-
-    paths: of each batch the recorded path that it takes, where there are several.
-    """
-
-    capture: Capture
-    model: nn.Module
-    batches: Sequence[Batch]
-    references: Sequence[Sequence[torch.Tensor]]
-    distance: Distance
-    paths: Sequence[Capture] = ()
-
-    def error(self, how: Policy) -> float:
-        """Distance of low runs of the graph from the references, the worst batch's; NaN counts.
-
-        Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
-        """
-        paths = self.paths or [self.capture] * len(self.batches)
-        each = zip(paths, self.references, self.batches, strict=True)
-        return worst_of([float(self.distance(expected, self._run(path, how, x))) for path, expected, x in each])
-
-    def _run(self, capture: Capture, how: Policy, batch: Batch) -> list[torch.Tensor]:
-        beat()
-        with torch.no_grad():
-            return tensor_outputs(Executor(capture.graph_module, how).run(*capture.bind(self.model, batch)))
-
-
-def worst_of(values: Sequence[float]) -> float:
-    """The largest; NaN if any is, so that it fails every threshold. Nothing gives 0."""
-    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
-
 
 SHORTER = 0.05
 """Share of the predicted time that a plan without any FP32 may take longer than the fastest: it is easier to live with,
@@ -67,11 +25,11 @@ REPLAYS = 4
 
 
 class Modules(Space[Candidate]):
-    """Choices of precisions of modules. left: replays that improving and explaining a choice may still make."""
+    """Choices of precisions of modules. replayed: the error of the recorded graph under a policy; left: replays that improving and explaining a choice may still make."""
 
-    def __init__(self, problem: Problem, trial: Trial, budget: float) -> None:
+    def __init__(self, problem: Problem, replayed: Callable[[Policy], float], budget: float) -> None:
         super().__init__()
-        self.problem, self.budget, self._trial = problem, budget, trial
+        self.problem, self.budget, self._replayed = problem, budget, replayed
         self.nothing, self.low = everything(problem, "fp32"), everything(problem, problem.format)
         self.left = REPLAYS
 
@@ -84,7 +42,7 @@ class Modules(Space[Candidate]):
 
     def replay(self, point: Candidate) -> float:
         """Error of the recorded graph under a choice."""
-        return self._trial.error(self.problem.running(choice_from_labels(point.precision)))
+        return self._replayed(self.problem.running(choice_from_labels(point.precision)))
 
     def holds(self, point: Candidate, limit: float) -> bool:
         """Whether a replay, where one can be afforded, stays within a limit."""

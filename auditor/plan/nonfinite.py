@@ -1,47 +1,31 @@
-"""Baselines and plans whose outputs turn Inf or NaN, each with the first operation that does, and verdicts that say so."""
+"""Runs whose outputs turn Inf or NaN: the first operation that does, and verdicts that say so."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ..artefact.strategies import strategy_of
 from ..capture.paths import path_of
 from ..execution.beside import first_non_finite
-from ..execution.policy import Policy, choice_from_scopes, plain
+from ..execution.policy import Policy
 from ..numerics.formats import label
-from ..records import Baseline, NonFinite, Plan, Verdict
+from ..records import NonFinite, Verdict, Verification
 from ..records.measure import MEASURED
 from ..rulebook.verdicts import Judgement
 from .workbench import Workbench
 
-ALL_LOW = "cast"
-"""The strategy that the recorded graph is run under in the place of an exported program with everything low."""
+
+def of_replay(bench: Workbench, error: float, policy: Policy) -> Verification:
+    """What a replay of the recorded graph came to, where it stands for a run of the model."""
+    if math.isfinite(error):
+        return Verification(error, True)
+    return Verification(None, False, nonfinite=located(bench, policy))
 
 
-def locate(bench: Workbench, baselines: Mapping[str, Baseline]) -> dict[str, Baseline]:
-    """The baselines, those that are not finite with the operation at which the recorded graph, run so, turns non-finite."""
-    result = dict(baselines)
-    for name, base in baselines.items():
-        if not base.finite and not base.failure:
-            strategy, _, fmt = name.partition("_")
-            strategy = ALL_LOW if strategy_of(strategy).per_operation else strategy
-            result[name] = replace(base, nonfinite=_first(bench, Policy(bench.capture, strategy, plain(fmt), fmt)))
-    return result
-
-
-def locate_in_plans(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
-    """The same of plans; a program is not the recorded graph, and stays as it is."""
-    result = dict(plans)
-    for name, plan in plans.items():
-        ran = plan.verification
-        if ran is not None and not ran.finite and not ran.failure and plan.program is None:
-            policy = Policy(bench.capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
-            result[name] = replace(plan, verification=replace(ran, nonfinite=_first(bench, policy)))
-    return result
-
-
-def _first(bench: Workbench, policy: Policy) -> NonFinite | None:
+def located(bench: Workbench, policy: Policy) -> NonFinite | None:
+    """The operation at which the recorded graph turns non-finite under a policy, on the first batch that shows it."""
     batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)
@@ -62,7 +46,7 @@ def _rules(bench: Workbench, first: NonFinite, fmt: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rule for _, rule in ordered))
 
 
-def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Baseline]) -> Judgement:
+def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:
     """The verdicts, with those operations unsafe that turn the outputs of a baseline non-finite, though not alone; the same
     Judgement where there are none."""
     changed, verdicts = False, {name: dict(by_format) for name, by_format in judged.verdicts.items()}

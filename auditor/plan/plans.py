@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..numerics.formats import runs
-from ..records import Baseline, Plan
+from ..records import Plan, Verification
 from ..stages import tick
 from .modules import Modules, as_candidate, as_plan
+from .nonfinite import of_replay
 from .reasons import improve, with_reasons
 from .recommend import gains, has_low
 from .search import MARGIN, WORTH, choose, verified
 from .solve import Candidate
-from .verified import finite, is_outdone, verify
+from .verified import is_outdone, verify
 from .workbench import Workbench
 
 
@@ -23,26 +25,27 @@ class Planner:
 
     def __init__(self, bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> None:
         self.bench = bench
-        trial = bench.trial(bench.usable(bench.subject.batches))
+        replayed = partial(bench.replayed, bench.usable(bench.subject.batches))
         problems = [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]
-        self.spaces = {problem.name: Modules(problem, trial, bench.max_error) for problem in problems}
+        self.spaces = {problem.name: Modules(problem, replayed, bench.max_error) for problem in problems}
         self._ran: dict[tuple[str, Hashable], Plan] = {}
 
-    def baselines(self) -> dict[str, Baseline]:
+    def baselines(self) -> dict[str, Verification]:
         """The model with everything low, which is what it gives under plain autocast or a plain cast; known to the search."""
         low = self._run({name: space.low for name, space in self.spaces.items()})
         return {name: self._baseline(space, low[name]) for name, space in self.spaces.items()}
 
-    def _baseline(self, space: Modules, plan: Plan) -> Baseline:
+    def _baseline(self, space: Modules, plan: Plan) -> Verification:
         ran = plan.verification
         if ran is None or not runs(plan.format):  # the recorded graph stands in for a model that cannot be run
-            return Baseline(*finite(space.error(space.low)))
-        fails = plan.measured_error is None or not all(one.holds for one in ran.criteria)
-        error = math.inf if fails else max(plan.measured_error or 0.0, ran.with_gradients or 0.0)
-        space.log[space.key(space.low)] = error
-        return Baseline(plan.measured_error, ran.finite, ran.failure, criteria=() if ran.failure else ran.criteria)
+            return of_replay(self.bench, space.error(space.low), self.bench.policy(plan))
+        fails = ran.measured_error is None or not all(one.holds for one in ran.criteria)
+        space.log[space.key(space.low)] = (
+            math.inf if fails else max(ran.measured_error or 0.0, ran.with_gradients or 0.0)
+        )
+        return ran
 
-    def plans(self, baselines: Mapping[str, Baseline]) -> dict[str, Plan]:
+    def plans(self, baselines: Mapping[str, Verification]) -> dict[str, Plan]:
         """Every plan, verified on inputs it was not made from where there are any."""
 
         def holds(_: str, plan: Plan) -> bool:
@@ -76,7 +79,9 @@ class Planner:
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new).items()}
         return {name: self._ran[key] for name, key in keys.items()}
 
-    def _better(self, plans: Mapping[str, Plan], baselines: Mapping[str, Baseline]) -> Iterator[tuple[str, Candidate]]:
+    def _better(
+        self, plans: Mapping[str, Plan], baselines: Mapping[str, Verification]
+    ) -> Iterator[tuple[str, Candidate]]:
         """What to run in the place of plans that do harm or gain nothing, or that another strategy's is better than.
 
         Everything low, or what another strategy keeps in the same format, where a replay holds; in the

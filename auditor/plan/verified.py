@@ -15,19 +15,18 @@ from ..criteria.defaults import apart
 from ..criteria.measure import Criteria
 from ..devices import name_of
 from ..errors import MeasureError, first_line, let_through
-from ..execution.policy import Policy, choice_from_scopes
 from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..records import Baseline, Plan, Timed, Timing, Today, Verification
+from ..records import Plan, Timed, Timing, Today, Verification
 from ..stages import tick
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
-from .modules import worst_of
+from .nonfinite import located
 from .recommend import has_fp32
-from .workbench import Workbench
+from .workbench import Workbench, worst_of
 
 
 def fresh_told(bench: Workbench) -> tuple[str, ...]:
@@ -65,9 +64,9 @@ def answered(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, by
 
 def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     """The plan with the error of a replay of the captured graph under it, in words: nothing was measured on a model."""
-    trial = bench.trial(bench.usable(bench.checks) or bench.usable(bench.subject.batches))
+    batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
     try:
-        error = f"gives an error of {trial.error(Policy(bench.capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)):.2g}"
+        error = f"gives an error of {bench.replayed(batches, bench.policy(plan)):.2g}"
     except Exception as refused:
         let_through(refused)
         error = f"ends with: {first_line(refused)}"
@@ -98,7 +97,7 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
         bench,
         pairs,
         graded,
-        error=result if is_finite else None,
+        measured_error=result if is_finite else None,
         joint=None if plain else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
         apart=apart(pairs),
         finite=is_finite,
@@ -106,10 +105,11 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
         noise=noise.error,
         floor=noise.floor if noise.floor > bench.yardstick.budget else 0.0,
         ungraded=bench.noise.graded if isinstance(bench.noise.graded, str) else None,
+        nonfinite=None if is_finite or plan.program else located(bench, bench.policy(plan)),
     )
     holds = is_finite and max(result, enabled or 0.0) <= bench.max_error
     verified = holds and all(one.holds for one in ran.criteria)
-    return replace(plan, measured_error=ran.error, verified=verified, verification=ran)
+    return replace(plan, measured_error=ran.measured_error, verified=verified, verification=ran)
 
 
 def _verification(bench: Workbench, pairs: Sequence[Pair], graded: Pair | None, **said: Any) -> Verification:
@@ -121,7 +121,7 @@ def _verification(bench: Workbench, pairs: Sequence[Pair], graded: Pair | None, 
 
 
 def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
-    ran = _verification(bench, (), None, error=None, finite=False, failure=failure)
+    ran = _verification(bench, (), None, measured_error=None, finite=False, failure=failure)
     return replace(plan, measured_error=None, verified=False, verification=ran)
 
 
@@ -141,7 +141,7 @@ def finite(error: float) -> tuple[float | None, bool]:
     return (error, True) if math.isfinite(error) else (None, False)
 
 
-def is_outdone(plan: Plan, baseline: Baseline) -> bool:
+def is_outdone(plan: Plan, baseline: Verification) -> bool:
     """Whether the model is closer to FP32 without the plan, by more than FP32's noise. With everything low the two are one."""
     if plan.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
         return False

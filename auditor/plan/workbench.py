@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -17,9 +18,11 @@ from ..artefact.strategies import SHIPPED
 from ..capture.emulation import Emulation
 from ..capture.intercept import intercepted
 from ..capture.paths import path_of, usable
+from ..execution.execute import Executor
+from ..execution.policy import Policy, choice_from_scopes
 from ..isolation.answer import answer
 from ..isolation.members import size_of
-from ..isolation.outputs import NamedTensors
+from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..isolation.process import Flags
 from ..measure.calibrate import Calibration
 from ..measure.noise import FP32Runs, without_noise
@@ -28,10 +31,10 @@ from ..numerics.formats import DEFAULT
 from ..records import Batch, Capture, Contribution, Finding, Plan, ScopeChoice, Subject, Verdict
 from ..rulebook.verdicts import Judgement
 from ..settings import Settings
+from ..stages import beat
 from ..verify import FP32, PROGRAM, NotHandedOver, Question, Runs, Verifier, in_hand, load_program
 from ..verify.running import Load
 from .costs import Cost, costs_of
-from .modules import Trial
 from .problem import Problem
 
 
@@ -158,12 +161,23 @@ class Workbench:
         runs = Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most)
         return {name: question(runs, name) for name in names}
 
-    def trial(self, batches: Sequence[Batch]) -> Trial:
-        """Some batches that the captured graph is valid for, and their FP32 outputs."""
-        references = self.references(batches)
-        paths = tuple(path_of(self.capture, self.subject, batch) or self.capture for batch in batches)
-        about = self.subject.model, tuple(batches), tuple(references), self.yardstick.distance
-        return Trial(self.capture, *about, paths=paths)
+    def replayed(self, batches: Sequence[Batch], how: Policy) -> float:
+        """Error of low runs of the recorded graph on batches that it is valid for, the worst one's; NaN counts.
+
+        Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
+        """
+        return worst_of([self._replayed(batch, how) for batch in batches])
+
+    def _replayed(self, batch: Batch, how: Policy) -> float:
+        beat()
+        path = path_of(self.capture, self.subject, batch) or self.capture
+        with torch.no_grad():
+            outputs = Executor(path.graph_module, how).run(*path.bind(self.subject.model, batch))
+        return float(self.yardstick.distance(self.reference(batch), tensor_outputs(outputs)))
+
+    def policy(self, plan: Plan) -> Policy:
+        """How the recorded graph runs under a plan."""
+        return Policy(self.capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
 
     def usable(self, batches: Sequence[Batch]) -> list[Batch]:
         """Those of some batches that the captured graph is valid for."""
@@ -177,6 +191,11 @@ class Workbench:
         return Problem(
             self.capture, *measured, strategy, fmt, options.figures, *stored, self.contributions, options.objective
         )
+
+
+def worst_of(values: Sequence[float]) -> float:
+    """The largest; NaN if any is, so that it fails every threshold. Nothing gives 0."""
+    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
 def reference(subject: Subject, batch: Batch, seed: int = 0) -> NamedTensors:

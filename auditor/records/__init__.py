@@ -29,7 +29,6 @@ from .measure import NodeError as NodeError
 from .measure import Noise as Noise
 from .measure import Verdict as Verdict
 from .measure import Weight as Weight
-from .plan import Baseline as Baseline
 from .plan import CriterionValue as CriterionValue
 from .plan import Evaluation as Evaluation
 from .plan import KeptOperation as KeptOperation

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from ..folder import path_of, write
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
-from .plan import Baseline, Evaluation, Plan, Timing, Today
+from .plan import Evaluation, Plan, Timing, Today, Verification
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
@@ -123,7 +123,7 @@ class Audit:
     use: Annotated[str, FileField("what the recommended plan is for", choices=("inference", "training"))] = "inference"
     recommendation: Annotated[str, FileField("why, in one sentence")]
     plans: Annotated[Mapping[str, Plan], FileField("one per strategy and format, under names such as `autocast_bf16`")]
-    baselines: Annotated[Mapping[str, Baseline], FileField("what happens without a plan, under the same names")]
+    baselines: Annotated[Mapping[str, Verification], FileField("runs without a plan, under the same names")]
     fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: it is IEEE")] = None
     timing: Annotated[Timing | None, FileField("what time and memory were measured on; `null`: they were not")] = None
     nodes: Annotated[tuple[NodeReport, ...], MeasurementField("every operation of the graph, in execution order")] = ()

@@ -129,17 +129,6 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """What happens without a plan: the whole model under plain autocast, or plainly cast."""
-
-    measured_error: Annotated[float | None, FileField("as of plans; `null`: it failed or was not finite")]
-    finite: Annotated[bool, FileField("whether the outputs were")]
-    failure: Annotated[str | None, FileField("why it did not run")] = None
-    criteria: Annotated[tuple[CriterionValue, ...], FileField("the criteria that were set, each with its value")] = ()
-    nonfinite: Annotated[NonFinite | None, FileField("its first operation that is not finite; `null`: none is")] = None
-
-
-@dataclass(frozen=True)
 class ScopeChoice:
     """Precision of one scope."""
 
@@ -179,15 +168,17 @@ class Reason:
 
 @dataclass(frozen=True)
 class Verification:
-    """The emitted artefact, run for real: the batches without gradients, and the first one with them."""
+    """The emitted artefact, or the model with everything low, run for real: batches without gradients, the first with them."""
 
-    error: Annotated[
-        float | None, FileField("worst run without gradients; `measured_error` is that of a run that counts")
-    ]
+    measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: not finite or failed")]
     finite: Annotated[bool, FileField("whether the outputs were")]
-    inputs: Annotated[str, FileField("`held-out`: inputs the plan was not made from", choices=("held-out", "audited"))]
-    execution: Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]
-    failure: Annotated[str | None, FileField("why the patched model did not run, in one line")] = None
+    inputs: Annotated[str, FileField("`held-out`: inputs no plan was made from", choices=("held-out", "audited"))] = (
+        "audited"
+    )
+    execution: Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))] = (
+        "emulated"
+    )
+    failure: Annotated[str | None, FileField("why it did not run, in one line")] = None
     joint: Annotated[float | None, FileField("relative L2 of all outputs, if `measured_error` is another")] = None
     criteria: Annotated[tuple[CriterionValue, ...], FileField("the criteria that were set, each with its value")] = ()
     apart: Annotated[Mapping[str, float], FileField("by output: errors over ten times that of all together")] = empty()
@@ -195,7 +186,7 @@ class Verification:
     ungraded: Annotated[str | None, FileField("what the FP32 model raises with gradients; `null`: nothing")] = None
     noise: Annotated[float | None, FileField("how far apart runs in FP32 were; errors are no better known")] = None
     floor: Annotated[float, FileField("error up to which it holds all the same: three times `noise`, or 0")] = 0.0
-    nonfinite: Annotated[NonFinite | None, FileField("first operation not finite, as for `baselines`")] = None
+    nonfinite: Annotated[NonFinite | None, FileField("its first operation that is not finite; `null`: none is")] = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..plan.reasons import apart
-from ..records import Baseline, CriterionValue, Evaluation, Plan, Proposal, Score
+from ..records import CriterionValue, Evaluation, Plan, Proposal, Score, Verification
 from ..records.audit import Audit
 from .words import count
 
@@ -15,12 +15,12 @@ NEAR = 2.0
 """Standard errors from the limit of a score within which other samples might tell otherwise."""
 
 
-def criteria_lines(plan: Plan, baseline: Baseline | None) -> tuple[str, ...]:
+def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]:
     """A line for each criterion of a plan; none where none were set."""
     ran = plan.verification
     values = ran.criteria if ran is not None and not ran.failure else ()
     most = binding(values)
-    before = {(one.output, one.kind): one for one in baseline.criteria} if baseline else {}
+    before = {(one.output, one.kind): one for one in baseline.criteria} if baseline and not baseline.failure else {}
     return tuple(_line(one, before.get((one.output, one.kind)), one is most) for one in values)
 
 

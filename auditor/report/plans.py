@@ -9,7 +9,7 @@ from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
 from ..plan.recommend import has_low, measured_times, speedup
-from ..records import Baseline, Onnx, Plan, Timed, Times, Today, Verification
+from ..records import Onnx, Plan, Timed, Times, Today, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
@@ -91,7 +91,7 @@ def inputs_of(ran: Verification) -> str:
     return "the calibration inputs" if ran.inputs == "audited" else f"{ran.inputs} inputs"
 
 
-def _without(baseline: Baseline | Today | None) -> str:
+def _without(baseline: Verification | Today | None) -> str:
     if baseline is None:
         return "not measured"
     if baseline.failure:

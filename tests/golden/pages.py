@@ -10,7 +10,6 @@ from pathlib import Path
 
 from auditor.records import (
     Audit,
-    Baseline,
     Evaluation,
     FlaggedRegion,
     Linearity,
@@ -74,7 +73,7 @@ def non_finite() -> Audit:
     where = ("sqrt", "norm", "aten.sqrt.default", "unet.py:28", "NaN")
     first = NonFinite(*where, "cancellation", "sub", "norm", "aten.sub.Tensor", "unet.py:27", ("RED004",))
     here = replace(first, cause="overflow", begins=first.node, begins_op=first.op, rules=())
-    unknown = Baseline(None, False)
+    unknown = Verification(None, False)
     baselines = {
         "autocast_fp16": replace(unknown, nonfinite=first),
         "cast_fp16": replace(unknown, nonfinite=first),

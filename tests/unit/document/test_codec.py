@@ -26,12 +26,12 @@ from auditor.document.codec import (
 from auditor.document.read import ALONE, load
 from auditor.records import (
     Audit,
-    Baseline,
     Environment,
     Finding,
     FlaggedRegion,
     NodeReport,
     Plan,
+    Verification,
     Weight,
 )
 from auditor.records.training import Training
@@ -74,7 +74,9 @@ def real() -> Audit:
     return auditor.audit(seeded(), torch.randn(16, 8), device="cpu")
 
 
-@pytest.mark.parametrize("kind", [Plan, Baseline, NodeReport, Weight, FlaggedRegion, Finding, Environment, Training])
+@pytest.mark.parametrize(
+    "kind", [Plan, Verification, NodeReport, Weight, FlaggedRegion, Finding, Environment, Training]
+)
 @settings(
     max_examples=15,
     deadline=None,

@@ -16,14 +16,14 @@ from auditor.numerics.metrics import output_error
 from auditor.plan.plans import Planner
 from auditor.plan.verified import today_of
 from auditor.plan.workbench import Workbench
-from auditor.records import Baseline, Distance
+from auditor.records import Distance, Verification
 from tests.support import planning
 from tests.support.subjects import normal, seeded
 
 STRATEGIES = ("autocast", "cast")
 
 
-def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> dict[str, Baseline]:
+def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> dict[str, Verification]:
     return Planner(bench, strategies, formats).baselines()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from auditor.execution.policy import Policy, plain
 from auditor.plan.costs import Cost
 from auditor.plan.modules import as_candidate, as_plan, everything
-from auditor.plan.nonfinite import locate, locate_in_plans, unsafe_in_runs
+from auditor.plan.nonfinite import located, of_replay, unsafe_in_runs
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import improve, with_reasons
 from auditor.plan.search import MARGIN
 from auditor.plan.solve import Candidate, evaluate
-from auditor.records import Baseline, Plan, ScopeChoice, Verdict, Verification
+from auditor.records import Plan, Verdict, Verification
 from auditor.rulebook.verdicts import Judgement
 from tests.support.capturing import Function, captured
 from tests.support.findings import finding
@@ -101,9 +103,8 @@ def test_what_runs_say_is_what_the_reasons_say() -> None:
     assert by_module["1"].adds == pytest.approx(2 * (one.predicted_error - half.predicted_error))
 
 
-# Baselines and plans that are not finite get their first operation, from a run of the graph on the batch that shows it.
+# A replay that is not finite has its first operation, from a run of the graph on the batch that shows it.
 
-NAN = Baseline(None, False)
 FINE, LARGE = (torch.ones(4),), (torch.full((4,), 300.0),)
 
 
@@ -127,45 +128,29 @@ def bench() -> Any:
     return SimpleNamespace(capture=capture, subject=subject, checks=batches, usable=list, findings=findings)
 
 
+def all_low(bench, fmt, precision=""):
+    return Policy(bench.capture, "cast", plain(precision or fmt), fmt)
+
+
 def test_the_batch_that_shows_it_is_looked_for_and_the_rule_that_fired(bench):
-    first = locate(bench, {"cast_fp16": NAN})["cast_fp16"].nonfinite
+    first = located(bench, all_low(bench, "fp16"))
     assert (first.op, first.value, first.cause, first.rules) == ("aten.mul.Tensor", "Inf", "overflow", ("ACT005",))
     assert first.batch == 2
 
 
-def test_programs_with_everything_low_go_by_the_recorded_graph(bench):
-    assert locate(bench, {"graph_fp16": NAN})["graph_fp16"].nonfinite.op == "aten.mul.Tensor"
+def test_a_replay_that_is_finite_has_none(bench):
+    assert of_replay(bench, 0.1, all_low(bench, "fp16")) == Verification(0.1, True)
+    ran = of_replay(bench, math.nan, all_low(bench, "fp16"))
+    assert (ran.measured_error, ran.finite, ran.nonfinite) == (None, False, located(bench, all_low(bench, "fp16")))
 
 
-@pytest.mark.parametrize("base", [Baseline(0.1, True), Baseline(None, False, "it raised")])
-def test_what_is_finite_or_did_not_run_stays_as_it_is(bench, base):
-    assert locate(bench, {"cast_fp16": base}) == {"cast_fp16": base}
-
-
-def test_a_run_that_the_graph_does_not_show_has_none(bench):
-    assert locate(bench, {"cast_bf16": NAN})["cast_bf16"].nonfinite is None
-
-
-def plan(ran: Verification, precision: str = "fp16") -> Plan:
-    return Plan("cast_fp16", "cast", "fp16", {"": ScopeChoice(precision)}, 0.0, 1.0, 1.0, verification=ran)
-
-
-def test_plans_alike(bench):
-    ran = Verification(None, False, "audited", "emulated")
-    found = locate_in_plans(
-        bench,
-        {
-            "low": plan(ran),
-            "fp32": plan(ran, "fp32"),
-            "raised": plan(Verification(None, False, "audited", "emulated", "no")),
-        },
-    )
-    operations = {name: one.verification.nonfinite and one.verification.nonfinite.op for name, one in found.items()}
-    assert operations == {"low": "aten.mul.Tensor", "fp32": None, "raised": None}
+@pytest.mark.parametrize(("fmt", "precision"), [("bf16", ""), ("fp16", "fp32")])
+def test_a_run_that_the_graph_does_not_show_has_none(bench, fmt, precision):
+    assert located(bench, all_low(bench, fmt, precision)) is None
 
 
 def test_the_operation_is_unsafe_unless_it_is_already(bench):
-    baselines = locate(bench, {"cast_fp16": NAN, "cast_bf16": NAN})
+    baselines = {f"cast_{fmt}": of_replay(bench, math.nan, all_low(bench, fmt)) for fmt in ("fp16", "bf16")}
     node = baselines["cast_fp16"].nonfinite.node
     safe = Verdict("safe", "")
     judged = Judgement({name: {"fp16": safe, "bf16": safe} for name in bench.capture.nodes}, {})
@@ -173,4 +158,4 @@ def test_the_operation_is_unsafe_unless_it_is_already(bench):
     reason = "Inf in FP16 with cast weights, though not alone: overflow (batch 2)"
     assert whole.verdicts[node] == {"fp16": Verdict("unsafe", reason, "range", 2), "bf16": safe}
     assert unsafe_in_runs(whole, baselines) is whole
-    assert unsafe_in_runs(judged, {"cast_bf16": NAN}) is judged
+    assert unsafe_in_runs(judged, {"cast_bf16": Verification(None, False)}) is judged

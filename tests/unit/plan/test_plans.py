@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import auditor
 from auditor.execution.policy import Policy
 from auditor.plan import plans as module
-from auditor.plan.modules import Trial, as_plan
+from auditor.plan.modules import as_plan
 from auditor.plan.plans import Planner
 from auditor.plan.workbench import Workbench
-from auditor.records import Baseline, Plan
+from auditor.records import Plan, Verification
 from tests.support.planning import Foretold, bench_of
 from tests.support.small_models import Deep
 from tests.support.subjects import normal, seeded
@@ -39,17 +39,17 @@ class Overflowing(nn.Module):
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Policy]:
     """What was replayed."""
-    found, error = list[Policy](), Trial.error
+    found, error = list[Policy](), Workbench.replayed
 
-    def counted(self: Trial, how: Policy) -> float:
+    def counted(self: Workbench, batches: Any, how: Policy) -> float:
         found.append(how)
-        return error(self, how)
+        return error(self, batches, how)
 
-    monkeypatch.setattr(Trial, "error", counted)
+    monkeypatch.setattr(Workbench, "replayed", counted)
     return found
 
 
-def planned(bench: Workbench, **baselines: Baseline) -> dict[str, Plan]:
+def planned(bench: Workbench, **baselines: Verification) -> dict[str, Plan]:
     planner = Planner(bench, ("cast",), ("bf16",))
     return planner.plans({**planner.baselines(), **baselines})
 
@@ -118,7 +118,7 @@ def test_quick_is_one_format_one_strategy_and_no_search(replays: list[Policy]) -
 
 def test_a_plan_that_holds_and_is_further_off_than_the_model_without_one_gives_way_to_fp32() -> None:
     bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.0025)
-    (plan,) = planned(bench, cast_bf16=Baseline(1e-9, True)).values()  # of another model
+    (plan,) = planned(bench, cast_bf16=Verification(1e-9, True)).values()  # of another model
     assert {choice.precision for choice in plan.scopes.values()} == {"fp32"}
     (plan,) = planned(bench).values()
     assert plan.verified
@@ -135,7 +135,7 @@ def test_what_a_plan_of_another_strategy_keeps_is_taken_over_where_it_is_better_
         "autocast_bf16": replace(low, measured_error=0.001, verified=True, predicted_speedup=2.0),
         "cast_bf16": as_plan(spaces["cast_bf16"].problem, spaces["cast_bf16"].nothing),
     }
-    baselines = dict.fromkeys(known, Baseline(0.5, True))
+    baselines = dict.fromkeys(known, Verification(0.5, True))
     ((name, point),) = planner._better(known, baselines)
     assert (name, set(point.precision.values())) == ("cast_bf16", {"bf16"})
     spaces["cast_bf16"].off = math.inf

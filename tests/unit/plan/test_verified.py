@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,22 @@ from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
 from auditor.plan.verified import against, is_outdone, judged
 from auditor.plan.workbench import Workbench
-from auditor.records import Baseline, Noise, Plan, ScopeChoice, Subject, Timed, Times, Verification
-from auditor.settings import Settings
+from auditor.records import Noise, Plan, ScopeChoice, Timed, Times, Verification
 from auditor.verify import Answers, running
+from tests.support import planning
 
 ROOT = {"": ScopeChoice("fp16")}
 BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
 
 
 def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]) -> Workbench:
-    subject = Subject(nn.Module(), (((), {}),), "toy", "toy.py", "toy", "toy")
-    options, noise = Settings(rulebook=(), command="here", device="cpu"), Noise(error=2.0**-30, floor=3 * 2.0**-30)
-    nothing: Any = None
-    found = nothing, nothing, nothing, ()
-    return Workbench(subject, *found, options, Yardstick(0.01, distance), FP32Runs(noise))
+    noise = Noise(error=2.0**-30, floor=3 * 2.0**-30)
+    return replace(toy(), yardstick=Yardstick(0.01, distance), noise=FP32Runs(noise))
+
+
+@cache
+def toy() -> Workbench:
+    return planning.bench_of(nn.Tanh(), torch.ones(1), device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -101,13 +104,13 @@ ISLAND = {**ROOT, "norm": ScopeChoice("fp32")}
 
 def test_a_plan_is_outdone_by_a_model_without_one_that_is_closer() -> None:
     plan = replace(BASE, scopes=ISLAND, measured_error=0.002)
-    assert is_outdone(plan, Baseline(0.001, True))
-    assert not is_outdone(plan, Baseline(0.002, True))
-    assert not is_outdone(plan, Baseline(None, False))
+    assert is_outdone(plan, Verification(0.001, True))
+    assert not is_outdone(plan, Verification(0.002, True))
+    assert not is_outdone(plan, Verification(None, False))
     noisy = replace(plan, verification=Verification(0.002, True, "held-out", "native", noise=0.0004))
-    assert not is_outdone(noisy, Baseline(0.001, True))  # no further apart than runs in FP32 are
-    assert is_outdone(noisy, Baseline(0.0007, True))
-    assert not is_outdone(replace(plan, scopes=ROOT), Baseline(0.001, True))  # everything low: that is no plan
+    assert not is_outdone(noisy, Verification(0.001, True))  # no further apart than runs in FP32 are
+    assert is_outdone(noisy, Verification(0.0007, True))
+    assert not is_outdone(replace(plan, scopes=ROOT), Verification(0.001, True))  # everything low: that is no plan
 
 
 # Times of FP32 and of every plan: measured on the emitted file where there is one, held against FP32.

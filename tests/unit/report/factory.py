@@ -10,7 +10,6 @@ from dataclasses import replace
 from torch import nn
 
 from auditor.records import (
-    Baseline,
     Contribution,
     Dtypes,
     Finding,
@@ -291,10 +290,10 @@ def make_audit(
         {}
         if empty
         else {
-            "autocast_fp16": Baseline(None, False),
-            "autocast_bf16": Baseline(0.0058, True),
-            "cast_fp16": Baseline(None, False),
-            "cast_bf16": Baseline(0.021, True, None),
+            "autocast_fp16": Verification(None, False),
+            "autocast_bf16": Verification(0.0058, True),
+            "cast_fp16": Verification(None, False),
+            "cast_bf16": Verification(0.021, True),
         }
     )
     name = HOSTILE if hostile else "TinyGPT"

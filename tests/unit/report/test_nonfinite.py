@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from auditor.records import Baseline, NonFinite, Verdict
+from auditor.records import NonFinite, Verdict, Verification
 from auditor.report.reporters import html
 from auditor.report.view import view
 from tests.unit.report.factory import make_audit
@@ -22,10 +22,10 @@ FIRST = NonFinite(
     "unet.py:27",
     ("RED004",),
 )
-UNKNOWN = Baseline(None, False)
+UNKNOWN = Verification(None, False)
 
 
-def audit(**baselines: Baseline):
+def audit(**baselines: Verification):
     made = make_audit()
     plans = {name: replace(plan, verification=None) for name, plan in made.plans.items()}
     return replace(made, baselines={**made.baselines, **baselines}, plans=plans)
