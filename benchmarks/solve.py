@@ -65,7 +65,7 @@ def drawn(graph: Capture, strategy: str) -> Problem:
     names = [*graph.nodes, *(placeholder.name for placeholder in graph.placeholders)]
     errors = {name: contribution() for name in names}
     verdicts = {name: Verdict("unsafe" if rnd.random() < UNSAFE else "safe", "drawn") for name in graph.nodes}
-    return Problem(graph, costs_of(graph), errors, verdicts, strategy, "bf16", "A100")
+    return Problem(graph, costs_of(graph.graph_module.graph), errors, verdicts, strategy, "bf16", "A100")
 
 
 def main() -> None:

@@ -42,16 +42,14 @@ class PrecisionChoice:
         return "fp32" if name in self.keep.get(owner, ()) else self.precision(owner)
 
 
-def choice_from_labels(precision: Mapping[str, str]) -> PrecisionChoice:
-    """A choice by labels of modules and of functions in them; FP32 where there is none."""
+def choice_keeping(high: Collection[str], format: str) -> PrecisionChoice:
+    """Everything in a format but these modules, and functions in modules."""
     keep: dict[str, set[str]] = {}
-    for path, label in precision.items():
-        result = of_function(path) if label == "fp32" else None
-        if result is not None and precision.get(result[0], "fp32") != "fp32":
-            keep.setdefault(result[0], set()).add(result[1])
-    return PrecisionChoice(
-        lambda path: precision.get(path, "fp32"), {path: frozenset(names) for path, names in keep.items()}
-    )
+    for owner, name in filter(None, map(of_function, high)):
+        if owner not in high:
+            keep.setdefault(owner, set()).add(name)
+    functions = {path: frozenset(names) for path, names in keep.items()}
+    return PrecisionChoice(lambda path: "fp32" if path in high else format, functions)
 
 
 def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:

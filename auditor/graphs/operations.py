@@ -17,8 +17,8 @@ from ..execution.execute import low_literals, with_literals
 from ..numerics import operations as table
 from ..numerics.formats import dtype_of
 from ..numerics.nodes import op_name, row_of, target_of, tensors_of
-from ..plan.costs import TIE, cast_seconds, costs_in, price
-from ..plan.energy import FORBIDDEN
+from ..plan.costs import TIE, cast_seconds, costs_of, elements_of, price
+from ..plan.mincut import FORBIDDEN
 from ..plan.workbench import Workbench
 from ..records import Capture, Literals
 from .exported import INNER, outlines
@@ -117,11 +117,11 @@ class Table:
 
 def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
     """What a plan in a format is solved from. graph: exported, its values outlined."""
-    costs, captured, asked = costs_in(graph), aligned(graph, bench.capture.first), bench.options
+    costs, captured, asked = costs_of(graph), aligned(graph, bench.capture.first), bench.options
     returned, share = graph.output_node().all_input_nodes, FUSED if asked.objective == "time" else TIE
     operations, values, makers = dict[str, Operation](), dict[str, Value](), dict[Any, str]()
     for node in graph.nodes:
-        name, elements, its = node.name, _elements(node), captured.get(node.name)
+        name, elements, its = node.name, elements_of(node), captured.get(node.name)
         contribution = bench.contributions[format].get(its or "")
         own, rounding = (_square(contribution.own), _square(contribution.cast)) if contribution else (0.0, 0.0)
         if node.op == "call_function":
@@ -168,10 +168,6 @@ def _kept(node: fx.Node, captured: str | None, format: str, bench: Workbench) ->
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return "", "", literals
     return verdict.verdict, f"{verdict.verdict}: {verdict.reason}", literals
-
-
-def _elements(node: fx.Node) -> int:
-    return sum(x.numel() for x in tensors_of(node.meta.get("val")) if x.is_floating_point())
 
 
 def _only_moves(row: table.Operation) -> bool:

@@ -22,8 +22,8 @@ from ..isolation.answer import from_the_start
 from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.formats import dtype_of, runs
 from ..numerics.nodes import tensors_of
-from ..plan.costs import costs_in, memory_of, most_alive
-from ..plan.mincut import HIGH, LOW, Arc, Cuts
+from ..plan.costs import costs_of, most_alive
+from ..plan.mincut import HIGH, LOW, Arc, Candidate, Choice, Cuts
 from ..plan.nonfinite import of_replay
 from ..plan.scores import InFp32
 from ..plan.search import MARGIN, RUNS, Space, choose, verified
@@ -66,14 +66,13 @@ def graphs_of(bench: Workbench, score: InFp32 | None = None) -> Planned:
     Where the model cannot be exported that is said, and plans of other strategies stand alone.
     Raises: PlanError(slug="cannot-export") where there are no others.
     """
-    strategy = next(name for name in bench.options.strategies if name in GRAPHS)
     try:
         tick("exporting the model")
-        return _planned(_trial(bench), strategy, score)
+        return _planned(_trial(bench), score)
     except PlanError as error:
         if error.slug != "cannot-export" or not bench.options.scoped:
             raise
-        return Planned(said=(f"There is no plan of strategy {strategy}: {error}",))
+        return Planned(said=(f"There is no plan of strategy {GRAPHS[0]}: {error}",))
 
 
 def _trial(bench: Workbench) -> Trial:
@@ -88,24 +87,29 @@ def _trial(bench: Workbench) -> Trial:
     return replace(trial, bench=replace(bench, subject=replace(subject, batches=batches, held_out=held_out)))
 
 
-def _planned(trial: Trial, strategy: str, score: InFp32 | None) -> Planned:
+def _planned(trial: Trial, score: InFp32 | None) -> Planned:
     bench = trial.bench
     baselines, spaces, files = dict[str, Verification](), dict[str, Operations](), dict[str, bytes]()
     for format in filter(runs, bench.options.formats):
         table, baseline = _all_low(trial, table_of(trial.exported.graph_module.graph, format, bench))
-        spaces[f"{strategy}_{format}"], baselines[f"{strategy}_{format}"] = Operations(table, trial), baseline
+        spaces[f"{GRAPHS[0]}_{format}"], baselines[f"{GRAPHS[0]}_{format}"] = Operations(table, trial), baseline
 
-    def make(name: str, limit: float) -> Choice:
-        tick(name.replace("_", " "))
-        return choose(spaces[name], limit, 0 if bench.options.quick else RUNS)
+    def make(limits: Mapping[str, float]) -> dict[str, Candidate]:
+        made = {}
+        for name, limit in limits.items():
+            tick(name.replace("_", " "))
+            made[name] = choose(spaces[name], limit, 0 if bench.options.quick else RUNS)
+        return made
 
-    def verify(chosen: Mapping[str, Choice]) -> dict[str, Plan]:
+    def verify(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         plans = {}
         for name, choice in chosen.items():
-            module = lowered(trial.exported, spaces[name].table, choice.low)
+            low = spaces[name].low(choice)
+            module = lowered(trial.exported, spaces[name].table, low)
             file = saved(module, trial.exported)
             files[f"{name}{PROGRAM}"] = file.content
-            plans[name] = _plan(name, strategy, trial, spaces[name], choice, file, memory_needed(module))
+            plan = _plan(name, trial, spaces[name].table, low, file)
+            plans[name] = replace(plan, predicted_error=choice.predicted_error, memory=memory_needed(module))
         tick("running the programs")
         return answered(bench, plans, files)
 
@@ -132,37 +136,26 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
             low -= {name}
 
 
-def _plan(
-    name: str, strategy: str, trial: Trial, space: Operations, choice: Choice, file: Saved, needed: Memory
-) -> Plan:
-    table, bench = space.table, trial.bench
-    kept = kept_of(space, choice, MARGIN * bench.max_error)
+def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: Saved) -> Plan:
+    bench = trial.bench
+    kept = kept_of(table, low, MARGIN * bench.max_error)
     in_time = replace(bench, options=bench.options.having(objective="time"))
-    seconds = table_of(trial.exported.graph_module.graph, table.format, in_time)
-    (elapsed, _), (slowest, _) = seconds.price(choice.low), seconds.price(frozenset())
+    timed = bench.options.objective == "time"
+    seconds = table if timed else table_of(trial.exported.graph_module.graph, table.format, in_time)
+    of_modules = bench.problem(SHIPPED[0], table.format)  # the same for every plan of the audit
+    (elapsed, _), (slowest, _) = seconds.price(low), seconds.price(frozenset())
     return Plan(
         name=name,
-        strategy=strategy,
+        strategy=GRAPHS[0],
         format=table.format,
-        scopes={"": ScopeChoice(table.format if choice.low else "fp32")},
-        predicted_error=choice.predicted_error,
-        low_precision_flops=table.low_flops(choice.low),
+        scopes={"": ScopeChoice(table.format if low else "fp32")},
+        low_precision_flops=table.low_flops(low),
         predicted_speedup=slowest / elapsed if elapsed else 1.0,
         objective=bench.options.objective,
         target=bench.options.figures,
-        program=Program(
-            f"{name}{PROGRAM}", len(table.operations), len(choice.low), file.casts, kept, file.fixed or None
-        ),
-        memory=needed,
-        fp32_memory=memory_in_fp32(bench),
+        program=Program(f"{name}{PROGRAM}", len(table.operations), len(low), file.casts, kept, file.fixed or None),
+        fp32_memory=of_modules.memory(of_modules.resolve(plain("fp32"))),
     )
-
-
-def memory_in_fp32(bench: Workbench) -> Memory:
-    """What the model needs in FP32, which every other plan of the audit is held against too."""
-    format = next(iter(bench.contributions))
-    nothing_low = bench.problem(SHIPPED[0], format).resolve(lambda owner: "fp32")
-    return memory_of(bench.capture, bench.costs, nothing_low, format)
 
 
 def cuts_of(table: Table) -> Cuts:
@@ -245,22 +238,13 @@ class Trial:
             return math.inf
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which operations run low. price: as the objective has it."""
-
-    low: frozenset[str]
-    price: float
-    predicted_error: float
-
-
-class Operations(Space[Choice]):
+class Operations(Space):
     """Choices of operations that run low."""
 
     def __init__(self, table: Table, trial: Trial) -> None:
         super().__init__()
         self.table, self._trial = table, trial
-        self.nothing = self._choice(frozenset())
+        self.nothing = self._choice(table.may_be_low())
 
         def worth(name: str) -> tuple[float, str]:
             each = table.operations[name]
@@ -269,48 +253,44 @@ class Operations(Space[Choice]):
         self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in sorted(table.may_be_low(), key=worth)]
         self._cuts = cuts_of(table)
 
-    def key(self, point: Choice) -> frozenset[str]:
-        """What is low."""
-        return point.low
+    def low(self, point: Candidate) -> frozenset[str]:
+        """What runs low."""
+        return self.table.may_be_low() - point.high
 
-    def replay(self, point: Choice) -> float:
+    def replay(self, point: Candidate) -> float:
         """Error of the graph with a choice low."""
-        return self._trial.error(self.table, point.low)
+        return self._trial.error(self.table, self.low(point))
 
-    def proposed(self, allowed: float) -> Choice:
+    def proposed(self, allowed: float) -> Candidate:
         """The cheapest choice that is predicted to have an error of at most `allowed`."""
-        free = self.table.may_be_low()
         tries = VISITS // len(self.table.operations)
-        return self._cuts.cheapest(lambda high: self._choice(free.difference(high)), allowed, self._groups, tries)
+        return self._cuts.cheapest(self._choice, allowed, self._groups, tries)
 
-    def _choice(self, low: frozenset[str]) -> Choice:
-        price, square = self.table.price(low)
-        return Choice(low, price, math.sqrt(square))
+    def _choice(self, high: Choice) -> Candidate:
+        free = self.table.may_be_low()
+        price, square = self.table.price(free - high)
+        return Candidate(free & high, math.sqrt(square), price, price)
 
 
-def kept_of(space: Operations, choice: Choice, budget: float) -> tuple[KeptOperation, ...]:
-    """Every operation that reads FP32 values and does not run low, with the reason.
-
-    budget: what the choice may take.
-    """
+def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOperation, ...]:
+    """Every operation that reads FP32 values and does not run low, with the reason. budget: what the choice may take."""
     return tuple(
-        KeptOperation(each.name, each.op, *_reason(space, choice, budget, each), each.captured)
-        for each in space.table.operations.values()
-        if each.name not in choice.low
+        KeptOperation(each.name, each.op, *_reason(table, low, budget, each), each.captured)
+        for each in table.operations.values()
+        if each.name not in low
     )
 
 
-def _reason(space: Operations, choice: Choice, budget: float, operation: Operation) -> tuple[str, str]:
+def _reason(table: Table, low: frozenset[str], budget: float, operation: Operation) -> tuple[str, str]:
     """Why an operation is FP32: in one word, and in a clause."""
     if operation.kind:
         return operation.kind, operation.kept
-    name, before = operation.name, choice.predicted_error
-    (now, had), (then, has) = (space.table.price(low, name) for low in (choice.low, choice.low | {name}))
+    name, square = operation.name, table.price(low)[1]
+    (now, had), (then, has) = (table.price(some, name) for some in (low, low | {name}))
     if then >= now:
         return "no-gain", "lowering it alone saves nothing: what it takes is no less than the casts around it"
-    after = math.sqrt(max(before**2 + has - had, 0.0))
-    if after > budget:
-        return "budget", f"low as well, it takes the predicted error from {before:.2g} to {after:.2g}"
+    if (after := math.sqrt(max(square + has - had, 0.0))) > budget:
+        return "budget", f"low as well, it takes the predicted error from {math.sqrt(square):.2g} to {after:.2g}"
     return "budget", "no choice on the curve of cuts with it low holds the budget"
 
 
@@ -375,7 +355,7 @@ def memory_needed(module: fx.GraphModule) -> Memory:
     """
     nodes = list(module.graph.nodes)
     size = {node.name: sum(x.nbytes for x in tensors_of(node.meta.get("val"))) for node in nodes}
-    free = {name for name, cost in costs_in(module.graph).items() if cost.free}
+    free = {name for name, cost in costs_of(module.graph).items() if cost.free}
     free |= {node.name for node in nodes if node.op == "call_function" and is_pick(node)}
     inputs = {node.name for node in nodes if node.op == "placeholder"}
     held = [attrgetter(str(node.target))(module) for node in nodes if node.op == "get_attr"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -72,8 +72,7 @@ def _holder(node: fx.Node, free: Collection[str]) -> str:
 
 def _copies(nodes: list[fx.Node], resolution: Resolution, size: int) -> dict[str, int]:
     """{node: bytes of the low copies that are made of what it reads}. size: of one low element."""
-    elements = {node.name: sum(x.numel() for x in _floats(node)) for node in nodes}
-    result: dict[str, int] = {}
+    elements, result = {node.name: elements_of(node) for node in nodes}, dict[str, int]()
     for value, readers in resolution.lowered.items():
         for reader in readers if value in elements else ():
             result[reader] = result.get(reader, 0) + size * elements[value]
@@ -81,16 +80,18 @@ def _copies(nodes: list[fx.Node], resolution: Resolution, size: int) -> dict[str
 
 
 def _bytes(node: fx.Node, dtype: str) -> int:
-    floats = sum(x.numel() * (FORMATS[dtype].bytes if dtype in FORMATS else x.element_size()) for x in _floats(node))
-    return floats + sum(x.numel() * x.element_size() for x in tensors_of(node.meta.get("val")) if not _is_float(x))
+    """Of what a node gives, where FP32 and low tensors are in a dtype."""
+
+    def size(x: torch.Tensor) -> int:
+        told = dtype in FORMATS and (x.dtype is torch.float32 or is_low(x.dtype))
+        return FORMATS[dtype].bytes if told else x.element_size()
+
+    return sum(x.numel() * size(x) for x in tensors_of(node.meta.get("val")))
 
 
-def _floats(node: fx.Node) -> Iterator[torch.Tensor]:
-    return (x for x in tensors_of(node.meta.get("val")) if _is_float(x))
-
-
-def _is_float(x: torch.Tensor) -> bool:
-    return x.dtype is torch.float32 or is_low(x.dtype)
+def elements_of(node: fx.Node) -> int:
+    """Floating elements of what a node gives."""
+    return sum(x.numel() for x in tensors_of(node.meta.get("val")) if x.is_floating_point())
 
 
 DEFAULT_DEVICE = "A100"
@@ -108,21 +109,13 @@ class Cost:
     free: bool
 
 
-def costs_of(capture: Capture) -> dict[str, Cost]:
+def costs_of(graph: fx.Graph) -> dict[str, Cost]:
     """{node: Cost} from the shapes that were recorded."""
-    return costs_in(capture.graph_module.graph)
-
-
-def costs_in(graph: fx.Graph) -> dict[str, Cost]:
-    """The same of any graph with shapes."""
-    result = {}
-    for node in graph.nodes:
-        if node.op == "call_function":
-            read = [tensors_of(source.meta.get("val")) for source in node.all_input_nodes]
-            tensors = [*(x for group in read for x in group), *tensors_of(node.meta.get("val"))]
-            elements = sum(x.numel() for x in tensors if x.is_floating_point())
-            result[node.name] = Cost(flops_of(node), elements, _is_free(node))
-    return result
+    return {
+        node.name: Cost(flops_of(node), sum(map(elements_of, (*node.all_input_nodes, node))), _is_free(node))
+        for node in graph.nodes
+        if node.op == "call_function"
+    }
 
 
 def _is_free(node: fx.Node) -> bool:
@@ -175,11 +168,3 @@ def price(objective: str, cost: Cost, elements: int, precision: str, device: str
     else:
         own = 0.0 if cost.free else traffic_seconds(FORMATS[precision].bytes * elements, device)
     return own + TIE * elapsed
-
-
-def output_elements(capture: Capture) -> Mapping[str, int]:
-    """{node or placeholder: floating elements of its result}."""
-    return {
-        node.name: sum(x.numel() for x in tensors_of(node.meta.get("val")) if x.is_floating_point())
-        for node in capture.graph_module.graph.nodes
-    }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import networkx as nx
@@ -15,14 +16,10 @@ from ..execution.resolve import Resolution
 from ..numerics.operations import operation
 from ..paths import function_in, nearest_above
 from ..records import Capture
-from .mincut import HIGH, LOW, Arc, Cuts
+from .mincut import FORBIDDEN, HIGH, LOW, Arc, Cuts
 
 if TYPE_CHECKING:
     from .problem import Problem
-
-
-FORBIDDEN = 1e6
-"""Squared error charged for running an unsafe node low: more than any budget, yet finite, so that cuts stay exact."""
 
 
 @dataclass
@@ -31,17 +28,15 @@ class Energy:
 
     scopes: {owner: (price low, price FP32, squared error low)}, prices in seconds. pairs: {(producer, consumer): (squared
     error, seconds) of the cast between them where their precisions differ}. tree: {owner: the owner above it}; a
-    difference between the two costs `island` seconds. tied: owners that must agree. held: (owner, holder) where the
-    one reads a tied weight that the other holds as well: a holder in FP32 keeps it there, so the owner is low only if the
-    holder is. shielded: owners that the author runs outside autocast; a scope of their own would switch it on again, so
-    they are low only with the owner above them. So are functions that the owner above them may keep in FP32.
+    difference between the two costs `island` seconds. tied: owners that must agree, since they share a stored weight.
+    shielded: owners that the author runs outside autocast; a scope of their own would switch it on again, so they are
+    low only with the owner above them. So are functions that the owner above them may keep in FP32.
     """
 
     scopes: dict[str, tuple[float, float, float]]
     pairs: dict[tuple[str, str], tuple[float, float]]
     tree: dict[str, str]
     tied: set[tuple[str, str]]
-    held: set[tuple[str, str]]
     island: float
     shielded: frozenset[str] = frozenset()
 
@@ -54,22 +49,13 @@ class Energy:
         groups = nx.connected_components(nx.Graph(list(self.tied)))
         return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
-    def settled(self, precision: Mapping[str, str]) -> dict[str, str]:
-        """The precisions, with holders low where an owner asks for it and shielded owners in FP32 where the one above is.
-
-        A holder that nothing else is charged to is otherwise as the owner above it.
-        """
-        result = dict(precision)
-        for holder in sorted({holder for _, holder in self.held}, key=_depth):
-            low = {result[owner] for owner, other in self.held if other == holder} - {"fp32"}
-            if low:
-                result[holder] = low.pop()
-            elif holder in self.tree and not any(self.scopes[holder]):
-                result[holder] = result[self.tree[holder]]
-        for owner in sorted(self.shielded & self.tree.keys(), key=_depth):
-            if result[self.tree[owner]] == "fp32":
-                result[owner] = "fp32"
-        return result
+    def settled(self, high: Collection[str]) -> frozenset[str]:
+        """What is FP32, with shielded owners where the one above is."""
+        result = set(high)
+        for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
+            if self.tree[owner] in result:
+                result.add(owner)
+        return frozenset(result)
 
     def saving(self, owner: str) -> float:
         """Seconds that an owner's own operations take less where they are low."""
@@ -100,14 +86,10 @@ class Energy:
             result += [Arc(consumer, producer, elapsed, error), Arc(producer, consumer, elapsed)]
         for owner, above in self.tree.items():
             result += [Arc(owner, above, self.island), Arc(above, owner, self.island)]
-        never = [*self.tied, *((b, a) for a, b in self.tied), *self.held]
+        never = [*self.tied, *((b, a) for a, b in self.tied)]
         never += [(owner, above) for owner, above in self.tree.items() if owner in self.shielded]
         result += [Arc(owner, other, math.inf) for owner, other in never]
         return Cuts(result, sum(low + high for low, high, _ in self.scopes.values()))
-
-
-def _depth(path: str) -> int:
-    return path.count(".")
 
 
 def timed_in(resolution: Resolution, name: str) -> str:
@@ -164,7 +146,7 @@ def energy_of(problem: Problem) -> Energy:
             for owner in owners if resolution.low(name) else ():
                 charge(owner, low / len(owners), high / len(owners), 0.0)
     tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
-    return Energy(scopes, pairs, tree, *_tied(problem), problem.island, _shielded(problem) | set(functions))
+    return Energy(scopes, pairs, tree, _tied(problem), problem.island, _shielded(problem) | set(functions))
 
 
 def _users(capture: Capture) -> dict[str, list[str]]:
@@ -196,18 +178,8 @@ def _shielded(problem: Problem) -> frozenset[str]:
     return frozenset({node.owner for node in nodes} - free)
 
 
-def _tied(problem: Problem) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-    """What one precision of each tensor that the strategy stores asks of scopes.
-
-    First those that read one: they share theirs. Then each that reads one with each that merely holds it.
-    """
-    kinds = problem.how.stores - {"input"}
-    readers, tied, held = readers_of(problem.capture), set[tuple[str, str]](), set[tuple[str, str]]()
-    for place in problem.capture.placeholders:
-        if place.kind in kinds and place.name in readers:
-            first, *others = readers[place.name]
-            tied |= {(first, other) for other in others}
-            held |= {
-                (first, holder) for holder in place.holders if place.is_shared and holder not in readers[place.name]
-            }
-    return tied, held
+def _tied(problem: Problem) -> set[tuple[str, str]]:
+    """Owners that read, or hold, a tensor which the strategy stores: it is stored in one precision."""
+    kinds, deciding = problem.how.stores - {"input"}, problem.layout.deciding
+    stored = (place.name for place in problem.capture.placeholders if place.kind in kinds)
+    return {pair for name in stored for pair in pairwise(deciding.get(name, ()))}

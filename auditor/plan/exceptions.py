@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..execution.policy import choice_from_labels
+from ..execution.policy import choice_keeping
 from ..execution.resolve import Resolution
 from ..numerics.operations import operation
-from ..paths import function_in, of_function
+from ..paths import function_in, module_of, of_function
+from .mincut import Choice
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -42,8 +43,7 @@ def _without_conflicts(problem: Problem, blamed: Callable[[Problem, Resolution, 
     """blamed: what to raise for the conflict of one node; nothing, or what is raised already: the module that meets FP32."""
     raised, nodes = set[str](), problem.capture.nodes
     while True:
-        labels = {**dict.fromkeys(problem.layout.owners, problem.format), **dict.fromkeys(raised, "fp32")}
-        resolution = problem.resolve(choice_from_labels(labels))
+        resolution = problem.resolve(choice_keeping(raised, problem.format))
         firsts = _first_conflicts(problem, resolution)
         wanted = {
             p for name in firsts for p in blamed(problem, resolution, name) - raised or {nodes[name].owner} - raised
@@ -132,16 +132,13 @@ def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
     return {owner: names for owner, names in left.items() if names}
 
 
-def needed(problem: Problem, precision: Mapping[str, str]) -> Mapping[str, str]:
+def needed(problem: Problem, high: Choice) -> Choice:
     """A choice without the exceptions that change nothing: what a function is handed, or autocast, has it in FP32 anyhow."""
-    kept, result = choice_from_labels(precision).keep, dict(precision)
-    for path in sorted(precision):
-        owner, name = of_function(path) or ("", "")
-        if name in kept.get(owner, ()):
-            without = {**result, path: result[owner]}
-            if problem.resolve(choice_from_labels(without)) == problem.resolve(choice_from_labels(result)):
-                result = without
-    return result
+    for path in sorted(high):
+        if path != module_of(path) and module_of(path) not in high:
+            without, both = (problem.resolve(choice_keeping(x, problem.format)) for x in (high - {path}, high))
+            high = high - {path} if without == both else high
+    return high
 
 
 def _products(problem: Problem, *verdicts: str) -> Mapping[str, set[str]]:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
-
-
-class Point(Protocol):
-    """What a choice comes to."""
-
-    @property
-    def price(self) -> float: ...
-    @property
-    def predicted_error(self) -> float: ...
-
-
-P = TypeVar("P", bound=Point)
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 
 class Arc(NamedTuple):
@@ -33,8 +23,33 @@ class Arc(NamedTuple):
 LOW, HIGH = ("low",), ("fp32",)
 """The ends of a network: no names of modules or operations."""
 
-Choice = frozenset[Hashable]
+Choice = frozenset[Any]
 """What is FP32."""
+
+FORBIDDEN = 1e6
+"""Squared error charged for running an unsafe node low: more than any budget, yet finite, so that cuts stay exact."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice of precisions. high: what is FP32; seconds: roofline time of one forward; low_flops: share that runs low.
+
+    cost: what the objective makes of it; of time, with what its stored weights count for. price: that, plus what its
+    scopes must be worth.
+    """
+
+    high: Choice
+    predicted_error: float
+    price: float
+    cost: float = 0.0
+    seconds: float = 0.0
+    low_flops: float = 0.0
+
+    @property
+    def feasible(self) -> bool:
+        """Whether nothing runs low that is unsafe, untested, or would be handed two dtypes: one run that happens to hold does not
+        make it safe."""
+        return self.predicted_error < math.sqrt(FORBIDDEN)
 
 
 class Cuts:
@@ -81,7 +96,9 @@ class Cuts:
                 passed, over = [*passed, over], between
         return [over, over]
 
-    def cheapest(self, made: Callable[[Choice], P], allowed: float, groups: Sequence[Choice], tries: int) -> P:
+    def cheapest(
+        self, made: Callable[[Choice], Candidate], allowed: float, groups: Sequence[Choice], tries: int
+    ) -> Candidate:
         """The cheapest choice found with a predicted error of at most `allowed`: a cut, what the next one lowers as well as far
         as the limit bears it, and downhill from there and from other cuts, a group at a time.
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..execution.policy import Policy, choice_from_labels, choice_from_scopes, plain
+from ..execution.policy import Policy, choice_keeping, plain
 from ..numerics.formats import FORMATS
 from ..paths import module_of
 from ..records import Plan, ScopeChoice
 from ..resources import table
-from .costs import memory_of
 from .exceptions import needed
+from .mincut import Candidate, Choice
 from .problem import Problem
 from .search import MOST_OFF, Space
-from .solve import Candidate, cheapest, evaluate
+from .solve import cheapest, evaluate
 
 SHORTER = 0.05
 """Share of the predicted time that a plan without any FP32 may take longer than the fastest: it is easier to live with,
@@ -24,25 +24,23 @@ REPLAYS = 4
 """Replays that improving and explaining a choice may make."""
 
 
-class Modules(Space[Candidate]):
+class Modules(Space):
     """Choices of precisions of modules. replayed: the error of the recorded graph under a policy; left: replays that improving and explaining a choice may still make."""
 
     def __init__(self, problem: Problem, replayed: Callable[[Policy], float], budget: float) -> None:
         super().__init__()
         self.problem, self.budget, self._replayed = problem, budget, replayed
-        self.nothing, self.low = everything(problem, "fp32"), everything(problem, problem.format)
+        self.nothing, self.low = evaluate(problem, problem.energy.scopes), evaluate(problem, ())
         self.left = REPLAYS
 
-    def key(self, point: Candidate) -> frozenset[tuple[str, str]]:
-        """The precisions of what has operations."""
+    def key(self, point: Candidate) -> Choice:
+        """What has operations, and is FP32."""
         own = self.problem.operations_of
-        return frozenset(
-            (path, kind) for path, kind in point.precision.items() if path in own or module_of(path) != path
-        )
+        return frozenset(path for path in point.high if path in own or module_of(path) != path)
 
     def replay(self, point: Candidate) -> float:
         """Error of the recorded graph under a choice."""
-        return self._replayed(self.problem.running(choice_from_labels(point.precision)))
+        return self._replayed(self.problem.running(choice_keeping(point.high, self.problem.format)))
 
     def holds(self, point: Candidate, limit: float) -> bool:
         """Whether a replay, where one can be afforded, stays within a limit."""
@@ -73,9 +71,8 @@ class Modules(Space[Candidate]):
 
     def reach(self) -> float | None:
         """The smallest error of a run with anything low: of all that were made, and of the module that is predicted to err least."""
-        energy, format = self.problem.energy, self.problem.format
-        groups = (dict.fromkeys(energy.together(owner), format) for owner in energy.scopes)
-        alone = (evaluate(self.problem, energy.settled({**self.nothing.precision, **group})) for group in groups)
+        energy = self.problem.energy
+        alone = (evaluate(self.problem, self.nothing.high.difference(energy.together(one))) for one in energy.scopes)
         gaining = [point for point in alone if point.cost < self.nothing.cost]
         if gaining:
             self.error(min(gaining, key=lambda point: point.predicted_error))
@@ -85,30 +82,23 @@ class Modules(Space[Candidate]):
         """The cheapest choice that is predicted to have an error of at most `allowed`; everything low, where that is safe, takes
         hardly longer, and is known or else predicted to hold."""
         low, point = self.low, cheapest(self.problem, allowed)
-        holds = bool(self.holding()) if self.key(low) in self.log else low.within(allowed)
+        known, predicted = self.key(low) in self.log, low.feasible and low.predicted_error <= allowed
+        holds = bool(self.holding()) if known else predicted
         fast = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
         return low if holds and fast else point
 
 
-def everything(problem: Problem, precision: str) -> Candidate:
-    """All in one precision: low, it is what `torch.autocast` around the model, or a cast of all of it, comes to."""
-    return evaluate(problem, dict.fromkeys(problem.energy.scopes, precision))
-
-
-def as_candidate(problem: Problem, plan: Plan) -> Candidate:
-    """What a plan, or one of another strategy, chooses; what shares a weight with something in FP32 is so as well."""
-    chosen, energy = choice_from_scopes(plan.scopes), problem.energy
-    labels = {owner: chosen(owner) for owner in energy.scopes}
-    for owner in [owner for owner, label in labels.items() if label == "fp32"]:
-        labels |= dict.fromkeys(energy.together(owner), "fp32")
-    return evaluate(problem, energy.settled(labels))
+def as_candidate(problem: Problem, chosen: Callable[[str], str]) -> Candidate:
+    """What a plan, or a choice of another strategy, comes to; what shares a weight with something in FP32 is so as well."""
+    high = (owner for owner in problem.energy.scopes if chosen(owner) == "fp32")
+    return evaluate(problem, {each for owner in high for each in problem.energy.together(owner)})
 
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """A choice as a plan that was not run yet."""
-    fp32 = everything(problem, "fp32").seconds
-    chosen = evaluate(problem, needed(problem, chosen.precision))
-    resolution = problem.resolve(choice_from_labels(chosen.precision))
+    fp32 = evaluate(problem, problem.energy.scopes).seconds
+    chosen = evaluate(problem, needed(problem, chosen.high))
+    resolution = problem.resolve(choice_keeping(chosen.high, problem.format))
     return Plan(
         name=problem.name,
         strategy=problem.strategy,
@@ -122,8 +112,8 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         stored_low=problem.stored_low,
         objective=problem.objective,
         target=problem.device,
-        memory=memory_of(problem.capture, problem.costs, resolution, problem.format),
-        fp32_memory=memory_of(problem.capture, problem.costs, problem.resolve(plain("fp32")), problem.format),
+        memory=problem.memory(resolution),
+        fp32_memory=problem.memory(problem.resolve(plain("fp32"))),
     )
 
 
@@ -150,5 +140,5 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
             cost=saved(path) if boundary.precision == "fp32" else None,
             keep=tuple(sorted(boundary.keep)),
         )
-        for path, boundary in problem.running(choice_from_labels(chosen.precision)).wrapped.items()
+        for path, boundary in problem.running(choice_keeping(chosen.high, problem.format)).wrapped.items()
     }

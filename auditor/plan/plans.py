@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
+from ..execution.policy import choice_keeping
 from ..numerics.formats import runs
 from ..records import Plan, Verification
 from ..stages import tick
+from .mincut import Candidate
 from .modules import Modules, as_candidate, as_plan
 from .nonfinite import of_replay
 from .reasons import improve, with_reasons
-from .recommend import gains, has_low
-from .search import MARGIN, WORTH, choose, verified
-from .solve import Candidate
+from .recommend import has_low
+from .search import RUNS, WORTH, choose, verified
 from .verified import is_outdone, verify
 from .workbench import Workbench
 
@@ -29,6 +31,7 @@ class Planner:
         problems = [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]
         self.spaces = {problem.name: Modules(problem, replayed, bench.max_error) for problem in problems}
         self._ran: dict[tuple[str, Hashable], Plan] = {}
+        self._chosen: dict[str, Candidate] = {}
 
     def baselines(self) -> dict[str, Verification]:
         """The model with everything low, which is what it gives under plain autocast or a plain cast; known to the search."""
@@ -48,29 +51,40 @@ class Planner:
     def plans(self, baselines: Mapping[str, Verification]) -> dict[str, Plan]:
         """Every plan, verified on inputs it was not made from where there are any."""
 
-        def holds(_: str, plan: Plan) -> bool:
-            return plan.verified or not runs(plan.format)
+        def harmful(name: str, plan: Plan) -> bool:
+            return plan.verified and is_outdone(plan, baselines[name])
+
+        def holds(name: str, plan: Plan) -> bool:
+            return not runs(plan.format) or (plan.verified and not harmful(name, plan))
 
         result = verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
-        for name, plan in self._run(dict(self._better(result, baselines))).items():
-            harmful = is_outdone(result[name], baselines[name])
-            if harmful or (gains(plan) and not is_outdone(plan, baselines[name])):
-                result[name] = plan
+        result |= self._run({name: self.spaces[name].nothing for name, plan in result.items() if harmful(name, plan)})
         for name, space in self.spaces.items():
             tick(f"why {name.replace('_', ' ')}")
-            plan = with_reasons(space, result[name], self.bench.findings)
+            result[name] = plan = with_reasons(space, result[name], self.bench.findings)
             if runs(plan.format) and not has_low(plan):
-                plan = replace(plan, reach=None if self.bench.options.quick else space.reach())
-            result[name] = plan
+                result[name] = replace(plan, reach=None if self.bench.options.quick else space.reach())
         return {name: result[name] for name in self.spaces}
 
-    def _make(self, name: str, limit: float) -> Candidate:
-        tick(name.replace("_", " "))
-        space = self.spaces[name]
-        if self.bench.options.quick:
-            return choose(space, limit, 0)
-        result = choose(space, limit)
-        return improve(space, result, limit)
+    def _make(self, limits: Mapping[str, float]) -> dict[str, Candidate]:
+        """The cheapest choices that are found within limits: a search's, improved, or what another strategy chose in the format."""
+        quick = self.bench.options.quick
+        for name, limit in limits.items():
+            tick(name.replace("_", " "))
+            space = self.spaces[name]
+            chosen = choose(space, limit, 0 if quick else RUNS)
+            self._chosen[name] = chosen if quick else improve(space, chosen, limit)
+        for name, limit in () if quick else limits.items():
+            space, own = self.spaces[name], self._chosen[name]
+            others = (
+                self._chosen[n].high for n, each in self.spaces.items() if each.problem.format == space.problem.format
+            )
+            points = (as_candidate(space.problem, choice_keeping(high, space.problem.format)) for high in others)
+            better = sorted(
+                (p for p in points if p.feasible and p.cost < (1 - WORTH) * own.cost), key=attrgetter("price")
+            )
+            self._chosen[name] = next((point for point in better if space.error(point) <= limit), own)
+        return {name: self._chosen[name] for name in limits}
 
     def _run(self, chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         """The plans of these choices, verified."""
@@ -78,25 +92,3 @@ class Planner:
         new = {n: as_plan(self.spaces[n].problem, p) for n, p in chosen.items() if keys[n] not in self._ran}
         self._ran |= {keys[name]: plan for name, plan in verify(self.bench, new).items()}
         return {name: self._ran[key] for name, key in keys.items()}
-
-    def _better(
-        self, plans: Mapping[str, Plan], baselines: Mapping[str, Verification]
-    ) -> Iterator[tuple[str, Candidate]]:
-        """What to run in the place of plans that do harm or gain nothing, or that another strategy's is better than.
-
-        Everything low, or what another strategy keeps in the same format, where a replay holds; in the
-        place of harm else FP32.
-        """
-        for name, space in self.spaces.items():
-            own = plans[name]
-            if self.bench.options.quick or not runs(own.format):
-                continue
-            harmful = is_outdone(own, baselines[name])
-            rivals = [p for p in plans.values() if p.format == own.format and p.strategy != own.strategy and gains(p)]
-            others = [] if harmful else [as_candidate(space.problem, rival) for rival in rivals]
-            points = [*space.holding(), *others]
-            bar = (1 - WORTH) * as_candidate(space.problem, own).cost if gains(own) and not harmful else math.inf
-            cheaper = sorted((p for p in points if p.feasible and p.cost < bar), key=lambda point: point.price)
-            held = (p for p in cheaper if space.error(p) <= (1 if p == space.low else MARGIN) * space.budget)
-            if (point := next(held, space.nothing if harmful else None)) is not None:
-                yield name, point

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
-from ..execution.policy import Layout, Policy
+from ..execution.policy import Layout, Policy, plain
 from ..execution.resolve import Resolution, Resolver, kept_low
 from ..numerics.formats import FORMATS
 from ..paths import function_in
-from ..records import Capture, Contribution, Node, Verdict
-from .costs import TIE, Cost, cast_seconds, memory_of, output_elements, price, traffic_seconds
-from .energy import FORBIDDEN, Energy, energy_of, timed_in
+from ..records import Capture, Contribution, Memory, Node, Verdict
+from .costs import TIE, Cost, cast_seconds, elements_of, memory_of, price, traffic_seconds
+from .energy import Energy, energy_of, timed_in
 from .exceptions import Lowest, exceptions_of, lowest
-
-if TYPE_CHECKING:
-    from .solve import Candidate
+from .mincut import FORBIDDEN, Candidate
 
 ISLAND_SHARE = 0.003
 """Share of the FP32 price that one more scope must be worth: of plans that cost alike, people want the short one."""
@@ -60,7 +57,7 @@ class Problem:
     @cached_property
     def elements(self) -> Mapping[str, int]:
         """{node or placeholder: floating elements of its result}."""
-        return output_elements(self.capture)
+        return {node.name: elements_of(node) for node in self.capture.graph_module.graph.nodes}
 
     @cached_property
     def operations_of(self) -> Mapping[str, Sequence[Node]]:
@@ -110,7 +107,7 @@ class Problem:
     @cached_property
     def island(self) -> float:
         """What one more scope in the plan must save."""
-        raised = self.resolve(lambda owner: "fp32")
+        raised = self.resolve(plain("fp32"))
         return ISLAND_SHARE * sum(self.node_price(name, raised) for name in self.capture.nodes)
 
     def node_price(self, name: str, resolution: Resolution) -> float:
@@ -130,11 +127,15 @@ class Problem:
     def whole_price(self, resolution: Resolution, elapsed: float) -> float:
         """What a choice counts for, but for its length. elapsed: seconds of one forward under it."""
         if self.objective == "memory":
-            needed = memory_of(self.capture, self.costs, resolution, self.format)
+            needed = self.memory(resolution)
             return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
         if self.objective == "flops":
             elapsed = sum(self.node_price(name, resolution) for name in self.capture.nodes)
         return elapsed + self.storage_price(resolution)
+
+    def memory(self, resolution: Resolution) -> Memory:
+        """Bytes that one forward needs."""
+        return memory_of(self.capture, self.costs, resolution, self.format)
 
     def stored_price(self, name: str, precision: str) -> float:
         """What one weight counts for, stored in a precision."""

@@ -4,45 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from ..execution.policy import Policy, choice_from_labels
+from ..execution.policy import Policy, choice_from_scopes, choice_keeping
 from ..execution.resolve import Resolution, is_low
 from ..numerics.formats import label
 from ..numerics.operations import operation
 from ..paths import function_in, module_of, of_function
 from ..records import Finding, Node, Plan, Reason
+from .mincut import Candidate
 from .modules import Modules, as_candidate
 from .problem import Problem
 from .search import MARGIN, WORTH
-from .solve import Candidate, evaluate
+from .solve import evaluate
 
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 """{objective: what a plan saves}."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A choice with one module more low, and those that must go along. forbidden: why that is out of the question."""
-
-    owner: str
-    low: Candidate
-    forbidden: Reason | None
-    saves: float
-    gains: bool
-
-
-def attempts(problem: Problem, chosen: Candidate) -> list[Attempt]:
-    """Of every module in FP32, and every function that a low one keeps so, those first that save most."""
-    result = []
-    for owner in _by_saving(problem, chosen):
-        low = _lowered(problem, chosen, [owner])
-        forbidden = _without_operations(problem, owner) or _forbidden(problem, low, chosen, owner)
-        saves = (chosen.cost - low.cost) / chosen.cost if chosen.cost else 0.0
-        result.append(Attempt(owner, low, forbidden, saves, low.price < chosen.price))
-    return result
 
 
 def _by_saving(problem: Problem, chosen: Candidate) -> list[str]:
@@ -66,17 +45,20 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
 
 def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
     """The plan with one reason for every module and operation that it does not run low, and the least that has to stay."""
-    problem, chosen = space.problem, as_candidate(space.problem, plan)
-    tried = attempts(problem, chosen)
-    idle = [each for each in tried if not each.forbidden and not each.gains]
-    low = _lowered(problem, chosen, [each.owner for each in idle])
+    problem, chosen = space.problem, as_candidate(space.problem, choice_from_scopes(plan.scopes))
+    alone = {owner: _lowered(problem, chosen, [owner]) for owner in _by_saving(problem, chosen)}
+    told = {owner: _forbidden(problem, point, chosen, owner) for owner, point in alone.items()}
+    idle = {owner: low for owner, low in alone.items() if told[owner] is None and low.price >= chosen.price}
+    low = _lowered(problem, chosen, idle)
     harmless = low == chosen or (space.may_hold(chosen, low, space.budget) and space.holds(low, space.budget))
-    shown = [each.low for each in idle if each.low.predicted_error > chosen.predicted_error]
+    shown = [each for each in idle.values() if each.predicted_error > chosen.predicted_error]
     if shown and not harmless:  # one run says whether any of it holds by itself
         space.holds(min(shown, key=lambda low: low.predicted_error), space.budget)
-    most = max((each.saves for each in idle), default=0.0)
-    told = {each.owner: each.forbidden or _reason(space, chosen, each, most, harmless) for each in tried}
-    modules = together(replace(told[owner], modules=(owner,)) for owner in _kept(problem, chosen))
+    most = max((_saved(chosen, each) for each in idle.values()), default=0.0)
+    modules = together(
+        replace(told[owner] or _reason(space, chosen, alone[owner], most, harmless), modules=(owner,))
+        for owner in _kept(problem, chosen)
+    )
     scopes = {
         path: replace(choice, because=_codes_and_words(problem, path, modules, findings))
         if choice.precision == "fp32" or choice.keep
@@ -89,15 +71,25 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
     )
 
 
-def _reason(space: Modules, chosen: Candidate, each: Attempt, most: float, harmless: bool) -> Reason:
+def _saved(chosen: Candidate, low: Candidate) -> float:
+    """Share of what a choice costs that another saves."""
+    return (chosen.cost - low.cost) / chosen.cost if chosen.cost else 0.0
+
+
+def _reason(space: Modules, chosen: Candidate, low: Candidate, most: float, harmless: bool) -> Reason:
     """Why what could be low is not, from the log of replays where it is there. most: what of all that gains nothing saves most;
     harmless: whether the budget holds with all that low."""
-    before, budget, objective = space.before(chosen), space.budget, space.problem.objective
-    held = harmless and not each.gains  # in a replay with more than this low
-    ran = not held and space.key(each.low) in space.log
-    after = space.error(each.low) if ran else space.after(chosen, each.low)
-    adds, saves = after - before if math.isfinite(after) else None, max(each.saves, 0.0)
-    if each.gains or not (held or after <= budget):
+    before, budget, objective, gains = (
+        space.before(chosen),
+        space.budget,
+        space.problem.objective,
+        low.price < chosen.price,
+    )
+    held = harmless and not gains  # in a replay with more than this low
+    ran = not held and space.key(low) in space.log
+    after = space.error(low) if ran else space.after(chosen, low)
+    adds, saves = after - before if math.isfinite(after) else None, max(_saved(chosen, low), 0.0)
+    if gains or not (held or after <= budget):
         kind = "margin" if after <= budget else "budget"
         words = added(before, after, budget, MARGIN, saves, objective, ran)
     else:
@@ -140,8 +132,8 @@ def kept_in(problem: Problem, point: Candidate) -> tuple[str, ...]:
 
 def _kept(problem: Problem, point: Candidate) -> list[str]:
     """Modules in FP32, and functions that low ones keep so."""
-    kept = [owner for owner in problem.energy.scopes if point.precision.get(owner, "fp32") == "fp32"]
-    return [owner for owner in kept if owner == module_of(owner) or module_of(owner) not in kept]
+    kept = [owner for owner in problem.energy.scopes if owner in point.high]
+    return [owner for owner in kept if owner == module_of(owner) or module_of(owner) not in point.high]
 
 
 def _without_operations(problem: Problem, owner: str) -> Reason | None:
@@ -168,19 +160,19 @@ def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
 
 def _lowered(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
     """The choice with these low, and what goes along; a function whose keeping lets others be low stays, unless it is asked for."""
-    kept = (path for path in problem.lowest.raised if path != module_of(path))
-    group = (each for owner in owners for each in lowered_with(problem, owner))
-    changes = {**dict.fromkeys(kept, "fp32"), **dict.fromkeys(group, problem.format)}
-    return evaluate(problem, problem.energy.settled({**chosen.precision, **changes}))
+    kept = {path for path in problem.lowest.raised if path != module_of(path)}
+    return evaluate(problem, (chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
 
 
 def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
     """Why lowering a module is out of the question; None where it is not. point: with it low."""
-    if point.precision[owner] == "fp32":
+    if (reason := _without_operations(problem, owner)) is not None:
+        return reason
+    if owner in point.high:
         return Reason("author", "the author switches autocast off around it")
     if point.feasible:
         return None
-    now, then = (problem.resolve(choice_from_labels(each.precision)) for each in (chosen, point))
+    now, then = (problem.resolve(choice_keeping(each.high, problem.format)) for each in (chosen, point))
     nodes, group = problem.capture.nodes, lowered_with(problem, owner)
     broken = [name for name in nodes if problem.forbidden(then, name) and not problem.forbidden(now, name)]
     if not broken:
@@ -246,7 +238,7 @@ def added(before: float, after: float, budget: float, margin: float, saves: floa
 
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
     """A reason for every operation that is not low though its module is, and for those without a precision."""
-    precision, nodes = choice_from_labels(chosen.precision), problem.capture.nodes
+    precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
     how, resolution = problem.running(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()
     for n in problem.capture.graph_module.graph.nodes:
@@ -256,7 +248,7 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
         setting = how.setting(name)
         if not node.floating:
             reason = Reason("not-floating", "it is no floating-point operation")
-        elif setting.kept and node.function and chosen.precision.get(problem.variable(name)) != "fp32":
+        elif setting.kept and node.function and problem.variable(name) not in chosen.high:
             function = node.function.path
             by = next(call.path for call in node.calls if function in precision.keep.get(call.path, ()))
             reason = Reason("inherited", f"{function} stays FP32 in all of {by or 'the model'}", by=by)
@@ -271,24 +263,20 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
 
 
 def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Reasons that say the same of several, once; of what gains nothing, with the largest numbers."""
-    result: dict[tuple[Reason, bool], list[Reason]] = {}
+    """Reasons that say the same of several, once, with the largest of their numbers."""
+    alike: dict[tuple[str, str, str | None], list[Reason]] = {}
     for reason in reasons:
-        alike = replace(reason, modules=(), operations=())
-        idle = reason.kind == "no-gain" and reason.adds is not None
-        result.setdefault((replace(alike, adds=None, saves=None, ran=False) if idle else alike, idle), []).append(
-            reason
-        )
+        alike.setdefault((reason.kind, reason.words, reason.by), []).append(reason)
     return tuple(
         replace(
-            alike,
+            several[0],
             modules=tuple(path for each in several for path in each.modules),
             operations=tuple(name for each in several for name in each.operations),
             adds=max((each.adds for each in several if each.adds is not None), default=None),
             saves=max((each.saves for each in several if each.saves is not None), default=None),
             ran=all(each.ran for each in several),
         )
-        for (alike, _), several in result.items()
+        for several in alike.values()
     )
 
 

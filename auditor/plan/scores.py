@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..errors import MeasureError
+from ..isolation.answer import answer
 from ..records import Evaluation, Plan, Subject
 from ..score import NoScore, ScoreResult, Scoring, compare_scores, fp32_score
 from ..settings import Settings
 from ..verify import FP32, LATER, TIMEOUT, NotHandedOver, Question, Runs, Verifier, in_hand
-from .workbench import Workbench, emitted, raising, reference
+from .workbench import Workbench, emitted, raising
 
 Found = ScoreResult | str
 """What the function gives of the model under one plan, or why nothing."""
@@ -48,7 +49,7 @@ def in_fp32(subject: Subject, options: Settings, scoring: Scoring) -> InFp32:
     question = _question(scoring, None, options.timeout)
     result: dict[str, Found] = {}
     if subject.origin is not None and scoring.place is not None:
-        expected = reference(subject, subject.batches[0], seed)
+        expected = answer(subject.model, subject.batches[0], seed=seed)
         begun = Verifier.start(
             subject.batches[:1], expected=expected, seed=seed, device=device, timeout=options.timeout
         )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, TypeVar
 
 from ..errors import let_through
 from ..records import Plan
-from .mincut import Point
+from .mincut import Candidate
 
 MARGIN = 0.8
 """Share of the budget a plan may use on the inputs it is made from: other inputs deserve some room."""
@@ -36,32 +35,29 @@ ROUNDS = 4
 """Times a plan whose artefact misses the budget is made for less error, before the budget is said to be out of reach."""
 
 
-P = TypeVar("P", bound=Point)
-
-
-class Space(ABC, Generic[P]):
+class Space(ABC):
     """All choices for one plan, and what replays of them came to. nothing: everything in FP32, which always holds.
     log: {key: error}, inf where it does not run. rejected: keys of those whose artefact did not hold."""
 
-    nothing: P
+    nothing: Candidate
 
     def __init__(self) -> None:
-        self.log: dict[Any, float] = {}
+        self.log: dict[Hashable, float] = {}
         self.rejected: set[Hashable] = set()
 
-    @abstractmethod
-    def key(self, point: P) -> Hashable:
+    def key(self, point: Candidate) -> Hashable:
         """What tells replays apart."""
+        return point.high
 
     @abstractmethod
-    def proposed(self, allowed: float) -> P:
+    def proposed(self, allowed: float) -> Candidate:
         """The cheapest choice that is predicted to have an error of at most `allowed`."""
 
     @abstractmethod
-    def replay(self, point: P) -> float:
+    def replay(self, point: Candidate) -> float:
         """Error of the recorded run under a choice. Raises: whatever an operation raises."""
 
-    def error(self, point: P) -> float:
+    def error(self, point: Candidate) -> float:
         """Error of a replay, which is run once; inf where an operation raises, and of what was rejected."""
         key = self.key(point)
         if key not in self.log:
@@ -72,12 +68,12 @@ class Space(ABC, Generic[P]):
                 self.log[key] = math.inf
         return math.inf if key in self.rejected else self.log[key]
 
-    def holding(self) -> list[P]:
+    def holding(self) -> list[Candidate]:
         """Choices that are known to hold the budget before any search, and were not rejected."""
         return []
 
 
-def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
+def choose(space: Space, limit: float, runs: int = RUNS) -> Candidate:
     """The cheapest choice whose replay has an error of at most `limit`; without runs, the cheapest that is predicted to.
 
     What each replay says of predictions decides on the next proposal, so that few are needed. Where nothing is predicted to hold,
@@ -105,24 +101,27 @@ def choose(space: Space[P], limit: float, runs: int = RUNS) -> P:
 
 
 def verified(
-    spaces: Mapping[str, Space[P]],
+    spaces: Mapping[str, Space],
     max_error: float,
-    make: Callable[[str, float], P],
-    verify: Callable[[Mapping[str, P]], Mapping[str, Plan]],
+    make: Callable[[Mapping[str, float]], Mapping[str, Candidate]],
+    verify: Callable[[Mapping[str, Candidate]], Mapping[str, Plan]],
     holds: Callable[[str, Plan], bool],
 ) -> dict[str, Plan]:
     """Of every space the plan whose artefact holds; where none does, the last that was tried.
 
-    make(name, limit): a choice whose error is to stay within the limit. A choice that misses is rejected, and made again
+    make(limits): choices whose errors are to stay within the limits. A choice that misses is rejected, and made again
     for less error: by as much as the artefact was over the budget, and by half at least.
     """
-    limits, plans, pending = dict.fromkeys(spaces, MARGIN * max_error), dict[str, Plan](), list(spaces)
+    limits, plans = dict.fromkeys(spaces, MARGIN * max_error), dict[str, Plan]()
     for _ in range(ROUNDS):
-        made = {name: make(name, limits[name]) for name in pending}
+        if not limits:
+            break
+        made = make(limits)
         plans |= verify(made)
-        pending = [name for name in pending if made[name] != spaces[name].nothing and not holds(name, plans[name])]
-        for name in pending:
+        missed = [name for name in made if made[name] != spaces[name].nothing and not holds(name, plans[name])]
+        for name in missed:
             spaces[name].rejected.add(spaces[name].key(made[name]))
             error = plans[name].measured_error
             limits[name] *= 0.25 if error is None else min(0.5, MARGIN * max_error / error)
+        limits = {name: limits[name] for name in missed}
     return plans

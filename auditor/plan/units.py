@@ -16,6 +16,7 @@ from ..criteria.criterion import name_of
 from ..criteria.defaults import by_default, may_flip
 from ..criteria.measure import criteria_for
 from ..errors import CallbackError, let_through
+from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
 from ..loading.target import blame
 from ..measure.calibrate import Calibration
@@ -24,7 +25,6 @@ from ..numerics.casting import round_tree
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
 from ..records import Capture, Contribution, Distance, Subject
-from .workbench import reference
 
 LARGEST_BUDGET = 100.0
 """Budgets beyond it leave contributions relative: they would come near what the solver charges for prohibitions."""
@@ -46,7 +46,7 @@ def yardstick_of(
     flips = metric is None and capture is not None and may_flip(capture)
     if metric is None and not criteria and not flips:
         return Yardstick(max_error)
-    outputs = reference(subject, subject.batches[0], seed)
+    outputs = answer(subject.model, subject.batches[0], seed=seed)
     metric = _of_the_cpu(metric) if metric is not None else None
     if flips and capture is not None:
         criteria = (*criteria, *by_default(criteria, outputs, capture))

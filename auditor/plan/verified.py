@@ -57,7 +57,7 @@ def verify(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
 
 def answered(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None) -> dict[str, Plan]:
     """The plans with what their artefacts answer on the inputs that plans are judged on. files: see Workbench.ask."""
-    expected = Answers(bench.references(bench.checks), bench.graded)
+    expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
     given = bench.ask(plans, Runs.answers, files)
     return {name: judged(bench, plan, expected, given[name]) for name, plan in plans.items()}
 
@@ -155,12 +155,11 @@ def today_of(bench: Workbench) -> Today | None:
     allowed = loose(bench.flags, bench.options.where)
     if not allowed and not (bench.options.native and bench.flags.get("cudnn.benchmark")):
         return None
-    references = bench.references(bench.checks)
-
     try:
         with under(bench.flags):
             result = [answer(bench.subject.model, batch, seed=bench.options.seed) for batch in bench.checks]
-        worst = worst_of([bench.yardstick.distance(*pair) for pair in zip(references, result, strict=True)])
+        pairs = ((bench.reference(batch), one) for batch, one in zip(bench.checks, result, strict=True))
+        worst = worst_of([bench.yardstick.distance(*pair) for pair in pairs])
     except Exception as error:
         let_through(error)
         return Today(allowed, None, False, failure_of(error))

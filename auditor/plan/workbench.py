@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..execution.execute import Executor
 from ..execution.policy import Policy, choice_from_scopes
 from ..isolation.answer import answer
 from ..isolation.members import size_of
-from ..isolation.outputs import NamedTensors, tensor_outputs
+from ..isolation.outputs import tensor_outputs
 from ..isolation.process import Flags
 from ..measure.calibrate import Calibration
 from ..measure.noise import FP32Runs, without_noise
@@ -57,7 +57,7 @@ class Workbench:
     @cached_property
     def costs(self) -> Mapping[str, Cost]:
         """{node: what it costs}."""
-        return costs_of(self.capture)
+        return costs_of(self.capture.graph_module.graph)
 
     @cached_property
     def contributions(self) -> Mapping[str, Mapping[str, Contribution]]:
@@ -92,12 +92,8 @@ class Workbench:
         """FP32 outputs of the model on one of the subject's batches; run once."""
         known = self.noise.known
         if id(batch) not in known:
-            known[id(batch)] = reference(self.subject, batch, self.options.seed)
+            known[id(batch)] = answer(self.subject.model, batch, seed=self.options.seed)
         return known[id(batch)]
-
-    def references(self, batches: Sequence[Batch]) -> list[list[torch.Tensor]]:
-        """FP32 outputs of the model on some of the subject's batches; each is run once."""
-        return [self.reference(batch) for batch in batches]
 
     @property
     def graded(self) -> list[torch.Tensor] | None:
@@ -198,11 +194,6 @@ def worst_of(values: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
-def reference(subject: Subject, batch: Batch, seed: int = 0) -> NamedTensors:
-    """FP32 outputs of the model as it is."""
-    return answer(subject.model, batch, seed=seed)
-
-
 def emitted(subject: Subject, plans: Mapping[str, Plan], folder: str | Path) -> Path:
     """`patched_model.py` with these plans, written into a folder."""
     file = Path(folder, "patched_model.py")
@@ -215,15 +206,5 @@ def raising(subject: Subject) -> dict[str, Plan]:
     """All FP32 under its name, for a model that comes with something stored low; nothing for another one."""
     if subject.raised == "none":
         return {}
-    plan = Plan(
-        name=FP32,
-        strategy=SHIPPED[0],
-        format=DEFAULT[0],
-        scopes={"": ScopeChoice("fp32")},
-        predicted_error=0.0,
-        low_precision_flops=0.0,
-        predicted_speedup=1.0,
-        raised=subject.raised,
-        stored_low=subject.stored_low,
-    )
-    return {FP32: plan}
+    plan = Plan(FP32, SHIPPED[0], DEFAULT[0], {"": ScopeChoice("fp32")})
+    return {FP32: replace(plan, raised=subject.raised, stored_low=subject.stored_low)}

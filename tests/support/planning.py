@@ -9,14 +9,16 @@ from typing import Any
 from torch import nn
 
 from auditor.capture.capture import capture
+from auditor.execution.policy import choice_from_scopes
 from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.paths import enclosing, within
+from auditor.plan.mincut import Candidate
 from auditor.plan.modules import Modules, as_candidate, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import lowered_with
-from auditor.plan.solve import Candidate, evaluate
+from auditor.plan.solve import evaluate
 from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan
@@ -71,16 +73,16 @@ def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candi
     groups += [
         tuple(o for o in owners if within(o, path)) for path in sorted({p for o in owners for p in enclosing(o)})
     ]
-    now = best = full = evaluate(problem, dict.fromkeys(owners, "fp32"))
+    now = best = full = evaluate(problem, owners)
 
     def height(point: Candidate) -> float:
         return point.cost / full.cost + 5 * max(0.0, point.predicted_error / limit - 1)
 
     for step in range(steps):
         heat = 0.1 * (1 - step / steps) ** 2 + 1e-4
-        precision = rnd.choice((problem.format, "fp32"))
+        change = rnd.choice((frozenset.difference, frozenset.union))
         chosen = {other for owner in rnd.choice(groups) for other in energy.together(owner)}
-        tried = evaluate(problem, energy.settled({**now.precision, **dict.fromkeys(chosen, precision)}))
+        tried = evaluate(problem, change(now.high, chosen))
         if height(tried) <= height(now) or rnd.random() < math.exp((height(now) - height(tried)) / heat):
             now = tried
         if tried.predicted_error <= limit and tried.cost < best.cost:
@@ -90,15 +92,13 @@ def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candi
 
 def lowered(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
     """A plan with further modules low, patched into the model and run as on a GPU; all other modules stay as they are."""
-    chosen = as_candidate(problem, plan)
+    chosen = as_candidate(problem, choice_from_scopes(plan.scopes))
     together = {other for path in modules for other in lowered_with(problem, path)}
-    labels = problem.energy.settled({**chosen.precision, **dict.fromkeys(together, problem.format)})
-    return kept(bench, problem, plan, [path for path, precision in labels.items() if precision == "fp32"])
+    return kept(bench, problem, plan, sorted(chosen.high - together))
 
 
 def kept(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
     """The plan with exactly these modules in FP32, patched into the model and run as on a GPU."""
-    labels = {path: "fp32" if path in modules else problem.format for path in problem.energy.scopes}
-    scopes = scopes_of(problem, evaluate(problem, labels))
+    scopes = scopes_of(problem, evaluate(problem, modules))
     changed = replace(plan, scopes=scopes, measured_error=None, verified=False)
     return verify(bench, {plan.name: changed})[plan.name]

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -102,7 +102,7 @@ def problem_of(
 ) -> Problem:
     """A problem whose operations have the same contribution and verdict, and the same cost where one is given."""
     names = [*capture.nodes, *(place.name for place in capture.placeholders)]
-    costs = costs_of(capture) if cost is None else dict.fromkeys(capture.nodes, cost)
+    costs = costs_of(capture.graph_module.graph) if cost is None else dict.fromkeys(capture.nodes, cost)
     verdicts = dict.fromkeys(capture.nodes, Verdict(verdict, ""))
     return Problem(capture, costs, dict.fromkeys(names, each), verdicts, strategy, "fp16", "A100")
 
@@ -141,6 +141,11 @@ def tied_owners(capture: Capture) -> list[tuple[str, ...]]:
         for name, owners in Layout(capture, strategy_of("cast")).deciding.items()
         if name in stored and len(owners) > 1
     ]
+
+
+def fp32_of(labels: Mapping[str, str]) -> frozenset[str]:
+    """What is FP32."""
+    return frozenset(path for path, label in labels.items() if label == "fp32")
 
 
 def labellings(owners: list[str]) -> Iterator[dict[str, str]]:

@@ -16,7 +16,7 @@ from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.execution.execute import Executor
-from auditor.execution.policy import Policy, choice_from_labels, choice_from_scopes
+from auditor.execution.policy import Policy, choice_from_scopes, choice_keeping
 from auditor.execution.resolve import resolve
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
@@ -28,7 +28,7 @@ from auditor.records import Capture, Plan, ScopeChoice
 from auditor.verify import run_patched
 from tests.support.fake_cuda import NAMES
 from tests.support.flat_models import LARGE, FlatBlock, Stack
-from tests.support.problems import Held, owners_of, problem_of, tied_owners
+from tests.support.problems import Held, fp32_of, owners_of, problem_of, tied_owners
 from tests.support.small_models import MODELS
 from tests.support.subjects import FORMATS, capture_of, normal, seeded
 
@@ -58,10 +58,11 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     model, capture = small(name)
     inputs = KINDS[name][1]
     problem = replace(problem_of(capture, strategy), format=fmt)
-    scopes = scopes_of(problem, evaluate(problem, labels))
-    assert choice_from_scopes(scopes).keep == choice_from_labels(labels).keep
+    point = evaluate(problem, fp32_of(labels))
+    scopes, choice = scopes_of(problem, point), choice_keeping(point.high, fmt)
+    assert choice_from_scopes(scopes).keep == choice.keep
     patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))
-    how, observed = Policy(capture, strategy, choice_from_labels(labels), fmt), Observed()
+    how, observed = Policy(capture, strategy, choice, fmt), Observed()
     try:
         with torch.no_grad():
             flat = capture.bind(model, (inputs, {}))

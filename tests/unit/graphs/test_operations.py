@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from auditor.capture.capture import capture
+from auditor.execution.policy import plain
 from auditor.graphs.exported import Exported, exported
 from auditor.graphs.operations import Table, aligned, owner_of, table_of
-from auditor.graphs.stage import lowered, memory_in_fp32, memory_needed
+from auditor.graphs.stage import lowered, memory_needed
 from auditor.plan.workbench import Workbench
 from auditor.records import Memory
 from tests.support.planning import bench_of
@@ -130,7 +131,8 @@ def test_needed_as_counted_by_hand(high: tuple[str, ...], weights: int, activati
     assert len(low) == 4 - len(high)
     found = memory_needed(lowered(graph, table, low))
     assert found == Memory(weights, activations)
-    assert memory_in_fp32(bench) == Memory(4 * (1024 + 256), 4 * (128 + 512 + 512))
+    whole = bench.problem("autocast", "fp16")
+    assert whole.memory(whole.resolve(plain("fp32"))) == Memory(4 * (1024 + 256), 4 * (128 + 512 + 512))
 
 
 to = torch.ops.aten.to.dtype

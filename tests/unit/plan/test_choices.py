@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from auditor.execution.policy import choice_from_scopes, plain
 from auditor.plan.costs import Cost
-from auditor.plan.energy import FORBIDDEN
-from auditor.plan.modules import as_plan, everything, scopes_of
+from auditor.plan.mincut import FORBIDDEN
+from auditor.plan.modules import as_plan, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.solve import evaluate
 from auditor.records import Contribution, ScopeChoice, Verdict
-from tests.support.problems import captured, drawn, owners_of, problem_of
+from tests.support.problems import captured, drawn, fp32_of, owners_of, problem_of
 from tests.support.subjects import capture_of, normal
 
 
@@ -29,7 +29,7 @@ def test_the_table_of_scopes_says_what_was_chosen_and_no_more(kind: str, data: s
     problem = drawn(kind, "autocast", random.Random(0), unsafe=0.0)
     owners = owners_of(problem.capture)
     labels = {owner: data.draw(st.sampled_from(["fp16", "fp32"]), label=owner) for owner in owners}
-    chosen = evaluate(problem, labels)
+    chosen = evaluate(problem, fp32_of(labels))
     scopes = scopes_of(problem, chosen)
     precision = choice_from_scopes(scopes)
     assert {owner: precision(owner) for owner in owners} == labels
@@ -45,7 +45,7 @@ def low(owners: str) -> dict[str, str]:
 
 
 def plan_of(problem: Problem, labels: dict[str, str]) -> dict[str, ScopeChoice]:
-    return scopes_of(problem, evaluate(problem, labels))
+    return scopes_of(problem, evaluate(problem, fp32_of(labels)))
 
 
 def test_an_island_keeps_its_result_where_only_fp32_reads_it() -> None:
@@ -63,7 +63,7 @@ def test_an_island_keeps_its_result_where_only_fp32_reads_it() -> None:
 )
 def test_a_plan_is_made_for_a_device(device: str, fmt: str, word: str) -> None:
     problem = replace(drawn("chain", "autocast", random.Random(3), unsafe=0.0), device=device, format=fmt)
-    plan = as_plan(problem, everything(problem, fmt))
+    plan = as_plan(problem, evaluate(problem, ()))
     assert plan.target == device
     assert word in plan.note
     assert bool(word) == bool(plan.note)
@@ -71,7 +71,7 @@ def test_a_plan_is_made_for_a_device(device: str, fmt: str, word: str) -> None:
 
 
 def plan_times(problem: Problem, precision: str) -> float:
-    return evaluate(problem, dict.fromkeys(owners_of(problem.capture), precision)).seconds
+    return evaluate(problem, owners_of(problem.capture) if precision == "fp32" else ()).seconds
 
 
 # What the solver weighs: prohibitions, squares of errors, and which values are rounded.

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from auditor.execution.policy import Policy, plain
+from auditor.execution.policy import Policy, choice_from_scopes, plain
 from auditor.plan.costs import Cost
-from auditor.plan.modules import as_candidate, as_plan, everything
+from auditor.plan.mincut import Candidate
+from auditor.plan.modules import as_candidate, as_plan
 from auditor.plan.nonfinite import located, of_replay, unsafe_in_runs
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import improve, with_reasons
 from auditor.plan.search import MARGIN
-from auditor.plan.solve import Candidate, evaluate
+from auditor.plan.solve import evaluate
 from auditor.records import Plan, Verdict, Verification
 from auditor.rulebook.verdicts import Judgement
 from tests.support.capturing import Function, captured
@@ -33,7 +34,7 @@ def found() -> tuple[Plan, str]:
     drawn_ = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
     bad = next(name for name, node in drawn_.capture.nodes.items() if node.owner == "2")
     problem = replace(drawn_, verdicts={**drawn_.verdicts, bad: Verdict("unsafe", "it overflows")})
-    plan = as_plan(problem, evaluate(problem, {"": "fp16", **dict.fromkeys("014", "fp16"), "2": "fp32", "3": "fp32"}))
+    plan = as_plan(problem, evaluate(problem, ("2", "3")))
     rules = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, formats=("bf16",)))
     return with_reasons(Foretold(problem, 0.5), plan, rules), bad
 
@@ -55,7 +56,7 @@ def costing(problem: Problem, cost: Cost) -> Problem:
 def test_all_low_is_what_its_own_run_says(holds: bool) -> None:
     """The graph may hold on its batches where the model does not on those that plans are verified on."""
     problem = costing(drawn("chain", "autocast", random.Random(0), unsafe=0.0), Cost(0, 0, True))
-    low = everything(problem, "fp16")
+    low = evaluate(problem, ())
     space = Foretold(problem, 0.5, off=1e-3, known=[] if holds else [(low, 0.6)])
     found = with_reasons(space, as_plan(problem, space.nothing), ())
     idle = [reason for reason in found.reasons if reason.kind == "no-gain"]
@@ -66,35 +67,31 @@ def test_all_low_is_what_its_own_run_says(holds: bool) -> None:
 
 def test_a_plan_is_what_it_was_made_from() -> None:
     problem = drawn("branches", "cast", random.Random(1), unsafe=0.0)
-    chosen = evaluate(problem, {owner: "fp32" if owner == "a" else "fp16" for owner in problem.energy.scopes})
-    assert as_candidate(problem, as_plan(problem, chosen)) == chosen
+    chosen = evaluate(problem, ("a",))
+    assert as_candidate(problem, choice_from_scopes(as_plan(problem, chosen).scopes)) == chosen
 
 
 def half_low() -> tuple[Problem, Candidate]:
     """A chain every other layer of which is low; whatever is lowered gains."""
     problem = costing(drawn("chain", "autocast", random.Random(0), unsafe=0.0), Cost(10**12, 1000, False))
-    return problem, evaluate(problem, {"": "fp16", **dict.fromkeys("024", "fp16"), **dict.fromkeys("13", "fp32")})
-
-
-def kept(point: Candidate) -> set[str]:
-    return {owner for owner, precision in point.precision.items() if precision == "fp32"}
+    return problem, evaluate(problem, ("1", "3"))
 
 
 def test_a_choice_is_improved_by_what_a_run_allows_and_by_no_more() -> None:
     problem, half = half_low()
-    alone = {owner: evaluate(problem, {**half.precision, owner: "fp16"}).predicted_error for owner in "13"}
-    both = evaluate(problem, {**half.precision, "1": "fp16", "3": "fp16"}).predicted_error
+    alone = {owner: evaluate(problem, half.high - {owner}).predicted_error for owner in "13"}
+    both = evaluate(problem, ()).predicted_error
     least, most = sorted(alone, key=alone.__getitem__)
     assert half.predicted_error < alone[least] < alone[most] < both
     for target, left in ((both, set()), ((alone[least] + alone[most]) / 2, {most}), (half.predicted_error, {"1", "3"})):
         space = Foretold(problem, 1.0001 * target / MARGIN)
-        assert kept(improve(space, half, MARGIN * space.budget)) == left
+        assert improve(space, half, MARGIN * space.budget).high == left
 
 
 def test_what_runs_say_is_what_the_reasons_say() -> None:
     problem, half = half_low()
     space = Foretold(problem, 1.0, off=2.0)
-    one = evaluate(problem, {**half.precision, "1": "fp16"})
+    one = evaluate(problem, ("3",))
     space.error(half), space.error(one)
     by_module = {
         path: each for each in with_reasons(space, as_plan(problem, half), ()).reasons for path in each.modules

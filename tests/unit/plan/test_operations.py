@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.execution.policy import choice_from_labels
+from auditor.execution.policy import choice_keeping
 from auditor.paths import function_in
+from auditor.plan.mincut import Candidate
 from auditor.plan.reasons import added, apart, gained, no_gain, operation_reasons
-from auditor.plan.solve import Candidate, evaluate
+from auditor.plan.solve import evaluate
 from auditor.records import Reason
 from tests.support.problems import problem_of
 from tests.support.subjects import capture_of, normal
@@ -37,7 +38,7 @@ class Every(nn.Module):
 def why(strategy: str = "autocast") -> dict[str, Reason]:
     capture = capture_of(Every(), normal(4, 8))
     problem = problem_of(capture, strategy)
-    found = operation_reasons(problem, evaluate(problem, dict.fromkeys(problem.energy.scopes, "fp16")))
+    found = operation_reasons(problem, evaluate(problem, ()))
     ops = {name: node.op.removeprefix("aten.").partition(".")[0] for name, node in capture.nodes.items()}
     return {f"{ops[name]} {name}": reason for reason in found for name in reason.operations}
 
@@ -92,7 +93,7 @@ class Norm(nn.Module):
 def of_blocks(count: int, strategy: str) -> tuple[Reason, ...]:
     capture = capture_of(Blocks(count), normal(4, 8))
     problem = problem_of(capture, strategy)
-    return operation_reasons(problem, evaluate(problem, dict.fromkeys(problem.energy.scopes, "fp16")))
+    return operation_reasons(problem, evaluate(problem, ()))
 
 
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
@@ -135,13 +136,13 @@ def test_what_a_module_around_keeps_says_so() -> None:
     """And is what the run itself computes in FP32, beside the module's own call."""
     capture = capture_of(Branches(), normal(4, 8))
     problem = problem_of(capture, "autocast")
-    labels = dict.fromkeys(problem.energy.scopes, "fp16") | {function_in("block", "linear"): "fp32"}
+    high = frozenset({function_in("block", "linear")})
     problem.__dict__["exceptions"] = {"block": frozenset({"linear"})}
-    chosen = Candidate(labels, 0.0, 0.0, 0.0, 0.0, 0.0)
+    chosen = Candidate(high, 0.0, 0.0)
     found = [reason for reason in operation_reasons(problem, chosen) if reason.kind == "inherited"]
     assert [(reason.words, reason.by) for reason in found] == [("linear stays FP32 in all of block", "block")]
     assert [capture.nodes[name].owner for name in found[0].operations] == ["block.layer"] * 2
-    computed = problem.resolve(choice_from_labels(labels)).computed
+    computed = problem.resolve(choice_keeping(high, "fp16")).computed
     assert all(computed(name) == "fp32" for name in found[0].operations)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 import auditor
 from auditor.execution.policy import Policy
 from auditor.plan import plans as module
-from auditor.plan.modules import as_plan
 from auditor.plan.plans import Planner
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Verification
@@ -125,19 +123,18 @@ def test_a_plan_that_holds_and_is_further_off_than_the_model_without_one_gives_w
     assert {choice.precision for choice in plan.scopes.values()} == {"bf16", "fp32"}
 
 
-def test_what_a_plan_of_another_strategy_keeps_is_taken_over_where_it_is_better_and_holds() -> None:
+def test_what_another_strategy_chose_is_taken_over_where_it_is_better_and_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.5)
     planner = Planner(bench, ("autocast", "cast"), ("bf16",))
     spaces = {name: Foretold(space.problem, 0.5) for name, space in planner.spaces.items()}
     planner.spaces = dict(spaces)
-    low = as_plan(spaces["autocast_bf16"].problem, spaces["autocast_bf16"].low)
-    known = {
-        "autocast_bf16": replace(low, measured_error=0.001, verified=True, predicted_speedup=2.0),
-        "cast_bf16": as_plan(spaces["cast_bf16"].problem, spaces["cast_bf16"].nothing),
-    }
-    baselines = dict.fromkeys(known, Verification(0.5, True))
-    ((name, point),) = planner._better(known, baselines)
-    assert (name, set(point.precision.values())) == ("cast_bf16", {"bf16"})
+    found = {id(spaces["autocast_bf16"]): spaces["autocast_bf16"].low}
+    monkeypatch.setattr(module, "choose", lambda space, *rest: found.get(id(space), space.nothing))
+    monkeypatch.setattr(module, "improve", lambda space, chosen, limit: chosen)
+    limits = dict.fromkeys(spaces, 0.5)
+    assert not planner._make(limits)["cast_bf16"].high
     spaces["cast_bf16"].off = math.inf
     spaces["cast_bf16"].log.clear()
-    assert list(planner._better(known, baselines)) == []
+    assert planner._make(limits)["cast_bf16"] == spaces["cast_bf16"].nothing
