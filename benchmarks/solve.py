@@ -10,8 +10,8 @@ from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.capture.capture import capture
 from auditor.loading import from_object, in_eval
 from auditor.plan.costs import costs_of
+from auditor.plan.modules import cheapest
 from auditor.plan.problem import Problem
-from auditor.plan.solve import cheapest
 from auditor.records import Capture, Contribution, Verdict
 from benchmarks.harness import Row, in_process_of_its_own, report, seconds
 from benchmarks.subjects import vit
@@ -65,7 +65,7 @@ def drawn(graph: Capture, strategy: str) -> Problem:
     names = [*graph.nodes, *(placeholder.name for placeholder in graph.placeholders)]
     errors = {name: contribution() for name in names}
     verdicts = {name: Verdict("unsafe" if rnd.random() < UNSAFE else "safe", "drawn") for name in graph.nodes}
-    return Problem(graph, costs_of(graph.graph_module.graph), errors, verdicts, strategy, "bf16", "A100")
+    return Problem(graph, costs_of(graph.graph_module.graph), {"bf16": errors}, verdicts, strategy, "bf16", "A100")
 
 
 def main() -> None:

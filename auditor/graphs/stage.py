@@ -24,10 +24,10 @@ from ..numerics.formats import dtype_of, runs
 from ..numerics.nodes import tensors_of
 from ..plan.costs import costs_of, most_alive
 from ..plan.mincut import HIGH, LOW, Arc, Candidate, Choice, Cuts
+from ..plan.modules import VISITS
 from ..plan.nonfinite import of_replay
 from ..plan.scores import InFp32
 from ..plan.search import MARGIN, RUNS, Space, choose, verified
-from ..plan.solve import VISITS
 from ..plan.verified import answered
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, Memory, Plan, Program, ScopeChoice, Timing, Today, Verification

@@ -26,22 +26,21 @@ ISLAND_SHARE = 0.003
 class Problem:
     """A capture, its costs and errors, under one strategy and format.
 
-    contributions: per node and placeholder, in this format; verdicts: per node; device: a row of devices.toml; raised,
-    stored_low: see Subject; elsewhere: contributions in the other formats that were measured. objective: what a plan is
-    to have little of: `time`, `memory`, or `flops` in FP32. Prices are in seconds, those of bytes and FLOPs too: the
-    time they take at the device's peaks.
+    contributions: {format: {node or placeholder: Contribution}} of all formats that were measured; verdicts: per node;
+    device: a row of devices.toml; raised, stored_low: see Subject. objective: what a plan is to have little of: `time`,
+    `memory`, or `flops` in FP32. Prices are in seconds, those of bytes and FLOPs too: the time they take at the device's
+    peaks.
     """
 
     capture: Capture
     costs: Mapping[str, Cost]
-    contributions: Mapping[str, Contribution]
+    contributions: Mapping[str, Mapping[str, Contribution]]
     verdicts: Mapping[str, Verdict]
     strategy: str
     format: str
     device: str
     raised: str = "none"
     stored_low: Mapping[str, int] = field(default_factory=dict)
-    elsewhere: Mapping[str, Mapping[str, Contribution]] = field(default_factory=dict)
     objective: str = "time"
 
     @property
@@ -166,8 +165,7 @@ class Problem:
 
     def contribution(self, name: str, format: str) -> Contribution | None:
         """What was measured of a node or placeholder in a format; None where it was not."""
-        known = self.contributions if format == self.format else self.elsewhere.get(format, {})
-        return known.get(name)
+        return self.contributions.get(format, {}).get(name)
 
     def forbidden(self, resolution: Resolution, name: str) -> bool:
         """Whether the node is unsafe, or was never tested, and would see a low value that the plan puts there."""
@@ -194,4 +192,4 @@ class Problem:
     def rounded_values(self, resolution: Resolution) -> list[str]:
         """FP32 values that are rounded once on their way: cast at a consumer, or stored low (weights, inputs)."""
         stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
-        return [name for name in (*resolution.lowered, *stored) if name in self.contributions]
+        return [name for name in (*resolution.lowered, *stored) if self.contribution(name, self.format)]

@@ -15,10 +15,9 @@ from ..numerics.operations import operation
 from ..paths import function_in, module_of, of_function
 from ..records import Finding, Node, Plan, Reason
 from .mincut import Candidate
-from .modules import Modules, as_candidate
+from .modules import Modules, as_candidate, evaluate
 from .problem import Problem
 from .search import MARGIN, WORTH
-from .solve import evaluate
 
 GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 """{objective: what a plan saves}."""
@@ -179,7 +178,7 @@ def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str
         return None
 
     def weight(name: str) -> tuple[bool, bool, float]:
-        known = problem.contributions.get(name)
+        known = problem.contribution(name, problem.format)
         return _in(problem, name, owner), nodes[name].owner in group, known.isolated if known else 0.0
 
     worst = max(broken, key=weight)

@@ -182,11 +182,9 @@ class Workbench:
     def problem(self, strategy: str, fmt: str) -> Problem:
         """What a plan under one strategy and format is solved from."""
         subject, options = self.subject, self.options
-        measured = self.costs, self.contributions[fmt], self.verdicts[fmt]
+        measured = self.capture, self.costs, self.contributions, self.verdicts[fmt]
         stored = subject.raised, subject.stored_low
-        return Problem(
-            self.capture, *measured, strategy, fmt, options.figures, *stored, self.contributions, options.objective
-        )
+        return Problem(*measured, strategy, fmt, options.figures, *stored, options.objective)
 
 
 def worst_of(values: Sequence[float]) -> float:

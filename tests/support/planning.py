@@ -15,10 +15,9 @@ from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.paths import enclosing, within
 from auditor.plan.mincut import Candidate
-from auditor.plan.modules import Modules, as_candidate, scopes_of
+from auditor.plan.modules import Modules, as_candidate, evaluate, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import lowered_with
-from auditor.plan.solve import evaluate
 from auditor.plan.verified import verify
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan

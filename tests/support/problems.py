@@ -104,7 +104,7 @@ def problem_of(
     names = [*capture.nodes, *(place.name for place in capture.placeholders)]
     costs = costs_of(capture.graph_module.graph) if cost is None else dict.fromkeys(capture.nodes, cost)
     verdicts = dict.fromkeys(capture.nodes, Verdict(verdict, ""))
-    return Problem(capture, costs, dict.fromkeys(names, each), verdicts, strategy, "fp16", "A100")
+    return Problem(capture, costs, {"fp16": dict.fromkeys(names, each)}, verdicts, strategy, "fp16", "A100")
 
 
 def drawn(kind: str, strategy: str, rnd: random.Random, unsafe: float = 0.1, exceptions: bool = False) -> Problem:
@@ -124,7 +124,7 @@ def drawn(kind: str, strategy: str, rnd: random.Random, unsafe: float = 0.1, exc
     errors |= {p.name: NOTHING if p.kind == "input" else contribution() for p in capture.placeholders}
     verdicts = {name: Verdict("unsafe" if rnd.random() < unsafe else "safe", "drawn") for name in capture.nodes}
     costs = {name: Cost(int(10 ** rnd.uniform(6, 12)), int(10 ** rnd.uniform(3, 7)), False) for name in capture.nodes}
-    return Problem(capture, costs, errors, verdicts, strategy, "fp16", "A100")
+    return Problem(capture, costs, {"fp16": errors}, verdicts, strategy, "fp16", "A100")
 
 
 def owners_of(capture: Capture) -> list[str]:

@@ -22,8 +22,7 @@ from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
 from auditor.paths import function_in
-from auditor.plan.modules import scopes_of
-from auditor.plan.solve import evaluate
+from auditor.plan.modules import evaluate, scopes_of
 from auditor.records import Capture, Plan, ScopeChoice
 from auditor.verify import run_patched
 from tests.support.fake_cuda import NAMES

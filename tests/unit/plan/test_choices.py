@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from auditor.execution.policy import choice_from_scopes, plain
 from auditor.plan.costs import Cost
 from auditor.plan.mincut import FORBIDDEN
-from auditor.plan.modules import as_plan, scopes_of
+from auditor.plan.modules import as_plan, evaluate, scopes_of
 from auditor.plan.problem import Problem
-from auditor.plan.solve import evaluate
 from auditor.records import Contribution, ScopeChoice, Verdict
 from tests.support.problems import captured, drawn, fp32_of, owners_of, problem_of
 from tests.support.subjects import capture_of, normal
@@ -124,7 +123,7 @@ def test_what_the_author_runs_low_himself_no_plan_forbids() -> None:
     fp16, bf16 = (dict.fromkeys(names, Contribution(0.5, own, 10 * own)) for own in (0.3, 0.02))
     unsafe = dict.fromkeys(capture.nodes, Verdict("unsafe", ""))
     costs = dict.fromkeys(capture.nodes, Cost(10**9, 10**4, False))
-    found = Problem(capture, costs, fp16, unsafe, "autocast", "fp16", "A100", elsewhere={"fp16": fp16, "bf16": bf16})
+    found = Problem(capture, costs, {"fp16": fp16, "bf16": bf16}, unsafe, "autocast", "fp16", "A100")
     first, second = (node.name for node in capture.nodes.values() if node.op == "aten.linear.default")
     low, wide = found.resolve(plain("fp16")), found.resolve(plain("fp32"))
     assert [found.node_square(each, first) for each in (low, wide)] == pytest.approx([0.02**2, 0.02**2])

@@ -87,7 +87,9 @@ def problem(kind: str, strategy: str, unsafe: tuple[str, ...] = ()) -> Problem:
     contributions = {name: Contribution(0.5, 0.3, 0.04) for name in capture.nodes}
     contributions |= {place.name: Contribution(0.0, 0.0, 0.02) for place in capture.placeholders}
     verdicts = {name: Verdict("unsafe" if name in unsafe else "safe", "") for name in capture.nodes}
-    return Problem(capture, dict.fromkeys(capture.nodes, COST), contributions, verdicts, strategy, "fp16", "A100")
+    return Problem(
+        capture, dict.fromkeys(capture.nodes, COST), {"fp16": contributions}, verdicts, strategy, "fp16", "A100"
+    )
 
 
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])

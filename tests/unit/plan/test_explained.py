@@ -14,12 +14,11 @@ import torch
 from auditor.execution.policy import Policy, choice_from_scopes, plain
 from auditor.plan.costs import Cost
 from auditor.plan.mincut import Candidate
-from auditor.plan.modules import as_candidate, as_plan
+from auditor.plan.modules import as_candidate, as_plan, evaluate
 from auditor.plan.nonfinite import located, of_replay, unsafe_in_runs
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import improve, with_reasons
 from auditor.plan.search import MARGIN
-from auditor.plan.solve import evaluate
 from auditor.records import Plan, Verdict, Verification
 from auditor.rulebook.verdicts import Judgement
 from tests.support.capturing import Function, captured

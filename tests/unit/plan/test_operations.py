@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from auditor.execution.policy import choice_keeping
 from auditor.paths import function_in
 from auditor.plan.mincut import Candidate
+from auditor.plan.modules import evaluate
 from auditor.plan.reasons import added, apart, gained, no_gain, operation_reasons
-from auditor.plan.solve import evaluate
 from auditor.records import Reason
 from tests.support.problems import problem_of
 from tests.support.subjects import capture_of, normal

@@ -17,9 +17,9 @@ from auditor.execution.policy import Layout, choice_keeping
 from auditor.plan.costs import Cost
 from auditor.plan.energy import Energy
 from auditor.plan.mincut import Candidate
+from auditor.plan.modules import cheapest, evaluate
 from auditor.plan.problem import Problem
 from auditor.plan.search import choose
-from auditor.plan.solve import cheapest, evaluate
 from auditor.plan.workbench import Workbench
 from auditor.records import Contribution
 from tests.support.planning import Foretold, bench_of
@@ -143,7 +143,7 @@ def blank(kind: str, strategy: str) -> Problem:
 
 
 def with_errors(problem: Problem, errors: dict[str, Contribution]) -> Problem:
-    return replace(problem, contributions={**problem.contributions, **errors})
+    return replace(problem, contributions={"fp16": {**problem.contributions["fp16"], **errors}})
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
