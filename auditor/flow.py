@@ -130,7 +130,7 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None) -> Plann
     """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
     options = bench.options
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
-        planner = Planner(bench, options.scoped, options.formats)
+        planner = Planner(bench)
         baselines = planner.baselines()
         today = today_of(bench)
     with stages("plan", "solve, patch, verify"):

@@ -360,4 +360,4 @@ def memory_needed(module: fx.GraphModule) -> Memory:
     inputs = {node.name for node in nodes if node.op == "placeholder"}
     held = [attrgetter(str(node.target))(module) for node in nodes if node.op == "get_attr"]
     weights = {id(x): x.nbytes for x in held if isinstance(x, torch.Tensor)}
-    return Memory(sum(weights.values()), most_alive(nodes, size, free, inputs))
+    return Memory(sum(weights.values()), most_alive(nodes, size, free, inputs, {}))

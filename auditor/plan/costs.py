@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import fx
@@ -15,8 +14,6 @@ from ..numerics.formats import FORMATS, is_low
 from ..numerics.nodes import row_of, tensors_of
 from ..records import Capture, Memory
 from ..resources import table
-
-NO_COPIES: Mapping[str, int] = MappingProxyType({})
 
 
 def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolution, format: str) -> Memory:
@@ -43,7 +40,7 @@ def most_alive(
     size: Mapping[str, int],
     free: Collection[str],
     inputs: Collection[str],
-    copies: Mapping[str, int] = NO_COPIES,
+    copies: Mapping[str, int],
 ) -> int:
     """The most bytes that inputs, results and copies take at one time while nodes run in order.
 
@@ -94,8 +91,6 @@ def elements_of(node: fx.Node) -> int:
     return sum(x.numel() for x in tensors_of(node.meta.get("val")) if x.is_floating_point())
 
 
-DEFAULT_DEVICE = "A100"
-
 TIE = 1e-3
 """What a second counts for where the objective is not time: of plans that are as good, the faster one."""
 
@@ -138,7 +133,7 @@ def _has_to_copy(node: fx.Node) -> bool:
     return False
 
 
-def seconds(cost: Cost, precision: str, device: str = DEFAULT_DEVICE) -> float:
+def seconds(cost: Cost, precision: str, device: str) -> float:
     """Roofline time of one node in seconds: the slower of arithmetic and memory traffic."""
     peaks: dict[str, float] = table("plan/devices")[device]
     if cost.free:
@@ -148,17 +143,17 @@ def seconds(cost: Cost, precision: str, device: str = DEFAULT_DEVICE) -> float:
     return max(arithmetic, cost.elements * row.bytes / (peaks["bandwidth"] * 1e9))
 
 
-def traffic_seconds(bytes: int, device: str = DEFAULT_DEVICE) -> float:
+def traffic_seconds(bytes: int, device: str) -> float:
     """Time to move so many bytes once."""
     return bytes / (float(table("plan/devices")[device]["bandwidth"]) * 1e9)
 
 
-def cast_seconds(elements: int, format: str, device: str = DEFAULT_DEVICE) -> float:
+def cast_seconds(elements: int, format: str, device: str) -> float:
     """Time to read `elements` in FP32 and write them in a format, or the reverse."""
     return traffic_seconds(elements * (FORMATS["fp32"].bytes + FORMATS[format].bytes), device)
 
 
-def price(objective: str, cost: Cost, elements: int, precision: str, device: str = DEFAULT_DEVICE) -> float:
+def price(objective: str, cost: Cost, elements: int, precision: str, device: str) -> float:
     """What one node counts for, as the objective has it, in seconds. elements: floating ones that it gives."""
     elapsed = seconds(cost, precision, device)
     if objective == "time":

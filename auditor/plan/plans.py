@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -23,12 +23,12 @@ from .workbench import Workbench
 
 
 class Planner:
-    """What happens without a plan, and the plans, of some strategies and formats. Every artefact is run once, whoever asks."""
+    """What happens without a plan, and the plans, of all strategies and formats asked for. Every artefact is run once."""
 
-    def __init__(self, bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> None:
-        self.bench = bench
+    def __init__(self, bench: Workbench) -> None:
+        self.bench, asked = bench, bench.options
         replayed = partial(bench.replayed, bench.usable(bench.subject.batches))
-        problems = [bench.problem(strategy, fmt) for strategy in strategies for fmt in formats]
+        problems = [bench.problem(strategy, fmt) for strategy in asked.scoped for fmt in asked.formats]
         self.spaces = {problem.name: Modules(problem, replayed, bench.max_error) for problem in problems}
         self._ran: dict[tuple[str, Hashable], Plan] = {}
         self._chosen: dict[str, Candidate] = {}

@@ -12,20 +12,11 @@ from torch import Tensor, nn
 
 from auditor.isolation.process import flags, ieee
 from auditor.measure.rerun import Yardstick
-from auditor.numerics.metrics import output_error
 from auditor.plan.plans import Planner
 from auditor.plan.verified import today_of
 from auditor.plan.workbench import Workbench
-from auditor.records import Distance, Verification
 from tests.support import planning
 from tests.support.subjects import normal, seeded
-
-STRATEGIES = ("autocast", "cast")
-
-
-def baselines_of(bench: Workbench, strategies: Sequence[str], formats: Sequence[str]) -> dict[str, Verification]:
-    return Planner(bench, strategies, formats).baselines()
-
 
 Seen = tuple[int, torch.dtype, torch.dtype]
 
@@ -52,17 +43,17 @@ class Noting(nn.Module):
         return y
 
 
-def bench_of(model: nn.Module, *held_out: Tensor, distance: Distance = output_error) -> Workbench:
-    bench = planning.bench_of(model, normal(3, 4))
+def bench_of(model: nn.Module, *held_out: Tensor, formats: Sequence[str] = ("bf16",)) -> Workbench:
+    bench = planning.bench_of(model, normal(3, 4), formats=formats)
     subject = replace(bench.subject, held_out=tuple(((x,), {}) for x in held_out))
-    return replace(bench, subject=subject, yardstick=Yardstick(0.01, distance))
+    return replace(bench, subject=subject, yardstick=Yardstick(0.01))
 
 
 def test_the_model_itself_is_run_low_on_every_check_whatever_its_shape() -> None:
     model = seeded(Noting)
     bench = bench_of(model, normal(2, 4), normal(5, 4))
     SEEN.clear()
-    found = baselines_of(bench, STRATEGIES, ("bf16",))
+    found = Planner(bench).baselines()
     low = [seen for seen in SEEN if seen[2] is not torch.float32]
     assert low == [
         (2, torch.float32, torch.bfloat16),
@@ -81,7 +72,7 @@ class Factoring(nn.Module):
 
 
 def test_what_raises_is_the_baselines_failure() -> None:
-    found = baselines_of(bench_of(Factoring()), STRATEGIES, ("fp16",))
+    found = Planner(bench_of(Factoring(), formats=("fp16",))).baselines()
     cast = found["cast_fp16"]
     assert (cast.measured_error, cast.finite) == (None, False)
     assert "cholesky" in str(cast.failure)

@@ -48,7 +48,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Policy]:
 
 
 def planned(bench: Workbench, **baselines: Verification) -> dict[str, Plan]:
-    planner = Planner(bench, ("cast",), ("bf16",))
+    planner = Planner(bench)
     return planner.plans({**planner.baselines(), **baselines})
 
 
@@ -74,9 +74,9 @@ def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Polic
 
 
 def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
-    bench = bench_of(seeded(Overflowing), normal(4, 16) * 100)
+    bench = bench_of(seeded(Overflowing), normal(4, 16) * 100, strategies=("cast",))
     assert "unsafe" in {verdict.verdict for verdict in bench.verdicts["fp16"].values()}
-    planner = Planner(bench, ("cast",), ("fp16", "bf16"))
+    planner = Planner(bench)
     baselines = planner.baselines()
     assert not baselines["cast_fp16"].finite
     plans = planner.plans(baselines)
@@ -115,7 +115,7 @@ def test_quick_is_one_format_one_strategy_and_no_search(replays: list[Policy]) -
 
 
 def test_a_plan_that_holds_and_is_further_off_than_the_model_without_one_gives_way_to_fp32() -> None:
-    bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.0025)
+    bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), strategies=("cast",), max_error=0.0025)
     (plan,) = planned(bench, cast_bf16=Verification(1e-9, True)).values()  # of another model
     assert {choice.precision for choice in plan.scopes.values()} == {"fp32"}
     (plan,) = planned(bench).values()
@@ -127,7 +127,7 @@ def test_what_another_strategy_chose_is_taken_over_where_it_is_better_and_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = bench_of(seeded(Deep), normal(64, 256), formats=("bf16",), max_error=0.5)
-    planner = Planner(bench, ("autocast", "cast"), ("bf16",))
+    planner = Planner(bench)
     spaces = {name: Foretold(space.problem, 0.5) for name, space in planner.spaces.items()}
     planner.spaces = dict(spaces)
     found = {id(spaces["autocast_bf16"]): spaces["autocast_bf16"].low}

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.artefact.strategies import SHIPPED
 from auditor.execution.policy import choice_from_scopes
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
@@ -72,7 +71,7 @@ MODELS = {
 def planned(request: pytest.FixtureRequest) -> Planned:
     model, inputs, budget = MODELS[request.param]
     bench = bench_of(seeded(model), *inputs, formats=FORMATS, max_error=budget)
-    planner = Planner(bench, SHIPPED, FORMATS)
+    planner = Planner(bench)
     return bench, planner.plans(planner.baselines())
 
 
