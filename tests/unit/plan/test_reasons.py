@@ -137,7 +137,7 @@ def test_what_must_stay_at_least_runs_and_holds(planned: Planned) -> None:
 def test_those_alike_stand_together() -> None:
     one = Reason("no-gain", "lowering it saves no time", ("a",))
     two = Reason("no-gain", "lowering it saves no time", ("b",))
-    other = Reason("no-gain", "lowering it saves no time", ("c",), adds=0.1)
+    other = Reason("no-gain", "lowering it alone saves no time", ("c",))
     assert together([one, two, other]) == (Reason("no-gain", "lowering it saves no time", ("a", "b")), other)
 
 
@@ -165,5 +165,5 @@ def test_modules_that_gain_nothing_share_one_reason_with_the_largest_numbers() -
         (one,) = together(reasons)
         assert (one.modules, one.adds, one.saves) == (("blocks.0", "blocks.1", "blocks.2"), 3e-6, 1e-5)
         assert one.ran == all_ran
-    over = [replace(reason, kind="budget") for reason in idle]
-    assert together(over) == tuple(over)
+    over = [replace(reason, kind="budget", words=f"to {reason.adds}") for reason in idle]
+    assert together(over) == tuple(over)  # whose figures are in the words
