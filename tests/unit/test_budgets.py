@@ -109,7 +109,7 @@ def table() -> str:
         return GOAL[goal] if rooms[goal] == 1 and now <= GOAL[goal] else _tens(now)
 
     rows = [f'    "{room}": ({most(room, now)}, "{BUDGET[room][1]}"),' for room, now in sorted(lines().items())]
-    whole = f"LINES, FILES, ROOMS = 31030, 195, 22
+    whole = f"LINES, FILES, ROOMS = {_tens(sum(lines().values()))}, {len(modules())}, {len(lines()) - 1}"
     return "\n".join(["BUDGET = {", *rows, "}", whole])
 
 
