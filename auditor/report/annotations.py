@@ -29,6 +29,9 @@ class Place:
     line: int
     column: int = 1
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
 
 def place_of(audit: Audit, cause: Cause) -> Place:
     """Where a cause is shown: what is in an installed package, at the line that called it, or at the audited file."""

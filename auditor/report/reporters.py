@@ -86,10 +86,10 @@ def _findings(audit: Audit, found: Causes, most: int) -> Entries:
 
 
 def _entry(audit: Audit, cause: Cause) -> Entry:
-    worst, place = cause.worst, place_of(audit, cause)
+    worst = cause.worst
     called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
     note = f"{cause.severity.capitalize()} in {cause.where}{called}. {remedy(worst.advice)}"
-    head = f"{place.file}:{place.line}:{place.column} {worst.rule} {sentence(worst.message)}"
+    head = f"{place_of(audit, cause)} {worst.rule} {sentence(worst.message)}"
     return Entry(head, (note,), cause.severity)
 
 
@@ -148,6 +148,7 @@ def html(audit: Audit) -> str:
         audit=audit,
         view=seen,
         causes=causes(audit),
+        place_of=place_of,
         members_shown=MEMBERS_SHOWN,
         entries_shown=ENTRIES_SHOWN,
         origins=origins(audit),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import textwrap
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import auditor
 from auditor.numerics.formats import FORMATS, dtype_of
+from auditor.report.words import SEVERITIES
 from auditor.rulebook.load import load_rules
 from auditor.rulebook.rule import Rule
 from tests.rules.examples import example
@@ -169,6 +171,23 @@ def low_as_it_is(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         return outputs(model, tuple(x.half() for x in inputs))
 
 
+FINEST = {"MSR001": ("fp16", 0.01), "MSR002": ("bf16", 0.01), "MSR003": ("fp8_e4m3", 0.05)}
+"""Measured rules: a format that each speaks of, and a budget that allows the rounding of one tensor to it."""
+
+
+class Advised(nn.Module):
+    """A module that is run as an advice says: the pasted lines compute y."""
+
+    def __init__(self, module: nn.Module, rule: Rule) -> None:
+        super().__init__()
+        self.module, self.code = module, "\n".join(code_of(rule.advice))
+
+    def forward(self, x: Tensor) -> Tensor:
+        space: dict[str, Any] = {"torch": torch, "x": x, "module": self.module}
+        exec(self.code, space)
+        return space["y"]
+
+
 @pytest.mark.parametrize("code", ["MSR001", "MSR002"])
 @pytest.mark.parametrize("use", USES)
 def test_the_advice_of_measured_rules_keeps_any_module(code: str, use: str) -> None:
@@ -178,8 +197,103 @@ def test_the_advice_of_measured_rules_keeps_any_module(code: str, use: str) -> N
     with auditor.emulate("cuda"), torch.no_grad():
         if use == "cast":
             module, x = module.to(dtype).float(), x.to(dtype)
-        space: dict[str, Any] = {"torch": torch, "x": x, "module": module}
         with torch.autocast("cuda", dtype=dtype, enabled=use == "autocast"):
-            exec("\n".join(code_of(rule.advice)), space)
-    assert space["y"].dtype is x.dtype
-    assert torch.allclose(space["y"].float(), module(x.float()).to(x.dtype).float())
+            y = Advised(module, rule)(x)
+    assert y.dtype is x.dtype
+    assert torch.allclose(y.float(), module(x.float()).to(x.dtype).float())
+
+
+# What an audit says, before the advice is followed and after.
+
+
+class Trained(nn.Module):
+    """A model with a weight before it, whose gradient goes through all of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.weight = model, nn.Parameter(torch.ones(()))
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.model(*(self.weight * x for x in inputs))
+
+
+def says(model: nn.Module, inputs: tuple[Tensor, ...], **asked: Any) -> list[tuple[int, str]]:
+    """Rule and severity of all findings of an audit; 0 is an error."""
+    return [(SEVERITIES.index(one.severity), one.rule) for one in auditor.audit(model, inputs, **asked).findings]
+
+
+def assert_less(code: str, before: list[tuple[int, str]], after: list[tuple[int, str]]) -> None:
+    """The rule is silent, fewer findings are as severe as its own was, and no severity has more than before."""
+    own = min(severity for severity, rule in before if rule == code)
+    counts = [
+        [sum(severity <= most for severity, _ in said) for most in range(len(SEVERITIES))] for said in (before, after)
+    ]
+    assert code not in {rule for _, rule in after}, after
+    assert counts[1][own] < counts[0][own], (before, after)
+    assert all(now <= then for then, now in zip(*counts, strict=True)), (before, after)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_the_audit_of_a_repaired_example_has_less_to_say_under_either_strategy(rule: Rule) -> None:
+    (broken, inputs), (fixed, _) = example(rule), example(rule, fixed=True)
+    asked: dict[str, Any] = {"formats": formats(rule) or ("fp16", "bf16")}
+    if rule.family == "training":
+        broken, fixed = Trained(broken), Trained(fixed)
+        asked |= {"mode": "training", "loss_fn": lambda outputs: outputs.float().sum()}
+    for use in USES:
+        before, after = (says(model, inputs, strategies=use, **asked) for model in (broken, fixed))
+        assert_less(rule.code, before, after)
+
+
+@pytest.mark.parametrize("code", FINEST)
+@pytest.mark.parametrize("use", USES)
+def test_the_audit_has_less_to_say_where_the_advice_of_a_measured_rule_is_followed(code: str, use: str) -> None:
+    (rule,) = (rule for rule in load_rules() if rule.code == code)
+    fmt, budget = FINEST[code]
+    module, inputs = example(rule)
+    before, after = (
+        says(model, inputs, formats=fmt, strategies=use, max_error=budget) for model in (module, Advised(module, rule))
+    )
+    assert_less(code, before, after)
+
+
+def test_less_to_say_is_neither_as_much_nor_something_else() -> None:
+    for after in ([(1, "A"), (2, "B")], [(1, "C"), (2, "B")], [(0, "C")], [(2, "B"), (2, "B"), (2, "C")]):
+        with pytest.raises(AssertionError):
+            assert_less("A", [(1, "A"), (2, "B")], after)
+    assert_less("A", [(1, "A"), (2, "B")], [(2, "C")])
+
+
+# Notes whose advice is code for a model, and that have no repaired example, since they go on saying what they say.
+
+
+def pasted(code: str, **space: Any) -> dict[str, Any]:
+    """What an advice's lines leave behind."""
+    (rule,) = (rule for rule in load_rules() if rule.code == code)
+    exec("\n".join(code_of(rule.advice)), {"torch": torch}, space)
+    return space
+
+
+def test_a_table_kept_in_fp32_feeds_a_model_that_is_cast() -> None:
+    model = nn.Sequential(OrderedDict(embed=nn.Embedding(16, 8), head=nn.Linear(8, 8)))
+    tokens = torch.tensor([[1, 2, 3, 0]])
+    truth = outputs(model, (tokens,))
+    pasted("BND003", model=model)
+    assert (model.embed.weight.dtype, model.head.weight.dtype) == (torch.float32, torch.float16)
+    with auditor.emulate("cuda"):
+        assert error(truth, outputs(model, (tokens,))) <= BUDGET
+
+
+def test_a_gradient_that_is_shrunk_leaves_the_forward_pass_as_it_is() -> None:
+    holder, tokens = nn.Module(), torch.tensor([1, 2])
+    holder.embed = nn.Embedding(16, 8)
+    h = pasted("TRN003", self=holder, tokens=tokens)["h"]
+    assert torch.allclose(h, holder.embed(tokens))
+    h.sum().backward()
+    assert torch.allclose(holder.embed.weight.grad[1], torch.tensor(0.1))
+
+
+def test_the_switch_for_tf32_is_one_that_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    pasted("HWR002")
+    assert torch.backends.cudnn.allow_tf32 is False
