@@ -16,9 +16,10 @@ NEAR = 2.0
 
 
 def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]:
-    """A line for each criterion of a plan; none where none were set."""
+    """A line for each criterion of a plan, those that do not hold and then the nearest to their limits first."""
     ran = plan.verification
     values = ran.criteria if ran is not None and not ran.failure else ()
+    values = sorted(values, key=lambda one: (one.holds, -(one.share or 0.0)))
     most = binding(values)
     before = {(one.output, one.kind): one for one in baseline.criteria} if baseline and not baseline.failure else {}
     return tuple(_line(one, before.get((one.output, one.kind)), one is most) for one in values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from ..document.codec import to_document
 from ..records.audit import Audit
@@ -17,7 +18,7 @@ from .plans import island_lines, more_ways, plan_folds, plan_table, snippets
 from .table import table
 from .training import training_section
 from .view import View, method, view
-from .words import count, line, printable, remedy, sentence, shortened
+from .words import count, elided, line, printable, remedy, sentence, shortened
 
 LINES = 40
 """Of a terminal that is 100 cells wide, for all that a command says."""
@@ -58,7 +59,7 @@ def summary(audit: Audit) -> str:
 
 
 def screen(audit: Audit, most: int = LINES) -> list[Block]:
-    """As much of it as so many lines hold: what is in SPARE where it fits, and fewer causes if need be."""
+    """As much of it as so many lines hold: what is in SPARE where it fits, then fewer causes, then shorter lists."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         page = overview(audit, entries)
         shown = [block for block in page if block.label not in SPARE]
@@ -70,6 +71,10 @@ def screen(audit: Audit, most: int = LINES) -> list[Block]:
             shown.append(Lines("More", (f"{left}: in report.html, and with --format md",), "muted"))
         if _lines(shown) <= most:
             break
+    for block in sorted((block for block in shown if isinstance(block, Lines)), key=lambda block: -len(block.texts)):
+        if (over := _lines(shown) - most) > 0 and len(block.texts) > 2:
+            texts = shortened(block.texts, max(len(block.texts) - over - 1, 1), "report.html")
+            shown[shown.index(block)] = replace(block, texts=texts)
     return shown
 
 
@@ -88,7 +93,7 @@ def _findings(audit: Audit, found: Causes, most: int) -> Entries:
 def _entry(audit: Audit, cause: Cause) -> Entry:
     worst = cause.worst
     called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
-    note = f"{cause.severity.capitalize()} in {cause.where}{called}. {remedy(worst.advice)}"
+    note = f"{cause.severity.capitalize()} in {elided(cause.where)}{called}. {remedy(worst.advice)}"
     head = f"{place_of(audit, cause)} {worst.rule} {sentence(worst.message)}"
     return Entry(head, (note,), cause.severity)
 

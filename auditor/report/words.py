@@ -108,6 +108,11 @@ def shortened(texts: Sequence[str], most: int, file: str = "plan.json") -> tuple
     return (*texts[:most], *([f"and {left} more, in {file}"] if left > 0 else []))
 
 
+def elided(text: str, most: int = 150) -> str:
+    """A text whose middle is left out where it is longer than so many characters."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
+
+
 def _runs(numbers: Sequence[int]) -> str:
     """`0-2,7` for 0, 1, 2, 7."""
     runs: list[list[int]] = []
@@ -200,4 +205,5 @@ def summary(text: str) -> str:
 
 def remedy(text: str) -> str:
     """The first sentence of an advice, on one line."""
-    return re.split(r"(?<=[.!?:])\s+(?=[A-Z])", summary(text), maxsplit=1)[0]
+    first = summary(text.strip().partition("\n\n")[0])
+    return re.split(r"(?<=[.!?:])\s+(?=[A-Z])", first, maxsplit=1)[0]

@@ -9,7 +9,7 @@ import pytest
 
 from auditor.records import FlaggedRegion
 from auditor.report.reporters import html
-from tests.browser.pages import OVERFLOW
+from tests.browser.pages import AUDITS, OVERFLOW
 from tests.unit.report.factory import make_audit
 
 pytestmark = pytest.mark.browser
@@ -26,6 +26,26 @@ def test_nothing_sticks_out_on_a_phone(page, reports, name):
     page.open(reports / f"{name}.html", width=390, height=844)
     assert page.run(OVERFLOW) == 0
     assert page.errors() == []
+
+
+@pytest.mark.parametrize("name", AUDITS)
+@pytest.mark.parametrize(("width", "tallest"), [(1280, 4_000), (390, 7_000)])
+def test_a_page_is_short_before_anything_is_opened(page, reports, name, width, tallest):
+    page.open(reports / f"{name}.html", width=width)
+    assert page.run("document.documentElement.scrollHeight") <= tallest
+    assert page.run("document.body.innerText.trim().split(/\\s+/).length") <= 1_500
+
+
+def test_long_names_of_modules_and_classes_fit_a_phone(page, tmp_path):
+    audit = make_audit(30)
+    name = "_".join(["a_projection_of_the_second_pyramid_branch"] * 6)
+    nodes = tuple(
+        replace(one, node=replace(one.node, owner=f"{name}.{one.node.owner}", owner_type=name)) for one in audit.nodes
+    )
+    audit = replace(audit, nodes=nodes, classes={"": name, name: name})
+    (tmp_path / "report.html").write_text(html(audit), encoding="utf-8")
+    page.open(tmp_path / "report.html", width=390, height=844)
+    assert page.run(OVERFLOW) == 0
 
 
 def test_charts_scroll_on_a_phone(page, reports):

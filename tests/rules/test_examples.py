@@ -105,7 +105,7 @@ def test_what_the_measurement_finds_is_its_verdict_and_its_number_that_of_a_run(
         ("ACT005", "the result of linear reaches 2e+04 here: 1.7 doublings are left"),
         ("BND003", "in a cast model (not under autocast)"),
         ("RNN003", "one of 20 calls of this cell: under autocast and in a cast model"),
-        ("POS001", "angles up to 905 are formed in low precision, where adjacent numbers differ by 0.5 in FP16 and 4 in BF16"),
+        ("POS001", "angles up to 905 are computed in low precision, where adjacent numbers differ by 0.5 in FP16 and 4 in BF16"),
         ("RED008", "the end of 32 additions to one value"),
         ("RED009", "operands up to 1001 cancel down to 1: 10.0 significant bits are gone. FP16 has 11. BF16 has 8"),
         ("CON003", "a literal 1e-06 away from 1 is exactly 1 in FP16 and BF16"),

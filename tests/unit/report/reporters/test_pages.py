@@ -13,6 +13,7 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
+from auditor.records import CriterionValue
 from auditor.report.blocks import code, escape
 from auditor.report.reporters import REPORTERS, github, html, markdown, text
 from tests.unit.report.factory import HOSTILE, make_audit
@@ -153,6 +154,37 @@ def test_notes_are_counted_and_are_nothing_to_do() -> None:
     shown = text(replace(audit, findings=tuple(replace(f, severity="info") for f in audit.findings)), width=100)
     assert "Nothing to fix" in shown and "note" in shown
     assert len(folded(shown)) == len(shown.splitlines())
+
+
+def test_a_terminal_shows_forty_lines_however_many_criteria_there_are_and_however_long_names_are() -> None:
+    name = "_".join(["a_projection_of_the_second_pyramid_branch"] * 8)
+    audit = make_audit(60)
+    audit = replace(audit, findings=tuple(replace(f, owner=f"{name}.{f.owner}") for f in audit.findings))
+    plan = audit.plans[audit.recommended or ""]
+    assert plan.verification
+    values = tuple(CriterionValue(f"y{i}", "max_abs", "<=", 0.5, i / 200, i / 100, True) for i in range(60))
+    plan = replace(plan, verification=replace(plan.verification, criteria=values))
+    audit = replace(
+        audit, plans={**audit.plans, plan.name: plan}, criteria=tuple(f"y{i}: max_abs <= 0.5" for i in range(60))
+    )
+    shown = text(audit, width=100, color=False)
+    assert len(shown.splitlines()) <= 40
+    assert "y59: max_abs 0.295, at most 0.5, nearest to its limit" in shown
+    assert re.search(r"and \d+ more, in report.html", shown)
+    assert name not in shown and name[:40] in shown
+    assert "y0: max_abs 0, at most 0.5" in markdown(audit).replace("\\_", "_")
+
+
+def test_the_report_and_the_terminal_name_one_place_for_each_cause() -> None:
+    audit = make_audit(60)
+    heads = [
+        line.split(" ")[0]
+        for line in text(audit, width=100).splitlines()
+        if re.match(r"\S+:\d+:\d+ [A-Z]{3}\d{3} ", line)
+    ]
+    assert heads
+    todo = html(audit).partition('<ol class="todo">')[2].partition("</ol>")[0]
+    assert re.findall(r'<code class="line">(.*?)</code>', todo)[: len(heads)] == heads
 
 
 @pytest.mark.parametrize("kind", [{}, {"hostile": True}, {"recommended": None}])
