@@ -34,26 +34,26 @@ class Command(Settings):
     weights: Annotated[str | None, Option(shown="F", path="path")] = None
     """a checkpoint: safetensors, the index of a sharded one, or a torch file of plain tensors"""
     loss: Annotated[str | None, Option(shown="L", path="place")] = None
-    """in [training](training.md): `f.py:name`, or a name in the target's file"""
+    """the loss function of [training](training.md): `f.py:name`, or a name in the target's file"""
     out: Directory = None
-    """directory of the files, `audits/<name>` unless given"""
+    """directory to write to; by default `audits/<name>`"""
     fail_on: Annotated[str, Option(choices=lambda: LEVELS)] = "error"
-    """exit with 1 for findings as severe as that, or more"""
+    """exit with 1 if there is a finding of this severity or a higher one"""
     format: Annotated[str, Option(choices=lambda: FORMATS)] = "text"
-    """what stdout gets; `github`: annotations, and a summary on the job's page; `md`: to paste into a pull request"""
+    """format of the summary on stdout; `github` writes annotations and the summary page of a job, `md` a text for a pull request"""
     baseline: Annotated[Directory, Option("the path of a plan.json", "PLAN")] = None
-    """a `plan.json`, or the directory of an audit: what it found does not fail this one"""
+    """a `plan.json`, or the directory of an earlier audit: its findings do not make this one fail"""
     explain_layer: Annotated[str | None, Option(shown="NAME")] = None
-    """also say what each plan runs this module or operation in, and why not lower"""
+    """also say which format each plan gives this module or operation, and why not a lower one"""
     model_explorer: Flag = False
     """also write the graph and its measures for [Model Explorer](#model-explorer)"""
     onnx: Annotated[str | None, Option(choices=lambda: ("fp32", "low"))] = None
-    """also plan as a graph, and write each of those plans as an ONNX model, checked, and run by onnxruntime in a fresh
-    process; its inputs and outputs are in `fp32`, or with `--onnx=low` in the plan's format"""
+    """also make a plan of strategy `graph` for each format, and write it as an ONNX model, checked and run by onnxruntime;
+    inputs and outputs are in FP32, or with `--onnx=low` in the plan's format"""
     open: Flag = False
     """show the report in the browser when it is written"""
     dry_run: Flag = False
-    """say what was found and would be done, then stop"""
+    """say which model and inputs an audit would use, then stop"""
     quiet: Flag = False
     """no progress on stderr"""
     debug: Flag = False

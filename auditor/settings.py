@@ -130,16 +130,16 @@ class Settings(BaseModel):
     kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
     """keyword arguments of every call"""
     formats: Annotated[Names, Option(choices=auditable)] = DEFAULT
-    """what runs natively, or what torch has no arithmetic in, [and others](api.md#other-formats), to see what it would do"""
+    """formats to audit: those that run, and those that torch cannot compute in, [such as FP8](api.md#other-formats), to see what they would do"""
     strategies: Annotated[Names, Option(choices=all_strategies)] = SHIPPED
     """`autocast` (weights stay FP32; also trains), `cast` (weights stored low; for inference), `graph` (a
     [program](method.md#plans-that-are-programs), each operation with its precision), or
     [others](api.md#other-strategies)"""
     max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
-    """the budget: relative L2 error of the outputs, or what a metric of yours gives"""
+    """the error budget: relative L2 error of the outputs, or the value of your own `metric`"""
     criteria: Annotated[Any, Option(shown="'OUTPUT: KIND <= X'", flag="--criterion")] = None
-    """what one output is held to, `'logits: kl <= 0.01'`; several may be given ([criteria](criteria.md)). The budget is for
-    the outputs that none speaks of"""
+    """a limit for one output, `'logits: kl <= 0.01'`; several may be given ([criteria](criteria.md)). Outputs without one are
+    judged by the budget"""
     metric: Annotated[Function, Option("a function: metric(reference, candidate) -> a number", flag="")] = None
     """`metric(reference, candidate) -> float` over two lists of output tensors; smaller is better"""
     device: Annotated[
@@ -149,35 +149,35 @@ class Settings(BaseModel):
     ] = "auto"
     """`auto` (the GPUs that the model is on, else the current one, else the CPU, which emulates one), `cpu`, `cuda`, `cuda:N`"""
     gpu: Annotated[str | None, Option(choices=lambda: table("plan/devices"))] = None
-    """the GPU that times and memory are predicted for; unless given the one that the audit runs on, else A100"""
+    """the GPU whose times and memory are predicted; by default the one that the audit runs on, else A100"""
     mode: Annotated[str, Option(choices=lambda: MODES)] = "inference"
     """`training` audits a [training step](training.md) too"""
     use: Annotated[str, Option(choices=lambda: MODES)] = ""
-    """what the recommended plan is for; what the mode says unless given"""
+    """what the recommended plan is for; by default as `mode`"""
     objective: Annotated[str, Option(choices=lambda: OBJECTIVES)] = "time"
-    """what plans save within the budget"""
+    """what to minimize within the error budget"""
     quick: Flag = False
-    """the first of the formats and of the strategies alone, and the plan that is predicted to hold instead of the best that
-    a search finds; it is verified as ever"""
+    """audit the first format and the first strategy only, and take the plan that is predicted to hold instead
+    of searching for the best; the plan is still verified"""
     measure_time: Annotated[StrictBool | None, Option("True or False")] = None
     """[time](method.md#measured-time-and-memory) one forward, and take its peak memory, in FP32 and under every plan;
-    unless given, on a GPU"""
+    by default on a GPU only"""
     evaluate: Annotated[Any, Option(shown="F", path="place")] = None
     """your own score, `func(model)`, in FP32 and under every verified plan ([scores](scores.md)): the function itself in
     Python, else `f.py:func` or a name in the target's file"""
     max_drop: Annotated[Number | None, Field(ge=0), Option("a number from 0 on", "X")] = None
-    """how much worse that score may be under a plan; not judged unless given"""
+    """how much worse the score of `evaluate` may be under a plan; without it, scores are shown and not judged"""
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
-    """which scores are better; what the function says unless given, else higher"""
+    """whether higher or lower scores are better; by default what the function's `better` attribute says, else higher"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None
     """in training, `loss_fn(outputs, *targets) -> scalar`; without it, the loss that the model returns
     ([training](training.md))"""
     rules: Directory = None
     """a directory of your own rules, beside those that ship"""
     select: Codes = ()
-    """rules to report: codes, or the letters of families; all unless given"""
+    """rules to report: codes, or the letters of families; all by default"""
     ignore: Ignores = ()
-    """rules to leave out, likewise"""
+    """rules to leave out: codes, or the letters of families"""
     per_module_ignores: Annotated[
         tuple[Annotated[Ignore, AfterValidator(_require_reason)], ...],
         Option("a list of tables: module, code and reason, each a string", flag="", typed="Iterable[dict[str, str]]"),
@@ -186,22 +186,22 @@ class Settings(BaseModel):
     memory: Annotated[
         ByteSize | None, Field(gt=0), Option("a size such as 4GB or 512MiB", "SIZE", typed="str | int | None")
     ] = None
-    """what each process of the audit may hold, as `4GB` or `512MiB`: weights and other large tensors lie in mapped files
-    ([larger than memory](memory.md)); the answer is the same. Linux only"""
+    """memory limit of each process, e.g. `4GB` or `512MiB`: larger tensors, weights included, go to disk
+    ([larger than memory](memory.md)); the results are the same. Linux only"""
     seed: Annotated[
         int,
         BeforeValidator(_no_flag),
         Field(ge=0, lt=SEEDS),
         Option(f"a whole number from 0 to {SEEDS - 1}", "N"),
     ] = 0
-    """of every random choice"""
+    """seed of every random choice"""
     timeout: Seconds = None
-    """the command ends where there is no progress for so long, and a plan fails that takes so long to answer or to be
-    scored; unless given never, and half an hour"""
+    """stop after so many seconds without progress (by default never), and count a plan as failed whose run or score takes
+    longer (by default half an hour)"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
-    """called as `progress(stage, detail, done, total)`; `total` is 0 where it is not known. What it raises ends the audit
-    with [an error](errors.md#bad-callback) whose `__cause__` it is, so raising cancels an audit. `True` shows how far it
-    is; notebooks show it unless `False` is given"""
+    """called as `progress(stage, detail, done, total)`; `total` is 0 where it is not known. An exception that it raises ends
+    the audit with [an error](errors.md#bad-callback) and is its `__cause__`. `True` shows a progress line, as notebooks do
+    unless `False` is given"""
 
     command: str = "auditor.audit(model, example_inputs)"
     found: str | None = None

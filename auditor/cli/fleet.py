@@ -21,25 +21,25 @@ INDEX = "index.html"
 
 
 class Fleet(Verb):
-    """Audit many models, each in a process of its own; DIR/index.html tells of all."""
+    """Audit many models, each in its own process; DIR/index.html sums up all of them."""
 
     takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
     targets: Annotated[Location, Option(shown="TARGETS")]
-    """a TOML file of [[target]] tables: name, target, options of an audit"""
+    """a TOML file with a [[target]] table for each model: name, target and audit options"""
     out: Annotated[Location, Option(flag="--out")]
-    """where the audits go, a folder each, and the page"""
+    """directory for the audits, a folder each, and for the page about them"""
     jobs: Annotated[Count | None, Option("a whole number", "N")] = None
-    """audits at once; half of the processors unless given"""
+    """audits that run at once; by default half the number of processors"""
     timeout: Seconds = None
-    """for one audit, which fails beyond; none unless given"""
+    """time limit of one audit, which fails beyond it; by default none"""
     retries: Annotated[Count, Option("a whole number", "N")] = 1
-    """of one that a signal ended"""
+    """how often to repeat an audit that a signal ended"""
     force: Flag = False
-    """also audit what was audited with the same options before"""
+    """also repeat audits that were made with the same options before"""
     baseline: Directory = None
-    """an earlier fleet: say what got worse since, and exit with 1"""
+    """directory of an earlier fleet: list what got worse since, and exit with 1 if anything did"""
     address: Annotated[str | None, Option(shown="ADDRESS")] = None
-    """a Ray cluster that makes the audits (auto: the one this is in)"""
+    """address of a Ray cluster that runs the audits; `auto` for the cluster of this machine"""
 
     def run(self) -> int:
         from ..fleet import cluster, index, running, targets

@@ -35,7 +35,7 @@ Level = Annotated[str, Option(choices=lambda: LEVELS)]
 
 
 class Explain(Verb):
-    """What a rule looks for, why that hurts, what to do; or what an error is about."""
+    """Explain a rule (what it looks for, why that matters, what to do) or an error."""
 
     takes = ("code", "rules")
     code: Annotated[str, Option(shown="CODE")]
@@ -60,11 +60,11 @@ class Explain(Verb):
 
 
 class Rules(Verb):
-    """Every rule, one per line, or as one Markdown document."""
+    """List all rules, one per line, or as one Markdown document."""
 
     takes = ("format", "rules")
     format: Annotated[str, Option(choices=lambda: ("text", "json", "md"))] = "text"
-    """what stdout gets"""
+    """format of the output"""
 
     def run(self) -> int:
         from ..rulebook.explain import as_data, reference
@@ -86,7 +86,7 @@ class Apply(Verb):
     plan_file: PlanFile
     target: Target
     plan: PlanName = None
-    """which of its plans; the recommended one unless given"""
+    """name of the plan; by default the recommended one"""
 
     def run(self) -> int:
         return watch(self, self._write, Display())
@@ -121,14 +121,14 @@ class Apply(Verb):
 
 
 class Snippet(Verb):
-    """A plan as Python to paste, for another tool."""
+    """Print a plan as Python code for another tool, such as FSDP2 or Lightning."""
 
     takes = ("plan_file", "tool", "plan")
     plan_file: PlanFile
     tool: Annotated[str | None, Option(flag="--for", choices=lambda: TOOLS)] = None
-    """the tool; all of them unless given"""
+    """the tool; by default all of them"""
     plan: PlanName = None
-    """which plan; the recommended one, or its like for this tool, unless given"""
+    """name of the plan; by default the recommended one, or the closest that this tool can use"""
 
     def run(self) -> int:
         from ..snippets import snippet, snippets
@@ -165,7 +165,7 @@ class Diff(Verb):
     html: Annotated[Path | None, Option("the path of a file", "FILE", path="path")] = None
     """also write the comparison as one HTML file"""
     format: Annotated[str, Option(choices=lambda: ("text", "json"))] = "text"
-    """what stdout gets"""
+    """format of the output"""
     fail_on: Level = "never"
     """exit with 1 if a finding this severe is new"""
 

@@ -137,7 +137,7 @@ def _options(kind: Kind, said: str | None) -> Options:
             raise AuditorError(f"{kind.name} takes {takes} in brackets, not {part!r}", slug=SLUG)
         result[name] = _option(kind, name, text)
     if kind.name == "topk" and "k" not in result:
-        raise AuditorError("topk wants to know how many: write topk(5)", slug=SLUG)
+        raise AuditorError("topk needs a number in brackets: write topk(5)", slug=SLUG)
     return tuple((name, result[name]) for name in kind.takes if name in result)
 
 

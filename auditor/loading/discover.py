@@ -176,7 +176,7 @@ def require(target: Target) -> None:
             importlib.import_module(name)
         except Exception as error:  # it is absent, lacks another, or was built for another torch
             said = f"{target.text} needs {name}, and importing that raised {blame(error)}"
-            raise LoadError(f"{said}: `pip install {name}`, or mend what is installed", "missing-package") from error
+            raise LoadError(f"{said}: `pip install {name}`, or fix the installation", "missing-package") from error
 
 
 def from_hub(target: Target, seed: int) -> BuiltModel:

@@ -234,7 +234,7 @@ def following(audit: Audit, directory: Path) -> str:
     """The next step. directory: where the files of the audit are."""
     report = directory / "report.html"
     if audit.subject.random_weights and audit.live and audit.parameters > 0:
-        return "audit it again with its trained weights (--weights FILE): what was measured is of random ones."
+        return "audit it again with its trained weights (--weights FILE): these numbers are for random weights."
     if audit.training is not None and audit.training.format is not None:
         return f"train with the loop in {report}, section Training."
     plan = audit.plans.get(audit.recommended or "")

@@ -104,7 +104,7 @@ def _check_loss(loss: Any, objective: Objective) -> None:
         what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
         raise LoadError(f"{objective.source} gave {what}: a loss is one floating-point number", slug="bad-loss")
     if not bool(torch.isfinite(loss)):
-        raise LoadError(f"{objective.source} is {float(loss)} in FP32 already: mend the step first", slug="bad-loss")
+        raise LoadError(f"{objective.source} is {float(loss)} in FP32 already: fix the step first", slug="bad-loss")
     if not loss.requires_grad:
         raise LoadError(
             f"{objective.source} depends on no parameter that requires a gradient: unfreeze one, or audit in mode "

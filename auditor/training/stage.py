@@ -143,7 +143,7 @@ def _refuse_broken(step: Step) -> None:
     for name, gradient in step.by_parameter.items():
         if not bool(torch.isfinite(gradient).all()):
             raise LoadError(
-                f"the gradient of {name} is not finite in FP32 already: mend the loss or the inputs first",
+                f"the gradient of {name} is not finite in FP32 already: fix the loss or the inputs first",
                 slug="bad-loss",
             )
 

@@ -37,8 +37,8 @@ def _said(name: str, option: Option) -> str:
     ]
     choices = [f"`{one}`" for one in option.choices()] if option.choices else []
     named = "" if all(one in option.help for one in choices) else f"{either(choices)}: "
-    unless = f"; {' and '.join(given)} unless given" if given else ""
-    return f"{named}{option.help}{unless}".replace("|", "\\|")
+    standard = f"; default: {' and '.join(given)}" if given else ""
+    return f"{named}{option.help}{standard}".replace("|", "\\|")
 
 
 def written(document: str) -> str:

@@ -70,7 +70,7 @@ def test_a_function_has_a_limit_beside_it() -> None:
         ("logits: kl <= -1", "the limit of kl is 0 or more, and finite, not -1"),
         ("logits: kl <= inf", "the limit of kl is 0 or more, and finite, not inf"),
         ("logits: top1 >= 99", "the limit of top1 is from 0 to 1, not 99"),
-        ("logits: topk >= 0.9", "topk wants to know how many: write topk(5)"),
+        ("logits: topk >= 0.9", "topk needs a number in brackets: write topk(5)"),
         ("logits: topk(0) >= 0.9", "k of topk is a whole number above 0, not 0"),
         ("logits: topk(1.5) >= 0.9", "k of topk is a whole number above 0, not 1.5"),
         ("logits: topk(a) >= 0.9", "k of topk is a number, not 'a'"),
