@@ -28,7 +28,7 @@ from .plan.workbench import Workbench
 from .records import Audit, Environment, Evaluation, Plan, Proposal, Weight
 from .records.audit import Provenance
 from .records.training import Training
-from .report.words import op, plan_title, scope, shortened
+from .report.words import op, plan_title, scope, shorten
 
 STEADY = 0.1
 """Share of the budget up to which the model may differ from itself without a word."""
@@ -147,7 +147,7 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
     if noise.error > STEADY * bench.yardstick.budget:
         nodes = [bench.capture.nodes[name] for name in noise.operations]
         listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
-        named = ", ".join(shortened(listed, NAMED, "measurements.json"))
+        named = ", ".join(shorten(listed, NAMED, "measurements.json"))
         begins = f"That begins where the same inputs give other results: {named}. "
         keeps = (
             "It keeps state that the audit cannot put back (in a generator, in C++, in another process), or computes in an "

@@ -34,7 +34,7 @@ from .plan.units import in_unit, yardstick_of
 from .plan.verified import timed_plans, today_of
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Finding, Subject
-from .rulebook.causes import Graph, about, findings_of
+from .rulebook.causes import FlowGraph, about, findings_of
 from .rulebook.load import spread
 from .rulebook.verdicts import judge, reports_of, with_backward
 from .settings import Settings
@@ -92,7 +92,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
                 step = prepare(subject, formats, seed)
             judged = with_backward(judged, captured, step.nodes, step.capture)
         with stages("classify", f"{len(options.rulebook)} rules"):
-            graph = Graph(captured.nodes, measured, judged.verdicts)
+            graph = FlowGraph(captured.nodes, measured, judged.verdicts)
             find = _finder(captured, options)
             findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)

@@ -168,7 +168,7 @@ class Settings(BaseModel):
     max_drop: Annotated[Number | None, Field(ge=0), Option("a number from 0 on", "X")] = None
     """how much worse the score of `evaluate` may be under a plan; without it, scores are shown and not judged"""
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
-    """whether higher or lower scores are better; by default what the function's `better` attribute says, else higher"""
+    """whether higher or lower scores are better; by default lower if the function has `lower_is_better = True`, else higher"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None
     """in training, `loss_fn(outputs, *targets) -> scalar`; without it, the loss that the model returns
     ([training](training.md))"""

@@ -89,9 +89,9 @@ def test_a_sum_that_autocast_makes_in_fp32_takes_cast_weights() -> None:
 
 
 def test_a_card_names_no_strategy_that_computes_in_fp32() -> None:
-    cards = [card for card in causes(audited(Sums())).all if "avoids" in card.bearing]
+    cards = [card for card in causes(audited(Sums())).all if "avoids" in card.plan_effect]
     assert cards
     for card in cards:
         met = {how for finding in card.members for how in finding.met.get("fp16", ())}
         assert met
-        assert ("FP16 under autocast" in card.bearing) == ("autocast" in met)
+        assert ("FP16 under autocast" in card.plan_effect) == ("autocast" in met)

@@ -100,7 +100,7 @@ def test_what_it_says_of_the_recommended_plan_is_so(bad: Audit) -> None:
     title = f"BF16 {strategy_of(plan.strategy).title}"
     assert found.about == f"Severities are for {title}, the recommended plan."
     assert (plan.format, plan.verified) == ("bf16", True)
-    said = {cause.worst.source: cause.bearing for cause in found.wanting}
+    said = {cause.worst.source: cause.plan_effect for cause in found.wanting}
     opening = f"{title}, the recommended plan,"
     assert said[line("eps")] == f"{opening} avoids this, which only occurs in FP16 {CAST}."
     assert said[line("masked")] == f"{opening} avoids this, which only occurs in FP16 {AUTOCAST} or FP16 {CAST}."
@@ -111,7 +111,7 @@ def test_what_it_says_of_the_recommended_plan_is_so(bad: Audit) -> None:
 
 def test_how_many_operations_the_plan_keeps_is_what_ran_in_fp32(bad: Audit) -> None:
     (sharp,) = (cause for cause in causes(bad).wanting if cause.worst.source == line("sharp"))
-    said = re.search(r"keeps (?:all )?(\d+) (?:of these )?operations in FP32", sharp.bearing)
+    said = re.search(r"keeps (?:all )?(\d+) (?:of these )?operations in FP32", sharp.plan_effect)
     assert said is not None
     strategy = bad.plans[bad.recommended or ""].strategy
     exposed = [r for r in reports(bad, sharp) if strategy in r.exposed["bf16"] and _spoken(bad, r.node.name)]
@@ -133,4 +133,4 @@ def test_where_no_plan_holds_errors_say_so() -> None:
     found = causes(audit)
     assert found.about == "No plan within the budget uses low precision: severities are those of the rules."
     assert found.wanting[0].severity == "error"
-    assert found.wanting[0].bearing == "No plan within the budget uses low precision, and this is part of why."
+    assert found.wanting[0].plan_effect == "No plan within the budget uses low precision, and this is part of why."

@@ -97,8 +97,8 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if taken_off:
             raise MeasureError(
-                "a tracer such as torch.export ran in the run and switched off what sees its operations: trace the model "
-                "before or after.",
+                "a tracer such as torch.export ran inside the model and switched off the recording of its operations: trace the "
+                "model before or after.",
                 slug="emulation-ended",
             )
 

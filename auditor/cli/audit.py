@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class AuditTarget(Verb):
-    """Which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, why, and what it costs. It needs no
-    name: `python -m auditor TARGET`."""
+    """Which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, why, and what it costs. The
+    word `audit` may be left out: `python -m auditor TARGET`."""
 
     configurable = True
     takes = ("target", *(name for name, option in OPTIONS.items() if option.flag))
@@ -120,17 +120,17 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
     no plan to recommend."""
     from ..document.compare import fresh
     from ..plan.recommend import outcome
-    from ..report.blocks import Lines, looks, to_terminal
+    from ..report.blocks import Prose, looks, to_terminal
     from ..report.kept import explain_layer
     from ..report.reporters import LINES, REPORTERS, text
-    from ..report.view import following
+    from ..report.view import next_step
 
     new, report = fresh(known, audit) if known else audit.findings, directory / "report.html"
     github = settings.format == "github"
     below = ""
     if settings.format == "text":
         baseline = f"Baseline {len(audit.findings) - len(new)} findings known, {len(new)} new\n" if known else ""
-        step = to_terminal([Lines("Next", (following(audit, directory),))], looks())
+        step = to_terminal([Prose("Next", (next_step(audit, directory),))], looks())
         names = ", ".join(str(file.relative_to(directory)) for file in files if file != report)
         below = f"Report   {report}\nFiles    {directory}/: {names}\n{baseline}{step}"
         say(text(audit, most=LINES - below.count("\n")))

@@ -202,7 +202,7 @@ def _as_data(changes: Comparison, files: tuple[str, str]) -> dict[str, Any]:
         {"file": file, "name": side.subject.name, "recommended": side.recommended}
         for file, side in zip(files, (changes.before, changes.after), strict=True)
     )
-    return {"before": before, "after": after, **data, "kept": changes.kept}
+    return {"before": before, "after": after, **data, "kept": changes.unchanged_findings}
 
 
 def severe(findings: Iterable[Finding], level: str) -> int:

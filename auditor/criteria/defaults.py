@@ -66,9 +66,9 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
         and not any(row_of(one).distribution for one in readers(given))
     ):
         linear = f"its last operation is a linear layer of {columns[0]:,} columns"
-        return f"kl <= {KL:g}", f"{linear}, which no softmax in the model reads: maybe logits"
+        return f"kl <= {KL:g}", f"{linear}, and no softmax follows in the model, so it looks like logits"
     if _floating(node) and _counts(node):
-        why = "whole numbers are added into it, as positions are: maybe in units such as pixels"
+        why = "whole numbers are added to it, as positions are, so it looks like units such as pixels"
         return f"max_abs <= {UNITS:g}", why
     return None
 

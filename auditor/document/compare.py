@@ -40,7 +40,7 @@ class Comparison:
     caveats: tuple[tuple[str, str, str], ...]
 
     @property
-    def kept(self) -> int:
+    def unchanged_findings(self) -> int:
         """Findings that are in both audits, no more severe than they were."""
         return len(self.after.findings) - len(self.new)
 

@@ -54,8 +54,8 @@ def load(directory: str | PathLike[str]) -> Audit:
     file = _plan_in(path_of(directory, "the directory of an audit"))
     document = read_json(file)
     beside = _measured_beside(file, document)
-    found = audit_of(merge(document, beside), str(file))
-    return found if beside else replace(found, warnings=(*found.warnings, ALONE))
+    audit = audit_of(merge(document, beside), str(file))
+    return audit if beside else replace(audit, warnings=(*audit.warnings, ALONE))
 
 
 def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
@@ -92,16 +92,16 @@ def audit_of(document: Any, where: str) -> Audit:
     version = document.get("format_version") if isinstance(document, Mapping) else FORMAT_VERSION
     if version != FORMAT_VERSION or isinstance(version, bool):
         raise _wrong(where, ("format_version",), str(FORMAT_VERSION), version)
-    found: Audit = _read(Audit, document, where)
-    for name, plan in found.plans.items():
+    audit: Audit = _read(Audit, document, where)
+    for name, plan in audit.plans.items():
         if "" not in plan.scopes:
             place = json_path(("plans", name, "scopes", ""))
             raise PlanError(f"{where}: `{place}` is missing. {AGAIN}.", slug="bad-plan")
         if plan.name != name:
             raise _wrong(where, ("plans", name, "name"), json.dumps(name), plan.name)
-    if found.recommended not in (None, *found.plans):
-        raise _wrong(where, ("recommended",), f"one of {', '.join(found.plans)}", found.recommended)
-    return found
+    if audit.recommended not in (None, *audit.plans):
+        raise _wrong(where, ("recommended",), f"one of {', '.join(audit.plans)}", audit.recommended)
+    return audit
 
 
 def applicable(document: Any, where: str) -> Audit:
@@ -192,10 +192,10 @@ def _explain(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
     return _wrong(where, first["loc"], should.format(**first.get("ctx", {})), first["input"], more)
 
 
-def _wrong(where: str, place: Place, expected: str, found: Any, more: str = "") -> PlanError:
+def _wrong(where: str, place: Place, expected: str, value: Any, more: str = "") -> PlanError:
     """One line: where, what should be there, what is, and what to do."""
     return PlanError(
-        f"{where}: `{json_path(place)}` should be {expected}, is {_short(found)}{more}. {AGAIN}.", slug="bad-plan"
+        f"{where}: `{json_path(place)}` should be {expected}, is {_short(value)}{more}. {AGAIN}.", slug="bad-plan"
     )
 
 

@@ -30,7 +30,7 @@ from ..plan.scores import InFp32
 from ..plan.search import MARGIN, RUNS, Space, choose, verified
 from ..plan.verified import answered
 from ..plan.workbench import Workbench, worst_of
-from ..records import Batch, KeptOperation, Memory, Plan, Program, ScopeChoice, Timing, Today, Verification
+from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..stages import tick
 from ..verify import PROGRAM
 from .exported import Exported, Saved, cannot, exported, outlines, saved
@@ -348,7 +348,7 @@ def _is_low(node: fx.Node, table: Table, low: frozenset[str]) -> bool:
     return node.name in low or (value is not None and value.made_by in low)
 
 
-def memory_needed(module: fx.GraphModule) -> Memory:
+def memory_needed(module: fx.GraphModule) -> MemoryUse:
     """Bytes of a forward of a lowered graph: its weights as they are stored, and the values alive at once.
 
     Freed, and views, as for every other plan.
@@ -360,4 +360,4 @@ def memory_needed(module: fx.GraphModule) -> Memory:
     inputs = {node.name for node in nodes if node.op == "placeholder"}
     held = [attrgetter(str(node.target))(module) for node in nodes if node.op == "get_attr"]
     weights = {id(x): x.nbytes for x in held if isinstance(x, torch.Tensor)}
-    return Memory(sum(weights.values()), most_alive(nodes, size, free, inputs, {}))
+    return MemoryUse(sum(weights.values()), most_alive(nodes, size, free, inputs, {}))

@@ -12,11 +12,11 @@ from ..execution.resolve import Resolution
 from ..numerics.flops import flops_of
 from ..numerics.formats import FORMATS, is_low
 from ..numerics.nodes import row_of, tensors_of
-from ..records import Capture, Memory
+from ..records import Capture, MemoryUse
 from ..resources import table
 
 
-def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolution, format: str) -> Memory:
+def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolution, format: str) -> MemoryUse:
     """Bytes of parameters and buffers, and the most that inputs, activations and cast copies take together.
 
     Inference: a value is freed after its last reader. A view takes none of its own; a copy that autocast or a boundary
@@ -25,14 +25,14 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
     """
     if capture.paths:
         each = [memory_of(path.capture, costs, resolution, format) for path in capture.paths]
-        return Memory(max(one.weights for one in each), max(one.activations for one in each))
+        return MemoryUse(max(one.weights for one in each), max(one.activations for one in each))
     nodes = list(capture.graph_module.graph.nodes)
     size = {node.name: _bytes(node, resolution.dtypes.get(node.name, "")) for node in nodes}
     inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
     weights = sum(size[p.name] for p in capture.placeholders if p.name not in inputs)
     copies = _copies(nodes, resolution, FORMATS[format].bytes)
     free = {name for name, cost in costs.items() if cost.free}
-    return Memory(weights, most_alive(nodes, size, free, inputs, copies))
+    return MemoryUse(weights, most_alive(nodes, size, free, inputs, copies))
 
 
 def most_alive(

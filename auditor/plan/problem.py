@@ -12,7 +12,7 @@ from ..execution.policy import Layout, Policy, plain
 from ..execution.resolve import Resolution, Resolver, kept_low
 from ..numerics.formats import FORMATS
 from ..paths import function_in
-from ..records import Capture, Contribution, Memory, Node, Verdict
+from ..records import Capture, Contribution, MemoryUse, Node, Verdict
 from .costs import TIE, Cost, cast_seconds, elements_of, memory_of, price, traffic_seconds
 from .energy import Energy, energy_of, timed_in
 from .exceptions import Lowest, exceptions_of, lowest
@@ -132,7 +132,7 @@ class Problem:
             elapsed = sum(self.node_price(name, resolution) for name in self.capture.nodes)
         return elapsed + self.storage_price(resolution)
 
-    def memory(self, resolution: Resolution) -> Memory:
+    def memory(self, resolution: Resolution) -> MemoryUse:
         """Bytes that one forward needs."""
         return memory_of(self.capture, self.costs, resolution, self.format)
 

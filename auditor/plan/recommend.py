@@ -168,7 +168,7 @@ def kept_apart(plan: Plan) -> str:
 
     Of a program, how many operations.
     """
-    kept = {"module": len(plan.kept), "function": len(plan.exceptions)}
+    kept = {"module": len(plan.kept_modules), "function": len(plan.exceptions)}
     if plan.program is not None:
         kept = {"operation": len(plan.program.kept)}
     return " and ".join(f"{many:,} {what}{'s' * (many != 1)}" for what, many in kept.items() if many)
@@ -205,9 +205,9 @@ def _runs_low(plan: Plan) -> bool:
     """Whether something of it runs low, if only its casts; or could within the budget, as a run said, and gains nothing."""
     if has_low(plan) and (plan.low_precision_flops > 0 or not math.isclose(plan.predicted_speedup, 1.0, rel_tol=1e-9)):
         return True
-    spared = set(plan.kept).difference(plan.kept if plan.least is None else plan.least)
+    spared = set(plan.kept_modules).difference(plan.kept_modules if plan.least is None else plan.least)
     showing = [reason for reason in plan.reasons if reason.kind == "no-gain" and reason.adds]
-    whole = bool(plan.kept) and plan.least == ()
+    whole = bool(plan.kept_modules) and plan.least == ()
     return whole or any(reason.ran or spared.intersection(reason.modules) for reason in showing)
 
 

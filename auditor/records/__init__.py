@@ -32,7 +32,7 @@ from .measure import Weight as Weight
 from .plan import CriterionValue as CriterionValue
 from .plan import Evaluation as Evaluation
 from .plan import KeptOperation as KeptOperation
-from .plan import Memory as Memory
+from .plan import MemoryUse as MemoryUse
 from .plan import NonFinite as NonFinite
 from .plan import Onnx as Onnx
 from .plan import Plan as Plan

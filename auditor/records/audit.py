@@ -164,7 +164,7 @@ class Audit:
     def texts(self, directory: str | Path) -> dict[str, str | bytes]:
         """What `save` writes into the directory: texts, and programs in bytes, by the names of their files.
 
-        Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
+        Raises: AuditorError(slug="bad-format" or "bad-strategy") where a format or strategy of the audit is no longer registered.
         """
         from ..artefact.emit import emit
         from ..document.codec import texts

@@ -190,7 +190,7 @@ class Verification:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """Bytes that a forward pass needs."""
 
     weights: Annotated[int, FileField("parameters and buffers", least=0)]
@@ -276,8 +276,8 @@ class Plan:
     stored_low: Annotated[Mapping[str, int], FileField("by dtype: weights in it; `apply` refuses more")] = empty()
     reach: Annotated[float | None, FileField("if nothing is low: smallest error of a low run")] = None
     target: Annotated[str | None, FileField("the GPU that `predicted_speedup` is for")] = None
-    memory: Annotated[Memory | None, FileField("what one forward needs under the plan")] = None
-    fp32_memory: Annotated[Memory | None, FileField("the same without the plan")] = None
+    memory: Annotated[MemoryUse | None, FileField("what one forward needs under the plan")] = None
+    fp32_memory: Annotated[MemoryUse | None, FileField("the same without the plan")] = None
     program: Annotated[Program | None, FileField("what a plan of strategy `graph` is")] = None
     score: Annotated[Score | None, FileField("what the user's own function says of the model under it")] = None
 
@@ -289,7 +289,7 @@ class Plan:
         return self.verified and (self.score is None or self.score.holds)
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def kept_modules(self) -> tuple[str, ...]:
         """Modules in FP32 with something in them that has a precision; where no reasons are known, scopes in FP32."""
         if not self.reasons:
             return tuple(path for path, choice in self.scopes.items() if choice.precision == "fp32")

@@ -101,7 +101,7 @@ class BatchSize:
 
 
 @dataclass(frozen=True)
-class Trial:
+class StepTrial:
     """One FP16 step at one loss scale, run for real."""
 
     scale: Annotated[float, FileField("the loss scale", exact=True)]
@@ -134,7 +134,7 @@ class Training:
     fp16: Annotated[LossScale | None, FileField("the loss-scale window; `null`: FP16 was not audited")]
     bf16: Annotated[Bf16Outlook | None, FileField("what BF16 loses; `null` where it was not audited")]
     errors: Annotated[Mapping[str, float | None], FileField("by format: relative L2 of all gradients; `null`: failed")]
-    trials: Annotated[tuple[Trial, ...], MeasurementField("FP16 steps that were run, against predictions")] = ()
+    trials: Annotated[tuple[StepTrial, ...], MeasurementField("FP16 steps that were run, against predictions")] = ()
     modules: Annotated[tuple[ModuleGradients, ...], MeasurementField("gradients of each module's results")] = ()
     parameters: Annotated[tuple[ParameterGradients, ...], MeasurementField("trainable parameters and gradients")] = ()
     nodes: Annotated[tuple[BackwardNode, ...], MeasurementField("the backward pass of every operation")] = ()

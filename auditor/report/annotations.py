@@ -22,7 +22,7 @@ from .words import count, label, line, op, printable, scope, sentence, summary
 
 
 @dataclass(frozen=True)
-class Place:
+class Anchor:
     """A file relative to its repository, with forward slashes, a line and a column from 1: the first where it is not known."""
 
     file: str
@@ -33,27 +33,27 @@ class Place:
         return f"{self.file}:{self.line}:{self.column}"
 
 
-def place_of(audit: Audit, cause: Cause) -> Place:
+def place_of(audit: Audit, cause: Cause) -> Anchor:
     """Where a cause is shown: what is in an installed package, at the line that called it, or at the audited file."""
     source = cause.worst.source
     name, line = written_at(source)
-    written = Place(name, line) if line else None
+    written = Anchor(name, line) if line else None
     node = cause.report.node if cause.report else None
     own = (_own(source, node.source_path, node.column) or _caller(node)) if node is not None else written
     if own is None and audit.subject.file:
-        return Place(from_repository(Path(audit.subject.file)), 1)
-    return own or written or Place(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1)
+        return Anchor(from_repository(Path(audit.subject.file)), 1)
+    return own or written or Anchor(re.sub(r":[A-Za-z_][^/\\]*$", "", audit.subject.target), 1)
 
 
-def _caller(node: Node) -> Place | None:
+def _caller(node: Node) -> Anchor | None:
     """The call that led to a node."""
     return _own((node.called_from or "").partition(" in ")[0], node.caller_path, node.caller_column)
 
 
-def _own(source: str | None, path: str | None, column: int | None) -> Place | None:
+def _own(source: str | None, path: str | None, column: int | None) -> Anchor | None:
     """A line in the user's code; None where it is in an installed package, or not known."""
     _, line = written_at(source)
-    return Place(from_repository(Path(path)), line, column or 1) if line and path and not is_installed(path) else None
+    return Anchor(from_repository(Path(path)), line, column or 1) if line and path and not is_installed(path) else None
 
 
 def written_at(source: str | None) -> tuple[str, int]:
@@ -89,11 +89,11 @@ def _commands(audit: Audit) -> Iterator[str]:
         yield f"{count(left, 'more cause')} in the report."
 
 
-def _annotation(cause: Cause, place: Place) -> str:
+def _annotation(cause: Cause, place: Anchor) -> str:
     worst = cause.worst
     title = _property(f"{worst.rule} {worst.name}")
     said = f"{sentence(worst.message)} In {cause.where}, {op(worst.op)}."
-    words = _data(" ".join(filter(None, (said, sentence(cause.size), cause.bearing, summary(worst.advice)))))
+    words = _data(" ".join(filter(None, (said, sentence(cause.size), cause.plan_effect, summary(worst.advice)))))
     at = f"file={_property(place.file)},line={place.line},col={place.column}"
     return f"::{COMMANDS[cause.severity]} {at},title={title}::{words}"
 
@@ -163,7 +163,7 @@ def _message(cause: Cause) -> str:
     worst = cause.worst
     place = f"In {cause.where} ({op(worst.op)}), {', '.join(map(label, cause.formats))}."
     at = f"Written at {line(worst.source, worst.called_from)}." if worst.called_from else ""
-    return " ".join(filter(None, (sentence(worst.message), place, at, sentence(cause.size), cause.bearing)))
+    return " ".join(filter(None, (sentence(worst.message), place, at, sentence(cause.size), cause.plan_effect)))
 
 
 def _related_call(cause: Cause) -> dict[str, Any]:
@@ -175,13 +175,13 @@ def _related_call(cause: Cause) -> dict[str, Any]:
     return {"relatedLocations": [{"id": 1, "physicalLocation": _physical(caller), "message": {"text": text}}]}
 
 
-def _physical(place: Place, code: str | None = None) -> dict[str, Any]:
+def _physical(place: Anchor, code: str | None = None) -> dict[str, Any]:
     snippet = {"snippet": {"text": code}} if code else {}
     region = {"startLine": place.line, "startColumn": place.column, "endLine": place.line, **snippet}
     return {"artifactLocation": {"uri": quote(place.file), "uriBaseId": "%SRCROOT%"}, "region": region}
 
 
-def _location(cause: Cause, place: Place) -> dict[str, Any]:
+def _location(cause: Cause, place: Anchor) -> dict[str, Any]:
     owners = dict.fromkeys(scope(finding.owner) for finding in (cause.worst, *cause.members))
     there = written_at(cause.worst.source)[1] == place.line  # not where the finding was moved to the audited file
     code = cause.report.node.code if cause.report and there else None
@@ -189,7 +189,7 @@ def _location(cause: Cause, place: Place) -> dict[str, Any]:
     return {"physicalLocation": _physical(place, code), "logicalLocations": logical}
 
 
-def _fingerprints(found: Sequence[Cause]) -> list[str]:
+def _fingerprints(ordered: Sequence[Cause]) -> list[str]:
     """One per result: of the rule, the module, the operation and the source line's text.
 
     Neither line numbers, block counts nor measurements enter, so a result keeps its identity while the file around it
@@ -197,11 +197,11 @@ def _fingerprints(found: Sequence[Cause]) -> list[str]:
     """
     seen: Counter[str] = Counter()
     prints: dict[int, str] = {}
-    for i in sorted(range(len(found)), key=lambda i: written_at(found[i].worst.source)):
-        worst, report = found[i].worst, found[i].report
+    for i in sorted(range(len(ordered)), key=lambda i: written_at(ordered[i].worst.source)):
+        worst, report = ordered[i].worst, ordered[i].report
         code = " ".join((report.node.code or "").split()) if report else ""
         parts = (worst.rule, pattern(worst.owner), worst.op, code)
         digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
         seen[digest] += 1
         prints[i] = f"{digest}:{seen[digest]}"
-    return [prints[i] for i in range(len(found))]
+    return [prints[i] for i in range(len(ordered))]

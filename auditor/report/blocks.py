@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from rich.console import Console, RenderableType
 from rich.padding import Padding
-from rich.table import Table as Grid
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..resources import resource_dir
@@ -41,7 +41,7 @@ class Title:
 
 
 @dataclass(frozen=True)
-class Lines:
+class Prose:
     """Paragraphs behind one label. listed: whether they are of one kind each, as in a list."""
 
     label: str
@@ -51,7 +51,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Item:
     """One line to find again, `path:line:column CODE message`, and what stands below it."""
 
     head: str
@@ -65,12 +65,12 @@ class Entries:
 
     label: str
     about: str
-    entries: tuple[Entry, ...]
+    entries: tuple[Item, ...]
     more: str = ""
 
 
 @dataclass(frozen=True)
-class Table:
+class Grid:
     """Rows of text. bold: the row that matters most, by its number; texts: how many columns at the left are not numbers."""
 
     heads: tuple[str, ...]
@@ -113,7 +113,7 @@ class Chart:
     rows: tuple[int, ...] = ()
 
 
-Block = Title | Lines | Entries | Table | Code | Fold | Chart
+Block = Title | Prose | Entries | Grid | Code | Fold | Chart
 """Folds and charts are in HTML alone."""
 WIDTH = 1080
 LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
@@ -123,7 +123,7 @@ LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
 def rule_text(title: str, text: str) -> list[Block]:
     """What a rule says: paragraphs behind a title, and code to copy."""
     return [
-        Code("", part) if code else Lines(title if i == 0 else "", (part,))
+        Code("", part) if code else Prose(title if i == 0 else "", (part,))
         for i, (part, code) in enumerate(parts(text))
     ]
 
@@ -160,7 +160,7 @@ def to_terminal(blocks: Iterable[Block], look: Look) -> str:
         _environ={},
     )
     for i, block in enumerate(blocks):
-        if i and (isinstance(block, Table) or block.label):
+        if i and (isinstance(block, Grid) or block.label):
             console.print()
         for part in _parts(block):
             console.print(part, soft_wrap=isinstance(part, Text))
@@ -172,9 +172,9 @@ def _parts(block: Block) -> Iterator[RenderableType]:
     match block:
         case Title(text, about):
             yield from (Padding(_text(line, style), 0) for line, style in ((text, "bold"), (about, "muted")) if line)
-        case Lines(label, texts, style, listed):
+        case Prose(label, texts, style, listed):
             yield _beside(label, [f"- {text}" if listed else text for text in texts], style)
-        case Table(heads, rows, bold, texts):
+        case Grid(heads, rows, bold, texts):
             yield _grid(heads, rows, bold, texts)
         case Code(label, text):
             yield _beside(label, text.splitlines(), "")
@@ -191,8 +191,8 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), STYLES.get(style, ""), overflow="fold")
 
 
-def _beside(label: str, texts: Sequence[str], style: str) -> Grid:
-    grid = Grid.grid(padding=0)
+def _beside(label: str, texts: Sequence[str], style: str) -> RichTable:
+    grid = RichTable.grid(padding=0)
     grid.add_column(width=LABEL)
     grid.add_column(overflow="fold")
     for i, text in enumerate(texts):
@@ -201,7 +201,7 @@ def _beside(label: str, texts: Sequence[str], style: str) -> Grid:
 
 
 def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]], bold: int | None, texts: int) -> RenderableType:
-    grid = Grid(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    grid = RichTable(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for i, head in enumerate(heads):
         grid.add_column(printable(head), justify="left" if i < texts else "right", overflow="fold")
     for i, row in enumerate(rows):
@@ -220,12 +220,12 @@ def _markdown(block: Block) -> Iterator[str]:
             yield f"## {escape(text)}"
             if about:
                 yield f"\n{escape(about)}"
-        case Lines(label, texts, style, listed):
+        case Prose(label, texts, style, listed):
             head = f"{'> ' if style == 'warning' else ''}{f'**{escape(label)}**: ' if label else ''}"
             first, rest = ("", texts) if listed else (escape(texts[0]), texts[1:])
             yield f"{head}{first}" + ("\n" if rest else "")
             yield from (f"- {escape(text)}" for text in rest)
-        case Table(heads, rows, bold, texts):
+        case Grid(heads, rows, bold, texts):
             yield _row(map(escape, heads))
             yield _row("---" if i < texts else "---:" for i in range(len(heads)))
             for i, row in enumerate(rows):
@@ -272,7 +272,7 @@ def _html(block: Block) -> Markup:
     match block:
         case Title(text, about):
             return _markup("<p><strong>{}</strong> {}</p>", text, about)
-        case Lines(label, texts, style, listed):
+        case Prose(label, texts, style, listed):
             head = _markup("<b>{}</b> " * bool(label), label)
             if not listed:
                 return Markup('<p class="{}">{}{}</p>').format(style, head, prose(" ".join(texts)))
@@ -283,7 +283,7 @@ def _html(block: Block) -> Markup:
             code = Markup('<div class="code">{}<pre tabindex="0"><code>{}</code></pre></div>')
             head = _markup("<h3>{}</h3>", label) if label else Markup()
             return head + code.format(copied.format(label or "the code"), text)
-        case Table():
+        case Grid():
             return _html_table(block)
         case Entries(label, about, entries, more):
             entry = Markup('<li class="{}"><code>{}</code><br>{}</li>')
@@ -309,7 +309,7 @@ def prose(text: str) -> Markup:
     return Markup().join(_markup("<code>{}</code>" if i % 2 else "{}", piece) for i, piece in enumerate(pieces))
 
 
-def _html_table(table: Table) -> Markup:
+def _html_table(table: Grid) -> Markup:
     def row(cells: Sequence[str], cell: str, style: str = "") -> Markup:
         number = [i >= table.texts for i in range(len(cells))]
         ends = [Markup(' class="n" style="text-align:right"') if right else "" for right in number]

@@ -101,15 +101,15 @@ def _line(points: Iterable[tuple[float, float] | None]) -> str:
     return path
 
 
-def gradient_chart(found: Training) -> Chart | None:
+def gradient_chart(training: Training) -> Chart | None:
     """The low gradients in FP16's bands, before and after the loss scale; None where none is low."""
-    spreads = [m.low for m in found.modules if m.low is not None]
-    pool = merge_magnitudes([*spreads, *(significant(p.gradient) for p in found.parameters if p.low)])
+    spreads = [m.low for m in training.modules if m.low is not None]
+    pool = merge_magnitudes([*spreads, *(significant(p.gradient) for p in training.parameters if p.low)])
     if not pool.nonzero:
         return None
     height = 230
     x = scale(LOWEST, HIGHEST + 1, LEFT, RIGHT)
-    init = found.fp16.init if found.fp16 else None
+    init = training.fp16.init if training.fp16 else None
     shift = round(math.log2(init)) if init else 0
     fp16 = FORMATS["fp16"]
     stops = (LOWEST, fp16.min_exponent - fp16.mantissa, fp16.min_exponent, math.log2(fp16.largest), HIGHEST + 1)

@@ -19,13 +19,12 @@ def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]
     """A line for each criterion of a plan, those that do not hold and then the nearest to their limits first."""
     ran = plan.verification
     values = ran.criteria if ran is not None and not ran.failure else ()
-    values = sorted(values, key=lambda one: (one.holds, -(one.share or 0.0)))
-    most = binding(values)
+    most, nearest = tightest(values), sorted(values, key=lambda one: (one.holds, -(one.share or 0.0)))
     before = {(one.output, one.kind): one for one in baseline.criteria} if baseline and not baseline.failure else {}
-    return tuple(_line(one, before.get((one.output, one.kind)), one is most) for one in values)
+    return tuple(_line(one, before.get((one.output, one.kind)), one is most) for one in nearest)
 
 
-def binding(values: Sequence[CriterionValue]) -> CriterionValue | None:
+def tightest(values: Sequence[CriterionValue]) -> CriterionValue | None:
     """The criterion that takes most of what it allows; None where there is no choice, or none takes anything."""
     known = [one for one in values if one.share]
     return max(known, key=lambda one: one.share or 0.0) if known and len(values) > 1 else None
@@ -60,53 +59,53 @@ def shown_value(one: CriterionValue) -> str:
     return repr(one.value)
 
 
-def proposal_words(found: Proposal) -> str:
+def proposal_words(offer: Proposal) -> str:
     """A criterion that nobody set, with the option that sets it."""
-    if found.holds:
-        allowing = found.criterion.replace("<= 0", "<= X")
+    if offer.holds:
+        allowing = offer.criterion.replace("<= 0", "<= X")
         return (
-            f"By default no entry of {found.output} may differ from FP32's ({found.because}): --criterion '{allowing}' allows a "
+            f"By default no entry of {offer.output} may differ from FP32's ({offer.because}): --criterion '{allowing}' allows a "
             "share X of them."
         )
-    return f"{found.output}: {found.because}. To judge it by a limit of its own: --criterion '{found.criterion}'"
+    return f"{offer.output}: {offer.because}. To set a limit for it: --criterion '{offer.criterion}'"
 
 
 def score_headline(audit: Audit) -> str:
     """The user's own function, and the FP32 model's score; nothing where there is none."""
-    found = audit.evaluation
-    if found is None:
+    base = audit.evaluation
+    if base is None:
         return ""
-    mean = f"the mean of {count(found.samples, 'number')}" if found.samples and found.samples > 1 else ""
-    of = f"{found.of_mean} of {mean or 'it'}, " if found.of_mean else f"{mean}, " if mean else ""
-    worse = f"at most {found.max_drop:g} worse" if found.max_drop else "no worse"
-    allowed = "it is not judged" if found.max_drop is None else f"a plan may be {worse}"
+    mean = f"the mean of {count(base.samples, 'number')}" if base.samples and base.samples > 1 else ""
+    of = f"{base.of_mean} of {mean or 'it'}, " if base.of_mean else f"{mean}, " if mean else ""
+    worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
+    allowed = "it is not judged" if base.max_drop is None else f"a plan may be {worse}"
     runs = sum(plan.score is not None for plan in audit.plans.values())
     again = f", and again under {count(runs, 'plan')}" if runs else ""
     return (
-        f"{found.function} gives {found.score:.5g} in FP32, {of}in {count(found.calls, 'call')} of the model{again}; "
-        f"{found.better} is better, and {allowed}."
+        f"{base.function} gives {base.score:.5g} in FP32, {of}in {count(base.calls, 'call')} of the model{again}; "
+        f"{base.better} is better, and {allowed}."
     )
 
 
-def score_words(found: Evaluation | None, score: Score | None) -> str:
+def score_words(base: Evaluation | None, score: Score | None) -> str:
     """The score under a plan; nothing where there is none."""
-    if found is None or score is None:
+    if base is None or score is None:
         return ""
     if score.failure is not None:
         return f"no score: {score.failure}"
     assert score.value is not None
     assert score.difference is not None
-    drop = -score.difference if found.better == "higher" else score.difference
+    drop = -score.difference if base.better == "higher" else score.difference
     drop += 0.0  # no negative zero
-    size, limit = apart(abs(drop), found.max_drop) if found.max_drop and drop > 0 else (f"{abs(drop):.2g}", "")
+    size, limit = apart(abs(drop), base.max_drop) if base.max_drop and drop > 0 else (f"{abs(drop):.2g}", "")
     error = "" if score.standard_error is None else f" (standard error {score.standard_error:.2g})"
     change = f"{size} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
     said = f"{score.value:.5g}, {change}"
-    if score.passed is None or found.max_drop is None:
+    if score.passed is None or base.max_drop is None:
         return said
-    near = score.standard_error is not None and abs(drop - found.max_drop) < NEAR * score.standard_error
+    near = score.standard_error is not None and abs(drop - base.max_drop) < NEAR * score.standard_error
     doubt = "; so near the limit that other samples may tell otherwise" if near else ""
-    verdict = "passes" if score.passed else f"fails, {limit or format(found.max_drop, 'g')} is allowed"
+    verdict = "passes" if score.passed else f"fails, {limit or format(base.max_drop, 'g')} is allowed"
     return f"{said}: {verdict}{doubt}"
 
 

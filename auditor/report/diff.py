@@ -7,49 +7,49 @@ from collections.abc import Iterator
 from ..document.compare import Comparison, VerdictChange, figures
 from ..numerics.formats import runs
 from ..records import Finding, Plan
-from .blocks import Block, Entries, Entry, Lines, Table, Title, environment
+from .blocks import Block, Entries, Grid, Item, Prose, Title, environment
 from .words import SEVERITIES, count, fold, fold_paths, label, op, ratio, scope, sentence
 
 SHOWN, ROWS = 12, 200
 """Kinds of findings, and of verdicts, that a terminal shows, and the HTML document; `--format json` has them all."""
 
 
-def overview(found: Comparison, files: tuple[str, str], shown: int = SHOWN) -> list[Block]:
+def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> list[Block]:
     """Headline, plans, findings that are new or gone, and verdicts that changed."""
-    names = found.before.subject.name, found.after.subject.name
+    names = both.before.subject.name, both.after.subject.name
     page: list[Block] = [
         Title(f"{files[0]} ({names[0]}) -> {files[1]} ({names[1]})"),
-        Lines("Verdict", (headline(found),), "error" if found.new else "good"),
-        Lines("", (recommendation(found),)),
+        Prose("Verdict", (headline(both),), "error" if both.new else "good"),
+        Prose("", (recommendation(both),)),
     ]
-    if found.caveats:
-        differ = (f"{what.capitalize()}: {before} before, {after} now." for what, before, after in found.caveats)
-        page.append(Lines("Caution", tuple(differ), "warning"))
-    page += _plans(found)
-    listed = (("New", found.new), ("Gone", found.gone))
+    if both.caveats:
+        differ = (f"{what.capitalize()}: {before} before, {after} now." for what, before, after in both.caveats)
+        page.append(Prose("Caution", tuple(differ), "warning"))
+    page += _plans(both)
+    listed = (("New", both.new), ("Gone", both.gone))
     page += [_findings(title, findings, shown) for title, findings in listed if findings]
-    return [*page, _verdicts(found, shown)] if found.verdicts else page
+    return [*page, _verdicts(both, shown)] if both.verdicts else page
 
 
-def render(found: Comparison, files: tuple[str, str]) -> str:
+def render(both: Comparison, files: tuple[str, str]) -> str:
     """The comparison as one HTML document."""
-    title = f"{found.after.subject.name}: two audits compared"
-    page = overview(found, files, ROWS)
-    return environment().get_template("diff.html.jinja").render(title=title, headline=headline(found), page=page)
+    title = f"{both.after.subject.name}: two audits compared"
+    page = overview(both, files, ROWS)
+    return environment().get_template("diff.html.jinja").render(title=title, headline=headline(both), page=page)
 
 
-def headline(found: Comparison) -> str:
+def headline(both: Comparison) -> str:
     """The comparison in one sentence."""
-    changed = any(figures(before) != figures(after) for _, before, after in found.plans)
-    same = not changed and found.before.recommended == found.after.recommended
-    if same and not found.new and not found.gone and not found.verdicts:
+    changed = any(figures(before) != figures(after) for _, before, after in both.plans)
+    same = not changed and both.before.recommended == both.after.recommended
+    if same and not both.new and not both.gone and not both.verdicts:
         return "Nothing changed: the same findings, verdicts and plans."
-    return f"{count(len(found.new), 'new finding')}, {len(found.gone):,} gone, {found.kept:,} as before."
+    return f"{count(len(both.new), 'new finding')}, {len(both.gone):,} gone, {both.unchanged_findings:,} as before."
 
 
-def recommendation(found: Comparison) -> str:
+def recommendation(both: Comparison) -> str:
     """Whether another plan is recommended now."""
-    was, now = found.before.recommended, found.after.recommended
+    was, now = both.before.recommended, both.after.recommended
     if was == now:
         return f"{now or 'No plan'} is recommended in both."
     return f"Recommended was {was or 'no plan'}; now it is {now or 'no plan'}."
@@ -81,8 +81,8 @@ def exceptions(before: Plan | None, after: Plan | None) -> str:
     return f"Functions of low modules {'; '.join(said)}." if said else ""
 
 
-def _plans(found: Comparison) -> Iterator[Block]:
-    if not found.plans:
+def _plans(both: Comparison) -> Iterator[Block]:
+    if not both.plans:
         return
     rows = [
         (
@@ -92,12 +92,12 @@ def _plans(found: Comparison) -> Iterator[Block]:
             f"{old.islands if old else '–'} -> {new.islands if new else '–'}",
             "" if figures(old) != figures(new) else "same",
         )
-        for name, old, new in found.plans
+        for name, old, new in both.plans
     ]
-    bold = next((i for i, row in enumerate(rows) if row[0] == found.after.recommended), None)
-    yield Table(("Plan", "Measured error", "Speed-up", "Modules apart", ""), tuple(rows), bold)
-    if kept := tuple(f"{name}: {words}" for name, old, new in found.plans if (words := exceptions(old, new))):
-        yield Lines("", kept, "muted")
+    bold = next((i for i, row in enumerate(rows) if row[0] == both.after.recommended), None)
+    yield Grid(("Plan", "Measured error", "Speed-up", "Modules apart", ""), tuple(rows), bold)
+    if kept := tuple(f"{name}: {words}" for name, old, new in both.plans if (words := exceptions(old, new))):
+        yield Prose("", kept, "muted")
 
 
 def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Entries:
@@ -105,27 +105,27 @@ def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Entries:
     groups = fold(findings, lambda f: f.owner, lambda f: (f.rule, f.severity, f.op))
     groups.sort(key=lambda same: SEVERITIES.index(same[0].severity))
 
-    def entry(same: list[Finding]) -> Entry:
+    def entry(same: list[Finding]) -> Item:
         f, where = same[0], fold_paths([each.owner for each in same])
         head = f"{f.source or op(f.op)} {f.rule} {f.severity} in {where}: {sentence(f.message or f.name)}"
-        return Entry(head, (), f.severity)
+        return Item(head, (), f.severity)
 
     return _entries(title, count(len(findings), "finding"), list(map(entry, groups)), shown)
 
 
-def _verdicts(found: Comparison, shown: int) -> Entries:
+def _verdicts(both: Comparison, shown: int) -> Entries:
     """Those for the worse first."""
     ranks = {"safe": 0, "unsafe": 2}
-    groups = fold(found.verdicts, lambda c: c.node.owner, lambda c: (c.node.op, c.format, c.before, c.after))
+    groups = fold(both.verdicts, lambda c: c.node.owner, lambda c: (c.node.op, c.format, c.before, c.after))
     groups.sort(key=lambda same: ranks.get(same[0].before or "", 1) - ranks.get(same[0].after or "", 1))
 
-    def entry(same: list[VerdictChange]) -> Entry:
+    def entry(same: list[VerdictChange]) -> Item:
         c, where = same[0], fold_paths([each.node.owner for each in same])
-        return Entry(f"{label(c.format)}: {c.before or 'absent'} -> {c.after or 'absent'}, {op(c.node.op)} in {where}")
+        return Item(f"{label(c.format)}: {c.before or 'absent'} -> {c.after or 'absent'}, {op(c.node.op)} in {where}")
 
-    return _entries("Changed", count(len(found.verdicts), "verdict"), list(map(entry, groups)), shown)
+    return _entries("Changed", count(len(both.verdicts), "verdict"), list(map(entry, groups)), shown)
 
 
-def _entries(title: str, about: str, entries: list[Entry], shown: int) -> Entries:
+def _entries(title: str, about: str, entries: list[Item], shown: int) -> Entries:
     left = f"and {len(entries) - shown} more kinds: --format json has them all" if len(entries) > shown else ""
     return Entries(title, about, tuple(entries[:shown]), left)

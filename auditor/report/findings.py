@@ -57,15 +57,15 @@ class Cause:
         return SEVERITIES.index(self.severity), declared, measured, -self.effect, confidence, worst.rule, worst.node
 
     @property
-    def planned(self) -> str:
+    def planned_dtypes(self) -> str:
         """What its operations compute in under the recommended plan."""
         names = {finding.node for finding in self.members}
         return tally(report for report in self._audit.nodes if report.node.name in names)
 
     @cached_property
-    def bearing(self) -> str:
+    def plan_effect(self) -> str:
         """What becomes of its operations under the plan that is followed."""
-        return _bearing(self._audit, [finding for finding in self.members if finding.bearing])
+        return _plan_effect(self._audit, [finding for finding in self.members if finding.bearing])
 
     @property
     def cost(self) -> str:
@@ -157,7 +157,7 @@ BEARINGS = {
 }
 
 
-def _bearing(audit: Audit, spoken: Sequence[Finding]) -> str:
+def _plan_effect(audit: Audit, spoken: Sequence[Finding]) -> str:
     """What the plan that is followed makes of operations with findings."""
     plan = audit.plans.get(spoken[0].plan or "") if spoken else None
     if plan is None:

@@ -15,7 +15,7 @@ from ..paths import enclosing, pattern, within
 from ..records import Dtypes, NodeReport, Plan, Reason
 from ..records.audit import Audit
 from ..records.plan import KeptOperation
-from .words import fold, label, list_paths, shortened
+from .words import fold, label, list_paths, shorten
 
 _CODE = re.compile(r"[A-Z]{3}\d{3}")
 """The code of a rule."""
@@ -84,12 +84,12 @@ def _one_kind(same: Sequence[KeptOperation]) -> Island:
     return Island(tuple(kept.name for kept in same), (same[0].because + others,), noun="operation")
 
 
-def _because(plan: Plan, found: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
+def _because(plan: Plan, reasons: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
     """Codes of rules, then why, with the figures of the first."""
-    fired = (text for path, _ in found if path in plan.scopes for text in plan.scopes[path].because)
+    fired = (text for path, _ in reasons if path in plan.scopes for text in plan.scopes[path].because)
     codes = tuple(dict.fromkeys(text for text in fired if _CODE.fullmatch(text)))
-    same = len({re.sub(r"_\d+\b", "", reason.words) for _, reason in found}) == 1  # but for numbers of nodes
-    return (*codes, found[0][1].words + ("" if same else "; the others likewise"))
+    same = len({re.sub(r"_\d+\b", "", reason.words) for _, reason in reasons}) == 1  # but for numbers of nodes
+    return (*codes, reasons[0][1].words + ("" if same else "; the others likewise"))
 
 
 def dtype_label(dtype: str) -> str:
@@ -151,7 +151,7 @@ def explain_layer(audit: Audit, name: str) -> str:
     for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):
         mark = " (recommended)" if title == audit.recommended else ""
         first, *inside = _module(plan, name, owners) if name in modules else [_operation(plan, name, owners[name])]
-        text += [f"  {title}{mark}: {first}", *(f"    {line}" for line in shortened(sorted(inside), INSIDE))]
+        text += [f"  {title}{mark}: {first}", *(f"    {line}" for line in shorten(sorted(inside), INSIDE))]
     return "\n".join(text) + "\n"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..artefact.strategies import strategy_of
 from ..records import NodeReport, NonFinite
 from ..records.audit import Audit
-from .blocks import Block, Lines, Table
+from .blocks import Block, Grid, Prose
 from .words import count, fold, label, op, percent, plan_title, ratio, scope, where
 
 SHOWN = 8
@@ -17,7 +17,7 @@ SHOWN = 8
 def origins(audit: Audit) -> list[Block]:
     """Format by format: where values first turn Inf or NaN, what adds most error, what hurts together."""
     if not audit.nodes:
-        return [Lines("", ("No operation was measured.",), "empty")]
+        return [Prose("", ("No operation was measured.",), "empty")]
     return [block for fmt in audit.formats for block in _origins(audit, fmt)]
 
 
@@ -33,9 +33,9 @@ def _origins(audit: Audit, fmt: str) -> Iterator[Block]:
         said = [f"In {label(fmt)} {alone if runs else finite}."]
     if len(kinds) > SHOWN:
         said.append(f"{count(len(kinds) - SHOWN, 'more origin')} in the layer table.")
-    yield Lines(label(fmt), tuple(said), listed=True)
+    yield Prose(label(fmt), tuple(said), listed=True)
     if words := _linearity(audit, fmt):
-        yield Lines("", (words,))
+        yield Prose("", (words,))
     yield from _sources(audit, fmt)
     yield from _regions(audit, fmt)
 
@@ -52,22 +52,22 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
     return f"{begins} {where(report.node)}{blocks}.{why}"
 
 
-def _sources(audit: Audit, fmt: str) -> Iterator[Table]:
+def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
     """Operations that add most rounding error; shares are of the squares of what all add that some strategy lowers."""
     low = [r for r in audit.nodes if r.node.floating and fmt in r.contributions and r.exposed.get(fmt, True)]
     own = [(r, r.contributions[fmt]) for r in low if math.isfinite(r.contributions[fmt].own)]
-    total = sum(found.own**2 for _, found in own)
+    total = sum(moved.own**2 for _, moved in own)
     rows = []
-    for report, found in sorted(own, key=lambda pair: -pair[1].own)[:SHOWN]:
-        predicted = ", predicted" if found.decided_by == "first-order" else ""
-        if found.own > 0:
-            rows.append((where(report.node), f"{ratio(found.isolated)}{predicted}", percent(found.own**2 / total)))
+    for report, moved in sorted(own, key=lambda pair: -pair[1].own)[:SHOWN]:
+        predicted = ", predicted" if moved.decided_by == "first-order" else ""
+        if moved.own > 0:
+            rows.append((where(report.node), f"{ratio(moved.isolated)}{predicted}", percent(moved.own**2 / total)))
     if rows:
         caption = f"Operations that add most rounding error in {label(fmt)}"
-        yield Table(("Operation", "Moves output", "Share"), tuple(rows), caption=caption)
+        yield Grid(("Operation", "Moves output", "Share"), tuple(rows), caption=caption)
 
 
-def _regions(audit: Audit, fmt: str) -> Iterator[Table]:
+def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
     """Regions of more than one operation; those that cannot run, or end non-finite, come first."""
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
@@ -82,29 +82,29 @@ def _regions(audit: Audit, fmt: str) -> Iterator[Table]:
             )
             for r in result[:SHOWN]
         )
-        yield Table(heads, rows, caption=f"Neighbouring operations, lowered together in {label(fmt)}")
+        yield Grid(heads, rows, caption=f"Neighbouring operations, lowered together in {label(fmt)}")
 
 
 def _linearity(audit: Audit, fmt: str) -> str:
     """How the predictions that were run fared, and what was made of it."""
-    found = next((one for one in audit.linearity if one.format == fmt), None)
-    if found is None:
+    linearity = next((one for one in audit.linearity if one.format == fmt), None)
+    if linearity is None:
         return ""
-    were = "was" if found.compared == 1 else "were"
+    were = "was" if linearity.compared == 1 else "were"
     words = [
-        f"{count(found.compared, 'operation')} predicted to first order {were} also run: prediction / measurement "
-        f"{found.least:.2g} to {found.most:.2g}, median {found.median:.2g}."
+        f"{count(linearity.compared, 'operation')} predicted to first order {were} also run: prediction / measurement "
+        f"{linearity.least:.2g} to {linearity.most:.2g}, median {linearity.median:.2g}."
     ]
-    if not found.holds:
+    if not linearity.holds:
         words.append("First order does not hold on this model, so more operations were run.")
-    if beyond := found.confirmed + found.refuted:
-        words.append(f"Runs confirm {found.confirmed:,} of {count(beyond, 'prediction')} beyond the budget.")
-    if found.left:
-        words.append(f"{found.left:,} more {'is' if found.left == 1 else 'are'} beyond it by prediction alone.")
+    if beyond := linearity.confirmed + linearity.refuted:
+        words.append(f"Runs confirm {linearity.confirmed:,} of {count(beyond, 'prediction')} beyond the budget.")
+    if linearity.left:
+        words.append(f"{linearity.left:,} more {'is' if linearity.left == 1 else 'are'} beyond it by prediction alone.")
     return " ".join(words)
 
 
-class Run:
+class NonFiniteRun:
     """Runs in one format that turn non-finite at the same operation: `first`, None where the recorded graph stays finite.
 
     said: what turns non-finite and where, then why, of a subject such as `The plan FP16 under autocast`.
@@ -134,7 +134,7 @@ def at(name: str, owner: str, source: str | None) -> str:
     return f"{op(name).partition('.')[0]} in {scope(owner)}{f' ({source})' if source else ''}"
 
 
-def nonfinite_runs(audit: Audit) -> tuple[Run, ...]:
+def nonfinite_runs(audit: Audit) -> tuple[NonFiniteRun, ...]:
     """Baselines, then plans, that turn non-finite; those of one format with one cause together."""
     groups: dict[tuple[str, NonFinite | None], list[str]] = {}
     for name, base in audit.baselines.items():
@@ -142,11 +142,11 @@ def nonfinite_runs(audit: Audit) -> tuple[Run, ...]:
             strategy, _, fmt = name.partition("_")
             groups.setdefault((fmt, base.nonfinite), []).append(strategy_of(strategy).title)
     result = [
-        Run(fmt, f"{label(fmt)} {' and '.join(titles)}, without a plan", first)
+        NonFiniteRun(fmt, f"{label(fmt)} {' and '.join(titles)}, without a plan", first)
         for (fmt, first), titles in groups.items()
     ]
     for plan in audit.plans.values():
         ran = plan.verification
         if ran is not None and not ran.finite and not ran.failure:
-            result.append(Run(plan.format, f"The plan {plan_title(plan)}", ran.nonfinite))
+            result.append(NonFiniteRun(plan.format, f"The plan {plan_title(plan)}", ran.nonfinite))
     return tuple(result)

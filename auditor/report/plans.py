@@ -13,10 +13,10 @@ from ..records import Onnx, Plan, Timed, Times, Today, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
-from .blocks import Block, Code, Fold, Lines, Table
+from .blocks import Block, Code, Fold, Grid, Prose
 from .criteria import criteria_lines, missed_criteria, score_words
 from .kept import Island, islands
-from .words import compact, count, label, memory, percent, plan_title, ratio, sentence, shortened
+from .words import compact, count, label, memory, percent, plan_title, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
 SET = "FP32 as you have it set"
@@ -107,21 +107,21 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
     if (today := audit.fp32_today) is not None:
         rows.append((today_title(audit), "", "", _without(today), "", ""))
     heads = ("Plan", "Without it", "Predicted", "Measured", "Low FLOPs", "Speed-up")
-    yield Table(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
+    yield Grid(heads, tuple(rows), next((i for i, p in enumerate(plans) if p.recommended), None))
     if (plan := audit.plans.get(audit.recommended or "")) is not None:
         gpu = f" for one {plan.target}" if plan.target else ""
         said = f"* recommended; {percent(plan.low_precision_flops)} of the FLOPs in low precision; speed-ups are predicted{gpu}"
         if plan.memory and plan.fp32_memory:
             said += f"; predicted memory: {memory(plan.memory)}; FP32: {memory(plan.fp32_memory)}"
-        yield Lines("", (said,), "muted")
+        yield Prose("", (said,), "muted")
     if programs := tuple(p.program for p in plans if p.program):
-        yield Lines("Program", programs)
+        yield Prose("Program", programs)
 
 
-def island_lines(found: tuple[Island, ...], most: int) -> Lines:
+def island_lines(kept: tuple[Island, ...], most: int) -> Prose:
     """What a plan keeps apart, a line each with why."""
-    texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in found]
-    return Lines("Kept", shortened(texts, most), listed=True)
+    texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept]
+    return Prose("Kept", shorten(texts, most), listed=True)
 
 
 def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
@@ -136,10 +136,10 @@ def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
         yield Fold(
             f"{p.title}: {p.verdict}{kept}",
             (
-                *([Table(("Figure", "Value"), facts, texts=2)] if facts else []),
-                Lines("", notes, "muted"),
+                *([Grid(("Figure", "Value"), facts, texts=2)] if facts else []),
+                Prose("", notes, "muted"),
                 *([island_lines(p.islands, ISLANDS_SHOWN)] if p.islands else []),
-                Lines("", (f"No {what} runs in low precision." if p.idle else rest,), "muted"),
+                Prose("", (f"No {what} runs in low precision." if p.idle else rest,), "muted"),
             ),
         )
 
@@ -168,20 +168,20 @@ def program_line(plan: Plan) -> str:
     return f"{program.file}: {low}, {batch}{_onnx(plan, program.onnx) if program.onnx else ''}"
 
 
-def _onnx(plan: Plan, found: Onnx) -> str:
+def _onnx(plan: Plan, onnx: Onnx) -> str:
     """The file, and its errors: predicted, as a program, and in the runtime, as it is and rounding as a GPU does."""
-    if not found.file:
-        return f"; as ONNX {found.failure}"
+    if not onnx.file:
+        return f"; as ONNX {onnx.failure}"
     low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None
     errors = {
         "predicted": None if joint else plan.predicted_error,
-        f"as {plan.program.file if plan.program else ''}": found.program_error,
-        f"in {found.runtime}, which has FP32 for what it lacks in {low}": found.error,
-        f"in onnxruntime with every {low} value rounded as on a GPU": found.rounded_error,
+        f"as {plan.program.file if plan.program else ''}": onnx.program_error,
+        f"in {onnx.runtime}, which has FP32 for what it lacks in {low}": onnx.error,
+        f"in onnxruntime with every {low} value rounded as on a GPU": onnx.rounded_error,
     }
     told = [f"{ratio(error)} {where}" for where, error in errors.items() if error is not None]
-    said = f"; {found.file}: {found.high:,} of {count(found.nodes, 'node')} in FP32, inputs and outputs {found.ends.replace('fp32', 'FP32')}"
-    lacking = [f"checked, not run: {found.failure}"] if found.error is None else []
+    said = f"; {onnx.file}: {onnx.high:,} of {count(onnx.nodes, 'node')} in FP32, inputs and outputs {onnx.ends.replace('fp32', 'FP32')}"
+    lacking = [f"checked, not run: {onnx.failure}"] if onnx.error is None else []
     return ", ".join([said, "; ".join([*lacking, *([f"relative L2 error {'; '.join(told)}"] if told else [])])])
 
 
@@ -205,21 +205,21 @@ def times(audit: Audit) -> tuple[str, ...]:
 
 def today_title(audit: Audit) -> str:
     """`FP32 as you have it set (TF32)`."""
-    found = audit.fp32_today.computed_in if audit.fp32_today else ()
-    return f"{SET} ({', '.join(map(str.upper, found))})" if found else SET
+    formats = audit.fp32_today.computed_in if audit.fp32_today else ()
+    return f"{SET} ({', '.join(map(str.upper, formats))})" if formats else SET
 
 
-def _in_words(found: Times) -> str:
+def _in_words(taken: Times) -> str:
     """`1.2 ms (1.1 to 1.4), 1.72x`."""
-    size, unit = next(((size, unit) for size, unit in UNITS if found.median >= size), UNITS[-1])
+    size, unit = next(((size, unit) for size, unit in UNITS if taken.median >= size), UNITS[-1])
     low, median, high = (
-        f"{t / size:.3g}" if t / size < 999.5 else f"{t / size:.0f}" for t in (found.low, found.median, found.high)
+        f"{t / size:.3g}" if t / size < 999.5 else f"{t / size:.0f}" for t in (taken.low, taken.median, taken.high)
     )
     said = f"{median} {unit} ({low} to {high})"
-    if found.speedup is None or found.speedup_low is None or found.speedup_high is None:
+    if taken.speedup is None or taken.speedup_low is None or taken.speedup_high is None:
         return said
-    same = ", no different from FP32" if found.speedup_low <= 1 <= found.speedup_high else ""
-    return f"{said}, {found.speedup:.2f}x{same}"
+    same = ", no different from FP32" if taken.speedup_low <= 1 <= taken.speedup_high else ""
+    return f"{said}, {taken.speedup:.2f}x{same}"
 
 
 def _time_words(timed: Timed) -> str:

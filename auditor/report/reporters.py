@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -10,15 +11,15 @@ from ..document.codec import to_document
 from ..records.audit import Audit
 from . import FORMATS
 from .annotations import github, place_of, sarif
-from .blocks import Block, Code, Entries, Entry, Fold, Lines, Look, Title, environment, looks, to_markdown, to_terminal
+from .blocks import Block, Code, Entries, Fold, Item, Look, Prose, Title, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
 from .findings import Cause, Causes, causes
 from .origins import origins
 from .plans import island_lines, more_ways, plan_folds, plan_table, snippets
 from .table import table
 from .training import training_section
-from .view import View, method, view
-from .words import count, elided, line, printable, remedy, sentence, shortened
+from .view import ReportView, method, view
+from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
 """Of a terminal that is 100 cells wide, for all that a command says."""
@@ -37,8 +38,8 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
     about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
     page: list[Block] = [
         Title(f"Precision audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}", about),
-        Lines("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
-        *([Lines("", told)] if (told := tuple(filter(None, (seen.proof, *seen.broken)))) else []),
+        Prose("Verdict", (seen.headline,), "good" if seen.chosen else "error"),
+        *([Prose("", told)] if (told := tuple(filter(None, (seen.proof, *seen.broken)))) else []),
         _findings(audit, causes(audit), entries),
         *plan_table(audit, seen.plans),
     ]
@@ -68,12 +69,12 @@ def screen(audit: Audit, most: int = LINES) -> list[Block]:
             shown.append(spare.pop(0))
         if spare:
             left = ", ".join(block.label for block in spare)
-            shown.append(Lines("More", (f"{left}: in report.html, and with --format md",), "muted"))
+            shown.append(Prose("More", (f"{left}: in report.html, and with --format md",), "muted"))
         if _lines(shown) <= most:
             break
-    for block in sorted((block for block in shown if isinstance(block, Lines)), key=lambda block: -len(block.texts)):
+    for block in sorted((block for block in shown if isinstance(block, Prose)), key=lambda block: -len(block.texts)):
         if (over := _lines(shown) - most) > 0 and len(block.texts) > 2:
-            texts = shortened(block.texts, max(len(block.texts) - over - 1, 1), "report.html")
+            texts = shorten(block.texts, max(len(block.texts) - over - 1, 1), "report.html")
             shown[shown.index(block)] = replace(block, texts=texts)
     return shown
 
@@ -82,45 +83,46 @@ def _lines(page: list[Block]) -> int:
     return to_terminal(page, Look(100, False)).count("\n")
 
 
-def _findings(audit: Audit, found: Causes, most: int) -> Entries:
-    entries = tuple(_entry(audit, cause) for cause in found.wanting[:most])
-    left = len(found.wanting) - len(entries)
-    explain = f"python -m auditor explain {found.all[0].worst.rule}" if found.all else ""
+def _findings(audit: Audit, todo: Causes, most: int) -> Entries:
+    entries = tuple(_entry(audit, cause) for cause in todo.wanting[:most])
+    left = len(todo.wanting) - len(entries)
+    explain = f"python -m auditor explain {todo.all[0].worst.rule}" if todo.all else ""
     more = "; ".join(filter(None, (f"{count(left, 'more cause')} in the report" if left > 0 else "", explain)))
-    return Entries("To do", sentence(f"{found.headline}. {found.about}".strip()), entries, more)
+    return Entries("To do", sentence(f"{todo.headline}. {todo.about}".strip()), entries, more)
 
 
-def _entry(audit: Audit, cause: Cause) -> Entry:
+def _entry(audit: Audit, cause: Cause) -> Item:
     worst = cause.worst
     called = f", {line(worst.source, worst.called_from)}" if worst.called_from else ""
-    note = f"{cause.severity.capitalize()} in {elided(cause.where)}{called}. {remedy(worst.advice)}"
+    where = re.sub(r"^(.{75}).{20,}(.{75})$", r"\1...\2", cause.where)  # of a long list or path both ends
+    note = f"{cause.severity.capitalize()} in {where}{called}. {remedy(worst.advice)}"
     head = f"{place_of(audit, cause)} {worst.rule} {sentence(worst.message)}"
-    return Entry(head, (note,), cause.severity)
+    return Item(head, (note,), cause.severity)
 
 
-def _more(audit: Audit, seen: View) -> Iterator[Block]:
+def _more(audit: Audit, seen: ReportView) -> Iterator[Block]:
     """What some audits have: cautions, training, criteria, scores, times; verdicts by format, modules kept apart, and the rest."""
     if seen.limits:
-        yield Lines("Caution", seen.limits, "warning")
+        yield Prose("Caution", seen.limits, "warning")
     if audit.training is not None:
         titles = tuple(dict.fromkeys(advice.title for advice in audit.training.advice))[:ADVICE_SHOWN]
-        yield Lines("Training", (sentence(audit.training.recommendation), *(f"- {title}" for title in titles)))
+        yield Prose("Training", (sentence(audit.training.recommendation), *(f"- {title}" for title in titles)))
     if seen.criteria:
         shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
         lines = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
-        yield Lines("Criteria", (seen.criteria, *lines))
+        yield Prose("Criteria", (seen.criteria, *lines))
     if seen.score:
-        yield Lines("Score", (seen.score, *(f"{p.title}: {p.score}" for p in seen.plans if p.score)))
+        yield Prose("Score", (seen.score, *(f"{p.title}: {p.score}" for p in seen.plans if p.score)))
     if seen.times:
-        yield Lines("Times", seen.times)
+        yield Prose("Times", seen.times)
     if seen.contrast:
-        yield Lines("Formats", seen.contrast)
+        yield Prose("Formats", seen.contrast)
     if seen.chosen and seen.chosen.islands:
         yield island_lines(seen.chosen.islands, ISLANDS_SHOWN)
     if seen.proposals:
-        yield Lines("Outputs", shortened(seen.proposals, PROPOSALS_SHOWN))
+        yield Prose("Outputs", shorten(seen.proposals, PROPOSALS_SHOWN))
     if audit.environment.held:
-        yield Lines("Memory", (sentence(audit.environment.held),))
+        yield Prose("Memory", (sentence(audit.environment.held),))
 
 
 MEMBERS_SHOWN = 40
@@ -138,7 +140,7 @@ def text(audit: Audit, *, width: int | None = None, color: bool | None = None, m
 
 def markdown(audit: Audit) -> str:
     """A summary to paste into a pull request, a model card or a job summary."""
-    return to_markdown([*overview(audit), Lines("Reproduce", (audit.command,))])
+    return to_markdown([*overview(audit), Prose("Reproduce", (audit.command,))])
 
 
 def document(audit: Audit) -> str:
@@ -167,18 +169,18 @@ def html(audit: Audit) -> str:
     )
 
 
-def plans_section(audit: Audit, seen: View) -> list[Block]:
+def plans_section(audit: Audit, seen: ReportView) -> list[Block]:
     """All plans beside what happens without them."""
     if not seen.plans:
-        return [Lines("", ("No plan was made for this audit.",), "empty")]
+        return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
         'A plan keeps the modules that need it in FP32 and runs the rest in low precision. "Without it" is the same '
         "format with no module protected."
     )
     return [
-        *(Lines("", (said,), "about") for said in (about, seen.criteria, seen.score) if said),
+        *(Prose("", (said,), "about") for said in (about, seen.criteria, seen.score) if said),
         *plan_table(audit, seen.plans),
-        *([Lines("Times", seen.times, listed=True)] if seen.times else []),
+        *([Prose("Times", seen.times, listed=True)] if seen.times else []),
         Fold("Each plan: what it keeps in FP32 and why", tuple(plan_folds(audit, seen.plans))),
     ]
 

@@ -10,7 +10,7 @@ from ..numerics.histogram import flushed, subnormal
 from ..records.audit import Audit
 from ..records.training import LossScale, ModuleGradients, Training
 from ..snippets.trainers import training_code
-from .blocks import Block, Code, Fold, Lines, Table
+from .blocks import Block, Code, Fold, Grid, Prose
 from .charts import gradient_chart
 from .words import count, label, magnitude, percent, ratio, scope, sentence, where
 
@@ -20,35 +20,35 @@ FP16 = FORMATS["fp16"]
 
 def training_section(audit: Audit) -> list[Block]:
     """What the report says of training; nothing for an audit in mode inference."""
-    found = audit.training
-    if found is None:
+    training = audit.training
+    if training is None:
         return []
-    under = f"under the plan `{found.plan}`" if found.plan else "under plain autocast"
-    step = f"One FP32 step with {found.loss_source}, loss {magnitude(found.loss)}; gradients as they are {under}."
+    under = f"under the plan `{training.plan}`" if training.plan else "under plain autocast"
+    step = f"One FP32 step with {training.loss_source}, loss {magnitude(training.loss)}; gradients as they are {under}."
     errors = [
         f"The parameter gradients of one {label(fmt)} step differ by {ratio(error)}."
-        for fmt, error in found.errors.items()
+        for fmt, error in training.errors.items()
     ]
     title = "Gradients, loss scale, updates, and a loop to copy"
     return [
-        Lines("", (sentence(found.recommendation),), "lead"),
-        Lines("", (step, *errors), "about"),
-        Fold(title, tuple(_details(audit, found))),
+        Prose("", (sentence(training.recommendation),), "lead"),
+        Prose("", (step, *errors), "about"),
+        Fold(title, tuple(_details(audit, training))),
     ]
 
 
-def _details(audit: Audit, found: Training) -> Iterator[Block]:
-    none = Lines("", ("No gradient is in a low format: autocast leaves this step in FP32.",), "empty")
-    yield gradient_chart(found) or none
-    if found.fp16 is not None:
-        yield Lines("The window of loss scales.", (_window(found.fp16),))
-    advice = tuple(f"{one.title}: {one.text}" for one in found.advice)
-    yield Lines("What to do", advice or ("Nothing stands out.",), listed=bool(advice))
+def _details(audit: Audit, training: Training) -> Iterator[Block]:
+    none = Prose("", ("No gradient is in a low format: autocast leaves this step in FP32.",), "empty")
+    yield gradient_chart(training) or none
+    if training.fp16 is not None:
+        yield Prose("The window of loss scales.", (_window(training.fp16),))
+    advice = tuple(f"{one.title}: {one.text}" for one in training.advice)
+    yield Prose("What to do", advice or ("Nothing stands out.",), listed=bool(advice))
     if code := loop_code(audit):
         yield Code("A loop to copy", code)
-    yield from _modules(found)
-    yield _movers(found)
-    if found.trials:
+    yield from _modules(training)
+    yield _movers(training)
+    if training.trials:
         heads = ("Loss scale", "Zero, predicted", "Counted", "Overflow, predicted", "Seen")
         rows = tuple(
             (
@@ -56,29 +56,29 @@ def _details(audit: Audit, found: Training) -> Iterator[Block]:
                 *map(percent, (run.predicted, run.flushed)),
                 *("yes" if over else "no" for over in (run.predicted_overflow, run.overflow)),
             )
-            for run in found.trials
+            for run in training.trials
         )
-        yield Table(heads, rows, texts=0, caption="FP16 steps that were run")
-    if said := tuple(f"At {run.scale:,.10g}: {sentence(run.explained)}" for run in found.trials if run.explained):
-        yield Lines("", said, "muted")
-    if found.batch_sizes:
-        errors = [f"{label(fmt)} error" for fmt in found.errors]
+        yield Grid(heads, rows, texts=0, caption="FP16 steps that were run")
+    if said := tuple(f"At {run.scale:,.10g}: {sentence(run.explained)}" for run in training.trials if run.explained):
+        yield Prose("", said, "muted")
+    if training.batch_sizes:
+        errors = [f"{label(fmt)} error" for fmt in training.errors]
         steps = tuple(
             (
                 str(run.samples),
                 *map(magnitude, (run.gradient_norm, run.max_gradient)),
                 percent(run.flushed_unscaled),
-                *(ratio(run.error[fmt]) for fmt in found.errors),
+                *(ratio(run.error[fmt]) for fmt in training.errors),
             )
-            for run in found.batch_sizes
+            for run in training.batch_sizes
         )
         columns = ("Samples", "Gradient norm", "Largest gradient", "Zero in FP16", *errors)
-        yield Table(columns, steps, texts=0, caption="The same step at several batch sizes")
-    if found.bf16 and found.bf16.lost_adam:
-        adam, sgd = found.bf16.lost_adam, found.bf16.lost_sgd
+        yield Grid(columns, steps, texts=0, caption="The same step at several batch sizes")
+    if training.bf16 and training.bf16.lost_adam:
+        adam, sgd = training.bf16.lost_adam, training.bf16.lost_sgd
         lost = (("Adam, first steps", *map(percent, adam.values())), ("SGD", *map(percent, sgd.values())))
         rates = ("Learning rate", *(f"{rate:g}" for rate in adam))
-        yield Table(rates, lost, caption="Updates lost if weights were stored in BF16")
+        yield Grid(rates, lost, caption="Updates lost if weights were stored in BF16")
 
 
 def _window(window: LossScale) -> str:
@@ -91,9 +91,9 @@ def _window(window: LossScale) -> str:
     )
 
 
-def _modules(found: Training) -> Iterator[Block]:
+def _modules(training: Training) -> Iterator[Block]:
     """Gradients by module: of the low ones, or of all where none is low."""
-    shift = round(math.log2(found.fp16.init)) if found.fp16 and found.fp16.init else 0
+    shift = round(math.log2(training.fp16.init)) if training.fp16 and training.fp16.init else 0
 
     def row(module: ModuleGradients) -> tuple[str, ...]:
         spread, low = module.low or module.activations, module.low.exponents if module.low else None
@@ -103,32 +103,32 @@ def _modules(found: Training) -> Iterator[Block]:
         lost = map(percent, shares) if low is not None else ("FP32",) * 3
         return f"`{scope(module.module)}`", magnitude(spread.max_abs), *lost, bits
 
-    def lost(module: ModuleGradients) -> int:
+    def lost_entries(module: ModuleGradients) -> int:
         return round(flushed(module.low.exponents, FP16) * module.low.nonzero) if module.low else 0
 
-    ordered = sorted(found.modules, key=lambda m: (-lost(m), -m.activations.max_abs))
+    ordered = sorted(training.modules, key=lambda m: (-lost_entries(m), -m.activations.max_abs))
     heads = ("Module", "Largest", "Zero", "Subnormal", "Zero, scaled", "BF16 bits")
-    yield Table(heads, tuple(map(row, ordered[:ROWS])), caption="Gradients by module, the largest losses first")
+    yield Grid(heads, tuple(map(row, ordered[:ROWS])), caption="Gradients by module, the largest losses first")
     if len(ordered) > ROWS:
         left = f"{count(len(ordered) - ROWS, 'more module')}, and every parameter, in measurements.json."
-        yield Lines("", (left,), "muted")
+        yield Prose("", (left,), "muted")
 
 
-def _movers(found: Training) -> Block:
-    moved = [(one, node, fmt) for node in found.nodes for fmt, one in node.contributions.items()]
+def _movers(training: Training) -> Block:
+    moved = [(one, node, fmt) for node in training.nodes for fmt, one in node.contributions.items()]
     moved = [row for row in moved if row[0].both and math.isfinite(row[0].both)]
     if not moved:
-        return Lines("", (sentence(found.attribution or "No operation moves the parameter gradients measurably."),))
+        return Prose("", (sentence(training.attribution or "No operation moves the parameter gradients measurably."),))
     moved.sort(key=lambda row: -row[0].both)
     rows = tuple((where(node), label(fmt), ratio(one.both), ratio(one.backward)) for one, node, fmt in moved[:ROWS])
     caption = "Operations that change the parameter gradients most, each alone in low precision"
-    return Table(("Operation", "Format", "Change", "Backward only"), rows, texts=2, caption=caption)
+    return Grid(("Operation", "Format", "Change", "Backward only"), rows, texts=2, caption=caption)
 
 
 def training_plan(audit: Audit) -> str | None:
     """The plan to train under: that of autocast in the format to train in, if the audit has one that holds."""
-    found = audit.training
-    plan = audit.plans.get(f"autocast_{found.format}") if found else None
+    training = audit.training
+    plan = audit.plans.get(f"autocast_{training.format}") if training else None
     return plan.name if plan is not None and plan.verified else None
 
 
@@ -179,13 +179,13 @@ def in_fp32(outputs):
 
 def training_headline(audit: Audit) -> str | None:
     """How to train, in one sentence; None for an audit in mode inference."""
-    found = audit.training
-    if found is None:
+    training = audit.training
+    if training is None:
         return None
-    if found.format is None:
+    if training.format is None:
         return "Train it in FP32."
     plan = training_plan(audit)
     under = "under that plan" if plan is not None and plan == audit.recommended else "under autocast"
-    if FORMATS[found.format].loss_scaling and found.fp16 is not None and found.fp16.init is not None:
-        return f"Train it in {label(found.format)} {under}, with a loss scale from {found.fp16.init:,.10g}."
-    return f"Train it in {label(found.format)} {under}, without a loss scale."
+    if FORMATS[training.format].loss_scaling and training.fp16 is not None and training.fp16.init is not None:
+        return f"Train it in {label(training.format)} {under}, with a loss scale from {training.fp16.init:,.10g}."
+    return f"Train it in {label(training.format)} {under}, without a loss scale."

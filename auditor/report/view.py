@@ -16,13 +16,13 @@ from ..numerics.formats import FORMATS, runs
 from ..plan.recommend import has_low, kept_apart, outcome
 from ..records import NodeReport
 from ..records.audit import Audit
-from .blocks import Block, Code, Lines, Table
+from .blocks import Block, Code, Grid, Prose
 from .criteria import SHARES, advice, proposal_words, score_headline
 from .findings import causes
 from .origins import at, nonfinite_runs
 from .plans import PlanView, inputs_of, times
 from .training import training_headline
-from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, sentence, shortened
+from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, sentence, shorten
 
 
 class Tally:
@@ -74,7 +74,7 @@ class Tally:
         return f"{self.label}: {unsafe:,} unsafe{where} and {sensitive:,} sensitive of {total}{cause}{left}."
 
 
-class View:
+class ReportView:
     """What every reporter opens with. broken: what turns Inf or NaN, and why."""
 
     def __init__(self, audit: Audit) -> None:
@@ -91,7 +91,7 @@ class View:
         self.times = times(audit)
 
 
-def view(audit: Audit) -> View:
+def view(audit: Audit) -> ReportView:
     """Everything the reporters say about an audit as a whole.
 
     Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
@@ -103,23 +103,23 @@ def view(audit: Audit) -> View:
             f"the {what} {name!r} of this audit is no longer registered: register it again to show or save the audit",
             slug=f"bad-{what}",
         )
-    return View(audit)
+    return ReportView(audit)
 
 
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     """What to run, and how to train where that was asked; and how that is known."""
-    found, trained = audit.training, training_headline(audit)
+    training, trained = audit.training, training_headline(audit)
     holding = any(plan.verified and has_low(plan) for plan in audit.plans.values())
-    if chosen is None and found is not None and found.format is None and holding:
+    if chosen is None and training is not None and training.format is None and holding:
         return (
             "Keep it in FP32 to train it; plans that hold the budget for inference are below.",
-            f"{found.recommendation}.",
+            f"{training.recommendation}.",
         )
-    said, proof = (audit.recommendation, _advice(audit)) if chosen is None else _something(audit, chosen)
+    said, proof = (audit.recommendation, _advice(audit)) if chosen is None else _recommendation(audit, chosen)
     return " ".join(filter(None, (said, trained))), proof
 
 
-def _something(audit: Audit, chosen: PlanView) -> tuple[str, str]:
+def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
     """What the recommended plan comes to, as it was run."""
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
     said = f"Run it in {chosen.title}{f', keeping {kept} in FP32' if kept else '; nothing has to stay in FP32'}."
@@ -202,35 +202,35 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
     }
     none = "None known: real inputs, given weights, formats run natively, every operation tested."
     return [
-        Table(("What", "How"), tuple(rows.items()), texts=2, caption="Method"),
-        Lines("Limits", limits or (none,), listed=True),
-        *([Lines("Criteria that could be set", proposals, listed=True)] if proposals else []),
+        Grid(("What", "How"), tuple(rows.items()), texts=2, caption="Method"),
+        Prose("Limits", limits or (none,), listed=True),
+        *([Prose("Criteria that could be set", proposals, listed=True)] if proposals else []),
         Code("Reproduce", audit.command),
-        Table(("Term", "Meaning"), tuple(TERMS.items()), texts=2, caption="Terms"),
+        Grid(("Term", "Meaning"), tuple(TERMS.items()), texts=2, caption="Terms"),
     ]
 
 
 def noise(audit: Audit) -> dict[str, str]:
     """How far runs in FP32 are apart, and which operations make it so; nothing where it was not measured."""
-    found = audit.noise
-    if found is None or found.runs < 2:
+    measured = audit.noise
+    if measured is None or measured.runs < 2:
         return {}
-    runs = count(found.runs, "run")
-    if not found.error and not found.nodes:
+    runs = count(measured.runs, "run")
+    if not measured.error and not measured.nodes:
         return {"Noise": f"{runs} in FP32 gave the same outputs"}
-    outputs = sorted(found.outputs.items(), key=lambda pair: -pair[1])[:NAMED]
+    outputs = sorted(measured.outputs.items(), key=lambda pair: -pair[1])[:NAMED]
     each = "; ".join(f"{name} {ratio(apart)}" for name, apart in outputs) if len(outputs) > 1 else ""
-    below = f"; errors up to {ratio(found.floor)} count as noise" if found.floor else ""
-    said = {"Noise": f"{runs} in FP32 differ by {ratio(found.error)}{f' ({each})' if each else ''}{below}"}
-    if not found.operations:
+    below = f"; errors up to {ratio(measured.floor)} count as noise" if measured.floor else ""
+    said = {"Noise": f"{runs} in FP32 differ by {ratio(measured.error)}{f' ({each})' if each else ''}{below}"}
+    if not measured.operations:
         return said
     places = {report.node.name: at(report.node.op, report.node.owner, report.node.source) for report in audit.nodes}
-    apart = {places.get(name, name): found.nodes.get(name, 0.0) for name in found.operations}
+    apart = {places.get(name, name): measured.nodes.get(name, 0.0) for name in measured.operations}
     listed = [f"{place}, off by {ratio(error)}" for place, error in apart.items()]
-    return {**said, "Not deterministic": "; ".join(shortened(listed, NAMED, "measurements.json"))}
+    return {**said, "Not deterministic": "; ".join(shorten(listed, NAMED, "measurements.json"))}
 
 
-def following(audit: Audit, directory: Path) -> str:
+def next_step(audit: Audit, directory: Path) -> str:
     """The next step. directory: where the files of the audit are."""
     report = directory / "report.html"
     if audit.subject.random_weights and audit.live and audit.parameters > 0:
@@ -258,11 +258,11 @@ def following(audit: Audit, directory: Path) -> str:
         name = min(errors, key=lambda name: errors[name])
         plan = audit.plans[name]
         plain = f"plain {label(plan.format)} ({plan.strategy})"
-        return f"allow more with --max-error {_allowing(errors[name])}: {plain} is off by {ratio(errors[name])}."
+        return f"allow more with --max-error {_budget_above(errors[name])}: {plain} is off by {ratio(errors[name])}."
     return f"read {report}: its plans say what each of them failed at."
 
 
-def _allowing(error: float) -> str:
+def _budget_above(error: float) -> str:
     """A budget of two digits that an error is within."""
     step = 10.0 ** (math.floor(math.log10(error)) - 1) if error > 0 else 1e-6
     return f"{math.ceil(error / step * 1.02) * step:.2g}"

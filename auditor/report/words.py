@@ -12,7 +12,7 @@ from ..artefact.strategies import strategy_of
 from ..errors import printable as printable  # two words of those that reporters and templates share
 from ..numerics.formats import label as label
 from ..paths import pattern
-from ..records import Memory, Node, Plan
+from ..records import MemoryUse, Node, Plan
 from ..records.training import BackwardNode
 
 T = TypeVar("T")
@@ -102,15 +102,10 @@ def list_paths(paths: Sequence[str], most: int, noun: str = "module") -> str:
     return ", ".join(map(fold_paths, groups[:most])) + (f" and {count(left, f'more {noun}')}" if left else "")
 
 
-def shortened(texts: Sequence[str], most: int, file: str = "plan.json") -> tuple[str, ...]:
+def shorten(texts: Sequence[str], most: int, file: str = "plan.json") -> tuple[str, ...]:
     """The first of some texts, and how many more a file has."""
     left = len(texts) - most
     return (*texts[:most], *([f"and {left} more, in {file}"] if left > 0 else []))
-
-
-def elided(text: str, most: int = 150) -> str:
-    """A text whose middle is left out where it is longer than so many characters."""
-    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
 
 
 def _runs(numbers: Sequence[int]) -> str:
@@ -138,9 +133,9 @@ def percent(share: float) -> str:
     return f"{share:.0%}"
 
 
-def memory(found: Memory) -> str:
+def memory(use: MemoryUse) -> str:
     """Weights and activations together: `15MB`."""
-    return f"{compact(found.weights + found.activations)}B"
+    return f"{compact(use.weights + use.activations)}B"
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
@@ -186,16 +181,16 @@ def sentence(text: str) -> str:
 
 
 def parts(text: str) -> list[tuple[str, bool]]:
-    """Paragraphs on one line each, and code as it is with True; a rule indents its code by four spaces."""
-    found: list[tuple[str, bool]] = []
+    """Prose on one line each, and code as it is with True; a rule indents its code by four spaces."""
+    result: list[tuple[str, bool]] = []
     for part in filter(str.strip, re.split(r"\n[ \t]*\n", text.strip("\n"))):
         if not all(line.startswith("    ") for line in part.splitlines() if line.strip()):
-            found.append((" ".join(part.split()), False))
-        elif found and found[-1][1]:
-            found[-1] = (f"{found[-1][0]}\n\n{textwrap.dedent(part).rstrip()}", True)
+            result.append((" ".join(part.split()), False))
+        elif result and result[-1][1]:
+            result[-1] = (f"{result[-1][0]}\n\n{textwrap.dedent(part).rstrip()}", True)
         else:
-            found.append((textwrap.dedent(part).rstrip(), True))
-    return found
+            result.append((textwrap.dedent(part).rstrip(), True))
+    return result
 
 
 def summary(text: str) -> str:

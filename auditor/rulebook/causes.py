@@ -19,7 +19,7 @@ from ..numerics.operations import operation
 from ..paths import place
 from ..records import Capture, Finding, Node, Plan, Verdict
 from ..records.measure import Ignore
-from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, concerning, with_batches
+from .findings import FLAGGED, apply_selection, classify, compare_with_verdicts, exposed_findings, with_batches
 from .gather import gather
 from .rule import SEVERITIES, Rule
 
@@ -34,7 +34,7 @@ WEIGHTY = 0.25
 
 
 @dataclass(frozen=True)
-class Graph:
+class FlowGraph:
     """The nodes of a capture in the order they run, with what was measured and judged of them."""
 
     nodes: Mapping[str, Node]
@@ -67,7 +67,7 @@ class Graph:
 
 def findings_of(
     capture: Capture,
-    graph: Graph,
+    graph: FlowGraph,
     exposed: Mapping[str, Mapping[str, Sequence[str]]],
     *,
     rules: Sequence[Rule],
@@ -77,9 +77,9 @@ def findings_of(
     ignores: Sequence[Ignore],
 ) -> tuple[Finding, ...]:
     """What the rules find and the measurement bears out, of what is wanted, each with its cause. formats, trains: as to
-    `classify`; exposed: as to `concerning`; select, ignores: as to `apply_selection`."""
+    `classify`; exposed: as to `exposed_findings`; select, ignores: as to `apply_selection`."""
     fired = partial(classify, rules=rules, formats=formats, trains=trains)
-    found = concerning(fired(capture, gather(capture, graph.measured.ranges, graph.verdicts)), exposed)
+    found = exposed_findings(fired(capture, gather(capture, graph.measured.ranges, graph.verdicts)), exposed)
     found = compare_with_verdicts(found, graph.verdicts)
     caused = with_causes(apply_selection(found, select, ignores, rules), graph, rules)
     later = any(verdict.batch != 1 for by_format in graph.verdicts.values() for verdict in by_format.values())
@@ -88,7 +88,7 @@ def findings_of(
     return with_batches(caused, capture, graph.verdicts, frozenset((one.rule, one.node) for one in shown))
 
 
-def with_causes(findings: Sequence[Finding], graph: Graph, rules: Sequence[Rule]) -> tuple[Finding, ...]:
+def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[Rule]) -> tuple[Finding, ...]:
     """The findings, each with the line and operation at which what it reports begins; equal ones have one cause.
 
     Blocks that repeat run the same line. What an operation makes non-finite is the cause of what its readers make of it.
@@ -108,7 +108,7 @@ def with_causes(findings: Sequence[Finding], graph: Graph, rules: Sequence[Rule]
     return tuple(replace(finding, cause=causes[id(finding)]) for finding in findings)
 
 
-def _beginnings(graph: Graph, fmt: str) -> dict[str, str]:
+def _beginnings(graph: FlowGraph, fmt: str) -> dict[str, str]:
     """{broken node: the one it has that from, through inputs that are broken too}; what refuses has it from nobody."""
     result: dict[str, str] = {}
     for name, node in graph.nodes.items():
@@ -118,11 +118,13 @@ def _beginnings(graph: Graph, fmt: str) -> dict[str, str]:
     return result
 
 
-def _breaks(graph: Graph, finding: Finding) -> bool:
+def _breaks(graph: FlowGraph, finding: Finding) -> bool:
     return any(graph.broken(finding.node, fmt) for fmt in finding.formats)
 
 
-def _place(graph: Graph, finding: Finding, begins: Mapping[str, Mapping[str, str]], families: Mapping[str, str]) -> str:
+def _place(
+    graph: FlowGraph, finding: Finding, begins: Mapping[str, Mapping[str, str]], families: Mapping[str, str]
+) -> str:
     if finding.node not in graph.nodes:
         return finding.source or finding.op
     if families.get(finding.rule) in APART:
@@ -137,7 +139,7 @@ def place_of(node: Node) -> str:
 
 
 def _causes_of_measurement(
-    graph: Graph,
+    graph: FlowGraph,
     findings: Sequence[Finding],
     foreseen: Mapping[str, str],
     formats: Iterable[str],
@@ -171,22 +173,22 @@ def _causes_of_measurement(
     return result
 
 
-def _head(graph: Graph, findings: Sequence[Finding]) -> str:
+def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
     """The operation at which the errors that move the outputs begin: what makes the value that another amplifies.
 
-    Ahead of one that amplifies all operations move the outputs alike, up to chance, however far up they are: none of their
-    effects tells which it is. Where none amplifies, it is the one that moves the outputs most.
+    All operations before an amplifying one change the outputs about equally, so their effects do not tell which of them
+    the error comes from. Without an amplifying operation it is the one that changes the outputs most.
     """
     effects = {f.node: max(graph.effect(f.node, fmt) for fmt in f.formats) for f in findings}
     strongest = max(effects, key=effects.__getitem__)
     amplifiers = [(f.node, fmt) for f in findings for fmt in f.formats if graph.amplifies(f.node, fmt)]
-    amplifier, fmt = max(amplifiers, key=lambda found: effects[found[0]], default=(strongest, ""))
+    amplifier, fmt = max(amplifiers, key=lambda pair: effects[pair[0]], default=(strongest, ""))
     if not fmt or effects[amplifier] < WEIGHTY * effects[strongest]:
         return strongest
     return _maker(graph, amplifier, fmt, effects)
 
 
-def _maker(graph: Graph, amplifier: str, fmt: str, among: Container[str]) -> str:
+def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) -> str:
     """What makes the one inaccurate value that it reads, seen through what moves, masks or shifts; itself if it reads two.
 
     Of these the farthest up that there is a finding on.
@@ -228,10 +230,10 @@ class _Uses:
         return cls(frozenset(computing), frozenset(n for n, node in nodes if computing.intersection(node.inputs)))
 
 
-def _computes_low(found: Resolution, name: str) -> bool:
+def _computes_low(resolution: Resolution, name: str) -> bool:
     """Whether its kernel gives a low value; of one that gives no real numbers, whether it takes one."""
-    gives = found.computed(name)
-    return found.low(name) or is_low(gives) or (not gives and name in found.reads_low)
+    gives = resolution.computed(name)
+    return resolution.low(name) or is_low(gives) or (not gives and name in resolution.reads_low)
 
 
 def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
@@ -247,7 +249,7 @@ def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan |
 
 
 def about(
-    findings: Sequence[Finding], plans: Mapping[str, Plan], recommended: str | None, capture: Capture, graph: Graph
+    findings: Sequence[Finding], plans: Mapping[str, Plan], recommended: str | None, capture: Capture, graph: FlowGraph
 ) -> tuple[Finding, ...]:
     """Findings with the severity they have for the plan that is followed.
 
@@ -266,23 +268,23 @@ def about(
         under = _Uses.of(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format)
         plainly = _Uses.of(capture, plan.strategy, plain(plan.format), plan.format)
     return tuple(
-        _with_severity(finding, _bearing(finding, plan, under, plainly, graph), plan, graph) for finding in findings
+        _with_severity(finding, _relation(finding, plan, under, plainly, graph), plan, graph) for finding in findings
     )
 
 
-def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: Graph) -> tuple[Finding, ...]:
+def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowGraph) -> tuple[Finding, ...]:
     """Findings with the strategies under which, with all of the model low, their operations compute low."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
     spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
     low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in names()} for fmt in spoken}
 
-    def met(finding: Finding, fmt: str) -> tuple[str, ...]:
+    def low_under(finding: Finding, fmt: str) -> tuple[str, ...]:
         return tuple(name for name, computing in low.get(fmt, {}).items() if finding.node in computing)
 
-    return tuple(replace(f, met={fmt: met(f, fmt) for fmt in f.formats if met(f, fmt)}) for f in findings)
+    return tuple(replace(f, met={fmt: low_under(f, fmt) for fmt in f.formats if low_under(f, fmt)}) for f in findings)
 
 
-def _bearing(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: Graph) -> str | None:
+def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: FlowGraph) -> str | None:
     if not finding.node:
         return None
     if plan.format not in finding.formats:
@@ -296,7 +298,7 @@ def _bearing(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph: 
     return "kept" if finding.node in plainly.reading else "elsewhere"
 
 
-def _with_severity(finding: Finding, bearing: str | None, plan: Plan, graph: Graph) -> Finding:
+def _with_severity(finding: Finding, bearing: str | None, plan: Plan, graph: FlowGraph) -> Finding:
     spoken = replace(finding, plan=plan.name, bearing=bearing)
     if bearing is None or (bearing == "low" and not finding.measurable):
         return spoken
@@ -305,6 +307,6 @@ def _with_severity(finding: Finding, bearing: str | None, plan: Plan, graph: Gra
     return replace(spoken, severity=SEVERITIES[max(SEVERITIES.index(finding.severity) - 1, 0)])
 
 
-def _unsafe(graph: Graph, finding: Finding) -> bool:
+def _unsafe(graph: FlowGraph, finding: Finding) -> bool:
     verdicts = graph.verdicts.get(finding.node, {})
     return any(fmt in verdicts and verdicts[fmt].verdict == "unsafe" for fmt in finding.formats)

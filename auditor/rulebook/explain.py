@@ -73,11 +73,11 @@ def explain(rule: Rule) -> str:
 def _places(match: Match) -> list[str]:
     operations = "operations: " + ", ".join(f"`{op}`" for op in match.ops)
     everywhere = match.chains and match.ops == ("*",)
-    return [*([] if everywhere else [operations]), *(_drawing(chain, match) for chain in match.chains)]
+    return [*([] if everywhere else [operations]), *(_diagram(chain, match) for chain in match.chains)]
 
 
-def _drawing(chain: Chain, match: Match) -> str:
-    names = dict.fromkeys(name.rstrip("?") for path in chain.drawn for name in path)
+def _diagram(chain: Chain, match: Match) -> str:
+    names = dict.fromkeys(name.rstrip("?") for path in chain.steps for name in path)
     nodes = "; ".join(
         f"{name} is {' or '.join(f'`{op}`' for op in match.nodes[name].ops)}"
         for name in names

@@ -95,14 +95,14 @@ class NodeFacts:
     reason: Mapping[str, str] = _fact("", "why the measurement says so of a format, in one clause, as reason.fp16")
 
 
-def _described(annotation: str, unit: str, meaning: str) -> Fact:
+def _fact_about(annotation: str, unit: str, meaning: str) -> Fact:
     of_format = annotation.removeprefix("Mapping[str, ")
     held = of_format.removeprefix("tuple[")
     kind = next(kind for python, kind in _TYPES.items() if held.startswith(python))
     return Fact(kind if held == of_format else f"{kind}s", unit, meaning, of_format != annotation)
 
 
-FACTS: Mapping[str, Fact] = {f.name: _described(str(f.type), **f.metadata) for f in fields(NodeFacts)}
+FACTS: Mapping[str, Fact] = {f.name: _fact_about(str(f.type), **f.metadata) for f in fields(NodeFacts)}
 
 
 def fact_at(address: str) -> Fact:

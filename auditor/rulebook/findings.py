@@ -34,10 +34,10 @@ def classify(
     matcher = Matcher(capture, facts)
     order = {name: index for index, name in enumerate(capture.nodes)}
     findings = [
-        _finding(rule, capture, facts[name], name, spoken, why)
+        _make_finding(rule, capture, facts[name], name, spoken, why)
         for rule in rules
         if trains or rule.family != TRAINING
-        if (spoken := _spoken(rule, formats))
+        if (spoken := _formats_of(rule, formats))
         for why in [without(set(auditable()).difference(formats or auditable()), rule.why)]
         for name in matcher.find(rule.match)
         if evaluate(rule.when, facts[name]) is True
@@ -63,12 +63,14 @@ def _most_specific(findings: list[Finding], rules: Mapping[str, Rule]) -> list[F
     return kept
 
 
-def _spoken(rule: Rule, formats: Collection[str] | None) -> tuple[str, ...]:
+def _formats_of(rule: Rule, formats: Collection[str] | None) -> tuple[str, ...]:
     """The formats of a rule that an audit is about. What runs in no audited format, such as TF32, runs beside them all."""
     return tuple(name for name in rule.formats if formats is None or name in formats or name not in auditable())
 
 
-def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats: tuple[str, ...], why: str) -> Finding:
+def _make_finding(
+    rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats: tuple[str, ...], why: str
+) -> Finding:
     node, message = capture.nodes[name], without(set(rule.formats).difference(formats), rule.message)
     used = [*facts_used(rule.when), *facts_shown(message, formats)]
     return _of(
@@ -85,11 +87,11 @@ def _finding(rule: Rule, capture: Capture, facts: NodeFacts, name: str, formats:
     )
 
 
-def _of(rule: Rule, **found: Any) -> Finding:
+def _of(rule: Rule, **about: Any) -> Finding:
     """A finding of a rule, with what its file says of all of them."""
     same = ("name", "severity", "confidence", "formats", "why", "advice", "references", "measurable")
     return Finding(
-        **{"rule": rule.code, "declared": rule.severity, **{key: getattr(rule, key) for key in same}, **found}
+        **{"rule": rule.code, "declared": rule.severity, **{key: getattr(rule, key) for key in same}, **about}
     )
 
 
@@ -117,7 +119,9 @@ def compare_with_verdicts(
     )
 
 
-def concerning(findings: Sequence[Finding], exposed: Mapping[str, Mapping[str, Sequence[str]]]) -> tuple[Finding, ...]:
+def exposed_findings(
+    findings: Sequence[Finding], exposed: Mapping[str, Mapping[str, Sequence[str]]]
+) -> tuple[Finding, ...]:
     """The findings without those on an operation that meets no low value, in any format they speak of, under any strategy.
 
     exposed: {node: {format: strategies that have it meet one}}. What is no matter of precision stays.

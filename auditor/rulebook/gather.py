@@ -25,9 +25,7 @@ OF_NODE = (
 
 
 def gather(
-    capture: Capture,
-    ranges: Mapping[str, Magnitudes],
-    verdicts: Mapping[str, Mapping[str, Verdict]] | None = None,
+    capture: Capture, ranges: Mapping[str, Magnitudes], verdicts: Mapping[str, Mapping[str, Verdict]] | None = None
 ) -> dict[str, NodeFacts]:
     """Facts of every operation, keyed by node name, in graph order.
 
@@ -90,7 +88,7 @@ def _sizes(
         "output_max_abs": output,
         "divisor_min_abs": values.divisor_min_abs(node, ranges),
         "cancelled_bits": values.cancelled_bits(node, into, output),
-        "spacing": {fmt: values.spacing(output, FORMATS[fmt]) for fmt in narrower()},
+        "spacing": {fmt: values.spacing_at(output, FORMATS[fmt]) for fmt in narrower()},
         "headroom_bits": {fmt: values.headroom_bits(output, FORMATS[fmt]) for fmt in narrower()},
         "verdict": {fmt: one.verdict for fmt, one in verdicts.items()},
         "reason": {fmt: one.reason for fmt, one in verdicts.items()},

@@ -107,7 +107,7 @@ def _validate(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> A
 
 def _check_drawn(rule: Rule, chain: Chain) -> None:
     """A chain is drawn of nodes that are there, and reports one of them."""
-    drawn = [name for path in chain.drawn for name in path]
+    drawn = [name for path in chain.steps for name in path]
     for name in drawn:
         if name.rstrip("?") not in rule.match.nodes:
             _refuse(rule.path, ("match", "chain", "paths"), f"{name!r} is not described under nodes")

@@ -33,7 +33,7 @@ class Matcher:
         result = self._with_ops(match.ops)
         if not match.chains:
             return result
-        roles = {name.rstrip("?") for chain in match.chains for path in chain.drawn for name in path}
+        roles = {name.rstrip("?") for chain in match.chains for path in chain.steps for name in path}
         players = {role: self._players(match.nodes[role]) for role in roles}
         drawn = [(edges, chain.report) for chain in match.chains for edges in _drawings(chain)]
         return {
@@ -69,10 +69,10 @@ class Matcher:
 
 def _drawings(chain: Chain) -> Iterator[Edges]:
     """The edges that a chain stands for: with and without each node that may be missing."""
-    optional = sorted({name for path in chain.drawn for name in path if name.endswith("?")})
+    optional = sorted({name for path in chain.steps for name in path if name.endswith("?")})
     for there in product((True, False), repeat=len(optional)):
         kept = dict(zip(optional, there, strict=True))
-        paths = [[name.rstrip("?") for name in path if kept.get(name, True)] for path in chain.drawn]
+        paths = [[name.rstrip("?") for name in path if kept.get(name, True)] for path in chain.steps]
         yield list(dict.fromkeys(edge for path in paths for edge in pairwise(path)))
 
 

@@ -38,11 +38,11 @@ def facts_shown(message: str, formats: Collection[str]) -> list[str]:
 
 def fill_message(message: str, facts: Mapping[str, Any], formats: Collection[str]) -> str:
     """The message with the facts; one that is not known reads "unknown". formats: those it speaks of: `{formats}`."""
-    shown = {name: _shown(value, formats) for name, value in facts.items()}
+    shown = {name: _field_value(value, formats) for name, value in facts.items()}
     return message.format_map({**shown, FORMATS: " and ".join(map(label, formats))})
 
 
-def _shown(value: Any, formats: Collection[str] = ()) -> Any:
+def _field_value(value: Any, formats: Collection[str] = ()) -> Any:
     if isinstance(value, Mapping):
         return _ByFormat(value, formats)
     return _Unknown() if value is None else value
@@ -60,7 +60,7 @@ class _ByFormat:
         self._values, self._formats = values, formats
 
     def __getattr__(self, fmt: str) -> Any:
-        return _shown(self._values.get(fmt))
+        return _field_value(self._values.get(fmt))
 
     def __format__(self, spec: str) -> str:
         return " and ".join(f"{getattr(self, fmt):{spec}} in {label(fmt)}" for fmt in self._formats)
@@ -78,7 +78,7 @@ CONFIDENCES = ("low", "medium", "high")
 _SAMPLES: Mapping[str, Any] = {"text": "x", "flag": True, "number": 1.0, "texts": ("x",), "numbers": (1.0,)}
 
 
-def _filled(text: str) -> str:
+def _require_text(text: str) -> str:
     if not text.strip():
         raise refusal("must not be empty", slug="rule-bad-value")
     return text.strip("\n")
@@ -109,7 +109,7 @@ def _sample(fact: Fact) -> Any:
     return dict.fromkeys((*narrower(), EACH), sample) if fact.by_format else sample
 
 
-Text = Annotated[str, Strict(), AfterValidator(_filled)]
+Text = Annotated[str, Strict(), AfterValidator(_require_text)]
 Texts = Annotated[tuple[Text, ...], Field(min_length=1)]
 When = Annotated[Condition, PlainValidator(all_of)]
 
@@ -139,7 +139,7 @@ class Chain(_Table):
     report: Text
 
     @property
-    def drawn(self) -> list[list[str]]:
+    def steps(self) -> list[list[str]]:
         """The names along each path, a `?` behind those that may be missing."""
         return [[name.strip() for name in path.split(">")] for path in self.paths]
 

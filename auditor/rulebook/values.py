@@ -120,7 +120,7 @@ def headroom_bits(max_abs: float | None, row: Format) -> float | None:
     return math.log2(row.largest / max_abs) if max_abs else None
 
 
-def spacing(max_abs: float | None, row: Format) -> float | None:
+def spacing_at(max_abs: float | None, row: Format) -> float | None:
     """Distance of the format's numbers in the binade of the value; where it is subnormal, of the subnormal ones."""
     if not max_abs:
         return None
@@ -169,7 +169,7 @@ NEAR = 0.1
 """What scores may take away from a mask that is added to them."""
 
 
-def written(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str]:
+def literal_results(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str]:
     """Names of the operations whose largest magnitude is a literal, or a constant's that holds one number beside zeros.
 
     What only passes such a value on, or scales it, is among them; a bound that values are clamped to is no such literal.
@@ -265,7 +265,7 @@ def reduce_op(node: fx.Node) -> str | None:
 
 
 @dataclass(frozen=True)
-class Run:
+class AdditionRun:
     """Additions to one value. lost: {format: sum of the largest magnitudes of the updates too small for it}; absorbed: see NodeFacts."""
 
     length: int = 0
@@ -273,27 +273,27 @@ class Run:
     absorbed: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Node, Run]:
+def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Node, AdditionRun]:
     """The run of additions that ends at each node, none elsewhere: in `h + f(h)` it is that of h."""
-    runs: dict[fx.Node, Run] = {}
+    runs: dict[fx.Node, AdditionRun] = {}
     for node in capture.graph_module.graph.nodes:
-        longest = max((runs[item] for item in node.all_input_nodes), key=lambda run: run.length, default=Run())
-        runs[node] = _longer(longest, node, ranges) if _adds(node) else longest if _carries(node) else Run()
+        longest = max((runs[item] for item in node.all_input_nodes), key=lambda run: run.length, default=AdditionRun())
+        runs[node] = _longer(longest, node, ranges) if _adds(node) else longest if _carries(node) else AdditionRun()
     goes_on: dict[fx.Node, bool] = {}
     for node in reversed(capture.graph_module.graph.nodes):
         goes_on[node] = any(_adds(user) or (_carries(user) and goes_on[user]) for user in node.users)
-    return {node: run if _adds(node) and not goes_on[node] else Run() for node, run in runs.items()}
+    return {node: run if _adds(node) and not goes_on[node] else AdditionRun() for node, run in runs.items()}
 
 
-def _longer(run: Run, node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Run:
+def _longer(run: AdditionRun, node: fx.Node, ranges: Mapping[str, Magnitudes]) -> AdditionRun:
     """The run and one more addition. Of its two terms the larger is the value, the smaller the update."""
     known = sorted(found.max_abs for item in node.all_input_nodes if (found := nearest_range(item, ranges)))
     if len(known) < 2:
-        return Run(run.length + 1, run.lost)
+        return AdditionRun(run.length + 1, run.lost)
     update, value = known
-    apart = {name: spacing(value, FORMATS[name]) or 0.0 for name in narrower()}
+    apart = {name: spacing_at(value, FORMATS[name]) or 0.0 for name in narrower()}
     lost = {name: run.lost.get(name, 0.0) + (update if update <= step / 2 else 0.0) for name, step in apart.items()}
-    return Run(run.length + 1, lost, {name: lost[name] / step if step else 0.0 for name, step in apart.items()})
+    return AdditionRun(run.length + 1, lost, {name: lost[name] / step if step else 0.0 for name, step in apart.items()})
 
 
 def _adds(node: fx.Node) -> bool:

@@ -20,7 +20,7 @@ from ..numerics.histogram import merge_magnitudes
 from ..records import Capture, Contribution, Dtypes, Finding, Magnitudes, Node, NodeError, NodeReport, Noise, Verdict
 from ..records.training import BackwardNode
 from .gather import plainly
-from .values import written
+from .values import literal_results
 
 T = TypeVar("T")
 
@@ -173,11 +173,7 @@ class Judgement:
 
 
 def judge(
-    capture: Capture,
-    found: Calibration,
-    formats: Sequence[str],
-    max_error: float,
-    noise: Noise = QUIET,
+    capture: Capture, measured: Calibration, formats: Sequence[str], max_error: float, noise: Noise = QUIET
 ) -> Judgement:
     """The verdict of every node in every format."""
     verdicts: dict[str, dict[str, Verdict]] = {name: {} for name in capture.nodes}
@@ -196,12 +192,12 @@ def judge(
             if own.get(name, fmt) != fmt:
                 verdicts[name][fmt] = Verdict("safe", f"the author runs it in {label(own[name])}, whatever the plan")
                 continue
-            verdict = of(found, name, node, strategies, fmt)
-            if found.first is not None:
+            verdict = of(measured, name, node, strategies, fmt)
+            if measured.first is not None:
                 known = capture.twins.get(name, name)
-                first = of(found.first, known, node, strategies, fmt)
-                alike = known in found.first.errors and first.verdict == verdict.verdict
-                verdict = verdict if alike else _with_batch(verdict, found.contributions.get(name, {}).get(fmt))
+                first = of(measured.first, known, node, strategies, fmt)
+                alike = known in measured.first.errors and first.verdict == verdict.verdict
+                verdict = verdict if alike else _with_batch(verdict, measured.contributions.get(name, {}).get(fmt))
             verdicts[name][fmt] = verdict
     return Judgement(verdicts, exposed)
 
@@ -218,7 +214,7 @@ def reports_of(
 
     flops, planned: by operation; see NodeReport.
     """
-    literal = written(capture, measured.ranges)
+    literal = literal_results(capture, measured.ranges)
     rules: dict[str, list[str]] = defaultdict(list)
     for finding in findings:
         rules[finding.node].append(finding.rule)

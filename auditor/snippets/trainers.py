@@ -95,7 +95,7 @@ class PlanPrecision({base}):
 """
 
 
-def _lightning(audit: Audit, plan: Plan) -> str:
+def _for_lightning(audit: Audit, plan: Plan) -> str:
     """A class `PlanPrecision` for `Trainer(plugins=[...])`."""
     if plan.strategy == "cast":
         plugin = _PLUGIN.format(base="Precision", device="", arguments="", name=plan.name)
@@ -113,4 +113,4 @@ GRADSCALER = Tool(
     "weights lose small updates. Train under an autocast plan.",
     lambda audit, plan: training_code(audit, plan.format, plan.name),
 )
-LIGHTNING = Tool("Lightning", ("autocast", "cast"), "", _lightning)
+LIGHTNING = Tool("Lightning", ("autocast", "cast"), "", _for_lightning)

@@ -22,7 +22,7 @@ from ..numerics.histogram import (
     subnormal,
 )
 from ..records import Magnitudes
-from ..records.training import LossScale, ParameterGradients, Trial
+from ..records.training import LossScale, ParameterGradients, StepTrial
 from .own import Lowering, own_step
 
 ALLOWED = 0.01
@@ -115,7 +115,9 @@ def lost_by_adam(parameters: Iterable[ParameterGradients], rate: float) -> float
     return lost / total if total else 0.0
 
 
-def trials_of(step: Step, low: Lowering, window: LossScale, cast: Collection[str] = frozenset()) -> tuple[Trial, ...]:
+def trials_of(
+    step: Step, low: Lowering, window: LossScale, cast: Collection[str] = frozenset()
+) -> tuple[StepTrial, ...]:
     """One step without scaling, one at the recommended scale (or the largest), one at twice the largest.
 
     cast: names of the weights whose gradients are low on their way.
@@ -155,7 +157,7 @@ class _LowGradients:
 
 def trial(
     step: Step, lowering: Lowering, scale: float, window: LossScale, cast: Collection[str] = frozenset()
-) -> Trial:
+) -> StepTrial:
     """One FP16 step at a loss scale: what became of every gradient that FP16 holds."""
     seen = _LowGradients(scale)
 
@@ -176,7 +178,7 @@ def trial(
     shift = round(torch.log2(torch.tensor(scale, dtype=torch.float64)).item())
     pool = merge_magnitudes(seen.reference)
     overflow, beyond = low.failure is not None or not low.finite, scale > window.maximum
-    return Trial(
+    return StepTrial(
         scale=scale,
         flushed=seen.lost / seen.all if seen.all else 0.0,
         predicted=flushed(pool.exponents, FORMATS["fp16"], shift),

@@ -59,7 +59,7 @@ class Stages:
 @pytest.fixture
 def stages(monkeypatch, tmp_path) -> Stages:
     fake = Stages()
-    monkeypatch.setattr("auditor.report.view.following", lambda audit, directory: "as is")
+    monkeypatch.setattr("auditor.report.view.next_step", lambda audit, directory: "as is")
     monkeypatch.setattr(importlib.import_module("auditor.flow"), "run", fake.run, raising=False)
     monkeypatch.setattr("auditor.report.reporters.text", lambda audit, **_: "rendered by text\n")
     for name in set(REPORTERS) - {"json"}:

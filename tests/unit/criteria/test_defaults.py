@@ -62,7 +62,7 @@ def test_some_flips_are_allowed_by_a_criterion_or_a_metric_of_ones_own() -> None
     allowed = audited(near_ties, criteria="mask: flips <= 1")
     assert allowed.criteria == ("mask: flips <= 1", "the other outputs: rel_l2 <= 0.01")
     assert allowed.plans["cast_bf16"].verified
-    assert allowed.plans["cast_bf16"].kept == ()
+    assert allowed.plans["cast_bf16"].kept_modules == ()
     assert not any(one.holds for one in allowed.proposals)
     own = audited(near_ties, metric=lambda r, c: float((r[0] - c[0].float()).norm() / r[0].norm()))
     assert (own.criteria, own.proposals) == ((), ())
@@ -92,7 +92,7 @@ def test_positions_that_whole_numbers_are_added_into_may_be_in_pixels() -> None:
     inputs = normal(32, 6), torch.arange(32) + 100
     found = audited(decoded, *inputs)
     assert proposals(found) == {"output": "output: max_abs <= 0.5"}
-    assert found.plans["cast_bf16"].kept == ()  # an error of 0.3 % is within the budget, and pixels off
+    assert found.plans["cast_bf16"].kept_modules == ()  # an error of 0.3 % is within the budget, and pixels off
     set_ = audited(decoded, *inputs, criteria=found.proposals[0].criterion)
     assert set_.baselines["cast_bf16"].criteria[0].value > 0.5
     assert set_.plans["cast_bf16"].verified

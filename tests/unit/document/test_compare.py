@@ -55,12 +55,12 @@ def new(before, after, was=None, now=None, max_error=0.01):
 def test_findings_new_and_gone(document, other):
     same = compared(document, document)
     assert (same.new, same.gone, same.verdicts, same.caveats) == ((), (), (), ())
-    assert same.kept == len(document["findings"])
+    assert same.unchanged_findings == len(document["findings"])
     assert all(figures(before) == figures(after) for _, before, after in same.plans)
     lost = other["findings"].pop(0)
     found, back = compared(document, other), compared(other, document)
     assert ([f.owner for f in found.gone], found.new) == ([lost["owner"]], ())
-    assert ([f.owner for f in back.new], back.kept) == ([lost["owner"]], len(other["findings"]))
+    assert ([f.owner for f in back.new], back.unchanged_findings) == ([lost["owner"]], len(other["findings"]))
 
 
 def test_each_known_finding_stands_for_one():

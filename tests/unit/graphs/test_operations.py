@@ -12,7 +12,7 @@ from auditor.graphs.exported import Exported, exported
 from auditor.graphs.operations import Table, aligned, owner_of, table_of
 from auditor.graphs.stage import lowered, memory_needed
 from auditor.plan.workbench import Workbench
-from auditor.records import Memory
+from auditor.records import MemoryUse
 from tests.support.planning import bench_of
 from tests.support.subjects import subject_of
 
@@ -130,9 +130,9 @@ def test_needed_as_counted_by_hand(high: tuple[str, ...], weights: int, activati
     low = table.may_be_low() - set(high)
     assert len(low) == 4 - len(high)
     found = memory_needed(lowered(graph, table, low))
-    assert found == Memory(weights, activations)
+    assert found == MemoryUse(weights, activations)
     whole = bench.problem("autocast", "fp16")
-    assert whole.memory(whole.resolve(plain("fp32"))) == Memory(4 * (1024 + 256), 4 * (128 + 512 + 512))
+    assert whole.memory(whole.resolve(plain("fp32"))) == MemoryUse(4 * (1024 + 256), 4 * (128 + 512 + 512))
 
 
 to = torch.ops.aten.to.dtype

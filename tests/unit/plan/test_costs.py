@@ -13,7 +13,7 @@ from auditor.plan.costs import Cost, cast_seconds, costs_of, memory_of, seconds
 from auditor.plan.energy import Energy
 from auditor.plan.mincut import FORBIDDEN, HIGH, Network
 from auditor.plan.problem import Problem
-from auditor.records import Capture, Contribution, Memory, Verdict
+from auditor.records import Capture, Contribution, MemoryUse, Verdict
 from tests.support.capturing import Function
 from tests.support.problems import captured, problem_of
 from tests.support.subjects import capture_of, normal, only
@@ -53,7 +53,7 @@ class Chain(nn.Module):
 WEIGHTS = 16 * 64 + 64 * 4  # numbers
 
 
-def memory_under(capture: Capture, strategy: str, labels: dict[str, str]) -> Memory:
+def memory_under(capture: Capture, strategy: str, labels: dict[str, str]) -> MemoryUse:
     problem = problem_of(capture, strategy)
     return memory_of(capture, problem.costs, problem.resolve(lambda owner: labels.get(owner, "fp32")), problem.format)
 
@@ -74,7 +74,7 @@ LOW = {"": "fp16", "wide": "fp16", "narrow": "fp16"}
     ],
 )
 def test_weights_and_the_peak_by_hand(strategy: str, labels: dict[str, str], weights: int, activations: int) -> None:
-    assert memory_under(capture_of(Chain(), normal(8, 16)), strategy, labels) == Memory(weights, activations)
+    assert memory_under(capture_of(Chain(), normal(8, 16)), strategy, labels) == MemoryUse(weights, activations)
 
 
 COST = Cost(10**9, 10**4, False)

@@ -44,7 +44,7 @@ def test_every_fp32_scope_says_why(found: tuple[Plan, str]) -> None:
     assert len(plan.scopes["3"].because) == 1
     assert plan.scopes[""].because == ()
     assert {reason.kind for reason in plan.reasons if "2" in reason.modules} == {"unsafe"}
-    assert plan.kept == ("2", "3")
+    assert plan.kept_modules == ("2", "3")
 
 
 def costing(problem: Problem, cost: Cost) -> Problem:

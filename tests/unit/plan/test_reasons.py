@@ -128,7 +128,7 @@ def test_what_they_add_is_what_a_run_adds(planned: Planned) -> None:
 def test_what_must_stay_at_least_runs_and_holds(planned: Planned) -> None:
     bench, plans = planned
     for plan, problem in problems(bench, plans):
-        assert set(plan.least) <= set(plan.kept)
+        assert set(plan.least) <= set(plan.kept_modules)
         if plan.verified:
             found = kept(bench, problem, plan, plan.least)
             assert found.verified, (plan.name, plan.least, found.measured_error, found.verification)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from auditor.plan.recommend import best_for, outcome, recommend
-from auditor.records import CriterionValue, Memory, Plan, Reason, ScopeChoice, Timed, Times, Verification
+from auditor.records import CriterionValue, MemoryUse, Plan, Reason, ScopeChoice, Timed, Times, Verification
 
 ROOT = {"": ScopeChoice("fp16")}
 BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
 WHOLE = replace(BASE, scopes={"": ScopeChoice("fp32")}, low_precision_flops=0.0, predicted_speedup=1.0)
 MIXED = replace(BASE, scopes={**ROOT, "norm": ScopeChoice("fp32")})
 SLOW = replace(MIXED, predicted_speedup=0.97, reasons=(Reason("unsafe", "x is unsafe", ("norm",)),))
-FP32 = Memory(100, 100)
+FP32 = MemoryUse(100, 100)
 UNSAFE = Reason("unsafe", "x is unsafe: it overflows", ("",))
 IDLE = Reason("no-gain", "lowering it alone saves no time", ("a", "b"), adds=0.004, ran=True)
 
@@ -30,7 +30,7 @@ def named(name: str, **changes: Any) -> Plan:
 
 
 def needing(plan: Plan, objective: str, activations: int = 50) -> Plan:
-    return replace(plan, objective=objective, memory=Memory(50, activations), fp32_memory=FP32)
+    return replace(plan, objective=objective, memory=MemoryUse(50, activations), fp32_memory=FP32)
 
 
 @pytest.mark.parametrize(

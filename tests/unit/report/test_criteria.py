@@ -16,7 +16,7 @@ from auditor.records import CriterionValue
 from auditor.records.audit import Audit
 from auditor.report.criteria import criteria_lines, missed_criteria, shown_value
 from auditor.report.findings import causes
-from auditor.report.view import following, view
+from auditor.report.view import next_step, view
 from auditor.report.words import percent
 from tests.support.subjects import normal
 from tests.unit.report.factory import make_audit
@@ -107,7 +107,7 @@ def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
 def test_where_no_plan_holds_the_next_step_is_a_criterion() -> None:
     audit = audited("places: max_abs <= 1e-7")
     assert audit.recommended is None
-    said = following(replace(audit, findings=(), subject=replace(audit.subject, random_weights=False)), Path("out"))
+    said = next_step(replace(audit, findings=(), subject=replace(audit.subject, random_weights=False)), Path("out"))
     assert said == "loosen a criterion: out/report.html says what each came to under every plan."
 
 
@@ -149,8 +149,8 @@ def test_the_plan_that_severities_are_for_is_named():
         audit, recommended=None, findings=tuple(replace(f, plan=None, bearing="stops") for f in audit.findings)
     )
     assert causes(none).about == "No plan within the budget uses low precision: severities are those of the rules."
-    assert cause(none, "RNG001").bearing == "No plan within the budget uses low precision, and this is part of why."
-    assert (causes(make_audit(60)).about, cause(make_audit(60), "RNG001").bearing) == ("", "")
+    assert cause(none, "RNG001").plan_effect == "No plan within the budget uses low precision, and this is part of why."
+    assert (causes(make_audit(60)).about, cause(make_audit(60), "RNG001").plan_effect) == ("", "")
 
 
 def test_a_card_says_what_becomes_of_one_operation():
@@ -162,16 +162,16 @@ def test_a_card_says_what_becomes_of_one_operation():
         "elsewhere": f"{opening} avoids this, which only occurs in FP16 with cast weights.",
     }
     for bearing, sentence in said.items():
-        assert cause(spoken(make_audit(60), RNG001=bearing), "RNG001").bearing == sentence
+        assert cause(spoken(make_audit(60), RNG001=bearing), "RNG001").plan_effect == sentence
 
 
 def test_a_card_says_how_many_operations_become_what():
     audit = spoken(make_audit(), SFT001="kept")
     members = [f.node for f in audit.findings if f.rule == "SFT001"]
-    assert cause(audit, "SFT001").bearing.endswith(f"keeps all {len(members)} operations in FP32.")
+    assert cause(audit, "SFT001").plan_effect.endswith(f"keeps all {len(members)} operations in FP32.")
     mixed = {members[0]: "low", members[1]: "elsewhere"}
     findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
-    assert cause(replace(audit, findings=findings), "SFT001").bearing == (
+    assert cause(replace(audit, findings=findings), "SFT001").plan_effect == (
         f"FP16 under autocast, the recommended plan, keeps {len(members) - 2} of these operations in FP32; runs 1 of these "
         "operations in low precision and holds the budget; avoids what 1 of these operations would do, which only occurs in FP16 with cast "
         "weights or BF16 with cast weights."

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.errors import AuditorError
 from auditor.records import Audit, NodeError, Verdict, Verification
-from auditor.report.view import following, view
+from auditor.report.view import next_step, view
 from tests.unit.report.factory import make_audit
 
 HERE = Path("audits/net")
@@ -39,7 +39,7 @@ def audited(**how: Any) -> Audit:
 def test_a_budget_that_is_named_is_enough() -> None:
     tight = audited(max_error=1e-5)
     assert tight.recommended is None
-    said = following(replace(tight, findings=()), HERE)
+    said = next_step(replace(tight, findings=()), HERE)
     budget = re.search(r"--max-error (\S+):", said)
     assert budget is not None, said
     found = audited(max_error=float(budget[1]))
@@ -49,7 +49,7 @@ def test_a_budget_that_is_named_is_enough() -> None:
 
 def test_a_cause_that_is_named_is_the_first_and_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
     audit = make_audit(60, recommended=None)
-    said = following(audit, HERE)
+    said = next_step(audit, HERE)
     code = re.match(r"repair (\w+) at \S+, and audit again; `python -m auditor explain (\w+)`", said)
     assert code is not None, said
     assert code[1] == code[2] in {finding.rule for finding in audit.findings if finding.severity != "info"}
@@ -58,9 +58,9 @@ def test_a_cause_that_is_named_is_the_first_and_can_be_explained(capsys: pytest.
 def test_random_weights_come_first_where_a_checkpoint_would_load() -> None:
     audit = make_audit(20)
     random = replace(audit, subject=replace(audit.subject, random_weights=True))
-    assert "--weights FILE" in following(random, HERE)
-    assert "--weights" not in following(replace(random, parameters=0), HERE)
-    assert "--weights" not in following(audit, HERE)
+    assert "--weights FILE" in next_step(random, HERE)
+    assert "--weights" not in next_step(replace(random, parameters=0), HERE)
+    assert "--weights" not in next_step(audit, HERE)
 
 
 def test_training_that_can_be_low_has_a_loop_in_the_report() -> None:
@@ -69,7 +69,7 @@ def test_training_that_can_be_low_has_a_loop_in_the_report() -> None:
         Net(), data, mode="training", loss_fn=nn.MSELoss(), formats="bf16", strategies="autocast", device="cpu"
     )
     assert found.training.format == "bf16"
-    assert following(found, HERE) == "train with the loop in audits/net/report.html, section Training."
+    assert next_step(found, HERE) == "train with the loop in audits/net/report.html, section Training."
     from auditor.report.reporters import REPORTERS
 
     assert "train_step(model, scaler" in REPORTERS["html"](found)

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 
 from auditor.records import NodeError, Verdict
-from auditor.report.blocks import Lines, Table
+from auditor.report.blocks import Grid, Prose
 from auditor.report.origins import origins
 from auditor.report.table import folds, measures, table
 from tests.unit.report.factory import HOSTILE, make_audit, with_reasons
 
 
-def tables(audit, words: str) -> list[Table]:
-    return [block for block in origins(audit) if isinstance(block, Table) and words in block.caption]
+def tables(audit, words: str) -> list[Grid]:
+    return [block for block in origins(audit) if isinstance(block, Grid) and words in block.caption]
 
 
 def said(audit) -> list[str]:
-    return [text for block in origins(audit) if isinstance(block, Lines) for text in block.texts]
+    return [text for block in origins(audit) if isinstance(block, Prose) for text in block.texts]
 
 
 def test_the_same_birth_in_identical_blocks_is_told_once():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from auditor.measure.calibrate import Calibration
 from auditor.records import Contribution, Finding, Node, NodeError, Plan, ScopeChoice, Verdict
-from auditor.rulebook.causes import Graph, about, reference_plan, with_causes
+from auditor.rulebook.causes import FlowGraph, about, reference_plan, with_causes
 from auditor.rulebook.load import load_rules
 from tests.support.capturing import captured
 from tests.support.findings import finding as found
@@ -27,14 +27,14 @@ def node(name: str, op: str, line: int | None, *inputs: str, owner: str = "") ->
     return Node(name, f"aten.{op}.default", owner, "M", source, None, None, inputs, (2,), "float32", True)
 
 
-def graph(nodes: list[Node], errors: dict[str, NodeError], effects: dict[str, float] | None = None) -> Graph:
+def graph(nodes: list[Node], errors: dict[str, NodeError], effects: dict[str, float] | None = None) -> FlowGraph:
     """Errors are FP16's and BF16's alike; what has one is unsafe, what has an effect alone too."""
     effects = effects or {}
     both = {name: dict.fromkeys(FORMATS, error) for name, error in errors.items()}
     moved = {n.name: dict.fromkeys(FORMATS, Contribution(effects.get(n.name, 0.0), 0.0, 0.0)) for n in nodes}
     bad = {*errors, *effects}
     verdicts = {n.name: dict.fromkeys(FORMATS, Verdict("unsafe" if n.name in bad else "safe", "")) for n in nodes}
-    return Graph({n.name: n for n in nodes}, Calibration(both, moved, {}, 1), verdicts)
+    return FlowGraph({n.name: n for n in nodes}, Calibration(both, moved, {}, 1), verdicts)
 
 
 def finding(rule: str, of: Node, severity: str = "warning", fmt: str = "fp16", agrees: bool = True) -> Finding:
@@ -42,7 +42,7 @@ def finding(rule: str, of: Node, severity: str = "warning", fmt: str = "fp16", a
     return made(rule, of.name, severity=severity, formats=(fmt,), agrees=agrees, **at)
 
 
-def causes(findings: list[Finding], of: Graph) -> list[str]:
+def causes(findings: list[Finding], of: FlowGraph) -> list[str]:
     return [found.cause for found in with_causes(findings, of, RULES)]
 
 
@@ -97,7 +97,7 @@ def test_where_no_rule_foresaw_it_what_lies_together_has_one_cause_at_its_strong
     ]
 
 
-def amplified(nodes: list[Node], effects: dict[str, float], softmax: float = 1e-4) -> Graph:
+def amplified(nodes: list[Node], effects: dict[str, float], softmax: float = 1e-4) -> FlowGraph:
     """Of effects each is that of its own rounding, but at the softmax, whose result is as little as that."""
     of = graph(nodes, {}, effects)
     parts = {
@@ -136,7 +136,7 @@ def test_rounding_is_no_part_of_a_break_on_the_same_line() -> None:
     fp16 = graph([loud], {"a": OVERFLOW}, {"a": math.inf})
     errors = {"a": {"fp16": OVERFLOW, "bf16": ROUNDED}}
     moved = {"a": {"fp16": Contribution(math.inf, 0.0, 0.0), "bf16": Contribution(0.05, 0.0, 0.0)}}
-    of = Graph(fp16.nodes, Calibration(errors, moved, {}, 1), fp16.verdicts)
+    of = FlowGraph(fp16.nodes, Calibration(errors, moved, {}, 1), fp16.verdicts)
     found = [finding("ACT002", loud, "error"), finding("MSR002", loud, fmt="bf16")]
     assert causes(found, of) == ["model.py:1 mul", "model.py:1 mul: precision"]
 
@@ -182,7 +182,7 @@ def severity_finding(
     return found("R", name, **{**about, **more})
 
 
-def severity_graph(broken: tuple[str, ...] = (), unsafe: tuple[str, ...] = ()) -> Graph:
+def severity_graph(broken: tuple[str, ...] = (), unsafe: tuple[str, ...] = ()) -> FlowGraph:
     """Nodes that overflow, and nodes whose rounding alone is too much, in both formats."""
     errors = {name: dict.fromkeys(FORMATS, NodeError(overflow=int(name in broken))) for name in TOY.capture.nodes}
     moved = {name: dict.fromkeys(FORMATS, Contribution(0.1, 0.1, 0.0)) for name in TOY.capture.nodes}
@@ -190,10 +190,10 @@ def severity_graph(broken: tuple[str, ...] = (), unsafe: tuple[str, ...] = ()) -
         name: dict.fromkeys(FORMATS, Verdict("unsafe" if name in (*broken, *unsafe) else "safe", ""))
         for name in TOY.capture.nodes
     }
-    return Graph(TOY.capture.nodes, Calibration(errors, moved, {}, 1), verdicts)
+    return FlowGraph(TOY.capture.nodes, Calibration(errors, moved, {}, 1), verdicts)
 
 
-def one(found: Finding, reference_plan: Plan, of: Graph) -> tuple[str, str | None, str | None]:
+def one(found: Finding, reference_plan: Plan, of: FlowGraph) -> tuple[str, str | None, str | None]:
     (spoken,) = about([found], {reference_plan.name: reference_plan}, reference_plan.name, TOY.capture, of)
     return spoken.severity, spoken.bearing, spoken.plan
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from auditor.capture.capture import capture
 from auditor.measure.calibrate import calibrate
 from auditor.records import Capture, Contribution, Magnitudes, Node, NodeError, Verdict
-from auditor.rulebook.values import written
+from auditor.rulebook.values import literal_results
 from auditor.rulebook.verdicts import SENSITIVE_SHARE, Judgement, judge, verdict_of
 from tests.support.capturing import captured, facts_of
 from tests.support.replaying import Model
@@ -183,7 +183,7 @@ def masked() -> nn.Module:
 def test_masks_are_written_and_what_is_computed_is_not() -> None:
     keep = torch.ones(4, 4).tril().bool()
     measured = measurement_of(masked(), normal(4, 4).abs() + 1, keep)
-    found = written(measured.capture, measured.ranges)
+    found = literal_results(measured.capture, measured.ranges)
     ops = {name: measured.capture.nodes[name].op.split(".")[1] for name in found}
     assert sorted(ops.values()) == sorted(
         ["masked_fill", "div", "where", "mul", "add", "add", "add", "full", "triu"]
