@@ -110,9 +110,7 @@ def import_target(target: Target) -> ModuleType:
             failure = LoadError(f"no file and no module is called {target.module!r}: {hint}", "missing-target")
         elif isinstance(error, ModuleNotFoundError) and error.name:
             hint = "install it in the environment that runs the audit"
-            failure = LoadError(
-                f"{target.label} needs {error.name!r}, which is not installed: {hint}", "missing-package"
-            )
+            failure = LoadError(f"{target.label} needs {error.name!r}, which is missing: {hint}", "missing-package")
         raise failure from error
 
 

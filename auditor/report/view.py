@@ -257,12 +257,8 @@ def next_step(audit: Audit, directory: Path) -> str:
     if errors:
         name = min(errors, key=lambda name: errors[name])
         plan = audit.plans[name]
-        plain = f"plain {label(plan.format)} ({plan.strategy})"
-        return f"allow more with --max-error {_budget_above(errors[name])}: {plain} is off by {ratio(errors[name])}."
+        plain, error = f"plain {label(plan.format)} ({plan.strategy})", errors[name]
+        step = 10.0 ** (math.floor(math.log10(error)) - 1) if error > 0 else 1e-6
+        budget = f"{math.ceil(error / step * 1.02) * step:.2g}"  # of two digits, and above the error
+        return f"allow more with --max-error {budget}: {plain} is off by {ratio(error)}."
     return f"read {report}: its plans say what each of them failed at."
-
-
-def _budget_above(error: float) -> str:
-    """A budget of two digits that an error is within."""
-    step = 10.0 ** (math.floor(math.log10(error)) - 1) if error > 0 else 1e-6
-    return f"{math.ceil(error / step * 1.02) * step:.2g}"
