@@ -14,9 +14,10 @@ _API = {
     "emulate": "capture.emulation",
     "load": "document.read",
     "load_plan": "document.read",
+    "rehearse": "rehearsal.rehearse",
     "snippet": "snippets",
 }
-__all__ = ["Audit", "__version__", "apply", "audit", "emulate", "load", "load_plan", "snippet"]
+__all__ = ["Audit", "__version__", "apply", "audit", "emulate", "load", "load_plan", "rehearse", "snippet"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from ..settings import bad, options_of
 from .audit import AuditTarget
 from .fleet import Fleet
 from .program import PROGRAM, Verb
+from .rehearse import Rehearse
 from .verbs import Apply, Diff, Explain, ExplainLayer, Rules, Snippet
 
 EPILOG = """\
@@ -37,6 +38,7 @@ VERBS: dict[str, type[Verb]] = {
     "snippet": Snippet,
     "diff": Diff,
     "fleet": Fleet,
+    "rehearse": Rehearse,
 }
 
 

@@ -39,17 +39,17 @@ def depth_chart(audit: Audit) -> Chart | None:
     curves = {f: ([_worst(b, f, True) for b in bins], [_worst(b, f, False) for b in bins]) for f in audit.formats}
     if e := audit.plan_errors:
         curves["plan"] = ([max((e[r.node.name] for _, r in b if r.node.name in e), default=None) for b in bins], [])
-    decades = _decades([v for pair in curves.values() for curve in pair for v in curve] + [audit.max_error])
+    powers = decades([v for pair in curves.values() for curve in pair for v in curve] + [audit.max_error])
     x = scale(0, max(len(bins) - 1, 1), LEFT + INSET, RIGHT - INSET)
-    y = scale(decades[0], decades[-1], HEIGHT - BOTTOM, TOP + MARKS * len(curves))
-    paths = [("budget", f"M{LEFT} {y(_log(audit.max_error))}H{RIGHT}")] if audit.max_error else []
+    y = scale(powers[0], powers[-1], HEIGHT - BOTTOM, TOP + MARKS * len(curves))
+    paths = [("budget", f"M{LEFT} {y(log(audit.max_error))}H{RIGHT}")] if audit.max_error else []
     for row, (fmt, (carried, made)) in enumerate(curves.items()):
-        points = [(x(i), y(_log(v))) if v is not None and math.isfinite(v) else None for i, v in enumerate(carried)]
-        dots = ((x(i), y(_log(v))) for i, v in enumerate(made) if v is not None and math.isfinite(v))
+        points = [(x(i), y(log(v))) if v is not None and math.isfinite(v) else None for i, v in enumerate(carried)]
+        dots = ((x(i), y(log(v))) for i, v in enumerate(made) if v is not None and math.isfinite(v))
         gone = (x(i) - 2.5 for i, v in enumerate(carried) if v is not None and not math.isfinite(v))
         paths += [
             (f"dots {fmt}", "".join(f"M{a:g} {b:g}h0" for a, b in dots)),
-            (f"line {fmt}", _line(points)),
+            (f"line {fmt}", curve(points)),
             (f"gone {fmt}", "".join(f"M{a:g} {3 + MARKS * row}l5 5m0-5l-5 5" for a in gone)),
         ]
     legend = [(f, "recommended plan" if f == "plan" else label(f)) for f in curves] + [("budget", "budget")]
@@ -64,8 +64,8 @@ def depth_chart(audit: Audit) -> Chart | None:
         tuple(paths),
         tuple(legend),
         "operation, in order",
-        tuple((x(i / per_point), f"{i:,}") for i in _round_steps(len(nodes) - 1)),
-        tuple((y(d), power(10, d)) for d in decades),
+        tuple((x(i / per_point), f"{i:,}") for i in round_steps(len(nodes) - 1)),
+        tuple((y(d), power(10, d)) for d in powers),
         tuple(b[0][0] for b in bins),
     )
 
@@ -76,24 +76,24 @@ def _worst(nodes: Iterable[tuple[int, NodeReport]], fmt: str, propagated: bool) 
     return max((math.inf if math.isnan(v) else v for v in values if v is not None), default=None)
 
 
-def _log(value: float) -> float:
+def log(value: float) -> float:
     return math.log10(value) if value > 0 else -math.inf
 
 
-def _decades(values: Iterable[float | None]) -> range:
+def decades(values: Iterable[float | None]) -> range:
     logs = [math.log10(v) for v in values if v is not None and math.isfinite(v) and v > 0] or [-4.0, 0.0]
     high = min(max(math.ceil(max(logs)), -1), 3)
     low = max(math.floor(min(logs)), high - 9)
     return range(low, max(high, low + 1) + 1)
 
 
-def _round_steps(last: int) -> list[int]:
+def round_steps(last: int) -> list[int]:
     step = 10 ** max(int(math.log10(max(last, 1))), 0)
     step = next(s for s in (step // 5 or 1, step // 2 or 1, step, 2 * step) if last / s <= 6)
     return list(range(0, last + 1, step))
 
 
-def _line(points: Iterable[tuple[float, float] | None]) -> str:
+def curve(points: Iterable[tuple[float, float] | None]) -> str:
     path, pen_up = "", True
     for point in points:
         path += f"{'M' if pen_up else 'L'}{point[0]:g} {point[1]:g}" if point else ""

@@ -1,0 +1,97 @@
+"""The verb `rehearse`: the user's own training step, in every recipe beside FP32."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from .. import folder
+from ..progress.shown import Display, reporter
+from ..settings import Flag, Option
+from .program import Verb, say, watch
+
+BATCHES = ("batches", "get_batches", "train_loader", "loader")
+
+
+class Rehearse(Verb):
+    """Run a training step some hundred times in FP32, under autocast and in BF16 throughout, and say which one to train in."""
+
+    takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
+    target: Annotated[
+        str, Option(shown="FILE.py:STEP"), Field(description="a function that runs one training step on a batch")
+    ]
+    steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number", "N")] = 200
+    """how many, in each recipe"""
+    batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
+    """`f.py:name`, or a name in the target's file: what the step is called with; `batches`, `get_batches()`, `train_loader`
+    or `loader` of the file unless given"""
+    plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
+    """a plan.json, or the directory of an audit, whose plan is rehearsed too"""
+    remedies: Flag = True
+    """also run what repairs a recipe that has a problem"""
+
+    def run(self) -> int:
+        return watch(self, self._rehearse, reporter(self.quiet))
+
+    def _rehearse(self, progress: Display) -> int:
+        progress("load", self.target, 0, 0)
+        from ..document.read import load
+        from ..loading.target import parse, user_code
+        from ..rehearsal.rehearse import rehearse
+        from ..report.blocks import looks, to_terminal
+        from ..report.rehearsal import overview
+
+        target = parse(self.target)
+        plan = load(self.plan_file) if self.plan_file else None
+        directory = self.out or Path("audits") / f"{target.name}-rehearsal"
+        folder.check_directory(directory)
+        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+            if not self.debug:
+                warnings.simplefilter("ignore")
+            with user_code(target, self.seed):
+                step, batches = self._step(target), self._batches(target)
+                found = rehearse(
+                    step,
+                    batches,
+                    self.steps,
+                    plan=plan,
+                    seed=self.seed,
+                    remedies=self.remedies,
+                    progress=progress,
+                    target=self.target,
+                )
+        files = found.save(directory)
+        progress.close()
+        say(to_terminal(overview(found), looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
+        return 0
+
+    def _step(self, target: Any) -> Any:
+        from ..loading.target import named_in
+
+        return named_in(
+            target, "name the function that runs one training step, as train.py:step", "missing-target", self.seed
+        )
+
+    def _batches(self, target: Any) -> Any:
+        """What the step is called with; None where the file has none of the names, and none is given."""
+        from dataclasses import replace
+
+        from ..errors import LoadError
+        from ..loading.target import call, named_in, parse
+
+        names = (self.batches,) if self.batches else BATCHES
+        for name in names:
+            where = parse(name) if ":" in name else replace(target, symbol=name)
+            try:
+                value = named_in(where, "give --batches file.py:name", "missing-inputs", self.seed)
+            except LoadError as error:
+                if self.batches or error.slug != "missing-inputs":
+                    raise
+                continue
+            return call(value, f"{name}()", "bad-inputs") if callable(value) else value
+        return None

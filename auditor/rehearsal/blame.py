@@ -1,0 +1,89 @@
+"""Which operation is the first to give Inf or NaN, forwards or backwards, where FP32 gives none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+from types import CodeType
+from typing import Any
+
+import torch
+
+from ..capture.intercept import Handler
+from ..capture.regions import Region
+from ..capture.source import line_of, written_at
+from ..isolation.tensors import plain_torch
+from ..trees import tensors_in
+
+
+class Trail(Handler):
+    """Runs operations as another handler does, and notes of each whether its result, and the gradient at it, are finite."""
+
+    def __init__(self, handler: Handler, modules: list[str], outermost: CodeType) -> None:
+        """modules: the names of those that are being called. outermost: what calls the user's code."""
+        self._handler, self._modules, self._outermost = handler, modules, outermost
+        self.operations: list[tuple[str, str, str]] = []
+        """(name, module, line) of each."""
+        self.forward: list[int] = []
+        self.backward: list[int] = []
+        """Numbers of those whose result, or the gradient at it, is not finite, in the order that shows."""
+        self.weights: list[int] = []
+        """Numbers of those that read a weight whose gradient is not finite."""
+        self.readers: defaultdict[int, list[int]] = defaultdict(list)
+
+    def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        return self._note(op, args, kwargs, self._handler.whole(op, args, kwargs, region))
+
+    def entering(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        return self._handler.entering(op, args, kwargs, region)
+
+    def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        return self._note(op, args, kwargs, self._handler.part(op, args, kwargs, region))
+
+    def _note(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        if torch._C._current_graph_task_id() != -1:  # of a backward pass, which the hooks hear of
+            return result
+        number = len(self.operations)
+        place = written_at(self._outermost)
+        name = str(getattr(op, "_opname", None) or getattr(op, "__name__", op))
+        self.operations.append(
+            (name, self._modules[-1] if self._modules else "", line_of(place.place) if place else "")
+        )
+        for x in tensors_in((args, kwargs)):
+            if (source := getattr(x, "_made_by", None)) is not None:
+                self.readers[source].append(number)
+            elif x.requires_grad and x.is_leaf:
+                x.register_hook(partial(self._hear, self.weights, number))  # type: ignore[no-untyped-call]
+        for x in tensors_in(result):
+            if x.is_floating_point():
+                if not bool(torch.isfinite(x.detach()).all()):
+                    self.forward.append(number)
+                if x.requires_grad:
+                    x._made_by = number  # type: ignore[attr-defined]
+                    x.register_hook(partial(self._hear, self.backward, number))  # type: ignore[no-untyped-call]
+        return result
+
+    def _hear(self, numbers: list[int], number: int, gradient: torch.Tensor) -> None:
+        with plain_torch():
+            finite = bool(torch.isfinite(gradient).all())
+        if not finite:
+            numbers.append(number)
+
+
+def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
+    """What to say of the operation, and its module; nothing where FP32 is not finite there either."""
+    expected = set(fp32.forward)
+    if (number := next((n for n in low.forward if n not in expected), None)) is not None:
+        return _said(low, number, ""), low.operations[number][1]
+    expected = set(fp32.backward)
+    for number in low.backward:
+        if number not in expected:  # the gradient at its result is that of the operations that read it
+            reader = low.readers[number][-1] if low.readers[number] else number
+            return _said(low, reader, "the backward pass of "), low.operations[reader][1]
+    number = next((n for n in low.weights if n not in set(fp32.weights)), None)
+    return ("", "") if number is None else (_said(low, number, "the weight's gradient in "), low.operations[number][1])
+
+
+def _said(trail: Trail, number: int, how: str) -> str:
+    name, module, line = trail.operations[number]
+    return f"{how}{name}{f' in {module}' if module else ''}{f' ({line})' if line else ''}"

@@ -1,0 +1,160 @@
+"""What a rehearsal is asked to run, and what it came to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .. import folder
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to run a training step.
+
+    format: of autocast's regions; of weights, gradients and the optimizer's state where they are `stored` in it. remedies:
+    names in `remedies.REMEDIES`. scale: the loss scale that a GradScaler begins with; None for none. scopes: {module:
+    precision} of a plan, or of modules that stay FP32. repairs: the recipe that this one is a remedy for.
+    """
+
+    name: str
+    title: str
+    format: str = "fp32"
+    stored: bool = False
+    remedies: tuple[str, ...] = ()
+    scale: float | None = None
+    scopes: Mapping[str, str] = field(default_factory=dict)
+    eps: float | None = None
+    repairs: str = ""
+
+
+@dataclass(frozen=True)
+class NonFiniteStep:
+    """A step whose gradients were not finite. step, batch: from 0; a batch that comes again has the number it had.
+
+    scale: the loss scale. where: the operation that was the first to give Inf or NaN, with its module and line; "" where
+    that was not looked for, or FP32 gives one there as well.
+    """
+
+    step: int
+    batch: int
+    scale: float | None
+    where: str = ""
+    module: str | None = None
+
+
+@dataclass(frozen=True)
+class ParameterSeries:
+    """One parameter, one value for each of the steps that were looked at; None where there is nothing to tell.
+
+    error: relative L2 error of the gradient against FP32's at the same weights, on the same batch. noise: how far FP32's
+    gradients of two batches are apart, over sqrt(2), relative to one. Shares of entries: zero_gradient: the gradient is
+    exactly zero; unchanged: the gradient is not zero, and the update changes nothing; decay_lost: weight decay changes
+    nothing; second_moment_stuck: it should move by more than a hundredth, and does not; second_moment_zero: it is zero
+    although the gradient is not.
+    """
+
+    entries: int
+    group: int
+    error: list[float | None] = field(default_factory=list)
+    noise: list[float | None] = field(default_factory=list)
+    zero_gradient: list[float | None] = field(default_factory=list)
+    unchanged: list[float | None] = field(default_factory=list)
+    decay_lost: list[float | None] = field(default_factory=list)
+    second_moment_stuck: list[float | None] = field(default_factory=list)
+    second_moment_zero: list[float | None] = field(default_factory=list)
+
+
+@dataclass
+class Rehearsed:
+    """A recipe that was run. losses: one a step, NaN where it is not finite. steps: those that parameters tell of.
+
+    errors, noise: of all parameters together, at these steps. batches: how many different ones there were. failure: why it could not be run, or ended early.
+    seconds: processor time of the steps, what was measured beside them left out.
+    """
+
+    recipe: Recipe
+    losses: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    errors: list[float | None] = field(default_factory=list)
+    noise: list[float | None] = field(default_factory=list)
+    parameters: dict[str, ParameterSeries] = field(default_factory=dict)
+    skipped: list[NonFiniteStep] = field(default_factory=list)
+    scale: float | None = None
+    batches: int = 0
+    backward_passes: int = 1
+    finite_weights: bool = True
+    failure: str | None = None
+    seconds: float = 0.0
+
+    def late(self, series: list[float | None]) -> float | None:
+        """The mean over the last third of what was looked at."""
+        known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
+        return sum(known) / len(known) if known else None
+
+    def share(self, what: str) -> float | None:
+        """That share of the entries of all parameters together, late in the run."""
+        rows = [(p.entries, self.late(getattr(p, what))) for p in self.parameters.values()]
+        known = [(n, x) for n, x in rows if x is not None]
+        return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
+
+    def last_loss(self) -> float:
+        """The mean over the last tenth of the steps."""
+        last = self.losses[-max(len(self.losses) // 10, 1) :]
+        return sum(last) / len(last) if last else math.nan
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a recipe, with its evidence. kind: a word of `judge.PROBLEMS`; module: where, if anywhere."""
+
+    recipe: str
+    kind: str
+    text: str
+    module: str | None = None
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A rehearsal. recommended: the name of a recipe, "fp32" where nothing else holds. runs: {name: how it went}."""
+
+    target: str
+    steps: int
+    batches: int
+    runs: Mapping[str, Rehearsed]
+    problems: tuple[Problem, ...]
+    recommended: str
+    recommendation: str
+
+    @cached_property
+    def holding(self) -> tuple[str, ...]:
+        """The recipes without a problem, in the order they were run."""
+        broken = {problem.recipe for problem in self.problems}
+        return tuple(name for name in self.runs if name not in broken)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; what is not finite is None."""
+        return {"format_version": 1, **_plain(asdict(self))}
+
+    def save(self, directory: str | Path) -> tuple[Path, ...]:
+        """Write rehearsal.json and rehearsal.html. Raises: AuditorError(slug="bad-output")."""
+        from ..report.rehearsal import render
+
+        place = folder.path_of(directory, "directory")
+        texts = {"rehearsal.json": json.dumps(self.to_dict(), indent=1) + "\n", "rehearsal.html": render(self)}
+        return folder.write(place, texts)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,513 @@
+"""A recipe, run in a process forked for it: what is patched here, in torch and in the user's model, is never put back."""
+
+from __future__ import annotations
+
+import gc
+import math
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as every_module
+from torch.optim import Optimizer
+from torch.optim import optimizer as every_optimizer
+
+from ..artefact.applying import apply_plan
+from ..capture.emulation import Emulation, emulate, scaled_as_on_cuda
+from ..capture.intercept import Handler, intercepted
+from ..capture.regions import written_as_meant
+from ..errors import LoadError
+from ..isolation.process import ieee, process_state, swapped, uncompiled
+from ..isolation.tensors import plain_torch
+from ..loading.target import blame, required
+from ..numerics.formats import dtype_of
+from ..trees import over_tensors
+from .blame import Trail, first_to_blame
+from .remedies import REMEDIES
+from .result import NonFiniteStep, ParameterSeries, Recipe, Rehearsed
+
+BLAMED = 4
+"""Steps that are run again to find the operation to blame."""
+GROWTH, INTERVAL = 2.0, 2000
+"""Of GradScaler, by default: the scale is halved where a step is not finite, and doubled after so many that are."""
+SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
+STUCK = 0.01
+"""A second moment that is nearer to the squared gradient than that need not move."""
+
+_Autocast = torch.amp.autocast_mode.autocast
+
+
+@dataclass
+class Scene:
+    """What one step used, by id: modules that it called itself, and optimizers. own_regions: it opens autocast itself.
+    known: all modules and optimizers that there were before."""
+
+    modules: dict[int, nn.Module] = field(default_factory=dict)
+    optimizers: dict[int, Optimizer] = field(default_factory=dict)
+    own_regions: bool = False
+    backward_passes: int = 0
+    known: Mapping[int, nn.Module | Optimizer] = field(default_factory=dict)
+
+    @cached_property
+    def roots(self) -> dict[str, nn.Module]:
+        """{prefix of its names: module} of the outermost modules around those with parameters that an optimizer has."""
+        trained = {id(p) for one in self.optimizers.values() for group in one.param_groups for p in group["params"]}
+        tops = [m for m in self.modules.values() if trained & {id(p) for p in m.parameters()}]
+        found: list[nn.Module] = []
+        for top in tops:
+            around = [m for m in self.known.values() if isinstance(m, nn.Module) and any(x is top for x in m.modules())]
+            outermost = max(around, key=lambda m: sum(1 for _ in m.modules()), default=top)
+            found += [] if any(outermost is one for one in found) else [outermost]
+        if len(found) == 1:
+            return {"": found[0]}
+        names = [type(one).__name__ for one in found]
+        return {
+            f"{name}{i if names.count(name) > 1 else ''}.": m
+            for i, (name, m) in enumerate(zip(names, found, strict=True))
+        }
+
+
+def known_objects() -> dict[int, nn.Module | Optimizer]:
+    """{id: object} of all modules and optimizers of this process."""
+    return {id(one): one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)}
+
+
+def call_step(step: Callable[..., Any], batch: Any) -> Any:
+    """The user's step on a batch, which is one argument, or one each where it asks for several; none where it asks for none."""
+    names = required(step)
+    return step(*(batch if len(names) > 1 else [batch][: len(names)]))
+
+
+class _Found(BaseException):
+    """Leaves the user's step, in a process that is there to look for the operation to blame."""
+
+
+class Session:
+    """The user's step under one recipe. `run` it once."""
+
+    def __init__(self, recipe: Recipe, scene: Scene, step: Callable[..., Any]) -> None:
+        self.recipe, self.scene, self.step = recipe, scene, step
+        self.result = Rehearsed(recipe)
+        self.scale, self._good = recipe.scale, 0
+        self._calls: list[str] = []
+        self._names: dict[int, str] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+        self._losses: list[float] = []
+        self._broken = self._sampling = self._searching = False
+        self._number = self._batch = -1
+        self._before: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
+        self._shadow: dict[str, torch.Tensor] = {}
+        self._region: ExitStack | None = None
+        self._state: Callable[[], None] = lambda: None
+        self._told: Callable[[str], None] = lambda where: None
+
+    # What stands in torch's place
+
+    def _patch(self) -> None:
+        every_module.register_module_forward_pre_hook(self._enter_module)
+        every_module.register_module_forward_hook(self._leave_module, always_call=True)
+        every_optimizer.register_optimizer_step_pre_hook(self._before_update)
+        every_optimizer.register_optimizer_step_post_hook(self._after_update)
+        backward, grad = torch.autograd.backward, torch.autograd.grad
+        torch.autograd.backward = lambda *a, **k: self._backward(backward, *a, **k)
+        torch.autograd.grad = lambda outputs, *a, **k: self._grad(grad, outputs, *a, **k)
+        scaler = torch.amp.grad_scaler.GradScaler  # the user's own does nothing: this session scales
+        scaler.scale = lambda self, outputs: outputs  # type: ignore[method-assign]
+        scaler.unscale_ = lambda self, optimizer: None  # type: ignore[method-assign]
+        scaler.step = lambda self, optimizer, *a, **k: optimizer.step(*a, **k)  # type: ignore[method-assign]
+        scaler.update = lambda self, *a, **k: None  # type: ignore[method-assign]
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        if not self._calls and id(module) not in self.scene.modules:
+            self.scene.modules[id(module)] = module
+        self._calls.append(self._names.get(id(module), self._calls[-1] if self._calls else ""))
+
+    def _leave_module(self, module: nn.Module, args: Any, result: Any) -> None:
+        self._calls.pop()
+
+    @contextmanager
+    def _around(self, recipe: Recipe, handler: Handler | None = None) -> Iterator[None]:
+        """A step of the user's: in FP32, or as CUDA runs it, with the step's own regions in the dtype of the recipe."""
+        low = recipe.format != "fp32"
+        emulated: AbstractContextManager[None] = emulate("cuda") if low else written_as_meant()
+        with ExitStack() as stack:
+            for one in (ieee(), uncompiled(), emulated if handler is None else intercepted(handler)):
+                stack.enter_context(one)
+            if handler is not None:
+                stack.enter_context(scaled_as_on_cuda())
+            enter = vars(_Autocast)["__enter__"]
+            regional = low and not recipe.stored
+
+            def entering(region: Any) -> Any:
+                if not self._calls and not hasattr(region, "_ours") and getattr(region, "_meant", region._enabled):
+                    self.scene.own_regions = True
+                    region._enabled = region._meant = regional
+                    region.fast_dtype = dtype_of(recipe.format) if regional else region.fast_dtype
+                return enter(region)
+
+            stack.enter_context(swapped(_Autocast, "__enter__", entering))
+            if regional and not self.scene.own_regions:
+                stack.enter_context(_region(True, dtype_of(recipe.format)))
+            yield
+
+    def _outside(self) -> AbstractContextManager[Any]:
+        """Where backward passes and optimizers run: in no region."""
+        return _region(False) if self.recipe.format != "fp32" else nullcontext()
+
+    def _backward(self, original: Callable[..., None], tensors: Any, *args: Any, **kwargs: Any) -> None:
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        self.scene.backward_passes += 1
+        self._losses += [float(x.detach()) for x in roots if x.numel() == 1]
+        with self._outside():
+            if self.scale is None:
+                return original(roots, *args, **kwargs)
+            before = {p: p.grad for p in self.parameters.values()}
+            for p in before:
+                p.grad = None
+            original([x * self._factor for x in roots], *args, **kwargs)
+        with plain_torch():  # at once, which is what unscaling before the step comes to: the scale is a power of two
+            for p, old in before.items():
+                new = None if p.grad is None else p.grad / self._factor
+                p.grad = old if new is None else new if old is None else old + new
+        return None
+
+    def _grad(self, original: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._outside():
+            if self.scale is None:
+                return original(outputs, *args, **kwargs)
+            scaled = over_tensors(lambda x: x * self._factor, outputs)
+            return over_tensors(lambda g: g / self._factor, original(scaled, *args, **kwargs))
+
+    @property
+    def _factor(self) -> torch.Tensor:
+        return torch.full((), self.scale or 1.0)
+
+    # What is done to the user's model
+
+    def prepare(self) -> None:
+        """The model and the optimizers as the recipe has them."""
+        self._patch()
+        roots = self.scene.roots
+        for prefix, root in roots.items():
+            for path, module in root.named_modules():
+                self._names.setdefault(id(module), prefix + _unwrapped(path))
+            for path, p in root.named_parameters():
+                self.parameters[prefix + _unwrapped(path)] = p
+        mine = {
+            id(p): (n, g)
+            for o in self.scene.optimizers.values()
+            for n, g in enumerate(o.param_groups)
+            for p in g["params"]
+        }
+        self.parameters = {name: p for name, p in self.parameters.items() if id(p) in mine}
+        for name, p in self.parameters.items():
+            self.result.parameters[name] = ParameterSeries(p.numel(), mine[id(p)][0])
+        self._hooks = {
+            o: (dict(o._optimizer_step_pre_hooks), dict(o._optimizer_step_post_hooks))
+            for o in self.scene.optimizers.values()
+        }
+        if self.recipe.name != "as_written":
+            self._store(dtype_of(self.recipe.format) if self.recipe.stored else torch.float32)
+        for optimizer in self.scene.optimizers.values():
+            for name in self.recipe.remedies:
+                REMEDIES[name](optimizer)
+            for group in optimizer.param_groups if self.recipe.eps is not None else ():
+                group["eps"] = self.recipe.eps
+        if self.recipe.scopes:
+            self._keep(dict(self.recipe.scopes), roots)
+        numbers = sum(p.numel() for p in self.parameters.values())
+        shared: Any = torch.frombuffer(
+            mmap.mmap(-1, 4 * max(numbers, 1)), dtype=torch.float32
+        )  # by processes forked from this one
+        self._shadow = dict(
+            zip(self.parameters, shared.split([p.numel() for p in self.parameters.values()]), strict=False)
+        )
+
+    def _store(self, dtype: torch.dtype) -> None:
+        """Weights, buffers and optimizers in a dtype, and what is handed to the model too."""
+        if all(p.dtype is dtype for p in self.parameters.values()):
+            return
+        for root in self.scene.roots.values():
+            root.to(dtype)
+        for optimizer in self.scene.optimizers.values():
+            for state in optimizer.state.values():
+                state |= {
+                    k: x.to(dtype)
+                    for k, x in state.items()
+                    if isinstance(x, torch.Tensor) and x.dim() and x.is_floating_point()
+                }
+
+        def cast(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            wanted = next((p.dtype for p in module.parameters() if p.is_floating_point()), dtype)
+            return over_tensors(lambda x: x.to(wanted) if x.is_floating_point() else x, (args, kwargs))
+
+        for module in self.scene.modules.values():
+            module.register_forward_pre_hook(cast, prepend=True, with_kwargs=True)
+
+    def _keep(self, scopes: dict[str, str], roots: Mapping[str, nn.Module]) -> None:
+        for prefix, root in roots.items():
+            own = {path.removeprefix(prefix): kind for path, kind in scopes.items() if path.startswith(prefix)}
+            known = {_unwrapped(path): path for path, _ in root.named_modules()}
+            how = {
+                known[path]: {"precision": kind, "because": [], "output": "cast"}
+                for path, kind in own.items()
+                if path in known
+            }
+            whole = {"": {"precision": self.recipe.format, "because": [], "output": "cast"}}
+            apply_plan(root, {"strategy": "autocast", "format": self.recipe.format, "scopes": {**whole, **how}})
+
+    # The steps
+
+    def look(self, batch: Any) -> dict[str, Any]:
+        """What one step in FP32 uses of the objects that are there."""
+        self._patch()
+        with self._around(self.recipe):
+            call_step(self.step, batch)
+        ids = [*self.scene.modules, *self.scene.optimizers]
+        return {
+            "used": [one for one in ids if one in self.scene.known],
+            "unknown": [type(o).__name__ for i, o in self.scene.optimizers.items() if i not in self.scene.known],
+            "own_regions": self.scene.own_regions,
+            "backward_passes": self.scene.backward_passes,
+        }
+
+    def run(
+        self, batches: Iterator[tuple[int, Any]], steps: int, samples: Sequence[int], tell: Callable[[int], None]
+    ) -> Rehearsed:
+        """So many steps."""
+        result, wanted = self.result, set(samples)
+        result.backward_passes = self.scene.backward_passes
+        try:
+            for self._number, (self._batch, batch) in zip(range(steps), batches, strict=False):
+                self._sampling, result.batches = self._number in wanted, max(result.batches, self._batch + 1)
+                if self._sampling and self.recipe.name != "fp32":
+                    self._run_shadow(batch)
+                self._losses, self._broken, self._state = [], False, process_state()
+                began = time.process_time()
+                try:
+                    with self._around(self.recipe):
+                        value = call_step(self.step, batch)
+                except _Found:
+                    self._tell_blame(batch)
+                result.seconds += time.process_time() - began
+                self._end_step(value)
+                tell(self._number + 1)
+        except (Exception, SystemExit) as error:
+            result.failure = f"step {self._number}: {blame(error)}"
+        result.finite_weights = all(bool(p.isfinite().all()) for p in self.parameters.values())
+        result.scale = self.scale
+        return result
+
+    def _end_step(self, value: Any) -> None:
+        """Keep the loss, and move the loss scale as GradScaler would."""
+        given = value if isinstance(value, float) else float(value.detach()) if _is_number(value) else None
+        self.result.losses.append(given if given is not None else sum(self._losses) if self._losses else math.nan)
+        if self.scale is not None:
+            self._good = 0 if self._broken else self._good + 1
+            self.scale *= 1 / GROWTH if self._broken else GROWTH if self._good == INTERVAL else 1
+            self._good %= INTERVAL
+
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.scene.optimizers.setdefault(id(optimizer), optimizer)
+        if any(callable(one) for one in (*args, *kwargs.values())):
+            kind = type(optimizer).__name__
+            raise LoadError(
+                f"{kind}.step is called with a closure, which runs the model as often as it likes: rehearse another optimizer",
+                "bad-step",
+            )
+        self._region = ExitStack()
+        self._region.enter_context(self._outside())
+        with plain_torch():
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            own = {name: p for name, p in self.parameters.items() if id(p) in held}
+            if self._searching:
+                raise _Found
+            if not all(bool(p.grad.isfinite().all()) for p in own.values() if p.grad is not None):
+                self._not_finite(list(own.values()))
+            elif self._sampling:
+                self._note(optimizer, own)
+
+    def _not_finite(self, parameters: list[nn.Parameter]) -> None:
+        """A step whose gradients are not finite: GradScaler would skip it; without one, it is taken."""
+        known = self.result.skipped
+        if not self._broken:
+            self._broken = True
+            where, module = self._search() if len(known) < BLAMED else ("", None)
+            known.append(NonFiniteStep(self._number, self._batch, self.scale, where, module))
+        if self.scale is not None:
+            for p in parameters:
+                p.grad = None
+
+    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._region is not None:
+            self._region.close()
+        with plain_torch():
+            if self._sampling and self._before:
+                self._compare(optimizer)
+            if not self.result.skipped and not all(bool(p.isfinite().all()) for p in self.parameters.values()):
+                where = f"the update of {type(optimizer).__name__}, whose gradients are finite"
+                self.result.skipped.append(NonFiniteStep(self._number, self._batch, self.scale, where))
+
+    # What is measured of a step
+
+    def _note(self, optimizer: Optimizer, own: dict[str, nn.Parameter]) -> None:
+        for name, p in own.items():
+            if p.grad is not None:
+                moment = next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
+                self._before[name] = (
+                    p.detach().clone(),
+                    p.grad.detach().clone(),
+                    None if moment is None else moment.clone(),
+                )
+
+    def _compare(self, optimizer: Optimizer) -> None:
+        """What the update did, parameter by parameter; of the first update of each in this step."""
+        wide = bool({*self.recipe.remedies} - {"fp32_accumulation"})
+        if self._number not in self.result.steps:
+            self.result.steps.append(self._number)
+            self.result.errors.append(None)
+            self.result.noise.append(None)
+            self._sums = [0.0, 0.0]
+        for group in optimizer.param_groups:
+            for name in [n for n in self._before if any(self.parameters[n] is p for p in group["params"])]:
+                p, (before, grad, moment) = self.parameters[name], self._before.pop(name)
+                row, moved = self.result.parameters[name], grad != 0
+                row.zero_gradient.append(_share(~moved))
+                row.unchanged.append(None if wide else _share((p == before)[moved]))
+                row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group))
+                now = next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
+                square = grad.float() ** 2
+                moving = (square - moment.float()).abs() > STUCK * moment.float() if moment is not None else moved[:0]
+                row.second_moment_stuck.append(
+                    _share((now == moment)[moving]) if moment is not None and now is not None else None
+                )
+                row.second_moment_zero.append(_share((now == 0)[moved]) if now is not None else None)
+                self._hold_against(name, row, grad.float())
+        whole, apart = self._sums
+        figure = math.sqrt(apart / whole) if whole else None
+        (self.result.noise if self.recipe.name == "fp32" else self.result.errors)[-1] = figure
+
+    def _hold_against(self, name: str, row: ParameterSeries, gradient: torch.Tensor) -> None:
+        """The gradient beside FP32's of the same weights and batch; in FP32 beside that of the step that was looked at before."""
+        other = self._shadow[name].view_as(gradient)
+        first = self.recipe.name == "fp32" and len(self.result.steps) == 1
+        if not first and bool(other.isfinite().all()):
+            size, apart = float(other.square().sum()), float((gradient - other).square().sum())
+            apart /= 2.0 if self.recipe.name == "fp32" else 1.0
+            self._sums = [self._sums[0] + size, self._sums[1] + apart]
+            (row.noise if self.recipe.name == "fp32" else row.error).append(math.sqrt(apart / size) if size else None)
+        else:
+            (row.noise if self.recipe.name == "fp32" else row.error).append(None)
+        if self.recipe.name == "fp32":
+            other.copy_(gradient)
+
+    def _run_shadow(self, batch: Any) -> None:
+        """FP32's gradients of this step, from the same weights, state and random numbers, in a process of their own."""
+        for mine in self._shadow.values():
+            mine.fill_(math.nan)
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            return
+        try:
+            self._become_fp32()
+            with self._around(self.recipe):
+                call_step(self.step, batch)
+        finally:
+            os._exit(0)
+
+    def _become_fp32(self) -> None:
+        """From here on this process runs the step in FP32, and keeps its gradients."""
+        low, self.recipe, self.scale, self._sampling = self.recipe, Recipe("fp32", "FP32"), None, False
+        for optimizer, (before, after) in self._hooks.items():
+            hooks: Any
+            for hooks, kept in (
+                (optimizer._optimizer_step_pre_hooks, before),
+                (optimizer._optimizer_step_post_hooks, after),
+            ):
+                hooks.clear()
+                hooks.update(kept)
+        if low.stored or low.name == "as_written":
+            self._store(torch.float32)
+
+        def keep(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            for name, p in self.parameters.items():
+                if id(p) in held and p.grad is not None and not bool(self._shadow[name].isfinite().all()):
+                    self._shadow[name].copy_(p.grad.detach().flatten())
+
+        every_optimizer.register_optimizer_step_pre_hook(keep)
+
+    def _search(self) -> tuple[str, str | None]:
+        """The operation to blame, found by a process of its own, which leaves the step here and runs it again."""
+        there, here = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(there)
+            self._told = lambda text: (os.write(here, text.encode()), os._exit(0))[1]
+            raise _Found
+        os.close(here)
+        with os.fdopen(there) as answer:
+            where, _, module = answer.read().partition("\n")
+        os.waitpid(child, 0)
+        return where, module if where else None
+
+    def _tell_blame(self, batch: Any) -> None:
+        """Run the step again, low and then in FP32, and say which operation is the first that is not finite in low alone."""
+        self._searching = True
+        try:
+            low = self._trail(batch, Emulation())
+            self._become_fp32()
+            self._told("\n".join(first_to_blame(low, self._trail(batch, Handler()))))
+        finally:
+            os._exit(1)
+
+    def _trail(self, batch: Any, handler: Handler) -> Trail:
+        trail = Trail(handler, self._calls, call_step.__code__)
+        self._state()
+        self._calls.clear()
+        for p in self.parameters.values():
+            p.grad = None
+        try:
+            with self._around(self.recipe, trail):
+                call_step(self.step, batch)
+        except _Found:
+            pass
+        return trail
+
+
+def _region(enabled: bool, dtype: torch.dtype | None = None) -> Any:
+    region: Any = torch.autocast("cuda", dtype=dtype, enabled=enabled)
+    region._ours = True
+    return region
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
+
+
+def _share(flags: torch.Tensor) -> float | None:
+    return float(flags.float().mean()) if flags.numel() else None
+
+
+def _decay_lost(before: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any]) -> float | None:
+    """Share of the weights that decay does not move, where there is any."""
+    decay, rate = float(group.get("weight_decay") or 0.0), float(group.get("lr", 0.0))
+    held = before != 0
+    if not decay or not rate:
+        return None
+    if group.get("decoupled_weight_decay"):
+        return _share((before * (1 - rate * decay) == before)[held])
+    return _share((grad + decay * before.to(grad.dtype) == grad)[held])
+
+
+def _unwrapped(path: str) -> str:
+    """A name without what torch.compile and DistributedDataParallel put into it."""
+    return ".".join(part for part in path.split(".") if part not in ("_orig_mod", "module"))

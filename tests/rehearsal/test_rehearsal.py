@@ -1,0 +1,282 @@
+"""A rehearsal finds what was planted, repairs it, says nothing of steps without a fault, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import auditor
+from auditor.errors import AuditorError
+from auditor.rehearsal.remedies import REMEDIES, code_of
+from tests.rehearsal.cases import CASES, Made, classes, mlp, plain
+
+
+def rehearsed(name: str, steps: int, **how: Any) -> Any:
+    step, batches = CASES[name].make()
+    return auditor.rehearse(step, batches, steps, **how)
+
+
+def test_the_batch_that_breaks_is_named_with_its_operation_and_line() -> None:
+    found = rehearsed("experts_with_a_rare_batch", 12, remedies=False)
+    run = found.runs["fp16_autocast"]
+    assert {each.batch for each in run.skipped} == {3, 4, 5}  # three of six batches have the row, twice in twelve steps
+    assert run.scale == 65536 / 2**6
+    assert "backward pass of div" in run.skipped[0].where
+    assert "cases.py" in run.skipped[0].where
+    assert run.losses[0] == pytest.approx(found.runs["fp32"].losses[0], rel=1e-2)
+    assert found.recommended == "bf16_autocast"
+
+
+def test_the_order_of_batches_changes_no_statement() -> None:
+    step, batches = CASES["experts_with_a_rare_batch"].make()
+    found = auditor.rehearse(step, batches[::-1], 12, remedies=False)
+    assert ("fp16_autocast", "steps-skipped") in {(each.recipe, each.kind) for each in found.problems}
+    assert {each.batch for each in found.runs["fp16_autocast"].skipped} == {0, 1, 2}
+
+
+def test_decay_below_half_a_spacing_is_lost_and_three_remedies_bring_it_back() -> None:
+    found = rehearsed("lost_decay", 12)  # lr * decay = 3e-4, and half a spacing of BF16 is 2^-9 = 2e-3 at most
+    assert found.runs["bf16"].share("decay_lost") == pytest.approx(1, abs=0.01)
+    assert found.runs["fp32"].share("decay_lost") == 0
+    for remedy in ("fp32_master_weights", "stochastic_rounding", "kahan_sums"):
+        assert found.runs[f"bf16_{remedy}"].share("decay_lost") == 0
+    entry = next(p for p in found.problems if p.kind == "decay-lost")
+    assert entry.recipe == "bf16"
+    assert "100%" in entry.text
+
+
+def test_a_master_copy_trains_as_fp32_does_and_plain_bf16_does_not() -> None:
+    found = rehearsed("vanishing_updates", 30)
+    last = {name: run.losses[-1] for name, run in found.runs.items()}
+    gained = found.runs["fp32"].losses[-1] - last["fp32"]
+    assert found.runs["bf16"].share("unchanged") > 0.8
+    assert abs(last["bf16_fp32_master_weights"] - last["fp32"]) < 0.02
+    assert gained == 0
+
+
+def test_an_update_that_ruins_the_weights_is_the_optimizers() -> None:
+    found = rehearsed("adam_in_fp16", 6)  # eps = 1e-8 and most second moments are zero in FP16: 0 / 0, or x / 0
+    run = found.runs["as_written"]
+    assert not run.finite_weights
+    assert run.skipped[0].where == "the update of AdamW, whose gradients are finite"
+    assert found.runs["as_written_eps"].finite_weights
+
+
+@pytest.mark.parametrize("mode", ["plain", "own regions and scaler"])
+def test_a_step_with_regions_and_a_scaler_of_its_own_is_rehearsed_where_they_are(mode: str) -> None:
+    model = mlp(16, 32, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+
+    def own(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            out = model(x)
+        loss = F.cross_entropy(out.float(), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    step = own if mode != "plain" else plain(model, optimizer, clip=1.0)
+    found = auditor.rehearse(step, classes(4), 8, remedies=False)
+    losses = {name: torch.tensor(run.losses) for name, run in found.runs.items()}
+    assert all(run.failure is None and not run.skipped for run in found.runs.values())
+    assert torch.allclose(losses["fp16_autocast"], losses["fp32"], rtol=5e-3)
+    assert not torch.equal(losses["bf16_autocast"], losses["fp32"])
+    assert torch.allclose(losses["bf16_autocast"], losses["fp32"], rtol=5e-2)
+
+
+def test_everything_comes_back_as_it_was() -> None:
+    model = mlp(16, 32, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    batches, taken = iter(classes(40)), []
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        taken.append(random.random())
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        schedule.step()
+
+    step(*next(batches))
+    weights = [p.detach().clone() for p in model.parameters()]
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    state, random_state, torch_state = optimizer.state_dict(), random.getstate(), torch.get_rng_state()
+    backward, hooks = torch.autograd.backward, len(optimizer._optimizer_step_pre_hooks)
+    auditor.rehearse(step, batches, 5)
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    assert all(torch.equal(a, p.grad) for a, p in zip(gradients, model.parameters(), strict=True))
+    assert all(p.dtype is torch.float32 for p in model.parameters())
+    assert str(optimizer.state_dict()) == str(state)
+    assert (random.getstate(), schedule.last_epoch, len(taken)) == (random_state, 1, 1)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert torch.autograd.backward is backward
+    assert len(optimizer._optimizer_step_pre_hooks) == hooks
+    assert len(list(batches)) == 39
+
+
+@pytest.mark.parametrize("name", sorted(REMEDIES))
+def test_the_code_of_a_remedy_runs_as_pasted(name: str) -> None:
+    """In BF16, weights of 1 and a gradient of 1 at a rate of 1e-3, 64 times: plain SGD stays at 1, exact sums end at 0.936."""
+    weight = nn.Parameter(torch.ones(256, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    exec(code_of(name), {"optimizer": optimizer, "torch": torch})
+    torch.manual_seed(0)
+    for _ in range(64):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+    assert weight.dtype is torch.bfloat16
+    expected = 1.0 if name == "fp32_accumulation" else 0.936
+    assert float(weight.detach().float().mean()) == pytest.approx(expected, abs=2**-8)
+
+
+def test_gradients_of_many_passes_are_summed_in_fp32() -> None:
+    weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    sums = {}
+    for name in ("plain", "fp32"):
+        if name == "fp32":
+            REMEDIES["fp32_accumulation"](optimizer)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for _ in range(512):
+                weight.sum().backward()
+            sums[name] = float(weight.grad)  # type: ignore[arg-type]
+    assert sums == {"plain": 256, "fp32": 512}  # 256 + 1 rounds to 256
+
+
+def _no_optimizer() -> Made:
+    model = mlp(16, 4)
+    return lambda x, y: F.cross_entropy(model(x), y).backward(), classes(1)
+
+
+def _makes_its_own() -> Made:
+    model = mlp(16, 4)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step, classes(1)
+
+
+def _raises() -> Made:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        raise ValueError("no such thing")
+
+    return step, classes(1)
+
+
+def _closure() -> Made:
+    model = mlp(16, 4)
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    return step, classes(1)
+
+
+def _ends() -> Made:
+    step, _ = _no_optimizer()
+    return step, []
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_no_optimizer, "calls no optimizer's step"),
+        (_makes_its_own, "makes its own SGD"),
+        (_raises, "the step raised ValueError: no such thing"),
+        (_closure, "LBFGS.step is called with a closure"),
+        (_ends, "batches has no batch"),
+    ],
+)
+def test_a_step_that_cannot_be_rehearsed_is_refused_in_one_line(make: Any, said: str) -> None:
+    with pytest.raises(AuditorError, match=said) as raised:
+        auditor.rehearse(*make(), 3)
+    assert raised.value.slug == "bad-step"
+
+
+def test_two_models_are_told_apart() -> None:
+    found = rehearsed("adversarial_pair", 4, remedies=False)
+    names = set(found.runs["bf16"].parameters)
+    assert {"Sequential0.0.weight", "Sequential1.2.bias"} <= names
+    assert len(names) == 8
+    assert found.runs["fp32"].backward_passes == 2
+
+
+def test_an_adapter_begins_with_gradients_of_zero_and_goes_on() -> None:
+    found = rehearsed("adapter_that_begins_at_zero", 6, remedies=False)
+    row = found.runs["bf16_autocast"].parameters["a"]
+    assert (row.zero_gradient[0], row.zero_gradient[-1]) == (1, 0)
+    assert row.error[-1] < 0.05
+
+
+TRAIN = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def get_batches():
+    return [torch.randn(4, 8) for _ in range(3)]
+def step(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    print("in the step")
+    return loss
+def fails(x):
+    return 1 / 0
+"""
+
+
+def test_the_command_writes_its_files_and_refuses_in_one_line(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    from auditor.cli import main
+
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(tmp_path)
+    assert main(["rehearse", "train.py:step", "--steps", "5", "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert "Train in BF16 under autocast, and nothing else needs to be done" in said.out
+    assert "in the step" not in said.out
+    data = json.loads(Path("audits/train-step-rehearsal/rehearsal.json").read_text())
+    assert (data["steps"], data["batches"], len(data["runs"]["fp32"]["losses"])) == (5, 3, 5)
+    page = Path("audits/train-step-rehearsal/rehearsal.html").read_text()
+    assert page.count('<path class="line') >= 6
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+    assert main(["rehearse", "train.py:fails", "--steps", "5", "--out", "other", "--quiet"]) == 2
+    assert "ZeroDivisionError: division by zero (train.py:17)" in capsys.readouterr().err
+    assert not Path("other").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_what_was_planted_is_found_and_repaired(name: str) -> None:
+    case, found = CASES[name], rehearsed(name, 80)
+    kinds = {(each.recipe, each.kind) for each in found.problems}
+    assert found.recommended == case.recommended
+    assert set(case.broken) <= kinds
+    assert set(case.holding) <= set(found.holding)
+    assert not case.repaired or not any((case.repaired, kind) in kinds for _, kind in case.broken)
