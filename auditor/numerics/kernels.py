@@ -71,6 +71,8 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return run_layer(target, args, kwargs, row)
     if on_cpu and is_scan(target):
         return run_scan(target, args, kwargs, row)
+    if on_cpu and known.sums_gradients_in_fp32 and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return in_float32(target, args, kwargs, row)
     if on_cpu and known.promotes:
         args, kwargs = scalars_lowered((args, kwargs))
     try:

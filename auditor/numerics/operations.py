@@ -63,6 +63,7 @@ class Operation:
     recurrent: bool = False  # a recurrent layer over time
     cell: bool = False  # one step of a recurrent layer
     embedding: bool = False  # reads, or keeps in bounds, rows of a table
+    sums_gradients_in_fp32: bool = False  # backwards on CUDA; the CPU's kernel adds in half
     layer: bool = False  # makes a layer when an argument comes from parameters; products and recurrent ones always do
 
     # Other arithmetic.

@@ -13,6 +13,7 @@ from ..capture.intercept import Handler
 from ..capture.regions import Region
 from ..capture.source import line_of, written_at
 from ..isolation.tensors import plain_torch
+from ..training.step import LOSS
 from ..trees import tensors_in
 
 
@@ -47,7 +48,7 @@ class Trail(Handler):
         place = written_at(self._outermost)
         name = str(getattr(op, "_opname", None) or getattr(op, "__name__", op))
         self.operations.append(
-            (name, self._modules[-1] if self._modules else "", line_of(place.place) if place else "")
+            (name, self._modules[-1] if self._modules else LOSS, line_of(place.place) if place else "")
         )
         for x in tensors_in((args, kwargs)):
             if (source := getattr(x, "_made_by", None)) is not None:
@@ -86,4 +87,4 @@ def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
 
 def _said(trail: Trail, number: int, how: str) -> str:
     name, module, line = trail.operations[number]
-    return f"{how}{name}{f' in {module}' if module else ''}{f' ({line})' if line else ''}"
+    return f"{how}{name}{f' in {module}' if module and module != LOSS else ''}{f' ({line})' if line else ''}"

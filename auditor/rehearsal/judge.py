@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..numerics.formats import label
+from ..training.step import LOSS
 from .result import Problem, Recipe, Rehearsed
 
 Runs = Mapping[str, Rehearsed]
@@ -133,6 +134,10 @@ def remedies_for(runs: Runs) -> Iterator[Recipe]:
             for kind in ("steps-skipped", "not-finite", "gradients-off")
             if (p := problems.get(kind)) and p.module
         ]
+        if not own.stored and LOSS in places:
+            title = f"{own.title}, the loss in FP32"
+            yield replace(said, name=f"{name}_loss_in_fp32", title=title, loss_in_fp32=True)
+        places = [place for place in places if place != LOSS]
         if not own.stored and places:
             scopes = {**own.scopes, **dict.fromkeys(places, "fp32")}
             yield replace(

@@ -19,7 +19,8 @@ class Recipe:
 
     format: of autocast's regions; of weights, gradients and the optimizer's state where they are `stored` in it. remedies:
     names in `remedies.REMEDIES`. scale: the loss scale that a GradScaler begins with; None for none. scopes: {module:
-    precision} of a plan, or of modules that stay FP32. repairs: the recipe that this one is a remedy for.
+    precision} of a plan, or of modules that stay FP32. loss_in_fp32: the region is around the model alone, and what it returns is raised.
+    repairs: the recipe that this one is a remedy for.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Recipe:
     remedies: tuple[str, ...] = ()
     scale: float | None = None
     scopes: Mapping[str, str] = field(default_factory=dict)
+    loss_in_fp32: bool = False
     eps: float | None = None
     repairs: str = ""
 

@@ -27,6 +27,7 @@ from ..errors import LoadError
 from ..isolation.process import ieee, process_state, swapped, uncompiled
 from ..isolation.tensors import plain_torch
 from ..loading.target import blame, required
+from ..numerics.casting import widen
 from ..numerics.formats import dtype_of
 from ..trees import over_tensors
 from .blame import Trail, first_to_blame
@@ -153,7 +154,7 @@ class Session:
                 return enter(region)
 
             stack.enter_context(swapped(_Autocast, "__enter__", entering))
-            if regional and not self.scene.own_regions:
+            if regional and not self.scene.own_regions and not recipe.loss_in_fp32:
                 stack.enter_context(_region(True, dtype_of(recipe.format)))
             yield
 
@@ -220,7 +221,7 @@ class Session:
                 REMEDIES[name](optimizer)
             for group in optimizer.param_groups if self.recipe.eps is not None else ():
                 group["eps"] = self.recipe.eps
-        if self.recipe.scopes:
+        if self.recipe.scopes or self.recipe.loss_in_fp32:
             self._keep(dict(self.recipe.scopes), roots)
         numbers = sum(p.numel() for p in self.parameters.values())
         shared: Any = torch.frombuffer(
@@ -262,6 +263,8 @@ class Session:
             }
             whole = {"": {"precision": self.recipe.format, "because": [], "output": "cast"}}
             apply_plan(root, {"strategy": "autocast", "format": self.recipe.format, "scopes": {**whole, **how}})
+        for module in self.scene.modules.values() if self.recipe.loss_in_fp32 else ():
+            module.register_forward_hook(lambda module, args, result: widen(result))
 
     # The steps
 

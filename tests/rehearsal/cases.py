@@ -130,7 +130,11 @@ def adam_in_fp16() -> Made:
     return step, [(x.half(), y) for x, y in classes(8)]
 
 
-@case("fp32", broken=(("fp16_autocast", "steps-skipped"), ("bf16_autocast", "not-finite")))
+@case(
+    "bf16_autocast_loss_in_fp32",
+    broken=(("fp16_autocast", "steps-skipped"), ("bf16_autocast", "not-finite")),
+    repaired="fp16_autocast_loss_in_fp32",
+)
 def cross_entropy_by_hand() -> Made:
     model = mlp(16, 32, 1)
     with torch.no_grad():

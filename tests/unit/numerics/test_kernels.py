@@ -291,3 +291,21 @@ def test_float32_and_shifts_are_as_they_are() -> None:
     x = torch.arange(6.0)
     assert torch.equal(run_op(aten.fft_rfft.default, (x,), {}), torch.fft.rfft(x))
     assert run_op(aten.fft_fftshift.default, (x.bfloat16(),), {}).tolist() == [3, 4, 5, 0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["layer_norm", "embedding", "embedding_bag", "index"])
+def test_gradients_that_cuda_sums_in_fp32_are_summed_so(kind: str) -> None:
+    """4,096 ones: beyond 256 BF16 has no odd number, so that a sum in it stays there."""
+    weight = torch.zeros(2, 2, dtype=torch.bfloat16, requires_grad=True)
+    ids = torch.zeros(4096, dtype=torch.long)
+    rows = torch.randn(4096, 2).bfloat16()
+    out = {
+        "layer_norm": lambda: run_op(aten.layer_norm.default, (rows, [2], None, weight[0]), {}),
+        "embedding": lambda: run_op(aten.embedding.default, (weight, ids), {}),
+        "embedding_bag": lambda: run_op(aten.embedding_bag.default, (weight, ids, torch.arange(4096)), {})[0],
+        "index": lambda: run_op(aten.index.Tensor, (weight, [ids]), {}),
+    }[kind]()
+    assert out.dtype is torch.bfloat16
+    out.backward(torch.ones_like(out))
+    assert weight.grad is not None
+    assert weight.grad[0, 0] == 4096
