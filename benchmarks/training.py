@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,16 @@ from torch import nn
 
 import auditor
 from auditor.artefact.base import plan_table
-from auditor.execution.policy import plain
-from auditor.execution.step import Step, bind_step, run_step
-from auditor.numerics.histogram import magnitudes_of, merge_magnitudes
+from auditor.execution.policy import Policy, plain
+from auditor.execution.step import Step, bind_step, hear_gradients, run_step
+from auditor.numerics.formats import FORMATS
+from auditor.numerics.histogram import flushed, magnitudes_of, merge_magnitudes, significant
 from auditor.records.training import LossScale, ParameterGradients
 from auditor.training.objective import in_training
-from auditor.training.own import Lowering, settle
+from auditor.training.own import settle
 from auditor.training.stage import low_by_module, low_names
 from auditor.training.step import capture_step, step_batches
-from auditor.training.window import loss_scale, lost_by_adam, lost_by_sgd, ratios_of, trial
+from auditor.training.window import loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 from benchmarks.drawing import Curves, drawn
 from benchmarks.learning import Loop, Task, fresh, loop, subject_of, task
 
@@ -71,7 +73,7 @@ def scale_rows(learning: Task, steps: int, seed: int = 0) -> list[ScaleRow]:
     tried = {"recommended": window.init, "none": 1.0, "below": BELOW, "above": ABOVE * window.maximum}
     for label, scale in tried.items():
         trained = loop(learning, seed, "fp16", scale=scale)
-        first = _first_trial(trained, scale, window)
+        first = _flushed(trained, scale)
         trained.run(steps)
         # GradScaler halves its scale at every skipped step: it comes back into the window after log2(scale / maximum)
         expected = max(0, round(torch.log2(torch.tensor(scale / window.maximum)).item()))
@@ -81,11 +83,25 @@ def scale_rows(learning: Task, steps: int, seed: int = 0) -> list[ScaleRow]:
     return rows
 
 
-def _first_trial(trained: Loop, scale: float, window: LossScale) -> tuple[float, float]:
+def _flushed(trained: Loop, scale: float) -> tuple[float, float]:
+    """Share of the low gradients that a step at a scale flushes: counted, and as the histograms of FP32's have it."""
     step = first_step(trained.learning, trained.model, trained.seed, 1000 * trained.seed)
+    counts, ours = [0, 0], []
+
+    def watch(name: str, index: int, gradient: torch.Tensor) -> None:
+        reference = step.gradients.get(name, [])
+        exact = reference[index] if index < len(reference) else None
+        if gradient.dtype is torch.float16 and exact is not None:
+            kept = significant(magnitudes_of(exact))
+            floor = 2.0 ** min(kept.exponents, default=0)
+            counts[0] += int(((gradient == 0) & (exact.abs() >= floor)).sum())
+            counts[1] += kept.nonzero
+            ours.append(kept)
+
     with in_training(trained.model):
-        found = trial(step, Lowering("fp16"), scale, window)
-    return found.flushed, found.predicted
+        hear_gradients(step, Policy(step.capture, "autocast", plain("fp16"), "fp16"), scale, watch)
+    shift = round(math.log2(scale))
+    return counts[0] / max(counts[1], 1), flushed(merge_magnitudes(ours).exponents, FORMATS["fp16"], shift)
 
 
 def final_loss(trained: Loop) -> float:

@@ -97,14 +97,6 @@ def significant(found: Magnitudes) -> Magnitudes:
     return replace(found, exponents=kept)
 
 
-def significant_entries(x: torch.Tensor) -> torch.Tensor:
-    """Mask of the entries that `significant` keeps."""
-    size = x.abs()
-    finite = torch.where(torch.isfinite(size), size, torch.zeros_like(size))
-    top = torch.frexp(finite.max()).exponent if x.numel() else torch.tensor(0)
-    return (size > 0) & (torch.frexp(size).exponent >= top - SIGNIFICANT_BITS)
-
-
 def flushed(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
     """Share of the non-zero entries that `fmt` rounds to zero once they are multiplied by 2 ** shift.
 

@@ -90,29 +90,6 @@ class Bf16Outlook:
 
 
 @dataclass(frozen=True)
-class BatchSize:
-    """The same step on the first samples of a batch."""
-
-    samples: Annotated[int, FileField("size of the part", least=0)]
-    max_gradient: Annotated[float, FileField("largest gradient inside the model")]
-    gradient_norm: Annotated[float, FileField("norm of the parameters' gradients")]
-    flushed_unscaled: FlushedUnscaled
-    error: Annotated[Mapping[str, float | None], FileField("by format: of all parameter gradients under autocast")]
-
-
-@dataclass(frozen=True)
-class StepTrial:
-    """One FP16 step at one loss scale, run for real."""
-
-    scale: Annotated[float, FileField("the loss scale", exact=True)]
-    flushed: Annotated[float, FileField("share of the low gradients that came back as zero", least=0, most=1)]
-    predicted: Annotated[float, FileField("what the histograms say of it", least=0, most=1)]
-    overflow: Annotated[bool, FileField("GradScaler would skip the step")]
-    predicted_overflow: Annotated[bool, FileField("the scale is beyond the window")]
-    explained: Annotated[str | None, FileField("why overflow was seen and not predicted, or the reverse")] = None
-
-
-@dataclass(frozen=True)
 class Advice:
     """One thing to do about training, with the measurement behind it."""
 
@@ -134,12 +111,13 @@ class Training:
     fp16: Annotated[LossScale | None, FileField("the loss-scale window; `null`: FP16 was not audited")]
     bf16: Annotated[Bf16Outlook | None, FileField("what BF16 loses; `null` where it was not audited")]
     errors: Annotated[Mapping[str, float | None], FileField("by format: relative L2 of all gradients; `null`: failed")]
-    trials: Annotated[tuple[StepTrial, ...], MeasurementField("FP16 steps that were run, against predictions")] = ()
     modules: Annotated[tuple[ModuleGradients, ...], MeasurementField("gradients of each module's results")] = ()
     parameters: Annotated[tuple[ParameterGradients, ...], MeasurementField("trainable parameters and gradients")] = ()
     nodes: Annotated[tuple[BackwardNode, ...], MeasurementField("the backward pass of every operation")] = ()
-    batch_sizes: Annotated[tuple[BatchSize, ...], MeasurementField("the same step on parts of the first batch")] = ()
     advice: Annotated[tuple[Advice, ...], FileField("what to do, with the numbers that ask for it")]
+    noise: Annotated[
+        float | None, FileField("how far FP32's gradients of two such batches are apart, over sqrt(2)")
+    ] = None
     attribution: Annotated[str | None, FileField("why gradient contributions are missing; `null`: none is")] = None
     returned: Annotated[
         str,

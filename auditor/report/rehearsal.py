@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..rehearsal.remedies import code_of
 from ..rehearsal.result import Problem, Rehearsal, Rehearsed
-from .blocks import BOTTOM, LEFT, RIGHT, Block, Chart, Code, Entries, Entry, Fold, Lines, Table, Title, environment
+from .blocks import BOTTOM, LEFT, RIGHT, Block, Chart, Code, Entries, Fold, Grid, Item, Prose, Title, environment
 from .charts import TOP, curve, decades, log, round_steps, scale
 from .words import count, percent, power, ratio
 
@@ -27,7 +27,7 @@ def overview(found: Rehearsal) -> list[Block]:
     )
     page: list[Block] = [
         Title(f"Rehearsal of {found.target}", about),
-        Lines("Verdict", (found.recommendation,), "good" if found.recommended != "fp32" else "error"),
+        Prose("Verdict", (found.recommendation,), "good" if found.recommended != "fp32" else "error"),
     ]
     entries = [_entry(found, problem) for problem in found.problems if not found.runs[problem.recipe].recipe.repairs]
     said = (
@@ -37,13 +37,13 @@ def overview(found: Rehearsal) -> list[Block]:
     )
     page += [_table(found), Entries("Problems", said, tuple(entries))]
     if zero := _always_zero(found):
-        page.append(Lines("Gradients", (zero,)))
+        page.append(Prose("Gradients", (zero,)))
     noise = found.runs["fp32"].late(found.runs["fp32"].noise)
     if noise is not None:
         text = f"the gradients of two batches are {percent(noise)} apart, in FP32: an error that is far below moves a run no more than another batch."
-        page.append(Lines("Noise", (text[0].upper() + text[1:],)))
+        page.append(Prose("Noise", (text[0].upper() + text[1:],)))
     emulated = f"A CPU emulated a GPU. {count(found.steps, 'step')} say nothing about later ones, but for what is lost in every step."
-    return [*page, Lines("Caution", (emulated,), "warning")]
+    return [*page, Prose("Caution", (emulated,), "warning")]
 
 
 def render(found: Rehearsal) -> str:
@@ -53,10 +53,10 @@ def render(found: Rehearsal) -> str:
     return environment().get_template("diff.html.jinja").render(title=title, headline=title, page=page)
 
 
-def _table(found: Rehearsal) -> Table:
+def _table(found: Rehearsal) -> Grid:
     heads = ("Recipe", "Last loss", "Skipped", "Gradient error", *(head for _, head in SHARES), "")
     rows = tuple(_row(found, name, run) for name, run in found.runs.items())
-    return Table(heads, rows, list(found.runs).index(found.recommended), caption="Recipes, late in the run")
+    return Grid(heads, rows, list(found.runs).index(found.recommended), caption="Recipes, late in the run")
 
 
 def _row(found: Rehearsal, name: str, run: Rehearsed) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def _row(found: Rehearsal, name: str, run: Rehearsed) -> tuple[str, ...]:
     )
 
 
-def _entry(found: Rehearsal, problem: Problem) -> Entry:
+def _entry(found: Rehearsal, problem: Problem) -> Item:
     run = found.runs[problem.recipe]
     notes = []
     for name, other in found.runs.items():
@@ -90,7 +90,7 @@ def _entry(found: Rehearsal, problem: Problem) -> Entry:
             left = [p for p in found.problems if p.recipe == name and p.kind == problem.kind]
             effect = f"still: {left[0].text}" if left else f"repairs it; its loss ends at {other.last_loss():.4g}"
             notes.append(f"{other.recipe.title}: {effect}.")
-    return Entry(f"{run.recipe.title}: {problem.kind}: {problem.text}", tuple(notes), "warning")
+    return Item(f"{run.recipe.title}: {problem.kind}: {problem.text}", tuple(notes), "warning")
 
 
 def _always_zero(found: Rehearsal) -> str:
@@ -189,5 +189,5 @@ def _parameters(found: Rehearsal) -> Iterator[Fold]:
         left = f"; {len(run.parameters) - WORST} more in rehearsal.json" if len(run.parameters) > WORST else ""
         yield Fold(
             f"Parameters in {run.recipe.title}: {count(len(worst), 'worst', 'worst')}{left}",
-            (Table(heads, tuple(rows)),),
+            (Grid(heads, tuple(rows)),),
         )

@@ -29,6 +29,11 @@ def training_section(audit: Audit) -> list[Block]:
         f"The parameter gradients of one {label(fmt)} step differ by {ratio(error)}."
         for fmt, error in training.errors.items()
     ]
+    if training.noise is not None:
+        errors.append(
+            f"From batch to batch FP32's own differ by {ratio(training.noise)}, which averages out over steps."
+        )
+    errors.append(f"That is on {count(training.batches, 'batch', 'batches')}, the worst of them.")
     title = "Gradients, loss scale, updates, and a loop to copy"
     return [
         Prose("", (sentence(training.recommendation),), "lead"),
@@ -48,32 +53,6 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
         yield Code("A loop to copy", code)
     yield from _modules(training)
     yield _movers(training)
-    if training.trials:
-        heads = ("Loss scale", "Zero, predicted", "Counted", "Overflow, predicted", "Seen")
-        rows = tuple(
-            (
-                f"{run.scale:,.10g}",
-                *map(percent, (run.predicted, run.flushed)),
-                *("yes" if over else "no" for over in (run.predicted_overflow, run.overflow)),
-            )
-            for run in training.trials
-        )
-        yield Grid(heads, rows, texts=0, caption="FP16 steps that were run")
-    if said := tuple(f"At {run.scale:,.10g}: {sentence(run.explained)}" for run in training.trials if run.explained):
-        yield Prose("", said, "muted")
-    if training.batch_sizes:
-        errors = [f"{label(fmt)} error" for fmt in training.errors]
-        steps = tuple(
-            (
-                str(run.samples),
-                *map(magnitude, (run.gradient_norm, run.max_gradient)),
-                percent(run.flushed_unscaled),
-                *(ratio(run.error[fmt]) for fmt in training.errors),
-            )
-            for run in training.batch_sizes
-        )
-        columns = ("Samples", "Gradient norm", "Largest gradient", "Zero in FP16", *errors)
-        yield Grid(columns, steps, texts=0, caption="The same step at several batch sizes")
     if training.bf16 and training.bf16.lost_adam:
         adam, sgd = training.bf16.lost_adam, training.bf16.lost_sgd
         lost = (("Adam, first steps", *map(percent, adam.values())), ("SGD", *map(percent, sgd.values())))
@@ -85,9 +64,12 @@ def _window(window: LossScale) -> str:
     most, least = f"{window.maximum:,.10g}", f"{window.minimum:,.10g}"
     if window.closed_by is not None:
         return f"It is empty: `{scope(window.closed_by)}` overflows beyond {most}, and {least} is needed."
+    if window.init is None:
+        return "It is empty: at no loss scale that was tried are the gradients finite on every batch."
     return (
         f"From {least}, which keeps flushed gradients within {percent(window.allowed)}, to {most}, beyond which "
-        f"`{scope(window.largest)}` overflows. GradScaler starts at {window.init:,.10g}."
+        f"`{scope(window.largest)}` overflows. GradScaler starts at {window.init:,.10g}. "
+        "Where the loss is divided by n to accumulate gradients, all of these are n times as large."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 
@@ -11,6 +12,7 @@ from ..numerics.nodes import is_collective
 from ..numerics.operations import operation
 from ..records import Capture
 from ..records.training import Advice, Training
+from .step import LOSS
 
 DOMINANT = 0.5
 """Share of the squared gradient norm from which an embedding is said to dominate."""
@@ -21,19 +23,18 @@ OUTLIER = 10.0
 LOST = 0.1
 """Share of lost updates from which FP32 master weights are asked for."""
 
-GROWTH = 2.0
-"""Change of an error from a quarter of the batch to all of it that is worth a word."""
-
-ADAM_EPS = 1e-8
+ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 
 
 def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
     """Operations that must not run backwards in a format."""
     for node in training.nodes:
-        for fmt, reason in node.reasons.items():
+        name = node.op.removeprefix("aten.").partition(".")[0]
+        protected = operation(node.op).autocast in ("fp32", "fp32_unless_dtype")  # by autocast itself
+        for fmt, reason in () if protected else node.reasons.items():
             yield Advice(
                 "backward-fails",
-                f"Keep {_place(node.owner)} in FP32 when training in {label(fmt)}",
+                f"Keep {name if node.owner in ('', LOSS) else node.owner} in FP32 when training in {label(fmt)}",
                 f"{node.op.removeprefix('aten.')} at {node.source or node.owner}: {reason}.",
                 {"module": node.owner, "format": fmt},
             )
@@ -99,15 +100,22 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
     if not pool.nonzero:
         return
     fp16 = FORMATS["fp16"]
-    edge = (fp16.min_exponent - fp16.mantissa - 1) / 2
-    squares = sum(n for e, n in pool.exponents.items() if e + 1 <= edge) / pool.nonzero
+    edge = (fp16.min_exponent - fp16.mantissa - 1 - math.log2(1 - ADAM_BETA2)) / 2
+    squares = sum(n * min(max(edge - e, 0.0), 1.0) for e, n in pool.exponents.items()) / pool.nonzero
     damped = sum(n for e, n in pool.exponents.items() if 2.0 ** (e + 1) <= ADAM_EPS) / pool.nonzero
+    text = (
+        f"Adam stores (1 - beta2) times the squared gradient. In FP16 {_share(squares)} of these are zero, and eps = {ADAM_EPS:g} "
+        "is too: such a step divides by zero, and weights turn Inf or NaN. In BF16 eps survives, but the moving averages lose "
+        "what is below 1/256 of them."
+    )
+    if damped > LOST:
+        text += (
+            f" In any format, eps outweighs {_share(damped)} of the gradients: a smaller one lets those weights move."
+        )
     yield Advice(
         "adam-eps",
         "Keep Adam's state and eps in FP32",
-        f"eps = {ADAM_EPS:g} is zero in FP16, and {_share(squares)} of the squared gradients would be too. In FP32, eps "
-        f"outweighs {_share(damped)} of the gradients themselves. In BF16 eps survives, but the moving averages lose updates "
-        "below 1/256 of them.",
+        text,
         {"squares_lost_fp16": squares, "below_eps": damped},
     )
 
@@ -128,12 +136,13 @@ def reduce_dtype(training: Training, captured: Capture) -> Iterable[Advice]:
     """Equal gradients of how many ranks overflow FP16 when they are added at the recommended scale."""
     window = training.fp16
     largest = max((p.gradient.max_abs for p in training.parameters), default=0.0)
-    if window is not None and window.init is not None and largest > 0:
+    if window is not None and window.init is not None and largest > 0 and training.format == "fp16":
         ranks = FORMATS["fp16"].largest / (largest * window.init)
+        many = f"the sum of {math.ceil(ranks)} equal gradients" if ranks > 1 else "the largest gradient by itself"
         yield Advice(
             "reduce-dtype",
             "Reduce gradients over ranks in FP32",
-            f"At a loss scale of {window.init:g} the sum of {ranks:.0f} equal gradients overflows FP16. Under autocast "
+            f"At a loss scale of {window.init:g} {many} overflows FP16. Under autocast "
             "gradients are FP32 and so is their sum; that changes with an FP16 compression hook or FSDP's `reduce_dtype`.",
             {"ranks": ranks},
         )
@@ -147,31 +156,23 @@ def clip_after_unscale(training: Training, captured: Capture) -> Iterable[Advice
         yield Advice(
             "clip-after-unscale",
             "Clip after unscaling",
-            f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it reads {norm * window.init:.3g}, and "
-            "clipping that to 1 would take nearly all of it.",
+            f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it reads {norm * window.init:.3g}. Clipping "
+            f"that to 1, in place of {norm:.3g}, would divide the gradients by {max(norm * window.init / max(norm, 1), 1):.3g}.",
             {"norm": norm, "scaled": norm * window.init},
         )
 
 
-def batch_size(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Errors and ranges that move with the size of the batch."""
-    rows = training.batch_sizes
-    if len(rows) < 2:
-        return
-    small, large = rows[0], rows[-1]
-    parts = []
-    for fmt in large.error:
-        before, after = small.error.get(fmt), large.error.get(fmt)
-        if before and after and max(before, after) > GROWTH * min(before, after):
-            parts.append(f"the {label(fmt)} gradient error goes from {before:.2g} to {after:.2g}")
-    if large.max_gradient and small.max_gradient > GROWTH * large.max_gradient:
-        parts.append(f"the largest gradient falls from {small.max_gradient:.2g} to {large.max_gradient:.2g}")
-    if parts:
+def zero_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
+    """Parameters of which this step says nothing, as behind a layer that begins at zero."""
+    zero = [p.name for p in training.parameters if not p.gradient.nonzero]
+    if zero:
+        more = f" and {len(zero) - 4} more" if len(zero) > 4 else ""
         yield Advice(
-            "batch-size",
-            "Audit again at the batch size you train with",
-            f"From {small.samples} to {large.samples} samples {' and '.join(parts)}; the window of loss scales moves with it.",
-            {"small": small.samples, "large": large.samples},
+            "zero-gradients",
+            "Audit again after some steps",
+            f"The gradient is entirely zero of {', '.join(zero[:4])}{more}: all that is said here, the loss scales too, is of "
+            "the others.",
+            {"parameters": len(zero)},
         )
 
 
@@ -184,7 +185,7 @@ ADVICE = (
     low_collective,
     reduce_dtype,
     clip_after_unscale,
-    batch_size,
+    zero_gradients,
 )
 """Every piece of advice, those first that decide whether training works at all."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..capture.paths import usable
-from ..errors import LoadError, let_through
+from ..errors import LoadError
 from ..execution.policy import Policy
 from ..execution.resolve import resolve
 from ..execution.step import Step, bind_step, gradient_error, run_step
@@ -20,8 +20,8 @@ from ..numerics.histogram import flushed, largest_scale, magnitudes_of, merge_ma
 from ..records import Batch, Capture, Magnitudes, Objective, Plan, Subject
 from ..records.training import (
     BackwardNode,
-    BatchSize,
     Bf16Outlook,
+    LossScale,
     ModuleGradients,
     ParameterGradients,
     Training,
@@ -31,13 +31,13 @@ from ..stages import tick
 from .advice import advice_of
 from .backward import backward_nodes
 from .objective import in_training
-from .own import Lowering, own_step, settle
+from .own import FP32, Lowering, own_step, settle
 from .recommend import format_to_train_in
 from .step import LOSS, capture_step, step_batches
-from .window import RATES, loss_scale, lost_by_adam, lost_by_sgd, ratios_of, trials_of
+from .window import HEADROOM, RATES, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 
-HALVINGS, PARTS = 2, 2
-"""How often the batch is halved, and how many parts of one size are run at most."""
+QUARTERS = 12
+"""How often the loss scale is quartered at most, until a step's gradients are finite on every batch."""
 
 
 @dataclass
@@ -78,8 +78,11 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
             _refuse_broken(step)
             if len(steps) == 1:
                 first = step
-        tick("backward passes")
-        nodes, attribution = backward_nodes(first, formats)
+                tick("backward passes")
+                nodes, attribution = backward_nodes(first, formats)
+                nodes = backward_reasons(nodes)
+            else:
+                nodes = _with_batch(nodes, step, formats, len(steps))
     pooled = {name: merge_magnitudes(result) for name, result in gradients.items()}
     places = {place.fqn: place.name for place in captured.placeholders}
     parameters = []
@@ -87,9 +90,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
         gradient, ratios = pooled[places[name]], ratios_of(leaf, first.by_parameter[name])
         module = name.rpartition(".")[0]
         parameters.append(ParameterGradients(name, module, magnitudes_of(leaf), gradient, ratios, low=False))
-    return MeasuredStep(
-        captured, formats, first, pooled, tuple(parameters), backward_reasons(nodes), attribution, steps
-    )
+    return MeasuredStep(captured, formats, first, pooled, tuple(parameters), nodes, attribution, steps)
 
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
@@ -103,11 +104,11 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
     parameters = tuple(replace(parameter, low=parameter.name in cast) for parameter in prepared.parameters)
     with in_training(subject.model):
         tick("low steps")
-        init = scale.init if scale and scale.init else 1.0
-        errors = {f: _gradient_error(prepared.first, lowerings[f], init) for f in prepared.formats}
-        trials = trials_of(prepared.first, lowerings["fp16"], scale, cast) if scale else ()
-        tick("batch sizes")
-        sizes = batch_sizes(subject, prepared.first, errors, lowerings)
+        errors = {f: _gradient_error(prepared, lowerings[f], 1.0) for f in prepared.formats if f != "fp16"}
+        if fmt == "fp16":
+            errors["fp16"], scale = _at_a_scale(prepared, lowerings["fp16"], scale)
+        errors = {f: errors[f] for f in prepared.formats}
+        noise = _noise(prepared.first)
     bf16 = None
     if "bf16" in prepared.formats:
         adam, sgd = ({rate: lost(parameters, rate) for rate in RATES} for lost in (lost_by_adam, lost_by_sgd))
@@ -128,8 +129,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         fp16=scale,
         bf16=bf16,
         errors=errors,
-        batch_sizes=sizes,
-        trials=trials,
+        noise=noise,
         advice=(),
         recommendation=reason,
         attribution=prepared.attribution,
@@ -155,10 +155,80 @@ def _usable(plan: Plan | None) -> Plan | None:
     return plan if any(choice.precision != "fp32" for choice in plan.scopes.values()) else None
 
 
-def _gradient_error(step: Step, low: Lowering, scale: float) -> float | None:
-    """How far the gradients of a low step are off; None where it raises. scale: where the format asks for one."""
-    result = own_step(step, low, scale if FORMATS[low.format].loss_scaling else 1.0)
-    return None if result.failure is not None else gradient_error(step.by_parameter, result.gradients)
+def _gradient_error(prepared: MeasuredStep, low: Lowering, scale: float) -> float | None:
+    """How far the gradients of a low step are off, on the batch where that is most; None where it raises. scale: of the loss."""
+    worst = 0.0
+    for step in _steps(prepared):
+        result = own_step(step, low, scale)
+        if result.failure is not None:
+            return None
+        worst = max(worst, gradient_error(step.by_parameter, result.gradients))
+        if not math.isfinite(worst):
+            return math.inf
+    return worst
+
+
+def _steps(prepared: MeasuredStep) -> Iterator[Step]:
+    """The FP32 step on every batch, one at a time."""
+    captured, first = prepared.capture, prepared.first
+    yield first
+    for batch in usable(captured, replace(first.subject, batches=step_batches(first.subject)))[1:]:
+        yield settle(run_step(bind_step(captured, first.subject, batch, first.seed)))
+
+
+def _at_a_scale(
+    prepared: MeasuredStep, low: Lowering, window: LossScale | None
+) -> tuple[float | None, LossScale | None]:
+    """The error of an FP16 step at the scale to begin with, and the window. Where gradients overflow there, as inside an
+    autograd.Function, the scale is quartered until they do not, and that is the window's upper end."""
+    scale = window.init if window is not None and window.init else 1.0
+    error = _gradient_error(prepared, low, scale)
+    if window is None or window.init is None or error is None or math.isfinite(error):
+        return error, window
+    for _ in range(QUARTERS):
+        scale /= 4
+        if (error := _gradient_error(prepared, low, scale)) is not None and math.isfinite(error):
+            init = max(window.minimum, scale / HEADROOM) if window.minimum <= scale else None
+            return error, replace(
+                window, maximum=scale, init=init, closed_by=window.closed_by if init else window.largest
+            )
+    return math.inf, replace(window, init=None)
+
+
+def _with_batch(
+    nodes: tuple[BackwardNode, ...], step: Step, formats: tuple[str, ...], number: int
+) -> tuple[BackwardNode, ...]:
+    """The operations, those unsafe whose backward pass breaks on another batch, where a low step of that is not finite."""
+    scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / HEADROOM, 2.0**24)
+    low = {fmt: own_step(step, Lowering(fmt), scale if FORMATS[fmt].loss_scaling else 1.0) for fmt in formats}
+    if not (broken := tuple(fmt for fmt, one in low.items() if one.failure is None and not one.finite)):
+        return nodes
+    known = {node.name: node for node in nodes}
+    for node in backward_reasons(backward_nodes(step, broken)[0]):
+        said = {fmt: f"{reason} (batch {number})" for fmt, reason in node.reasons.items()}
+        before = known.setdefault(node.name, replace(node, reasons=said))
+        known[node.name] = replace(
+            before, reasons={**said, **before.reasons}, reaches={**node.reaches, **before.reaches}
+        )
+    return tuple(known.values())
+
+
+def _noise(step: Step) -> float | None:
+    """How far FP32's gradients are from those of other batches of this size, as the two halves of this one are apart; relative.
+
+    The mean of two halves is off by half their distance. None where the batch cannot be halved.
+    """
+    subject, total = step.subject, _samples(step.subject.batches[0])
+    if not total or total < 2:
+        return None
+    parts = (_part(subject, total, rows) for rows in (slice(0, total // 2), slice(total // 2, 2 * (total // 2))))
+    halves = [own_step(replace(step, subject=part, batch=step_batches(part)[0]), FP32) for part in parts]
+    if any(half.failure is not None for half in halves):
+        return None  # a model may insist on its batch size
+    one, other = ({name: g for name, g in half.gradients.items() if g is not None} for half in halves)
+    apart = [one[name] - other[name] for name in one.keys() & other.keys()]
+    size = math.sqrt(sum(float(g.double().square().sum()) for g in step.by_parameter.values()))
+    return math.sqrt(sum(float(g.double().square().sum()) for g in apart)) / 2 / size if size else None
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
@@ -204,39 +274,6 @@ def module_gradients(
     )
 
 
-def batch_sizes(
-    subject: Subject, whole: Step, errors: Mapping[str, float | None], lowerings: Mapping[str, Lowering]
-) -> tuple[BatchSize, ...]:
-    """Quarters, halves and all of the first batch, two parts of one size averaged; all of it alone where it cannot be cut.
-
-    The sizes of gradients and errors are root mean squares over the parts, the largest gradient is that of any part.
-    """
-    total = _samples(subject.batches[0])
-    if total is None:
-        return ()
-    result = [_row(total, [whole], [errors])]
-    for halving in range(1, HALVINGS + 1):
-        count = total >> halving
-        steps = _steps(subject, whole, total, count) if count else []
-        if not steps:
-            break
-        result.append(_row(count, steps, [_errors(step, lowerings) for step in steps]))
-    return tuple(reversed(result))
-
-
-def _row(samples: int, steps: Sequence[Step], errors: Sequence[Mapping[str, float | None]]) -> BatchSize:
-    pool = merge_magnitudes(_inner(step) for step in steps)
-    norms = [merge_magnitudes(magnitudes_of(g) for g in step.by_parameter.values()).norm for step in steps]
-    known = {fmt: [row[fmt] for row in errors] for fmt in errors[0]}
-    return BatchSize(
-        samples,
-        pool.max_abs,
-        _rms(norms),
-        flushed(pool.exponents, FORMATS["fp16"]),
-        {fmt: None if None in result else _rms([e for e in result if e is not None]) for fmt, result in known.items()},
-    )
-
-
 def _inner(step: Step) -> Magnitudes:
     """Gradients inside the model, and of its weights; the loss's own, which is 1, is left out."""
     return merge_magnitudes(
@@ -245,29 +282,6 @@ def _inner(step: Step) -> Magnitudes:
         for g in gradients
         if g is not None and (name not in step.capture.nodes or step.capture.nodes[name].owner != LOSS)
     )
-
-
-def _rms(values: Sequence[float]) -> float:
-    return math.sqrt(sum(value**2 for value in values) / len(values))
-
-
-def _steps(subject: Subject, whole: Step, total: int, count: int) -> list[Step]:
-    try:
-        captured = capture_step(_part(subject, total, slice(0, count)), (), whole.seed)
-        if list(captured.nodes) != list(whole.capture.nodes):
-            return []
-        starts = range(0, total - count + 1, count)
-        kept = list(starts)[: PARTS if captured.method == "run" else 1]
-        parts = [_part(subject, total, slice(start, start + count)) for start in kept]
-        return [settle(run_step(bind_step(captured, part, step_batches(part)[0], whole.seed))) for part in parts]
-    except Exception as error:
-        let_through(error)
-        return []  # a model may insist on its batch size
-
-
-def _errors(step: Step, lowerings: Mapping[str, Lowering]) -> dict[str, float | None]:
-    scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / 16, 2.0**24)
-    return {fmt: _gradient_error(step, low, scale) for fmt, low in lowerings.items()}
 
 
 def _samples(batch: Batch) -> int | None:

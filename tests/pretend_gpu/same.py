@@ -100,7 +100,6 @@ def _of_training(ours: Training | None, theirs: Training | None) -> Iterator[str
         return
     yield from _apart("loss", ours.loss, theirs.loss)
     yield from _unequal("format to train in", ours.format, theirs.format)
-    yield from _unequal("steps that were run", [t.overflow for t in ours.trials], [t.overflow for t in theirs.trials])
 
 
 def _unequal(what: str, ours: Any, theirs: Any) -> Iterator[str]:

@@ -191,10 +191,12 @@ def test_numbers_of_advice_are_those_of_autograd(trained: Trained) -> None:
     assert f"it reads {norm * found.fp16.init:.3g}" in clip
     ranks = re.search(r"the sum of (\d+) equal gradients overflows FP16", advice(found, "reduce-dtype"))
     largest = float(whole.abs().max()) * found.fp16.init
-    assert largest * int(ranks[1]) == pytest.approx(65504, rel=0.02)
-    eps = re.search(r"(\S+)% of the squared gradients would be too", advice(found, "adam-eps"))
+    assert largest * (int(ranks[1]) - 1) <= 65504 < largest * int(ranks[1])
+    eps = re.search(r"In FP16 (\S+)% of these are zero", advice(found, "adam-eps"))
     nonzero = whole[whole != 0]
-    assert float(eps[1]) == pytest.approx(100 * float((nonzero.square().half() == 0).float().mean()), abs=1.0)
+    assert float(eps[1]) == pytest.approx(
+        100 * float(((1e-3 * nonzero.square()).half() == 0).float().mean()), abs=3
+    )  # a histogram has powers of two
 
 
 def test_an_embedding_makes_the_share_that_is_said() -> None:
@@ -238,32 +240,21 @@ def test_a_backward_pass_that_overflows_is_said_with_how_many_gradients() -> Non
     assert scale.grad is not None and not scale.grad.isfinite().all()
 
 
-def test_what_moves_with_the_batch_is_said_with_the_numbers_of_parts() -> None:
-    class Layer(nn.Module):
+def test_what_has_no_gradient_yet_is_said() -> None:
+    class Adapter(nn.Module):
+        """Begins at zero, as LoRA does: nothing reaches `a` in the first step."""
+
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.Linear(8, 8, bias=False)
+            self.base, self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+            nn.init.zeros_(self.b.weight)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x)
+            return self.base(x) + self.b(self.a(x))
 
-    torch.manual_seed(0)
-    model, batch = Layer(), (0.01 * torch.randn(16, 8), torch.randn(16, 8))
-    _, training = audited(model, batch, nn.functional.mse_loss, strategies=("autocast",))
-
-    def largest(rows: slice) -> float:
-        plain = copy.deepcopy(model)
-        y = plain(batch[0][rows])
-        y.retain_grad()
-        nn.functional.mse_loss(y, batch[1][rows]).backward()
-        return max(float(g.abs().max()) for g in (y.grad, *(p.grad for p in plain.parameters())) if g is not None)
-
-    said = advice(training, "batch-size")
-    found = re.match(r"From (\d+) to (\d+) samples .*the largest gradient falls from (\S+) to (\S+);", said)
-    assert found is not None, said
-    assert (int(found[1]), int(found[2])) == (4, 16)
-    assert float(found[3]) == pytest.approx(max(largest(slice(0, 4)), largest(slice(4, 8))), rel=0.06)
-    assert float(found[4]) == pytest.approx(largest(slice(0, 16)), rel=0.06)
+    batch = (torch.randn(4, 8), torch.randn(4, 8))
+    _, training = audited(Adapter(), batch, nn.functional.mse_loss, strategies=("autocast",))
+    assert advice(training, "zero-gradients").startswith("The gradient is entirely zero of a.weight: ")
 
 
 def test_a_sum_over_ranks_is_said_where_it_stands(tmp_path: Path) -> None:
@@ -331,8 +322,6 @@ def test_nothing_low_is_said(trained: Trained) -> None:
         fp16=None,
         bf16=None,
         format=None,
-        trials=(),
-        batch_sizes=(),
         nodes=(),
         advice=(),
         modules=tuple(replace(m, low=None) for m in training.modules),

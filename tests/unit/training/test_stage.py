@@ -2,12 +2,14 @@
 
 import copy
 import json
+import math
 
 import pytest
 import torch
 from torch import nn
 
 from auditor.api import audit
+from auditor.capture.emulation import emulate
 from auditor.errors import AuditorError
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import flushed, magnitudes_of
@@ -75,9 +77,7 @@ def test_on_a_gpu_the_low_steps_run_natively() -> None:
     model, tokens, targets = made()
     found = audit(model, (tokens, targets), mode="training", loss_fn=loss_fn, device="cuda").training
     assert found.fp16 is not None
-    for trial in found.trials:
-        assert trial.overflow is trial.predicted_overflow
-        assert trial.flushed == pytest.approx(trial.predicted, abs=0.01)
+    assert found.errors["fp16"] is not None and found.errors["fp16"] < 0.01
     assert all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
@@ -143,3 +143,92 @@ def test_small_gradients_alone_are_no_fault_of_an_operation() -> None:
     assert linear.errors["fp16"].local_error < 1e-3
     found = conclude(prepared, {}, None)
     assert found.fp16.minimum > 1
+
+
+class Gate(nn.Module):
+    """Shares are normalised by a sum of sigmoids, and the backward pass divides by its square: one row makes it tiny."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.gate, self.b = nn.Linear(16, 16), nn.Linear(16, 4), nn.Linear(4, 4)
+        with torch.no_grad():
+            self.gate.weight.mul_(0.3)
+            self.gate.weight[:, 0] = -1
+            self.a.weight.copy_(torch.eye(16))
+            self.a.bias.zero_()
+            self.gate.bias.zero_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = torch.sigmoid(self.gate(self.a(x)))
+        return self.b(q / (q[:, 0:1] + q[:, 1:2] + q[:, 2:3] + q[:, 3:4]))
+
+
+@pytest.mark.parametrize("rare", [0, 1])
+def test_a_batch_that_breaks_counts_wherever_it_stands(rare: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(64, 16, generator=generator) * 0.3, torch.randint(4, (64,), generator=generator)
+    batches = [(x, y), (x, y)]
+    batches[rare] = (torch.cat([torch.nn.functional.pad(torch.tensor([[14.0]]), (0, 15)), x[1:]]), y)
+    found = audit(Gate(), batches, mode="training", loss_fn=nn.CrossEntropyLoss()).training
+    assert found is not None
+    broken = {node.op: node.reasons for node in found.nodes if node.reasons}
+    assert list(broken) == ["aten.div.Tensor"]
+    assert broken["aten.div.Tensor"]["fp16"].endswith("(batch 2)") == bool(rare)
+    assert (found.format, found.errors["fp16"], found.batches) == ("bf16", math.inf, 2)
+
+
+def test_where_a_step_overflows_at_the_scale_the_window_ends_below_it() -> None:
+    """Inside its backward pass a function of the model's own is 4096 times larger than the gradients that are recorded."""
+
+    class Detour(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return (gradient * 4096) / 4096
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(Detour.apply(self.a(x)))
+
+    x, y = torch.randn(32, 16), torch.randint(4, (32,))
+    found = audit(Model(), (x, y), mode="training", loss_fn=nn.CrossEntropyLoss(), formats=["fp16"]).training
+    assert found is not None and found.fp16 is not None
+    assert found.format == "fp16"
+    assert found.fp16.init == max(found.fp16.minimum, found.fp16.maximum / 16)
+    with emulate("cuda"):
+        finite = {}
+        for scale in (found.fp16.maximum, 64 * found.fp16.maximum):
+            model = Model()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = nn.functional.cross_entropy(model(x), y)
+            (loss * scale).backward()
+            finite[scale] = all(bool(p.grad.isfinite().all()) for p in model.parameters())
+    assert list(finite.values()) == [True, False]
+
+
+def test_noise_is_that_of_one_batch() -> None:
+    """Of 2,000 numbers drawn with deviation 1 around 1 the mean is off by 1 / sqrt(2000) = 0.022."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(256))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight
+
+    x = torch.randn(2000, 256, generator=torch.Generator().manual_seed(0)) + 1
+    found = audit(Scaled(), (x,), mode="training", loss_fn=lambda y: y.mean(0).sum()).training
+    assert found is not None
+    assert found.noise == pytest.approx(2000**-0.5, rel=0.1)
+    alone = audit(Scaled(), (x[:1],), mode="training", loss_fn=lambda y: y.mean(0).sum()).training
+    assert alone is not None and alone.noise is None

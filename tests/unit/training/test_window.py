@@ -5,29 +5,22 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from auditor.execution.policy import plain
-from auditor.execution.step import Step, bind_step, run_step
 from auditor.numerics.histogram import magnitudes_of
 from auditor.records import Capture
 from auditor.records.training import LossScale, ParameterGradients
-from auditor.training.objective import training_subject
-from auditor.training.own import Lowering, settle
 from auditor.training.recommend import format_to_train_in
-from auditor.training.stage import batch_sizes, low_by_module, low_names, module_gradients
-from auditor.training.step import capture_step, step_batches
+from auditor.training.stage import low_by_module, low_names, module_gradients
 from auditor.training.window import (
     loss_scale,
     lost_by_adam,
     lost_by_sgd,
     ratios_of,
     scaler_code,
-    trial,
-    trials_of,
 )
 from tests.support.replaying import Model
-from tests.support.stepping import Scaled, stepped
 from tests.support.subjects import capture_of
 
 
@@ -112,66 +105,6 @@ def test_the_share_that_adam_loses() -> None:
     assert lost_by_adam([parameter({}, weight)], 2.0**-10) == 2 / 8
     assert lost_by_adam([parameter({}, weight)], 2.0**-11) == 5 / 8
     assert lost_by_adam([], 1.0) == 0.0
-
-
-WINDOW = LossScale(2.0**6, 2.0**23, 2.0**10, 0.5, 0.01, None, "", None, {}, {})
-
-
-@pytest.fixture
-def step() -> Step:
-    # The two outputs get gradients of 2^-8 and 2^-30; half of FP16's smallest number is 2^-25.
-    layer = nn.Linear(1, 2, bias=False)
-    nn.init.ones_(layer.weight)
-    return settle(stepped(layer, torch.ones(1, 1), torch.tensor([[2.0**-8, 2.0**-30]])))
-
-
-@pytest.mark.parametrize(
-    ("scale", "flushed", "overflow"),
-    [(1.0, 0.5, False), (2.0**10, 0.0, False), (2.0**24, 0.0, True)],  # 2^-8 * 2^24 = 2^16 > 65504
-)
-def test_what_becomes_of_gradients_at_a_scale(step: Step, scale: float, flushed: float, overflow: bool) -> None:
-    found = trial(step, Lowering("fp16"), scale, WINDOW)
-    assert (found.flushed, found.predicted) == (flushed, flushed)
-    assert (found.overflow, found.predicted_overflow) == (overflow, overflow)
-
-
-def test_three_scales_are_tried(step: Step) -> None:
-    found = trials_of(step, Lowering("fp16"), WINDOW)
-    assert [one.scale for one in found] == [1.0, 2.0**10, 2.0**24]
-
-
-# Parts of a batch, with gradients that are means worked out by hand.
-
-
-def mean(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs * targets).mean()
-
-
-def rows(
-    model: nn.Module, x: Tensor, targets: Tensor, **lowerings: Lowering
-) -> list[tuple[int, float, dict[str, float | None]]]:
-    subject = training_subject(model.train(), (x, targets), {}, mean)
-    captured = capture_step(subject, ("fp16", "bf16"))
-    whole = run_step(bind_step(captured, subject, step_batches(subject)[0], 0))
-    found = batch_sizes(subject, whole, dict.fromkeys(lowerings, 0.25), lowerings)
-    return [(row.samples, row.gradient_norm, dict(row.error)) for row in found]
-
-
-def test_quarters_halves_and_the_whole() -> None:
-    # The gradient by w is the mean of x t = 1 .. 8: 4.5. Halves: 2.5 and 6.5; the first two quarters: 1.5 and 3.5.
-    found = rows(Scaled(), torch.arange(1.0, 9.0)[:, None], torch.ones(8, 1))
-    assert [samples for samples, _, _ in found] == [2, 4, 8]
-    norms = [norm for _, norm, _ in found]
-    assert norms == pytest.approx([math.sqrt((1.5**2 + 3.5**2) / 2), math.sqrt((2.5**2 + 6.5**2) / 2), 4.5])
-
-
-def test_a_batch_of_one_cannot_be_cut() -> None:
-    assert [samples for samples, _, _ in rows(Scaled(), torch.ones(1, 1), torch.ones(1, 1))] == [1]
-
-
-def test_errors_are_those_of_low_steps_and_the_wholes_own_is_taken_as_given() -> None:
-    found = rows(Scaled(), torch.ones(4, 1), torch.ones(4, 1), bf16=Lowering("bf16"))
-    assert [row[2] for row in found] == [{"bf16": 0.0}, {"bf16": 0.0}, {"bf16": 0.25}]  # ones are exact
 
 
 # Which gradients are low under autocast, on a model of three operations.
