@@ -117,7 +117,7 @@ def remedies_for(runs: Runs) -> Iterator[Recipe]:
         problems = {p.kind: p for p in _problems(name, runs)} if name != "fp32" else {}
         own = run.recipe
         said = replace(own, repairs=name)
-        if own.stored and problems:
+        if own.stored and problems and not ("not-finite" in problems and own.format == "bf16"):
             low = label(own.format)
             titles = {"fp32_master_weights": f"{low} with FP32 master weights"}
             if own.format == "bf16":

@@ -21,7 +21,8 @@ from ..records import Plan
 from ..records.audit import Audit
 from .judge import problems_of, recommend, remedies_for
 from .result import Recipe, Rehearsal, Rehearsed
-from .session import Scene, Session, known_objects
+from .scene import Scene, known_objects
+from .session import Session
 
 FP32 = Recipe("fp32", "FP32")
 FIRST_SCALE = 65536.0

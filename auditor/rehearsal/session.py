@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import mmap
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,64 +23,21 @@ from ..capture.regions import written_as_meant
 from ..errors import LoadError
 from ..isolation.process import ieee, process_state, swapped, uncompiled
 from ..isolation.tensors import plain_torch
-from ..loading.target import blame, required
+from ..loading.target import blame
 from ..numerics.casting import widen
 from ..numerics.formats import dtype_of
 from ..trees import over_tensors
 from .blame import Trail, first_to_blame
 from .remedies import REMEDIES
 from .result import NonFiniteStep, ParameterSeries, Recipe, Rehearsed
+from .scene import Scene, call_step
+from .updates import Updates
 
 BLAMED = 4
 """Steps that are run again to find the operation to blame."""
 GROWTH, INTERVAL = 2.0, 2000
 """Of GradScaler, by default: the scale is halved where a step is not finite, and doubled after so many that are."""
-SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
-STUCK = 0.01
-"""A second moment that is nearer to the squared gradient than that need not move."""
-
 _Autocast = torch.amp.autocast_mode.autocast
-
-
-@dataclass
-class Scene:
-    """What one step used, by id: modules that it called itself, and optimizers. own_regions: it opens autocast itself.
-    known: all modules and optimizers that there were before."""
-
-    modules: dict[int, nn.Module] = field(default_factory=dict)
-    optimizers: dict[int, Optimizer] = field(default_factory=dict)
-    own_regions: bool = False
-    backward_passes: int = 0
-    known: Mapping[int, nn.Module | Optimizer] = field(default_factory=dict)
-
-    @cached_property
-    def roots(self) -> dict[str, nn.Module]:
-        """{prefix of its names: module} of the outermost modules around those with parameters that an optimizer has."""
-        trained = {id(p) for one in self.optimizers.values() for group in one.param_groups for p in group["params"]}
-        tops = [m for m in self.modules.values() if trained & {id(p) for p in m.parameters()}]
-        found: list[nn.Module] = []
-        for top in tops:
-            around = [m for m in self.known.values() if isinstance(m, nn.Module) and any(x is top for x in m.modules())]
-            outermost = max(around, key=lambda m: sum(1 for _ in m.modules()), default=top)
-            found += [] if any(outermost is one for one in found) else [outermost]
-        if len(found) == 1:
-            return {"": found[0]}
-        names = [type(one).__name__ for one in found]
-        return {
-            f"{name}{i if names.count(name) > 1 else ''}.": m
-            for i, (name, m) in enumerate(zip(names, found, strict=True))
-        }
-
-
-def known_objects() -> dict[int, nn.Module | Optimizer]:
-    """{id: object} of all modules and optimizers of this process."""
-    return {id(one): one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)}
-
-
-def call_step(step: Callable[..., Any], batch: Any) -> Any:
-    """The user's step on a batch, which is one argument, or one each where it asks for several; none where it asks for none."""
-    names = required(step)
-    return step(*(batch if len(names) > 1 else [batch][: len(names)]))
 
 
 class _Found(BaseException):
@@ -103,7 +57,6 @@ class Session:
         self._losses: list[float] = []
         self._broken = self._sampling = self._searching = False
         self._number = self._batch = -1
-        self._before: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
         self._shadow: dict[str, torch.Tensor] = {}
         self._region: ExitStack | None = None
         self._state: Callable[[], None] = lambda: None
@@ -223,13 +176,12 @@ class Session:
                 group["eps"] = self.recipe.eps
         if self.recipe.scopes or self.recipe.loss_in_fp32:
             self._keep(dict(self.recipe.scopes), roots)
-        numbers = sum(p.numel() for p in self.parameters.values())
+        sizes = [p.numel() for p in self.parameters.values()]
         shared: Any = torch.frombuffer(
-            mmap.mmap(-1, 4 * max(numbers, 1)), dtype=torch.float32
-        )  # by processes forked from this one
-        self._shadow = dict(
-            zip(self.parameters, shared.split([p.numel() for p in self.parameters.values()]), strict=False)
-        )
+            mmap.mmap(-1, 4 * max(sum(sizes), 1)), dtype=torch.float32
+        )  # by forked processes
+        self._shadow = dict(zip(self.parameters, shared.split(sizes), strict=False))
+        self._updates = Updates(self.result, self.parameters, self._shadow)
 
     def _store(self, dtype: torch.dtype) -> None:
         """Weights, buffers and optimizers in a dtype, and what is handed to the model too."""
@@ -335,7 +287,7 @@ class Session:
             if not all(bool(p.grad.isfinite().all()) for p in own.values() if p.grad is not None):
                 self._not_finite(list(own.values()))
             elif self._sampling:
-                self._note(optimizer, own)
+                self._updates.begin(optimizer, own)
 
     def _not_finite(self, parameters: list[nn.Parameter]) -> None:
         """A step whose gradients are not finite: GradScaler would skip it; without one, it is taken."""
@@ -352,64 +304,11 @@ class Session:
         if self._region is not None:
             self._region.close()
         with plain_torch():
-            if self._sampling and self._before:
-                self._compare(optimizer)
+            if self._sampling:
+                self._updates.end(self._number, optimizer)
             if not self.result.skipped and not all(bool(p.isfinite().all()) for p in self.parameters.values()):
                 where = f"the update of {type(optimizer).__name__}, whose gradients are finite"
                 self.result.skipped.append(NonFiniteStep(self._number, self._batch, self.scale, where))
-
-    # What is measured of a step
-
-    def _note(self, optimizer: Optimizer, own: dict[str, nn.Parameter]) -> None:
-        for name, p in own.items():
-            if p.grad is not None:
-                moment = next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
-                self._before[name] = (
-                    p.detach().clone(),
-                    p.grad.detach().clone(),
-                    None if moment is None else moment.clone(),
-                )
-
-    def _compare(self, optimizer: Optimizer) -> None:
-        """What the update did, parameter by parameter; of the first update of each in this step."""
-        wide = bool({*self.recipe.remedies} - {"fp32_accumulation"})
-        if self._number not in self.result.steps:
-            self.result.steps.append(self._number)
-            self.result.errors.append(None)
-            self.result.noise.append(None)
-            self._sums = [0.0, 0.0]
-        for group in optimizer.param_groups:
-            for name in [n for n in self._before if any(self.parameters[n] is p for p in group["params"])]:
-                p, (before, grad, moment) = self.parameters[name], self._before.pop(name)
-                row, moved = self.result.parameters[name], grad != 0
-                row.zero_gradient.append(_share(~moved))
-                row.unchanged.append(None if wide else _share((p == before)[moved]))
-                row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group))
-                now = next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
-                square = grad.float() ** 2
-                moving = (square - moment.float()).abs() > STUCK * moment.float() if moment is not None else moved[:0]
-                row.second_moment_stuck.append(
-                    _share((now == moment)[moving]) if moment is not None and now is not None else None
-                )
-                row.second_moment_zero.append(_share((now == 0)[moved]) if now is not None else None)
-                self._hold_against(name, row, grad.float())
-        whole, apart = self._sums
-        figure = math.sqrt(apart / whole) if whole else None
-        (self.result.noise if self.recipe.name == "fp32" else self.result.errors)[-1] = figure
-
-    def _hold_against(self, name: str, row: ParameterSeries, gradient: torch.Tensor) -> None:
-        """The gradient beside FP32's of the same weights and batch; in FP32 beside that of the step that was looked at before."""
-        other = self._shadow[name].view_as(gradient)
-        first = self.recipe.name == "fp32" and len(self.result.steps) == 1
-        if not first and bool(other.isfinite().all()):
-            size, apart = float(other.square().sum()), float((gradient - other).square().sum())
-            apart /= 2.0 if self.recipe.name == "fp32" else 1.0
-            self._sums = [self._sums[0] + size, self._sums[1] + apart]
-            (row.noise if self.recipe.name == "fp32" else row.error).append(math.sqrt(apart / size) if size else None)
-        else:
-            (row.noise if self.recipe.name == "fp32" else row.error).append(None)
-        if self.recipe.name == "fp32":
-            other.copy_(gradient)
 
     def _run_shadow(self, batch: Any) -> None:
         """FP32's gradients of this step, from the same weights, state and random numbers, in a process of their own."""
@@ -494,21 +393,6 @@ def _region(enabled: bool, dtype: torch.dtype | None = None) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
-
-
-def _share(flags: torch.Tensor) -> float | None:
-    return float(flags.float().mean()) if flags.numel() else None
-
-
-def _decay_lost(before: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any]) -> float | None:
-    """Share of the weights that decay does not move, where there is any."""
-    decay, rate = float(group.get("weight_decay") or 0.0), float(group.get("lr", 0.0))
-    held = before != 0
-    if not decay or not rate:
-        return None
-    if group.get("decoupled_weight_decay"):
-        return _share((before * (1 - rate * decay) == before)[held])
-    return _share((grad + decay * before.to(grad.dtype) == grad)[held])
 
 
 def _unwrapped(path: str) -> str:

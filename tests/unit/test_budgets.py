@@ -42,10 +42,15 @@ WITH_CLI = {"settings", "asked", "api"}
 WITH_PROGRESS = {"stages"}
 """Those that count to the room of progress: the clock whose calls are shown there."""
 
+CAPABILITIES = {
+    "rehearsal": 1330,
+}
+"""Lines of what came after the third house, each beside its own words and options in `report` and `cli`."""
+
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
-    "cli": (1330, "settings"),
+    "cli": (1430, "settings"),
     "criteria": (960, "criteria"),
     "document": (900, "document"),
     "execution": (1260, "execution"),
@@ -60,7 +65,8 @@ BUDGET = {
     "plan": (2590, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
-    "report": (2890, "report"),
+    "rehearsal": (1330, "rehearsal"),
+    "report": (3070, "report"),
     "rulebook": (2400, "rules"),
     "score": (340, "criteria"),
     "snippets": (450, "snippets"),
@@ -69,7 +75,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 31030, 195, 22
+LINES, FILES, ROOMS = 32530, 206, 23
 """Of all of them."""
 
 
@@ -96,7 +102,7 @@ def test_the_whole_is_no_larger_than_it_was() -> None:
 
 
 def test_every_room_counts_to_a_goal() -> None:
-    assert {goal for _, goal in BUDGET.values()} == GOAL.keys()
+    assert {goal for _, goal in BUDGET.values()} == GOAL.keys() | CAPABILITIES.keys()
     assert sum(GOAL.values()) <= 30_000
 
 
@@ -106,7 +112,8 @@ def table() -> str:
 
     def most(room: str, now: int) -> int:
         goal = BUDGET[room][1]
-        return GOAL[goal] if rooms[goal] == 1 and now <= GOAL[goal] else _tens(now)
+        most = (GOAL | CAPABILITIES)[goal]
+        return most if rooms[goal] == 1 and now <= most else _tens(now)
 
     rows = [f'    "{room}": ({most(room, now)}, "{BUDGET[room][1]}"),' for room, now in sorted(lines().items())]
     whole = f"LINES, FILES, ROOMS = {_tens(sum(lines().values()))}, {len(modules())}, {len(lines()) - 1}"

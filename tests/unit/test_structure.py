@@ -11,6 +11,7 @@ LAZY_UPWARDS = {
     ("records.audit", "graphs"),
     ("records.audit", "artefact"),
     ("records.audit", "report"),
+    ("rehearsal.result", "report"),
 }
 """The methods of a record that write it import the writers when they are called."""
 

@@ -1,0 +1,55 @@
+"""What a training step uses: the models and optimizers that were there before it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..loading.target import required
+
+
+@dataclass
+class Scene:
+    """What one step used, by id: modules that it called itself, and optimizers. own_regions: it opens autocast itself.
+    known: all modules and optimizers that there were before."""
+
+    modules: dict[int, nn.Module] = field(default_factory=dict)
+    optimizers: dict[int, Optimizer] = field(default_factory=dict)
+    own_regions: bool = False
+    backward_passes: int = 0
+    known: Mapping[int, nn.Module | Optimizer] = field(default_factory=dict)
+
+    @cached_property
+    def roots(self) -> dict[str, nn.Module]:
+        """{prefix of its names: module} of the outermost modules around those with parameters that an optimizer has."""
+        trained = {id(p) for one in self.optimizers.values() for group in one.param_groups for p in group["params"]}
+        tops = [m for m in self.modules.values() if trained & {id(p) for p in m.parameters()}]
+        found: list[nn.Module] = []
+        for top in tops:
+            around = [m for m in self.known.values() if isinstance(m, nn.Module) and any(x is top for x in m.modules())]
+            outermost = max(around, key=lambda m: sum(1 for _ in m.modules()), default=top)
+            found += [] if any(outermost is one for one in found) else [outermost]
+        if len(found) == 1:
+            return {"": found[0]}
+        names = [type(one).__name__ for one in found]
+        return {
+            f"{name}{i if names.count(name) > 1 else ''}.": m
+            for i, (name, m) in enumerate(zip(names, found, strict=True))
+        }
+
+
+def known_objects() -> dict[int, nn.Module | Optimizer]:
+    """{id: object} of all modules and optimizers of this process."""
+    return {id(one): one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)}
+
+
+def call_step(step: Callable[..., Any], batch: Any) -> Any:
+    """The user's step on a batch, which is one argument, or one each where it asks for several; none where it asks for none."""
+    names = required(step)
+    return step(*(batch if len(names) > 1 else [batch][: len(names)]))

@@ -1,0 +1,102 @@
+"""What one update of an optimizer did, beside what FP32 would have done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from .result import ParameterSeries, Rehearsed
+
+SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
+STUCK = 0.01
+"""A second moment that is nearer to the squared gradient than that need not move."""
+
+
+class Updates:
+    """Compares weights, gradients and second moments before and after an update, into a result.
+
+    fp32: {parameter: FP32's gradient of the step, flat}; in a run of FP32 that of the step that was looked at before.
+    """
+
+    def __init__(
+        self, result: Rehearsed, parameters: Mapping[str, nn.Parameter], fp32: Mapping[str, torch.Tensor]
+    ) -> None:
+        self.result, self.parameters, self.fp32 = result, parameters, fp32
+        self._before: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
+        self._sums = [0.0, 0.0]
+
+    def begin(self, optimizer: Optimizer, own: Mapping[str, nn.Parameter]) -> None:
+        """Keep what an optimizer is about to change, of its own parameters."""
+        for name, p in own.items():
+            if p.grad is not None:
+                moment = next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
+                self._before[name] = (
+                    p.detach().clone(),
+                    p.grad.detach().clone(),
+                    None if moment is None else moment.clone(),
+                )
+
+    def end(self, step: int, optimizer: Optimizer) -> None:
+        """What the update did, parameter by parameter; of the first update of each in this step."""
+        if not self._before:
+            return
+        wide = bool({*self.result.recipe.remedies} - {"fp32_accumulation"})
+        if step not in self.result.steps:
+            self.result.steps.append(step)
+            self.result.errors.append(None)
+            self.result.noise.append(None)
+            self._sums = [0.0, 0.0]
+        for group in optimizer.param_groups:
+            for name in [n for n in self._before if any(self.parameters[n] is p for p in group["params"])]:
+                p, (before, grad, moment) = self.parameters[name], self._before.pop(name)
+                row, moved = self.result.parameters[name], grad != 0
+                row.zero_gradient.append(_share(~moved))
+                row.unchanged.append(None if wide else _share((p == before)[moved]))
+                row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group))
+                now = next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
+                square = grad.float() ** 2
+                moving = (square - moment.float()).abs() > STUCK * moment.float() if moment is not None else moved[:0]
+                row.second_moment_stuck.append(
+                    _share((now == moment)[moving]) if moment is not None and now is not None else None
+                )
+                row.second_moment_zero.append(_share((now == 0)[moved]) if now is not None else None)
+                self._hold_against(name, row, grad.float())
+        whole, apart = self._sums
+        figure = math.sqrt(apart / whole) if whole else None
+        (self.result.noise if self.result.recipe.name == "fp32" else self.result.errors)[-1] = figure
+
+    def _hold_against(self, name: str, row: ParameterSeries, gradient: torch.Tensor) -> None:
+        """The gradient beside FP32's of the same weights and batch; in FP32 beside that of the step that was looked at before."""
+        other = self.fp32[name].view_as(gradient)
+        first = self.result.recipe.name == "fp32" and len(self.result.steps) == 1
+        if not first and bool(other.isfinite().all()):
+            size, apart = float(other.square().sum()), float((gradient - other).square().sum())
+            apart /= 2.0 if self.result.recipe.name == "fp32" else 1.0
+            self._sums = [self._sums[0] + size, self._sums[1] + apart]
+            (row.noise if self.result.recipe.name == "fp32" else row.error).append(
+                math.sqrt(apart / size) if size else None
+            )
+        else:
+            (row.noise if self.result.recipe.name == "fp32" else row.error).append(None)
+        if self.result.recipe.name == "fp32":
+            other.copy_(gradient)
+
+
+def _share(flags: torch.Tensor) -> float | None:
+    return float(flags.float().mean()) if flags.numel() else None
+
+
+def _decay_lost(before: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any]) -> float | None:
+    """Share of the weights that decay does not move, where there is any."""
+    decay, rate = float(group.get("weight_decay") or 0.0), float(group.get("lr", 0.0))
+    held = before != 0
+    if not decay or not rate:
+        return None
+    if group.get("decoupled_weight_decay"):
+        return _share((before * (1 - rate * decay) == before)[held])
+    return _share((grad + decay * before.to(grad.dtype) == grad)[held])
