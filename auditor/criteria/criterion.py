@@ -166,6 +166,11 @@ class Criterion:
         said = [f"{v}" if n in ("k", "form", "over", "threshold", "peak") else f"{n}={v}" for n, v in self.options]
         return f"{self.kind}({', '.join(said)})" if said else self.kind
 
+    @property
+    def allows_nothing(self) -> bool:
+        """Whether nothing may differ."""
+        return self.limit == (0.0 if self.how.sign == AT_MOST else self.how.best)
+
     def option(self, name: str, default: Any) -> Any:
         """What is said in brackets under a name."""
         return dict(self.options).get(name, default)

@@ -1,6 +1,6 @@
 """The quadratic form of a criterion: which direction of an error it sees, and how much of its limit that takes.
 
-To second order the square of a share is d' A A' d for an error d of the output, and A is what shapes random signs e:
+Decisions have one too, see margins.py. To second order the square of a share is d' A A' d for an error d of the output, and A is what shapes random signs e:
 E<A e, d>^2 = d' A A' d.
 """
 
@@ -13,6 +13,7 @@ import torch
 
 from ..numerics.entries import entries, finite, is_plain
 from .criterion import Criterion
+from .margins import margins_of
 from .values import peak_of
 
 Form = Callable[[torch.Tensor], torch.Tensor]
@@ -22,8 +23,12 @@ Form = Callable[[torch.Tensor], torch.Tensor]
 def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
     """What shapes the signs for an output; None where the kind has no quadratic form, or its limit allows nothing."""
     make = FORMS.get(criterion.kind) if criterion.function is None else None
-    nothing = criterion.limit == (0.0 if criterion.how.sign == "<=" else criterion.how.best)
-    if make is None or nothing or not reference.numel() or (criterion.kind != "rel_l2" and not is_plain(reference)):
+    if (
+        make is None
+        or criterion.allows_nothing
+        or not reference.numel()
+        or (criterion.kind != "rel_l2" and not is_plain(reference))
+    ):
         return None
     return make(criterion, reference.detach())
 
@@ -79,10 +84,29 @@ def _cosine(criterion: Criterion, reference: torch.Tensor) -> Form | None:
     return shape
 
 
+def _decisions(criterion: Criterion, reference: torch.Tensor) -> Form | None:
+    # The mean square of e_a - e_b over all decisions, beside the square of what their limit allows
+    margins = margins_of(criterion, reference)
+    if margins is None:
+        return None
+    scale = margins.signs / (margins.allowed * math.sqrt(margins.size.numel()))
+
+    def shape(signs: torch.Tensor) -> torch.Tensor:
+        result = torch.zeros_like(signs).flatten()
+        drawn = signs.flatten()[margins.first] * scale.to(signs)
+        result[margins.first] = drawn
+        if margins.second is not None:
+            result[margins.second] = -drawn
+        return result.view(signs.shape)
+
+    return shape
+
+
 FORMS: dict[str, Callable[[Criterion, torch.Tensor], Form | None]] = {
     "rel_l2": lambda criterion, reference: relative_form(reference, criterion.limit),
     "psnr": _psnr,
     "kl": _kl,
     "cosine": _cosine,
+    **dict.fromkeys(("top1", "topk", "flips"), _decisions),
 }
-"""Kinds that are the square root of a quadratic form of the error, or that form itself."""
+"""Kinds that are the square root of a quadratic form of the error, or that form itself, or grow with it."""

@@ -14,6 +14,7 @@ from ..isolation.outputs import NamedTensors
 from ..numerics.metrics import output_error
 from ..records import CriterionValue, Distance
 from .criterion import Criterion, name_of
+from .margins import margins_of
 from .values import unfit, value
 
 OTHERS = "the other outputs"
@@ -64,35 +65,49 @@ class Criteria:
         """The largest share that any criterion takes of what it allows; above 1 one of them does not hold."""
         return max((held.share for held in self.held(reference, candidate)), default=0.0)
 
-    def held(self, reference: Tensors, candidate: Tensors) -> list[CriterionResult]:
+    def held(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:
         """Every criterion with its value, and the other outputs' where there are any.
 
+        expected: the share of decisions is what the change of their margins lets expect, and not what happened to flip.
         Raises: MeasureError(slug="shape-mismatch").
         """
         names = names_of(reference, self.names)
         if len(reference) != len(candidate):
             output_error(reference, candidate)  # says so
-        result = [self._one(criterion, reference, candidate) for criterion in self.each]
-        return (
-            [*result, self._one(self.rest, reference, candidate)] if self.output_indices(self.rest, names) else result
-        )
+        spoken = (*self.each, *([self.rest] if self.output_indices(self.rest, names) else []))
+        return [self._one(criterion, reference, candidate, expected) for criterion in spoken]
 
     def values(
-        self, runs: Iterable[tuple[Tensors, Tensors]], others: Iterable[tuple[Tensors, Tensors]] = ()
+        self,
+        runs: Sequence[tuple[Tensors, Tensors]],
+        others: Iterable[tuple[Tensors, Tensors]] = (),
+        predicted: float = math.nan,
     ) -> tuple[CriterionValue, ...]:
         """Every criterion with the worst of these runs; it holds where it does in all of them, and in `others`.
 
-        One that no run has a value for does not hold.
+        One that no run has a value for does not hold. predicted: the share that first order says they take.
         """
         result = worst([self.held(*run) for run in runs])
         known = {one.criterion: one for one in result}
         failed = {one.criterion for run in others for one in self.held(*run) if not one.holds}
         return tuple(
             _record_of(
-                known.get(criterion) or CriterionResult(criterion, None, 0.0), criterion not in failed, bool(result)
+                known.get(criterion) or CriterionResult(criterion, None, 0.0),
+                criterion not in failed,
+                bool(result),
+                self._predicted(criterion, [reference for reference, _ in runs], predicted),
             )
             for criterion in (*self.each, *(one.criterion for one in result if one.criterion not in self.each))
         )
+
+    def _predicted(self, criterion: Criterion, references: Sequence[Tensors], share: float) -> float | None:
+        """The value that decisions take where their margins change by this share of what is allowed, the worst of runs."""
+        outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
+        known = [margins_of(criterion, one[0]) for one in outputs if len(one) == 1]
+        flips = [margins.flips(share * margins.allowed) for margins in known if margins is not None]
+        if not flips or not math.isfinite(share):
+            return None
+        return max(flips) if criterion.how.sign == "<=" else 1 - max(flips)
 
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
         """Which outputs a criterion speaks of; `rest` of those that no other does."""
@@ -100,7 +115,7 @@ class Criteria:
             return tuple(i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each))
         return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))
 
-    def _one(self, criterion: Criterion, reference: Tensors, candidate: Tensors) -> CriterionResult:
+    def _one(self, criterion: Criterion, reference: Tensors, candidate: Tensors, expected: bool) -> CriterionResult:
         """One criterion and its value. Raises: MeasureError(slug="shape-mismatch")."""
         meant = self.output_indices(criterion, names_of(reference, self.names))
         if criterion.output == OTHERS:
@@ -110,6 +125,9 @@ class Criteria:
         if not values:
             return CriterionResult(criterion, None, 0.0)
         worst = max(values, key=lambda one: math.inf if math.isnan(one) else criterion.share(one))
+        margins = margins_of(criterion, reference[meant[0]]) if expected and len(meant) == 1 else None
+        if margins is not None and not math.isnan(worst):
+            return CriterionResult(criterion, worst, margins.share(reference[meant[0]], candidate[meant[0]]))
         return CriterionResult(criterion, worst, criterion.share(worst))
 
 
@@ -147,7 +165,7 @@ def _unknown(criterion: Criterion, names: Sequence[str]) -> str:
     return f"the model returns no {criterion.output!r}, which '{criterion}' speaks of{hint} It returns {listed or 'no tensor'}"
 
 
-def _record_of(held: CriterionResult, elsewhere: bool, ran: bool) -> CriterionValue:
+def _record_of(held: CriterionResult, elsewhere: bool, ran: bool, predicted: float | None) -> CriterionValue:
     one, known = held.criterion, held.value is not None
     finite = held.value is not None and not math.isnan(held.value)
     return CriterionValue(
@@ -158,6 +176,7 @@ def _record_of(held: CriterionResult, elsewhere: bool, ran: bool) -> CriterionVa
         value=held.value if finite else None,
         share=held.share if ran and math.isfinite(held.share) else None,
         holds=known and held.holds and elsewhere,
+        predicted=predicted,
     )
 
 

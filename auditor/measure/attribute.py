@@ -17,7 +17,7 @@ from ..numerics.entries import dense, entries, finite, is_number, is_plain
 from ..numerics.formats import FORMATS, format_of
 from ..numerics.kernels import is_tensor_core
 from ..numerics.metrics import output_error
-from ..numerics.nodes import operation_of, target_of, tensors_of, view_source
+from ..numerics.nodes import operation_of, row_of, target_of, tensors_of, view_source
 from ..records import Contribution
 from ..stages import beat
 from .alone import Trace
@@ -52,6 +52,7 @@ class Estimates:
     measurement: Measurement
     outputs_norm: float
     at_once: int = 1
+    tied: frozenset[str] = frozenset()
     probe: int = 0
     sums: dict[tuple[str, str, str], Sums] = field(default_factory=dict)
     passes: dict[str, set[int]] = field(default_factory=dict)
@@ -80,7 +81,8 @@ class Estimates:
         sums = self.sums.get((name, fmt, kind))
         if sums is None or not self.outputs_norm:
             return 0.0
-        return math.sqrt(sums.square() / len(self.passes[name])) / self.outputs_norm
+        ties = 2.0 if name in self.tied and kind != "cast" else 1.0  # h^2 / 3 in the place of h^2 / 6: see margins.py
+        return math.sqrt(ties * sums.square() / len(self.passes[name])) / self.outputs_norm
 
 
 def reading(product: str, source: str) -> str:
@@ -90,11 +92,15 @@ def reading(product: str, source: str) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """Some of the outputs, and what shapes the probes of each. samples: whether those tell samples of a batch apart."""
+    """Some of the outputs, and what shapes the probes of each. samples: whether those tell samples of a batch apart.
+
+    tied: operations whose rounding puts the candidates of decisions on a grid, where they are equal as often as not.
+    """
 
     outputs: tuple[torch.Tensor, ...]
     forms: tuple[Form, ...]
     samples: bool = True
+    tied: frozenset[str] = frozenset()
 
 
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
@@ -112,7 +118,8 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
     light = elements < LIGHT and _steps(measurement) < STEPS
     count = (MAX_PROBES if light else FEW_PROBES.get(batch or 1, 2)) if outputs else 0
-    estimates = Estimates(measurement, norm, max(1, min(count, LIGHT // max(elements, 1))) if light else 1)
+    at_once = max(1, min(count, LIGHT // max(elements, 1))) if light else 1
+    estimates = Estimates(measurement, norm, at_once, target.tied if target is not None else frozenset())
     views = lone_views(measurement)
     hooks = _hooks(estimates, batch, views)
     try:
@@ -328,8 +335,20 @@ def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
         if forms is None:
             return {}
         tied = any(across(criterion, x) for x in outputs)
-        result[str(criterion)] = Target(outputs, forms, not tied)
+        pairs = criterion.kind in ("top1", "topk")
+        rounding = _rounding(measurement, outputs[0]) if pairs else frozenset[str]()
+        result[str(criterion)] = Target(outputs, forms, not tied, rounding)
     return result
+
+
+def _rounding(measurement: Measurement, output: torch.Tensor) -> frozenset[str]:
+    """The operation that gives an output, and those between the two that only move or cast its entries."""
+    name = next(n for n in measurement.capture.outputs if any(x is output for x in measurement.live[n]))
+    result, node = [name], measurement.nodes[name]
+    while node.op == "call_function" and node.all_input_nodes and row_of(node).transparent:
+        node = node.all_input_nodes[0]
+        result.append(node.name)
+    return frozenset(result)
 
 
 def _forms(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Tensor]) -> tuple[Form, ...] | None:

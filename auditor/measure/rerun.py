@@ -44,24 +44,27 @@ class Yardstick:
         """The budget as a relative L2 error."""
         return self.budget / self.unit
 
-    def __call__(self, reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
-        """How far outputs are off, such that `unit` times it is what the user's measure says; inf if not finite."""
-        relative = output_error(reference, candidate)
+    def __call__(self, reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> tuple[float, str]:
+        """How far outputs are off, such that `unit` times it is what the user's measure says, inf if not finite; and the
+        criterion of which they take most, "" where there is none.
+
+        Of decisions it is how far their margins are: how many of a few flip in one run is chance.
+        """
+        relative, most = output_error(reference, candidate), None
+        if isinstance(self.distance, Criteria):
+            held = self.distance.held(reference, candidate, expected=True)
+            most = max(held, key=lambda one: one.share, default=None)
+        criterion = str(most.criterion) if most is not None else ""
         if self.distance is output_error or not math.isfinite(relative):
-            return relative
-        return float(self.distance(reference, candidate)) / self.unit
+            return relative, criterion
+        if isinstance(self.distance, Criteria):
+            return (most.share if most is not None else 0.0), criterion
+        return float(self.distance(reference, candidate)) / self.unit, criterion
 
     @property
     def contribution_metric(self) -> Distance:
         """What contributions are in before `unit`: shares of criteria, where there are any, else relative L2."""
         return self.distance if isinstance(self.distance, Criteria) else output_error
-
-    def criterion(self, reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> str:
-        """The criterion of which outputs take most; "" where there is none."""
-        if not isinstance(self.distance, Criteria):
-            return ""
-        most = max(self.distance.held(reference, candidate), key=lambda held: held.share, default=None)
-        return str(most.criterion) if most is not None else ""
 
 
 PLAIN = Yardstick()
@@ -113,8 +116,8 @@ class Reruns:
         self.criterion = ""
         try:
             outputs, flipped = self._run(semantics, before)
-            self.criterion = self.yardstick.criterion(self._outputs, outputs)
-            return self.yardstick(self._outputs, outputs), flipped
+            error, self.criterion = self.yardstick(self._outputs, outputs)
+            return error, flipped
         except Exception as error:  # what follows cannot be computed from it: its shape, or entries, do not fit
             let_through(error)
             return math.inf, True

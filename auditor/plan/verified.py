@@ -97,6 +97,7 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
         bench,
         pairs,
         graded,
+        plan.predicted_error,
         measured_error=result if is_finite else None,
         joint=None if plain else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
         apart=apart(pairs),
@@ -112,16 +113,19 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
     return replace(plan, measured_error=ran.measured_error, verified=verified, verification=ran)
 
 
-def _verification(bench: Workbench, pairs: Sequence[Pair], graded: Pair | None, **said: Any) -> Verification:
+def _verification(
+    bench: Workbench, pairs: Sequence[Pair], graded: Pair | None, predicted: float, **said: Any
+) -> Verification:
     """What a run came to, with the user's criteria: the worst run's without gradients; held where they also are with them."""
     distance = bench.yardstick.distance
-    criteria = distance.values(pairs, [graded] if graded else []) if isinstance(distance, Criteria) else ()
+    others = [graded] if graded else []
+    criteria = distance.values(pairs, others, predicted) if isinstance(distance, Criteria) else ()
     inputs, execution = "held-out" if bench.subject.held_out else "audited", bench.options.native
     return Verification(inputs=inputs, execution="native" if execution else "emulated", criteria=criteria, **said)
 
 
 def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
-    ran = _verification(bench, (), None, measured_error=None, finite=False, failure=failure)
+    ran = _verification(bench, (), None, math.nan, measured_error=None, finite=False, failure=failure)
     return replace(plan, measured_error=None, verified=False, verification=ran)
 
 

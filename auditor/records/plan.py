@@ -21,6 +21,9 @@ class CriterionValue:
     value: Annotated[float | None, FileField("what was measured, worst run; `null`: nothing, or not finite")]
     share: Annotated[float | None, FileField("share of the limit that `value` takes; the largest is the error")]
     holds: Annotated[bool, FileField("whether it holds in every run, with and without gradients")]
+    predicted: Annotated[
+        float | None, FileField("of `top1`, `topk` and `flips`, what first order says of the plan; `null`: no form")
+    ] = None
 
 
 @dataclass(frozen=True)

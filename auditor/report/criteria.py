@@ -43,7 +43,8 @@ def _line(one: CriterionValue, before: CriterionValue | None, most: bool) -> str
 def _limit_line(one: CriterionValue) -> str:
     allowed = "at most" if one.sign == "<=" else "at least"
     broken = "" if one.holds else ": does not hold"
-    return f"{one.output}: {one.kind} {shown_value(one)}, {allowed} {one.limit:.12g}{broken}"
+    told = "" if one.predicted is None else f" ({one.predicted:.3g} predicted)"
+    return f"{one.output}: {one.kind} {shown_value(one)}{told}, {allowed} {one.limit:.12g}{broken}"
 
 
 def shown_value(one: CriterionValue) -> str:

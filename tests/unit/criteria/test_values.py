@@ -12,6 +12,7 @@ from torch import Tensor
 from auditor.criteria import Criterion, criteria_of
 from auditor.criteria.criterion import FUNCTION, KINDS, Kind, floor_of
 from auditor.criteria.forms import FORMS, form_of
+from auditor.criteria.margins import margins_of
 from auditor.criteria.measure import criteria_for
 from auditor.criteria.values import VALUES, unfit, value
 from auditor.errors import AuditorError
@@ -191,6 +192,11 @@ CASES = {
     "cosine(dim=0) >= 0.8": normal(6, 5),
     "psnr >= 30": normal(6, 5),
     "psnr(2) >= 20": normal(6, 5),
+    "top1 >= 0.9": normal(6, 5),
+    "top1(dim=0) >= 0.9": normal(6, 5),
+    "topk(2) >= 0.9": normal(6, 5),
+    "flips <= 0.1": normal(6, 5),
+    "flips(0.5) <= 0.1": normal(6, 5),
 }
 
 
@@ -203,7 +209,10 @@ def test_the_mean_square_over_all_signs_is_the_square_of_the_share(text: str) ->
     form = form_of(one, reference)
     basis = torch.eye(reference.numel(), dtype=torch.float64).reshape(-1, *reference.shape)
     square = sum(float((form(unit) * error).sum()) ** 2 for unit in basis)
-    assert math.sqrt(square) == pytest.approx(one.share(value(one, reference, reference + error)), rel=1e-3)
+    margins = margins_of(one, reference)
+    low = reference + error
+    share = margins.share(reference, low) if margins else one.share(value(one, reference, low))
+    assert math.sqrt(square) == pytest.approx(share, rel=1e-3)
 
 
 def test_kinds_without_a_form_and_limits_that_allow_nothing_have_none() -> None:
@@ -211,6 +220,51 @@ def test_kinds_without_a_form_and_limits_that_allow_nothing_have_none() -> None:
     for text in ("max_abs <= 1", "top1 >= 0.5", "kl <= 0", "cosine >= 1"):
         (one,) = criteria_of(f"output: {text}")
         assert form_of(one, normal(3, 4)) is None
+
+
+# Margins of decisions.
+
+
+def test_margins_by_hand() -> None:
+    # rows 3 > 1 and 2 > 1.5: margins 2 and 0.5, both moved by 0.25: the root of (0.25^2 + 0.25^2) / 2
+    (one,) = criteria_of("output: top1 >= 0.9")
+    reference = torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.5, 2.0]])
+    margins = margins_of(one, reference)
+    assert margins.size.tolist() == [2.0, 0.5]
+    low = reference + torch.tensor([[0.0, 0.25, 9.0], [0.0, 0.0, 0.25]]) + 1e-3  # a third entry says nothing
+    assert margins.change(reference, low) == pytest.approx(0.25)
+    # a normal error of 0.5 flips the second in Phi(-1) = 0.1587 of cases, the first in Phi(-4) = 0.00003
+    assert margins.flips(0.5) == pytest.approx((0.158655 + 0.000032) / 2, rel=1e-3)
+    assert margins.flips(margins.allowed) == pytest.approx(0.1)
+    assert margins.share(reference, low) == pytest.approx(0.25 / margins.allowed)
+
+
+def test_candidates_on_a_grid_may_be_equal() -> None:
+    # between 16 and 32 BF16's spacing is 2^(4 - 7) = 0.125, which adds 0.125^2 / 6 to the mean square
+    (one,) = criteria_of("output: top1 >= 0.9")
+    reference = torch.tensor([[20.03, 19.97, 0.0], [0.0, 24.0, 17.0]])
+    low = reference.bfloat16().float()
+    moved = (low[0, 0] - low[0, 1] - reference[0, 0] + reference[0, 1]) ** 2 / 2
+    assert margins_of(one, reference).change(reference, low) == pytest.approx(float(moved + 0.125**2 / 6) ** 0.5)
+
+
+@pytest.mark.parametrize("kind", ["top1 >= 0.9", "topk(3) >= 0.9", "flips <= 0.1"])
+def test_as_many_flip_as_margins_let_expect(kind: str) -> None:
+    (one,) = criteria_of(f"output: {kind}")
+    reference = 2 * normal(4000, 40)
+    margins = margins_of(one, reference)
+    for size in (0.05, 0.1):
+        low = reference + size * normal(4000, 40, seed=1)
+        seen = abs(one.how.best - value(one, reference, low))
+        assert 0.8 <= margins.flips(margins.change(reference, low)) / seen <= 1.3
+
+
+def test_what_is_equal_or_infinite_is_no_decision() -> None:
+    (one,) = criteria_of("output: top1 >= 0.9")
+    reference = torch.tensor([[1.0, 1.0, 0.0], [2.0, -torch.inf, -torch.inf], [0.5, 0.25, 0.0]])
+    margins = margins_of(one, reference)
+    assert margins.size.tolist() == [0.25]
+    assert margins.flips(math.inf) == pytest.approx(1 / 6)  # one of three rows, half of the time
 
 
 # Outputs held against a reference by all criteria at once.

@@ -89,14 +89,27 @@ def kl(r: Tensor, c: Tensor) -> float:
 SENTENCES = torch.randint(0, 60, (8, 16), generator=torch.Generator().manual_seed(3))
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(3))
 ROWS = torch.randn(8, 24, 12, generator=torch.Generator().manual_seed(3))
+
+
+def margins(r: Tensor, c: Tensor) -> float:
+    """The change of the margins of the two largest entries, over that at which one row in ten is expected to flip.
+
+    Where the candidates lie on BF16's grid, they may be equal: a variance of a sixth of its spacing squared on top.
+    """
+    a, b = r.topk(2, -1).indices.unbind(-1)
+    first, second = (torch.stack([x.gather(-1, i[..., None])[..., 0] for i in (a, b)]) for x in (r, c))
+    size, square = first[0] - first[1], (second[0] - second[1] - first[0] + first[1]).square().mean()
+    if torch.equal(second, second.bfloat16().double()):
+        square = square + (2.0 ** (second[0].abs().log2().floor() - 7)).square().mean() / 6
+    steps = [0.001 * 1.01**i for i in range(2000)]
+    allowed = next(s for s in steps if torch.erfc(size / s / 2**0.5).mean() / 2 >= 0.1)
+    return float(square.sqrt()) / allowed
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, Share]] = {
     "kl <= 0.001": (lambda: Gates(nn.Linear(32, 40)), ROWS, kl),
     "max_abs <= 0.02": (lambda: Pixels(nn.Linear(32, 32)), IMAGES, lambda r, c: float((c - r).abs().max()) / 0.02),
-    "top1 >= 0.9": (
-        lambda: Gates(nn.Linear(32, 40)),
-        ROWS,
-        lambda r, c: float((c.argmax(-1) != r.argmax(-1)).double().mean()) / 0.1,
-    ),
+    "top1 >= 0.9": (lambda: Gates(nn.Linear(32, 40)), ROWS, margins),
     "psnr >= 40": (
         lambda: Tokens(nn.Sequential(nn.Linear(32, 16), nn.Sigmoid())),
         SENTENCES,
@@ -111,7 +124,6 @@ class Case:
 
     def __init__(self, text: str) -> None:
         make, x, self.share = CASES[text]
-        self.counts = text.startswith("top1")
         torch.manual_seed(1)
         model = make().eval()
         held = criteria_for(criteria_of(f"output: {text}"), 0.01, answer(model, ((x,), {})))
@@ -128,7 +140,7 @@ class Case:
         for name, node in self.measured.capture.nodes.items():
             with torch.no_grad():
                 low = tensor_outputs(OneLow(self.measured.capture.graph_module, name, fmt).run(*flat))[0].double()
-            if node.floating and (self.counts or float((low - reference).norm() / reference.norm()) > 1e-7):
+            if node.floating and float((low - reference).norm() / reference.norm()) > 1e-7:
                 found.append((self.found[name][fmt], self.predicted[name][fmt], self.share(reference, low)))
         return found
 
@@ -147,7 +159,7 @@ def test_against_brute_force(text: str) -> None:
     compared = case.compared("bf16")
     alone = [(found.isolated, true) for found, _, true in compared if found.decided_by == "re-run"]
     assert all(true / 1.6 <= found <= 1.6 * true for found, true in alone)  # the largest error is one rounding
-    assert sum(found == pytest.approx(true, rel=1e-3) for found, true in alone) >= 0.8 * len(alone)
+    assert sum(found == pytest.approx(true, rel=1e-2) for found, true in alone) >= 0.8 * len(alone)
     grouped = [(found.isolated, true) for found, _, true in compared if found.decided_by == "group"]
     assert all(true <= 1.05 * max(found, 0.25) for found, true in grouped)
     if case.answers:

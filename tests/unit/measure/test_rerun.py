@@ -63,7 +63,7 @@ def test_the_users_own_measure_is_asked_and_its_unit_taken_off() -> None:
     assert yardstick.limit == 0.05
     off = Reruns(measured, "bf16", yardstick).error("mul", torch.tensor([[3.0, 6.5]]))
     assert off == pytest.approx(0.5 / 10.0)
-    assert yardstick([torch.ones(2)], [torch.tensor([1.0, torch.inf])]) == math.inf
+    assert yardstick([torch.ones(2)], [torch.tensor([1.0, torch.inf])]) == (math.inf, "")
 
 
 # Causes of small, constructed errors, each name argued beside it.

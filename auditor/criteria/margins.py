@@ -1,0 +1,111 @@
+"""Decisions: how far their two candidates are apart, and how many flip where an error of a given size comes on top."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ..numerics.entries import is_number, is_plain
+from ..numerics.formats import FORMATS
+from .criterion import Criterion
+from .values import rows
+
+BISECTIONS = 40
+"""Halvings of the interval, in powers of two, that the allowed change of the margins is sought in."""
+
+
+@dataclass(frozen=True)
+class Margins:
+    """The decisions of one output: the largest entry of a row, the k-th against the next, or an entry against a threshold.
+
+    first, second: [decisions], where the candidates lie among the output's entries; no second: the threshold. signs: which
+    candidate is larger. size: what they are apart, float64. lost: share of all that flips where one decision of each does.
+    limit: share of flips that the criterion allows.
+    """
+
+    first: torch.Tensor
+    second: torch.Tensor | None
+    signs: torch.Tensor
+    size: torch.Tensor
+    lost: float
+    limit: float
+
+    def flips(self, change: float) -> float:
+        """Share of flips where every margin changes by a normal error of this standard deviation."""
+        return self.lost * float(torch.special.ndtr(-self.size / change).mean()) if change > 0 else 0.0
+
+    @cached_property
+    def allowed(self) -> float:
+        """The change of the margins at which as many flip as the limit allows."""
+        low, high = -64.0, 64.0
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.flips(2.0**middle) <= self.limit else (low, middle)
+        return float(2.0**low)
+
+    def change(self, reference: torch.Tensor, candidate: torch.Tensor) -> float:
+        """Root mean square of what the margins differ by.
+
+        Where all entries of the candidate lie on a half format's grid, two that would be less than its spacing h apart are
+        often equal, and half of those flips: as an error uniform in [-h, h], whose variance h^2 / 3 is h^2 / 6 more than
+        that of two roundings.
+        """
+        ours, theirs = (self._candidates(x) for x in (reference, candidate))
+        square = (theirs[0] - theirs[1] - ours[0] + ours[1]).square().mean()
+        grids = sorted((row for row in FORMATS.values() if row.low and row.native), key=lambda row: -row.epsilon)
+        row = next((row for row in grids if _is_on_grid(theirs, row.dtype)), None)
+        if row is not None and self.second is not None:
+            unit = torch.full_like(theirs[0], row.epsilon / 2)
+            square = square + torch.ldexp(unit, torch.frexp(theirs[0]).exponent).square().mean() / 6
+        return float(square.sqrt())
+
+    def _candidates(self, x: torch.Tensor) -> torch.Tensor:
+        """Both candidates of every decision, float64 [2, decisions]; zero in the threshold's place."""
+        entries = x.detach().flatten()
+        first = entries[self.first].double()
+        return torch.stack(
+            [first, entries[self.second].double() if self.second is not None else torch.zeros_like(first)]
+        )
+
+    def share(self, reference: torch.Tensor, candidate: torch.Tensor) -> float:
+        """The change of the margins beside the one that is allowed."""
+        return self.change(reference, candidate) / self.allowed
+
+
+def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
+    """The decisions that a criterion counts, where it allows some to flip; None for other kinds, and where none can.
+
+    Decisions between entries that are equal, or not finite, are left out: they count as never flipped.
+    """
+    kinds = ("top1", "topk", "flips")
+    numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
+    if criterion.kind not in kinds or criterion.function is not None or criterion.allows_nothing or not numbers:
+        return None
+    values = reference.detach()
+    places = torch.arange(values.numel(), device=values.device).view(values.shape)
+    limit, lost = criterion.limit, 1.0
+    if criterion.kind == "flips":
+        first, second = places.flatten(), None
+        apart = values.flatten().double() - criterion.option("threshold", 0.0)
+    else:
+        k, limit = int(criterion.option("k", 1)), 1 - limit
+        by_row, lost = rows(values, criterion), 1.0 / k
+        if k >= by_row.shape[1]:
+            return None
+        largest = by_row.topk(k + 1, -1)
+        first, second = rows(places, criterion).gather(1, largest.indices[:, k - 1 :]).unbind(1)
+        apart = largest.values[:, k - 1].double() - largest.values[:, k].double()
+    count, known = apart.numel(), apart.isfinite() & (apart != 0)
+    if not bool(known.any()):
+        return None
+    first, second = first[known], second[known] if second is not None else None
+    margins = Margins(first, second, apart[known].sign(), apart[known].abs(), lost * first.numel() / count, limit)
+    return margins if margins.flips(math.inf) > limit else None
+
+
+def _is_on_grid(x: torch.Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether a format holds every entry."""
+    return dtype is not None and bool((x.to(dtype).to(x.dtype) == x).all())
