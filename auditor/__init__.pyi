@@ -36,6 +36,8 @@ def audit(
     evaluate: Any = None,
     max_drop: float | None = None,
     better: str | None = None,
+    generate: int | None = None,
+    temperature: float = 0.0,
     loss_fn: Callable[..., Any] | None = None,
     rules: str | PathLike[str] | None = None,
     select: str | Iterable[str] = (),

@@ -16,6 +16,7 @@ from .capture.several import record_paths
 from .devices import CPU, follow, let_go
 from .errors import device_is_full
 from .execution.beside import under_plan
+from .generation.stage import Generating, continued
 from .graphs import Planned, graphs_of
 from .isolation import isolated
 from .isolation.process import flags, ieee
@@ -72,6 +73,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     with ieee(), isolated(seed=seed), torch.inference_mode(False), in_eval(subject.model), raised(subject):
         options = options.having(found=follow(options.device, devices_of(subject.model)))
         subject = place_subject(subject, options.where, options.seed)
+        subject, options, generating = continued(subject, options, stages)
         score = step = training = None
         if options.scoring is not None:
             with stages("FP32 score", options.scoring.name):
@@ -97,7 +99,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             findings = find(graph, judged.exposed)
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
-            planned = _make_plans(bench, stages, score)
+            planned = _make_plans(bench, stages, score, generating)
         if (known := unsafe_in_runs(judged, planned.baselines)) is not judged:
             judged, graph = known, replace(graph, verdicts=known.verdicts)
             findings = find(graph, judged.exposed)
@@ -118,6 +120,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         regions=of_verdicts(relative.regions, captured, judged.verdicts),
         planned=planned,
         evaluation=score.evaluation if score else None,
+        generation=generating.found if generating else None,
         recommended=recommended,
         recommendation=reason,
         followed=followed,
@@ -126,7 +129,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     )
 
 
-def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None) -> Planned:
+def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generating: Generating | None) -> Planned:
     """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
     options = bench.options
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
@@ -138,6 +141,9 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None) -> Plann
     if score is not None:
         with stages("scores", score.scoring.name):
             plans = score.under(plans, bench)
+    if generating is not None:
+        with stages("decode", "every verified plan"):
+            plans = generating.under(plans, bench)
     planned = Planned(plans, baselines, fp32_today=today)
     if options.as_graphs:
         with stages("graph", "export, solve, verify"):

@@ -169,6 +169,13 @@ class Settings(BaseModel):
     """how much worse the score of `evaluate` may be under a plan; without it, scores are shown and not judged"""
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
     """whether higher or lower scores are better; by default lower if the function has `lower_is_better = True`, else higher"""
+    generate: Annotated[int | None, BeforeValidator(_no_flag), Field(ge=1), Option("a whole number of tokens", "N")] = (
+        None
+    )
+    """[continue](generation.md) the inputs, prompts, by so many tokens: the audit is of what FP32 goes on with, and every
+    verified plan decodes with its own cache"""
+    temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
+    """with `generate`, sample tokens at this temperature, with the noise of `seed`; 0 takes the likeliest"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None
     """in training, `loss_fn(outputs, *targets) -> scalar`; without it, the loss that the model returns
     ([training](training.md))"""
@@ -227,6 +234,10 @@ class Settings(BaseModel):
             raise bad(f"a training step runs in {either(trainable)}, not in {', '.join(self.formats)}")
         if self.evaluate is None and self.scoring is None and (self.max_drop, self.better) != (None, None):
             raise bad("max_drop and better are about a score: give evaluate as well, or leave them out")
+        if self.generate is None and self.temperature:
+            raise bad("temperature is about tokens: give generate as well, or leave it out")
+        if self.generate is not None and self.training:
+            raise bad("generate is for mode='inference'")
         if self.loss_fn is not None and not self.training:
             raise bad("loss_fn is for mode='training': pass both, or neither")
         self.__dict__.update(use=self.use or self.mode)

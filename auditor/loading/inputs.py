@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 import re
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..errors import LoadError
+from ..errors import LoadError, first_line
 from ..isolation.process import reseed
 from ..numerics.entries import extent
 from ..records import Batch
@@ -27,11 +28,12 @@ from .statedicts import read_tensors
 from .target import blame, call, named_in, parse, required, user_code
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
-GRAMMAR = "write f.py:func, x.pt, x.safetensors, x.npz, or shapes such as 'x:float32[1,3,224,224] ids:int64[1,16]<1000'"
+GRAMMAR = "write f.py:func, x.pt, x.safetensors, x.npz, prompts.txt, or shapes such as 'x:float32[1,3,224,224] ids:int64[1,16]<1000'"
 FORMS = (
     "return a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of such tuples or dicts"
 )
-SUFFIXES = (".pt", ".pth", ".safetensors", ".npz")
+TEXT = ".txt"
+SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", TEXT)
 MOST_BATCHES = 32
 """How many batches of an open-ended iterable (a generator, a DataLoader) are used."""
 
@@ -66,6 +68,9 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
         if not path.is_file():
             raise LoadError(f"inputs {path} do not exist: check --inputs", slug="missing-inputs")
         with refused(slug="bad-weights"):
+            if path.suffix == TEXT:
+                value: Any = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+                return Inputs(as_batches(tokenized(model, value), path.name), source)
             value = _read_npz(path) if path.suffix == ".npz" else read_tensors(path)
         if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
             return Inputs((bind_named(model, value, path.name),), source)
@@ -74,7 +79,31 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     target = replace(target, symbol=target.symbol or "get_inputs")
     with user_code(target, seed):
         function = named_in(target, GRAMMAR, "missing-inputs")
-        return Inputs(named_inputs(function, f"{target.symbol}() in {target.label}"), source)
+        what = f"{target.symbol}() in {target.label}"
+        value = call(function, what, "inputs-raise") if callable(function) else function
+        return Inputs(as_batches(tokenized(model, value), what), source)
+
+
+def tokenized(model: Any, value: Any) -> Any:
+    """Text, one or a list of them, as token ids of the model's own tokenizer, padded on the left; other values as they are.
+
+    Raises: LoadError(slug="bad-inputs") where the model has none.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
+        return value
+    where = str(getattr(model, "name_or_path", ""))
+    try:
+        transformers: Any = importlib.import_module("transformers")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, padding_side="left", local_files_only=True)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        given = tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)
+    except Exception as error:
+        why = f"{type(error).__name__}: {first_line(error)[:160]}"
+        raise LoadError(
+            f"text is for models with a tokenizer beside their weights ({why}): give ids", "bad-inputs"
+        ) from error
+    return {name: x for name, x in given.items() if name in forward_parameters(model)}
 
 
 def from_module(module: ModuleType, where: str) -> Inputs | None:

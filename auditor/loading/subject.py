@@ -95,6 +95,7 @@ def from_object(
 
     model, notes = _unwrap(model)
     _reject_unfit(model)
+    given = inputs.tokenized(model, given)
     try:
         return settle_precision(subject(arrays=False), check)
     except LoadError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..folder import path_of, write
+from .generation import Generation
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
 from .plan import Evaluation, Plan, Timing, Today, Verification
@@ -139,6 +140,7 @@ class Audit:
     warnings: Annotated[tuple[str, ...], FileField("what limits this audit, in words")]
     training: Annotated[Training | None, FileField("what a training step meets; `null` in mode `inference`")] = None
     evaluation: Annotated[Evaluation | None, FileField("the user's own function; `null`: none was given")] = None
+    generation: Annotated[Generation | None, FileField("tokens that plans are held to; `null`: none asked for")] = None
     command: Annotated[str, MeasurementField("what was called")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
     plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()

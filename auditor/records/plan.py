@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from .generation import Generated
 from .written import FileField, MeasurementField, empty
 
 
@@ -285,6 +286,7 @@ class Plan:
     score: Annotated[Score | None, FileField("what the user's own function says of the model under it")] = None
 
     timed: Annotated[Timed | None, FileField("time and memory of one forward of the patched model")] = None
+    generated: Annotated[Generated | None, FileField("tokens that it decodes; `null`: none were asked for")] = None
 
     @property
     def holds(self) -> bool:

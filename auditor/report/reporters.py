@@ -14,6 +14,7 @@ from .annotations import github, place_of, sarif
 from .blocks import Block, Code, Entries, Fold, Item, Look, Prose, Title, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
 from .findings import Cause, Causes, causes
+from .generation import generation_lines, generation_section
 from .origins import origins
 from .plans import island_lines, more_ways, plan_folds, plan_table, snippets
 from .table import table
@@ -107,6 +108,7 @@ def _more(audit: Audit, seen: ReportView) -> Iterator[Block]:
     if audit.training is not None:
         titles = tuple(dict.fromkeys(advice.title for advice in audit.training.advice))[:ADVICE_SHOWN]
         yield Prose("Training", (sentence(audit.training.recommendation), *(f"- {title}" for title in titles)))
+    yield from generation_lines(audit)
     if seen.criteria:
         shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
         lines = [line if p.recommended else f"{p.title}: {line}" for p in shown for line in p.criteria]
@@ -164,6 +166,7 @@ def html(audit: Audit) -> str:
         table=table(audit),
         snippets=snippets(audit),
         more_ways=more_ways(audit),
+        generation=generation_section(audit),
         training=training_section(audit),
         method=method(audit, seen.limits, seen.proposals),
     )

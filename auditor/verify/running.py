@@ -146,6 +146,11 @@ class Runs:
         run = partial(given_by, found, seed=self.seed, around=around, most=most, limit=limit, plan=plan)
         return self._run_or_reason(plan, nullcontext(), run)
 
+    def generate(self, plan: str, compare: Callable[..., Any]) -> dict[str, list[torch.Tensor]] | str:
+        """What the model comes to where it decodes prompts, as `compare(model, around=...)` gives it."""
+        around = partial(as_on, self.device)
+        return self._run_or_reason(plan, ieee(), lambda model: compare(model, around=around))
+
     def time(self, plan: str, flags: Flags, threads: int) -> Timed | str:
         """What one forward takes on the first batch, as TODAY under the caller's flags."""
         torch.set_num_threads(threads)

@@ -22,7 +22,7 @@ BANDS: dict[str, tuple[str, ...]] = {
     "nouns": ("records", "numerics", "offload"),
     "engine": ("isolation", "capture", "loading", "criteria", "artefact", "execution"),
     "evidence": ("measure", "rulebook"),
-    "plans": ("settings", "score", "verify", "plan", "graphs", "training", "rehearsal"),
+    "plans": ("settings", "score", "verify", "plan", "generation", "graphs", "training", "rehearsal"),
     "telling": ("document", "snippets", "report"),
     "entry": ("asked", "progress", "assembly", "flow", "api", "fleet", "cli"),
 }

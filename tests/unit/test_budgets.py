@@ -43,6 +43,7 @@ WITH_PROGRESS = {"stages"}
 """Those that count to the room of progress: the clock whose calls are shown there."""
 
 CAPABILITIES = {
+    "generation": 600,
     "rehearsal": 1330,
 }
 """Lines of what came after the third house, each beside its own words and options in `report` and `cli`."""
@@ -50,23 +51,24 @@ CAPABILITIES = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
-    "cli": (1430, "settings"),
-    "criteria": (960, "criteria"),
+    "cli": (1440, "settings"),
+    "criteria": (1120, "criteria"),
     "document": (900, "document"),
     "execution": (1260, "execution"),
     "fleet": (430, "fleet"),
+    "generation": (600, "generation"),
     "graphs": (1150, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1910, "loading"),
-    "loose files": (980, "flow"),
-    "measure": (2310, "measure"),
+    "loading": (1940, "loading"),
+    "loose files": (990, "flow"),
+    "measure": (2330, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2590, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1330, "rehearsal"),
-    "report": (3070, "report"),
+    "report": (3240, "report"),
     "rulebook": (2400, "rules"),
     "score": (340, "criteria"),
     "snippets": (450, "snippets"),
@@ -75,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 32530, 206, 23
+LINES, FILES, ROOMS = 33530, 214, 24
 """Of all of them."""
 
 

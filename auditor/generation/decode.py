@@ -1,0 +1,173 @@
+"""Prompts, and how a model continues them a token at a time: a causal or encoder-decoder model of transformers, or a step function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..errors import LoadError
+from ..isolation import isolated
+from ..isolation.answer import Around
+from ..isolation.process import uncompiled, unfused
+from ..records import Batch
+
+MASKS = ("attention_mask", "decoder_attention_mask")
+LEAST = 2
+"""Tokens that a prompt has at least: the first one alone says nothing of a model that reads what is before."""
+
+Choose = Callable[[int, torch.Tensor], torch.Tensor]
+"""(step, logits [prompts, vocabulary]) -> the tokens [prompts] that go on."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a batch has a model continue. ids, mask: [prompts, tokens], shorter prompts padded on the left.
+
+    kind: how the model decodes. rest: what an encoder reads, by name. ends: tokens that end a text.
+    """
+
+    kind: Literal["step", "causal", "encoder-decoder"]
+    ids: torch.Tensor
+    mask: torch.Tensor
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    ends: tuple[int, ...] = ()
+
+    def forced(self, model: nn.Module, tokens: torch.Tensor) -> Batch:
+        """One call of the model that has it predict each of these tokens [prompts, steps] from those before."""
+        ids = torch.cat([self.ids, tokens[:, :-1]], 1)
+        if self.kind == "step":
+            return (ids,), {}
+        mask, steps = torch.cat([self.mask, torch.ones_like(tokens[:, :-1])], 1), tokens.shape[1]
+        given: dict[str, Any] = {"logits_to_keep": steps, "use_cache": False}
+        if self.kind == "causal":
+            return (), _known(model, {"input_ids": ids, **_places(mask, ids.shape[1]), **given})
+        return (), _known(model, {**self.rest, "decoder_input_ids": ids, **given})
+
+
+def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
+    """The prompts of a batch.
+
+    Raises: LoadError(slug="cannot-generate") where the model cannot continue them.
+    """
+    names = inspect.signature(model.forward).parameters
+    args, kwargs = batch
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    ends = _ends(model)
+    if callable(getattr(model, "step", None)):
+        ids = _checked(model, next(iter(given.values()), None))
+        result = Prompts("step", ids, torch.ones_like(ids), ends=ends)
+    elif "past_key_values" in names and "decoder_input_ids" in names:
+        ids = given.pop("decoder_input_ids", None)
+        if ids is None:
+            first = next(x for x in given.values() if isinstance(x, torch.Tensor))
+            start: Any = model.config.decoder_start_token_id  # type: ignore[union-attr]
+            ids = torch.full((first.shape[0], 1), int(start), device=first.device)
+        return Prompts("encoder-decoder", _checked(model, ids), torch.ones_like(ids), given, ends)
+    elif "past_key_values" in names and "input_ids" in names:
+        ids = _checked(model, given.get("input_ids"))
+        mask = given.get("attention_mask")
+        result = Prompts("causal", *_left(ids, torch.ones_like(ids) if mask is None else mask.to(ids)), ends=ends)
+    else:
+        raise LoadError(
+            f"{type(model).__name__} cannot be asked for tokens one by one: its forward takes no past_key_values, and it has "
+            "no step(tokens, state) that returns logits and a state",
+            slug="cannot-generate",
+        )
+    if int(result.mask.sum(1).min()) < LEAST:
+        raise LoadError(
+            f"a prompt has fewer than {LEAST} tokens: give longer ones to --generate from", slug="cannot-generate"
+        )
+    return result
+
+
+def _checked(model: nn.Module, ids: Any) -> torch.Tensor:
+    if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.is_floating_point():
+        return ids
+    raise LoadError(
+        f"the inputs of {type(model).__name__} hold no prompts: give token ids [prompts, tokens], or text to a model that has "
+        "a tokenizer",
+        slug="cannot-generate",
+    )
+
+
+def _left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The prompts with padding moved to their left."""
+    order = mask.bool().to(torch.int8).argsort(dim=1, stable=True)
+    return ids.gather(1, order), mask.gather(1, order)
+
+
+def _ends(model: Any) -> tuple[int, ...]:
+    for holder in (getattr(model, "generation_config", None), getattr(model, "config", None)):
+        given = getattr(holder, "eos_token_id", None)
+        if given is not None:
+            return tuple(given) if isinstance(given, list | tuple) else (int(given),)
+    return ()
+
+
+def _places(mask: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
+    """The mask, and the positions of the last tokens in their own texts."""
+    return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)[:, -count:]}
+
+
+def _known(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those arguments that the model takes."""
+    names = inspect.signature(type(model).forward).parameters
+    return {name: value for name, value in given.items() if name in names}
+
+
+@contextmanager
+def _stepping(model: nn.Module) -> Iterator[nn.Module]:
+    """In the body a call of the model is a call of its `step`, through whatever wraps its forward."""
+    kind: Any = type(model)
+    model.__class__ = type(kind.__name__, (kind,), {"forward": kind.step})
+    try:
+        yield model
+    finally:
+        model.__class__ = kind
+
+
+def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.Tensor, state: Any) -> tuple[Any, Any]:
+    """Logits [prompts, vocabulary] behind the tokens that are fed, and what the next step is to be given."""
+    if prompts.kind == "step":
+        with _stepping(model):
+            logits, state = model(fed, state)
+        return logits[:, -1] if logits.dim() == 3 else logits, state
+    given: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1}
+    if prompts.kind == "causal":
+        given |= {"input_ids": fed, "past_key_values": state, **_places(mask, fed.shape[1])}
+        result = model(**_known(model, given))
+        return result.logits[:, -1], result.past_key_values
+    given["decoder_input_ids"] = fed
+    if state is None:
+        result = model(**_known(model, {**prompts.rest, **given}))
+        return result.logits[:, -1], (result.past_key_values, result.encoder_last_hidden_state)
+    past, encoded = state
+    read = {name: x for name, x in prompts.rest.items() if name in MASKS}
+    result = model(**_known(model, {**read, **given, "past_key_values": past, "encoder_outputs": (encoded,)}))
+    return result.logits[:, -1], (result.past_key_values, encoded)
+
+
+def decode(model: nn.Module, prompts: Prompts, steps: int, choose: Choose, *, seed: int, around: Around) -> None:
+    """Continue the prompts by so many tokens, as `choose` has it; the model comes back as it was."""
+    fed, mask, state = prompts.ids, prompts.mask, None
+    with isolated(model, seed=seed), torch.no_grad(), unfused(), uncompiled(), around():
+        for step in range(steps):
+            logits, state = advance(model, prompts, fed, mask, state)
+            fed = choose(step, logits.float())[:, None]
+            mask = torch.cat([mask, torch.ones_like(fed)], 1)
+
+
+def scores(logits: torch.Tensor, step: int, temperature: float, seed: int) -> torch.Tensor:
+    """Logits of which the largest is chosen: at a temperature, with the noise of this seed and step on top (Gumbel's), the same
+    for whatever model is asked. Unit: that of logits."""
+    if not temperature:
+        return logits
+    generator = torch.Generator().manual_seed(seed + step)
+    uniform = torch.rand(logits.shape, generator=generator, dtype=torch.float64).to(logits.device)
+    return logits.double() - temperature * (-uniform.log()).log()

@@ -1,0 +1,101 @@
+"""Parts of a model, by what its operations do: how much of what moves the margins of tokens each makes under a plan."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+
+from torch import fx
+
+from ..execution.policy import choice_from_scopes
+from ..numerics.nodes import row_of, tensors_of
+from ..plan.problem import Problem
+from ..records import Capture, Plan
+from ..records.generation import PartShare
+
+WEIGHTS = "weights, rounded"
+
+
+def parts_of(capture: Capture) -> dict[str, str]:
+    """{node or placeholder: its part}: of each operation by its row in the table of operations, and by what reads it."""
+    nodes = list(capture.graph_module.graph.nodes)
+    result: dict[str, str] = {}
+    rotary = set[fx.Node]()
+    routed = set[fx.Node]()
+    for node in nodes:
+        row = row_of(node)
+        if row.wave or (not (row.product or row.attention) and rotary & set(node.all_input_nodes)):
+            rotary.add(node)
+        if row.attention:
+            for source in node.all_input_nodes[1:3]:
+                result.update({n.name: "keys and values" for n in _through(source)})
+    for node in reversed(nodes):
+        discrete = any(not x.is_floating_point() for x in tensors_of(node.meta.get("val")))
+        if node.op == "call_function" and discrete and not row_of(node).asks_shape:
+            for source in node.all_input_nodes:
+                if source.op == "call_function" and any(x.is_floating_point() for x in tensors_of(source.meta["val"])):
+                    routed.update(_of_product(source))
+    head = set(_through(next((n for n in nodes if n.name == capture.outputs[0]), nodes[-1])))
+    for node in nodes:
+        row, name = row_of(node), node.name
+        owner = capture.nodes[name].owner_type.lower() if name in capture.nodes else ""
+        if node.op != "call_function":
+            result[name] = WEIGHTS
+        elif node in head:
+            result[name] = "head"
+        elif node in routed:
+            result[name] = "router"
+        elif name in result:
+            continue
+        elif row.normalises or "norm" in owner:
+            result[name] = "norms"
+        elif row.attention or row.distribution:
+            result[name] = "softmax and attention"
+        elif row.product or row.embedding or row.recurrent:
+            result[name] = "linear layers"
+        elif node in rotary:
+            result[name] = "rotary tables"
+        elif row.sum:
+            result[name] = "residual sums"
+        else:
+            result[name] = "activations and the rest"
+    return result
+
+
+def _through(node: fx.Node) -> list[fx.Node]:
+    """A node and those before it that only move or cast what it gives, down to the operation that makes it."""
+    result = [node]
+    while row_of(result[-1]).transparent and result[-1].all_input_nodes:
+        result.append(result[-1].all_input_nodes[0])
+    return result
+
+
+def _of_product(node: fx.Node) -> list[fx.Node]:
+    """A node and those before it up to the first product: what scores a choice."""
+    result = [node]
+    while not row_of(result[-1]).product and len(result) < len(node.graph.nodes):
+        before = [source for source in result[-1].all_input_nodes if source.op == "call_function"]
+        if not before:
+            return []
+        result.append(before[0])
+    return result
+
+
+def shares(problem: Problem, plan: Plan, flips: Callable[[float], float | None]) -> tuple[float, tuple[PartShare, ...]]:
+    """The error that first order predicts of a plan, and each part's share of its square. flips: what an error comes to."""
+    resolution = problem.resolve(choice_from_scopes(plan.scopes))
+    of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
+    each = [(name, problem.node_square(resolution, name)) for name in problem.capture.nodes]
+    each += [(name, problem.cast_square(resolution, name)) for name in problem.rounded_values(resolution)]
+    for name, square in each:
+        if square > 0 and math.isfinite(square):
+            squares[of[name]] += square
+            counts[of[name]] += 1
+    total = sum(squares.values())
+
+    found = [
+        PartShare(part, square / total, counts[part], flips(math.sqrt(max(total - square, 0.0))))
+        for part, square in squares.items()
+    ]
+    return math.sqrt(total), tuple(sorted(found, key=lambda one: -one.share))

@@ -1,0 +1,101 @@
+"""The stage of an audit that generates: what FP32 goes on with becomes its inputs, and what plans decode is held against that."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ..criteria import criteria_of
+from ..criteria.margins import margins_of
+from ..criteria.measure import Criteria
+from ..errors import LoadError
+from ..folder import OWN
+from ..isolation.answer import answer
+from ..isolation.outputs import NamedTensors
+from ..plan.workbench import Workbench
+from ..records import Batch, Plan, Subject
+from ..records.generation import Generation
+from ..settings import Settings
+from ..stages import Stages
+from ..verify import Runs
+from .compare import Continued, Decoding, expected_flips, figures, made
+from .decode import prompts_of
+from .parts import shares
+
+
+@dataclass(frozen=True)
+class Generating:
+    """FP32's tokens: of the calibration inputs, and of the held-out ones where there are any. folder: of their logits."""
+
+    folder: tempfile.TemporaryDirectory[str]
+    decoding: Decoding
+    batches: Sequence[Continued]
+    held_out: Sequence[Continued]
+
+    @property
+    def checks(self) -> Sequence[Continued]:
+        """What plans decode."""
+        return self.held_out or self.batches
+
+    @property
+    def found(self) -> Generation:
+        """What FP32 went on with."""
+        return made(self.decoding, self.checks)
+
+    def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
+        """The plans, those that hold the budget with what they decode."""
+        wanted = {name: plan for name, plan in plans.items() if plan.verified and plan.program is None}
+        question = partial(Runs.generate, compare=partial(self.decoding.compare, batches=self.checks))
+        with self.folder:
+            given = bench.ask(wanted, question) if wanted else {}
+        return {name: self._with(bench, plan, given[name]) if name in given else plan for name, plan in plans.items()}
+
+    def _with(self, bench: Workbench, plan: Plan, given: dict[str, list[torch.Tensor]] | str) -> Plan:
+        distance = bench.yardstick.distance
+        reference = bench.reference(bench.checks[0])
+        decided = distance.each if isinstance(distance, Criteria) else ()
+        known = [margins_of(one, reference[0]) for one in decided if one.kind == "top1"]
+        margins = next((one for one in known if one is not None), None)
+
+        def flips(error: float) -> float | None:
+            return None if margins is None else expected_flips(self.checks, error * margins.allowed)
+
+        predicted, parts = shares(bench.problem(plan.strategy, plan.format), plan, flips)
+        found = figures(self.checks, given)
+        return replace(plan, generated=replace(found, predicted_flips=flips(predicted), parts=parts))
+
+
+def continued(subject: Subject, options: Settings, stages: Stages) -> tuple[Subject, Settings, Generating | None]:
+    """The subject on its prompts with what FP32 goes on with, whose tokens are held to `top1` where nobody says otherwise; as
+    it is where no tokens are asked for.
+
+    Raises: LoadError(slug="cannot-generate").
+    """
+    if options.generate is None:
+        return subject, options, None
+    folder = tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True)
+    decoding, model = Decoding(options.generate, options.temperature, options.seed), subject.model
+
+    def each(batches: Sequence[Batch], name: str) -> list[Continued]:
+        files = [Path(folder.name, f"{name}{index}.pt") for index in range(len(batches))]
+        prompts = [prompts_of(model, batch) for batch in batches]
+        return [decoding.reference(model, *one, nullcontext) for one in zip(prompts, files, strict=True)]
+
+    with stages("generate", f"{options.generate} tokens in FP32"):
+        found = Generating(folder, decoding, each(subject.batches, "batch"), each(subject.held_out, "held_out"))
+        forced = [tuple(one.prompts.forced(model, one.tokens) for one in x) for x in (found.batches, found.held_out)]
+        subject = replace(subject, batches=forced[0], held_out=forced[1])
+        outputs = answer(model, subject.batches[0], seed=options.seed)
+    names = outputs.names if isinstance(outputs, NamedTensors) else ()
+    if not names or outputs[0].dim() != 3:
+        said = f"{subject.name} returns no logits [prompts, tokens, vocabulary] first"
+        raise LoadError(said, slug="cannot-generate")
+    if not options.limits and options.metric is None:
+        options = options.having(limits=tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}")))
+    return subject, options, found

@@ -1,0 +1,160 @@
+"""What plans decode, beside FP32's tokens: the table, what each part does, and the divergence by position."""
+
+from __future__ import annotations
+
+import math
+
+from ..records import Plan
+from ..records.audit import Audit
+from ..records.generation import Generated, PartShare
+from .blocks import BOTTOM, LEFT, RIGHT, Block, Chart, Grid, Prose
+from .charts import scale
+from .words import count, label, percent, plan_title, power, ratio
+
+HEIGHT, INSET = 260, 8
+HEADS = (
+    "Plan",
+    "KL mean",
+    "KL 99 %",
+    "KL most",
+    "Same top",
+    "RMS dp",
+    "Flips",
+    "95 %",
+    "Predicted",
+    "First flip",
+    "10 %",
+)
+
+
+def generation_lines(audit: Audit) -> list[Block]:
+    """What a terminal shows: what was decoded, a line a plan, and the part whose lifting helps most."""
+    if audit.generation is None:
+        return []
+    lines = [f"{plan_title(plan)}: {_figures(found)}" for plan, found in _decoded(audit)]
+    lift = lift_words(audit)
+    return [Prose("Tokens", (_about(audit), *lines, *([lift] if lift else [])))]
+
+
+def generation_section(audit: Audit) -> list[Block]:
+    """What the report says of tokens; nothing for an audit that generates none."""
+    if audit.generation is None:
+        return []
+    decoded = _decoded(audit)
+    if not decoded:
+        return [Prose("", ("No plan was verified, so none decoded.",), "empty")]
+    about = (
+        "Each plan decodes with its own cache and is given FP32's token after each step, so that up to its first flip it writes "
+        "the text that it would write by itself. KL is in nats a token, FP32 against the plan; RMS dp is how far the "
+        "probability of FP32's token moves; flips are in 1,000 tokens, with their 95 % interval; the first flip counts tokens "
+        "from the prompt on, for the median prompt and for the one at 10 %."
+    )
+    lift = lift_words(audit)
+    parts = [row for plan, found in decoded for row in _parts(plan, found)]
+    return [
+        Prose("", (_about(audit), *([lift] if lift else [])), "lead"),
+        Prose("", (about,), "about"),
+        Grid(HEADS, tuple(_row(plan, found) for plan, found in decoded)),
+        *(
+            [Grid(("Plan", "Part", "Share", "Operations", "Flips without"), tuple(parts), texts=2, caption=PARTS)]
+            if parts
+            else []
+        ),
+        *([chart] if (chart := _chart(audit)) else []),
+    ]
+
+
+PARTS = "Parts of the model: share of the squared error of the margins, and flips in 1,000 tokens predicted with the part in FP32"
+
+
+def lift_words(audit: Audit) -> str:
+    """The part that is worth keeping in FP32 first; nothing where nothing is predicted."""
+    plan = audit.plans.get(audit.recommended or "") or next((plan for plan, _ in _decoded(audit)), None)
+    found = plan.generated if plan is not None else None
+    best = _best(found) if found is not None else None
+    if plan is None or found is None or best is None or found.predicted_flips is None or best.flips is None:
+        return ""
+    return (
+        f"Under {plan_title(plan)}, {best.part} ({count(best.operations, 'operation')}) make {percent(best.share)} of what flips "
+        f"tokens: in FP32, {best.flips:.3g} flips in 1,000 are predicted in place of {found.predicted_flips:.3g}."
+    )
+
+
+def _best(found: Generated) -> PartShare | None:
+    return next((part for part in found.parts if part.flips is not None), None)
+
+
+def _decoded(audit: Audit) -> list[tuple[Plan, Generated]]:
+    return [(plan, plan.generated) for plan in audit.plans.values() if plan.generated is not None]
+
+
+def _about(audit: Audit) -> str:
+    made = audit.generation
+    assert made is not None
+    how = f"sampled at temperature {made.temperature:g}" if made.temperature else "the likeliest each time"
+    return f"{count(made.prompts, 'prompt')} continued by {count(made.steps, 'token')} each in FP32, {how}: {made.tokens:,} count."
+
+
+def _figures(found: Generated) -> str:
+    if found.failure is not None or found.kl is None or found.flips is None:
+        return f"did not decode: {found.failure}"
+    predicted = "" if found.predicted_flips is None else f", {found.predicted_flips:.3g} predicted"
+    first = f"first flip after {found.first_flip} tokens" if found.first_flip else "no flip in half of the prompts"
+    return f"KL {ratio(found.kl)}, {found.flips:.3g} flips in 1,000 tokens{predicted}; {first}"
+
+
+def _row(plan: Plan, found: Generated) -> tuple[str, ...]:
+    if found.failure is not None or found.flips is None or found.flips_low is None or found.flips_high is None:
+        return (plan_title(plan), f"did not decode: {found.failure}", *[""] * (len(HEADS) - 2))
+    return (
+        plan_title(plan),
+        *("" if x is None else ratio(x) for x in (found.kl, found.kl_99, found.kl_most)),
+        "" if found.same_top is None else percent(found.same_top),
+        "" if found.rms_probability is None else ratio(found.rms_probability),
+        f"{found.flips:.3g}",
+        f"{found.flips_low:.2g} to {found.flips_high:.2g}",
+        "" if found.predicted_flips is None else f"{found.predicted_flips:.3g}",
+        *("none" if x is None else f"{x:,}" for x in (found.first_flip, found.first_flip_10)),
+    )
+
+
+def _parts(plan: Plan, found: Generated) -> list[tuple[str, ...]]:
+    return [
+        (
+            plan_title(plan),
+            one.part,
+            percent(one.share),
+            f"{one.operations:,}",
+            "" if one.flips is None else f"{one.flips:.3g}",
+        )
+        for one in found.parts
+    ]
+
+
+def _chart(audit: Audit) -> Chart | None:
+    """KL of every plan against the position behind the prompt."""
+    assert audit.generation is not None
+    curves = [(plan, [x for x in found.kl_by_position if x > 0]) for plan, found in _decoded(audit)]
+    curves = [(plan, values) for plan, values in curves if len(values) > 1]
+    if not curves:
+        return None
+    logs = [math.log10(x) for _, values in curves for x in values]
+    decades = range(math.floor(min(logs)), max(math.ceil(max(logs)), math.floor(min(logs)) + 1) + 1)
+    y = scale(decades[0], decades[-1], HEIGHT - BOTTOM, INSET)
+    paths = []
+    for plan, values in curves:
+        x = scale(0, len(values) - 1, LEFT + INSET, RIGHT - INSET)
+        points = "L".join(f"{x(i):g} {y(math.log10(value)):g}" for i, value in enumerate(values))
+        paths.append((f"line {plan.format} {plan.strategy}", f"M{points}"))
+    steps, most = audit.generation.steps, max(len(values) for _, values in curves) - 1
+    place = scale(0, most, LEFT + INSET, RIGHT - INSET)
+    return Chart(
+        "Divergence by position",
+        "Mean KL of FP32's next token from the plan's, logarithmic, against tokens behind the prompt; of a cast dashed.",
+        HEIGHT,
+        tuple(paths),
+        tuple(dict.fromkeys((plan.format, label(plan.format)) for plan, _ in curves)),
+        "tokens behind the prompt",
+        tuple((place(most * share / 4), f"{round(steps * share / 4):,}") for share in range(5)),
+        tuple((y(d), power(10, d)) for d in decades),
+    )

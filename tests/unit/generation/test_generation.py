@@ -1,0 +1,222 @@
+"""Prompts continued token by token: as transformers does it, as a step function does, and under plans."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import auditor
+from auditor.errors import AuditorError
+from auditor.generation.compare import Continued, Decoding, expected_flips, figures
+from auditor.generation.decode import Prompts, prompts_of
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = 97
+IDS = torch.randint(5, WORDS, (8, 12), generator=torch.Generator().manual_seed(1))
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=WORDS, num_key_value_heads=2, initializer_range=0.3, **sizes)
+    config.eos_token_id = config.pad_token_id = None
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def t5() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+    config = transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=0, initializer_factor=3.0, **sizes)
+    config.eos_token_id = config.pad_token_id = None
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+class Steps(nn.Module):
+    """A recurrent model with a step function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.cell = nn.Embedding(WORDS, 64), nn.GRU(64, 64, batch_first=True)
+        self.head = nn.Linear(64, WORDS)
+        with torch.no_grad():
+            self.head.weight.mul_(8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.cell(self.embed(ids))[0])
+
+    def step(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        seen, state = self.cell(self.embed(tokens), state)
+        return self.head(seen), state
+
+
+def tokens_of(
+    model: nn.Module, given: dict[str, Tensor] | tuple[Tensor, ...], folder: Path, steps: int = 10
+) -> Continued:
+    batch = ((), given) if isinstance(given, dict) else (given, {})
+    return Decoding(steps, 0.0, 0).reference(model, prompts_of(model, batch), folder / "logits.pt", nullcontext)
+
+
+def test_a_causal_model_goes_on_as_transformers_has_it_wherever_the_padding_is(tmp_path: Path) -> None:
+    model, mask = llama(), torch.ones_like(IDS)
+    mask[3, 7:] = mask[5, 9:] = 0
+    found = tokens_of(model, {"input_ids": IDS, "attention_mask": mask}, tmp_path).tokens
+    for row, length in enumerate(mask.sum(1).tolist()):
+        alone = model.generate(IDS[row : row + 1, :length], max_new_tokens=10, do_sample=False)
+        assert found[row].tolist() == alone[0, length:].tolist()
+
+
+def test_an_encoder_decoder_model_goes_on_as_transformers_has_it(tmp_path: Path) -> None:
+    model = t5()
+    found = tokens_of(model, {"input_ids": IDS}, tmp_path).tokens
+    expected = model.generate(IDS, max_new_tokens=10, do_sample=False)
+    assert found.tolist() == expected[:, 1:].tolist()
+
+
+def test_a_step_function_goes_on_as_its_whole_forward_does(tmp_path: Path) -> None:
+    model, ids = Steps().eval(), IDS
+    found = tokens_of(model, (ids,), tmp_path)
+    for step in range(10):
+        with torch.no_grad():
+            expected = model(ids)[:, -1].argmax(-1)
+        assert found.tokens[:, step].tolist() == expected.tolist()
+        ids = torch.cat([ids, expected[:, None]], 1)
+    assert type(model) is Steps
+
+
+def test_nothing_counts_behind_the_end_of_a_text(tmp_path: Path) -> None:
+    model = llama()
+    free = tokens_of(model, {"input_ids": IDS}, tmp_path).tokens
+    model.generation_config.eos_token_id = model.config.eos_token_id = int(free[2, 4])
+    counts = tokens_of(model, {"input_ids": IDS}, tmp_path).counts
+    first = (free[2] == free[2, 4]).int().argmax()
+    assert counts[2].tolist() == [step <= first for step in range(10)]
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "said"),
+    [
+        (Plain, (torch.ones(2, 4),), "no step"),
+        (llama, {"input_ids": IDS[:, :1]}, "fewer than 2 tokens"),
+        (Steps, (torch.ones(2, dtype=torch.long),), "hold no prompts"),
+    ],
+)
+def test_what_cannot_be_continued_is_said_in_one_line(make, given, said) -> None:
+    with pytest.raises(AuditorError, match=said) as raised:
+        auditor.audit(make().eval(), given, generate=4)
+    assert raised.value.slug == "cannot-generate"
+    assert "\n" not in str(raised.value)
+
+
+def test_a_temperature_is_for_tokens() -> None:
+    with pytest.raises(AuditorError, match="temperature"):
+        auditor.audit(Plain(), torch.ones(2, 4), temperature=1.0)
+
+
+def test_figures_by_hand() -> None:
+    # two prompts, four steps; the second text ends after two. KL 1..4 and 10, 20; one flip at step 3, one at 1
+    kl = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 99.0], [4.0, 99.0]])
+    flips = torch.tensor([[0.0, 1.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+    rows = torch.stack([kl, flips, flips, 0.1 * kl])
+    counts = torch.tensor([[True] * 4, [True, True, False, False]])
+    ids = torch.ones(2, 3, dtype=torch.long)
+    margins = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 9.0, 9.0]])
+    batch = Continued(Prompts("step", ids, ids), torch.zeros(2, 4, dtype=torch.long), margins, counts, Path())
+    found = figures([batch], {"cached": [rows], "one_pass": [rows]})
+    assert found.kl == pytest.approx((1 + 2 + 3 + 4 + 10 + 20) / 6)
+    assert found.kl_most == 20.0
+    assert found.flips == pytest.approx(1000 * 2 / 6)
+    assert (found.first_flip_10, found.first_flip) == (1, 3)
+    assert found.flips_low == pytest.approx(1000 * (math.sqrt(2) - 0.98) ** 2 / 6)
+    assert found.kl_by_position == pytest.approx((5.5, 11.0, 3.0, 4.0))
+    # Phi(-1) twice, Phi(-2) twice, Phi(-3), Phi(-4), over six tokens
+    assert expected_flips([batch], 1.0) == pytest.approx(
+        1000 * (2 * 0.158655 + 2 * 0.022750 + 0.00135 + 0.00003) / 6, rel=1e-3
+    )
+    assert figures([batch], "it raised").failure == "it raised"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_flips_are_predicted_and_are_where_the_plan_leaves_fp32s_text(temperature: float) -> None:
+    model, ids = llama(), torch.randint(5, WORDS, (48, 12), generator=torch.Generator().manual_seed(2))
+    asked = {"generate": 48, "temperature": temperature, "formats": "bf16", "max_error": 0.2}
+    audit = auditor.audit(model, {"input_ids": ids}, **asked)
+    assert audit.generation is not None
+    assert (audit.generation.prompts, audit.generation.tokens) == (48, 48 * 48)
+    assert audit.criteria == ("logits: top1 >= 0.8",)
+    for plan in audit.plans.values():
+        found = plan.generated
+        assert plan.verified
+        assert found is not None
+        assert 1 / 1.5 <= found.predicted_flips / found.flips <= 1.5
+        assert found.flips_low <= found.flips <= found.flips_high
+        assert sum(part.share for part in found.parts) == pytest.approx(1.0)
+        assert {"head", "norms", "linear layers"} <= {part.part for part in found.parts}
+        assert found.one_pass_kl == pytest.approx(found.kl, rel=0.05)  # a CPU that emulates: sums in another order
+    again = auditor.audit(model, {"input_ids": ids}, **asked)
+    assert {n: p.generated for n, p in again.plans.items()} == {n: p.generated for n, p in audit.plans.items()}
+
+
+def test_up_to_its_first_flip_a_plan_writes_the_text_by_itself() -> None:
+    model = llama()
+    audit = auditor.audit(model, {"input_ids": IDS}, generate=40, formats="bf16", strategies="autocast", max_error=0.2)
+    (plan,) = audit.plans.values()
+    expected = model.generate(IDS, max_new_tokens=40, do_sample=False)[:, 12:]
+    with auditor.emulate("cuda"):
+        given = auditor.apply(model, plan).generate(IDS, max_new_tokens=40, do_sample=False)[:, 12:]
+    firsts = [
+        float((a != b).int().argmax()) + 1 if bool((a != b).any()) else math.inf
+        for a, b in zip(expected, given, strict=True)
+    ]
+    assert plan.generated.first_flip_10 == min(firsts)
+    assert plan.generated.first_flip == (None if (median := sorted(firsts)[4]) == math.inf else median)
+
+
+def test_the_command_takes_text_and_verifies_in_a_fresh_process(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"w{i}": i for i in range(WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w0").save_pretrained(tmp_path / "model")
+    llama().save_pretrained(tmp_path / "model")
+    (tmp_path / "prompts.txt").write_text("w7 w8 w9 w10\n\nw20 w21\n")
+    command = [
+        sys.executable,
+        "-m",
+        "auditor",
+        f"hf:{tmp_path / 'model'}",
+        "--inputs",
+        "prompts.txt",
+        "--generate",
+        "16",
+    ]
+    command += ["--formats", "bf16", "--strategies", "autocast", "--max-error", "0.3", "--out", "found"]
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode in (0, 1), done.stderr
+    plan = json.loads((tmp_path / "found" / "plan.json").read_text())
+    assert plan["generation"] == {"prompts": 2, "steps": 16, "tokens": 32, "temperature": 0.0}
+    found = plan["plans"]["autocast_bf16"]["generated"]
+    assert found["failure"] is None
+    assert found["kl"] > 0
+    assert "2 prompts continued by 16 tokens each" in done.stdout
+    assert "Divergence by position" in (tmp_path / "found" / "report.html").read_text()
