@@ -30,7 +30,7 @@ class Command(Settings):
 
     configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
-    """`f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, or shapes: `'x:float32[1,3,224,224] ids:int64[1,16]<1000'`"""
+    """`f.py:func`, `x.pt`, `x.safetensors`, `x.npz`, `prompts.txt`, or shapes: `'x:float32[1,3,224,224] ids:int64[1,16]<1000'`"""
     weights: Annotated[str | None, Option(shown="F", path="path")] = None
     """a checkpoint: safetensors, the index of a sharded one, or a torch file of plain tensors"""
     loss: Annotated[str | None, Option(shown="L", path="place")] = None

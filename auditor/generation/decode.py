@@ -125,7 +125,16 @@ def _known(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
 def _stepping(model: nn.Module) -> Iterator[nn.Module]:
     """In the body a call of the model is a call of its `step`, through whatever wraps its forward."""
     kind: Any = type(model)
-    model.__class__ = type(kind.__name__, (kind,), {"forward": kind.step})
+
+    def forward(self: Any, *given: Any) -> Any:
+        self.__class__ = kind  # a step may call the model itself
+        try:
+            return kind.step(self, *given)
+        finally:
+            self.__class__ = stepping
+
+    stepping = type(kind.__name__, (kind,), {"forward": forward})
+    model.__class__ = stepping
     try:
         yield model
     finally:

@@ -75,8 +75,9 @@ def lift_words(audit: Audit) -> str:
     if plan is None or found is None or best is None or found.predicted_flips is None or best.flips is None:
         return ""
     return (
-        f"Under {plan_title(plan)}, {best.part} ({count(best.operations, 'operation')}) make {percent(best.share)} of what flips "
-        f"tokens: in FP32, {best.flips:.3g} flips in 1,000 are predicted in place of {found.predicted_flips:.3g}."
+        f"Under {plan_title(plan)}, {percent(best.share)} of what flips tokens comes from: {best.part} ("
+        f"{count(best.operations, 'operation')}). In FP32, {best.flips:.3g} flips in 1,000 are predicted in place of "
+        f"{found.predicted_flips:.3g}."
     )
 
 

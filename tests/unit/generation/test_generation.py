@@ -60,6 +60,14 @@ class Steps(nn.Module):
         return self.head(seen), state
 
 
+class Rereading(Steps):
+    """Its state is the text so far, which every step reads again."""
+
+    def step(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        text = tokens if state is None else torch.cat([state, tokens], 1)
+        return self(text)[:, -1], text
+
+
 def tokens_of(
     model: nn.Module, given: dict[str, Tensor] | tuple[Tensor, ...], folder: Path, steps: int = 10
 ) -> Continued:
@@ -83,15 +91,16 @@ def test_an_encoder_decoder_model_goes_on_as_transformers_has_it(tmp_path: Path)
     assert found.tolist() == expected[:, 1:].tolist()
 
 
-def test_a_step_function_goes_on_as_its_whole_forward_does(tmp_path: Path) -> None:
-    model, ids = Steps().eval(), IDS
+@pytest.mark.parametrize("kind", [Steps, Rereading])
+def test_a_step_function_goes_on_as_its_whole_forward_does(tmp_path: Path, kind: type[nn.Module]) -> None:
+    model, ids = kind().eval(), IDS
     found = tokens_of(model, (ids,), tmp_path)
     for step in range(10):
         with torch.no_grad():
             expected = model(ids)[:, -1].argmax(-1)
         assert found.tokens[:, step].tolist() == expected.tolist()
         ids = torch.cat([ids, expected[:, None]], 1)
-    assert type(model) is Steps
+    assert type(model) is kind
 
 
 def test_nothing_counts_behind_the_end_of_a_text(tmp_path: Path) -> None:

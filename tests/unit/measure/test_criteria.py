@@ -91,25 +91,37 @@ IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(3))
 ROWS = torch.randn(8, 24, 12, generator=torch.Generator().manual_seed(3))
 
 
-def margins(r: Tensor, c: Tensor) -> float:
-    """The change of the margins of the two largest entries, over that at which one row in ten is expected to flip.
+def margins(r: Tensor, c: Tensor, allowed: float = 0.1, k: int = 1) -> float:
+    """The change of the margins of the k-th and the next entry, over that at which a share `allowed` is expected to flip.
 
     Where the candidates lie on BF16's grid, they may be equal: a variance of a sixth of its spacing squared on top.
     """
-    a, b = r.topk(2, -1).indices.unbind(-1)
+    a, b = r.topk(k + 1, -1).indices[..., k - 1 :].unbind(-1)
     first, second = (torch.stack([x.gather(-1, i[..., None])[..., 0] for i in (a, b)]) for x in (r, c))
     size, square = first[0] - first[1], (second[0] - second[1] - first[0] + first[1]).square().mean()
     if torch.equal(second, second.bfloat16().double()):
         square = square + (2.0 ** (second[0].abs().log2().floor() - 7)).square().mean() / 6
-    steps = [0.001 * 1.01**i for i in range(2000)]
-    allowed = next(s for s in steps if torch.erfc(size / s / 2**0.5).mean() / 2 >= 0.1)
-    return float(square.sqrt()) / allowed
+    return float(square.sqrt()) / change_for(size, allowed * k)
+
+
+def threshold(r: Tensor, c: Tensor) -> float:
+    """The change of all entries, over that at which one in a hundred is expected to cross a half."""
+    return float((c - r).square().mean().sqrt()) / change_for((r - 0.5).abs(), 0.01)
+
+
+def change_for(size: Tensor, allowed: float) -> float:
+    """The normal error of all margins at which a share `allowed` is expected to flip."""
+    steps = [1e-4 * 1.01**i for i in range(2000)]
+    return next(s for s in steps if torch.erfc(size / s / 2**0.5).mean() / 2 >= allowed)
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, Share]] = {
     "kl <= 0.001": (lambda: Gates(nn.Linear(32, 40)), ROWS, kl),
     "max_abs <= 0.02": (lambda: Pixels(nn.Linear(32, 32)), IMAGES, lambda r, c: float((c - r).abs().max()) / 0.02),
     "top1 >= 0.9": (lambda: Gates(nn.Linear(32, 40)), ROWS, margins),
+    "top1 >= 0.98": (lambda: Tokens(nn.Linear(32, 60)), SENTENCES, lambda r, c: margins(r, c, 0.02)),
+    "topk(3) >= 0.95": (lambda: Pixels(nn.Linear(32, 20)), IMAGES, lambda r, c: margins(r, c, 0.05, 3)),
+    "flips(0.5) <= 0.01": (lambda: Pixels(nn.Sequential(nn.Linear(32, 1), nn.Sigmoid())), IMAGES, threshold),
     "psnr >= 40": (
         lambda: Tokens(nn.Sequential(nn.Linear(32, 16), nn.Sigmoid())),
         SENTENCES,
