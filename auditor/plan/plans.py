@@ -83,6 +83,8 @@ class Planner:
             better = sorted(
                 (p for p in points if p.feasible and p.cost < (1 - WORTH) * own.cost), key=attrgetter("price")
             )
+            if own == space.nothing and not better:  # what holds without a plan is handed out, for all that it saves
+                better = space.holding()
             self._chosen[name] = next((point for point in better if space.error(point) <= limit), own)
         return {name: self._chosen[name] for name in limits}
 

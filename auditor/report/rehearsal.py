@@ -40,9 +40,9 @@ def overview(found: Rehearsal) -> list[Block]:
         page.append(Prose("Gradients", (zero,)))
     noise = found.runs["fp32"].late(found.runs["fp32"].noise)
     if noise is not None:
-        text = f"the gradients of two batches are {percent(noise)} apart, in FP32: an error that is far below moves a run no more than another batch."
-        page.append(Prose("Noise", (text[0].upper() + text[1:],)))
-    emulated = f"A CPU emulated a GPU. {count(found.steps, 'step')} say nothing about later ones, but for what is lost in every step."
+        text = f"From batch to batch FP32's own gradients differ by {percent(noise)}: an error far below that matters less than the batch."
+        page.append(Prose("Noise", (text,)))
+    emulated = f"A CPU emulated a GPU. What shows up after more than {count(found.steps, 'step')} is not seen here."
     return [*page, Prose("Caution", (emulated,), "warning")]
 
 

@@ -62,7 +62,7 @@ def test_the_reader_is_sent_to_bf16(logarithm: Audit) -> None:
     assert "underflow" not in bf16
     assert "overflow" not in " ".join((fp16, bf16))
     (eps,) = [finding for finding in logarithm.findings if finding.rule == "CON002"]
-    assert eps.advice.startswith("Run it in BF16")
+    assert eps.advice.startswith("Run the model in BF16")
     assert not any("overflow" in r.verdicts["fp16"].reason for r in logarithm.nodes)
 
 
