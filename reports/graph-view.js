@@ -194,7 +194,8 @@ function GraphView(table, shape, show, changed) {
     const { width, height } = box.firstElementChild.viewBox.baseVal;
     const room = getComputedStyle(box);
     const wide = box.clientWidth - parseFloat(room.paddingLeft) - parseFloat(room.paddingRight);
-    const high = parseFloat(room.maxHeight) - parseFloat(room.paddingTop) - parseFloat(room.paddingBottom);
+    const around = ["paddingTop", "paddingBottom", "borderTopWidth", "borderBottomWidth"];
+    const high = around.reduce((left, edge) => left - parseFloat(room[edge]), parseFloat(room.maxHeight));
     scale(Math.min(1, wide / width, high / height));
   }
 
