@@ -16,7 +16,7 @@ from .mincut import Candidate
 from .modules import Modules, as_candidate, as_plan
 from .nonfinite import of_replay
 from .reasons import improve, with_reasons
-from .recommend import has_low
+from .recommend import gains, has_low
 from .search import RUNS, WORTH, choose, verified
 from .verified import is_outdone, verify
 from .workbench import Workbench
@@ -83,8 +83,9 @@ class Planner:
             better = sorted(
                 (p for p in points if p.feasible and p.cost < (1 - WORTH) * own.cost), key=attrgetter("price")
             )
-            if own == space.nothing and not better:  # what holds without a plan is handed out, for all that it saves
-                better = space.holding()
+            low = self._ran.get((name, space.key(space.low)))
+            if own == space.nothing and not better and low is not None and gains(low):
+                better = [space.low]  # what holds without a plan is handed out, however little it saves
             self._chosen[name] = next((point for point in better if space.error(point) <= limit), own)
         return {name: self._chosen[name] for name in limits}
 

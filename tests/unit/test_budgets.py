@@ -64,7 +64,7 @@ BUDGET = {
     "measure": (2330, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2590, "plan"),
+    "plan": (2600, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1330, "rehearsal"),
