@@ -85,7 +85,7 @@ class Planner:
             )
             low = self._ran.get((name, space.key(space.low)))
             if own == space.nothing and not better and low is not None and gains(low):
-                better = [space.low]  # what holds without a plan is handed out, however little it saves
+                better = space.holding()  # what holds without a plan is handed out, however little it saves
             self._chosen[name] = next((point for point in better if space.error(point) <= limit), own)
         return {name: self._chosen[name] for name in limits}
 

@@ -30,13 +30,10 @@ def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
     """Operations that must not run backwards in a format."""
     for node in training.nodes:
         name = node.op.removeprefix("aten.").partition(".")[0]
-        protected = operation(node.op).autocast in (
-            "fp32",
-            "fp32_unless_dtype",
-        )  # by autocast, where its inputs are FP32 too
+        protected = node.owner == LOSS and operation(node.op).autocast in ("fp32", "fp32_unless_dtype")
         for fmt, reason in node.reasons.items():
             if protected and (training.errors.get(fmt) or math.inf) < LOST:
-                continue
+                continue  # autocast runs it in FP32, and a step that runs so is right
             yield Advice(
                 "backward-fails",
                 f"Keep {name if node.owner in ('', LOSS) else node.owner} in FP32 when training in {label(fmt)}",
