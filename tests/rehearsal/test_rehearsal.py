@@ -55,10 +55,8 @@ def test_decay_below_half_a_spacing_is_lost_and_three_remedies_bring_it_back() -
 def test_a_master_copy_trains_as_fp32_does_and_plain_bf16_does_not() -> None:
     found = rehearsed("vanishing_updates", 30)
     last = {name: run.losses[-1] for name, run in found.runs.items()}
-    gained = found.runs["fp32"].losses[-1] - last["fp32"]
     assert found.runs["bf16"].share("unchanged") > 0.8
     assert abs(last["bf16_fp32_master_weights"] - last["fp32"]) < 0.02
-    assert gained == 0
 
 
 def test_an_update_that_ruins_the_weights_is_the_optimizers() -> None:

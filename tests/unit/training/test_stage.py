@@ -15,6 +15,7 @@ from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import flushed, magnitudes_of
 from auditor.training.objective import training_subject
 from auditor.training.stage import conclude, prepare
+from tests.rehearsal.cases import Gate
 from tests.unit.training.conftest import Trained, loss_fn, made
 
 
@@ -143,25 +144,6 @@ def test_small_gradients_alone_are_no_fault_of_an_operation() -> None:
     assert linear.errors["fp16"].local_error < 1e-3
     found = conclude(prepared, {}, None)
     assert found.fp16.minimum > 1
-
-
-class Gate(nn.Module):
-    """Shares are normalised by a sum of sigmoids, and the backward pass divides by its square: one row makes it tiny."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.gate, self.b = nn.Linear(16, 16), nn.Linear(16, 4), nn.Linear(4, 4)
-        with torch.no_grad():
-            self.gate.weight.mul_(0.3)
-            self.gate.weight[:, 0] = -1
-            self.a.weight.copy_(torch.eye(16))
-            self.a.bias.zero_()
-            self.gate.bias.zero_()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q = torch.sigmoid(self.gate(self.a(x)))
-        return self.b(q / (q[:, 0:1] + q[:, 1:2] + q[:, 2:3] + q[:, 3:4]))
 
 
 @pytest.mark.parametrize("rare", [0, 1])
