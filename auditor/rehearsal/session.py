@@ -28,7 +28,7 @@ from ..numerics.casting import widen
 from ..numerics.formats import dtype_of
 from ..trees import over_tensors
 from .blame import Trail, first_to_blame
-from .remedies import REMEDIES
+from .remedies import repair
 from .result import NonFiniteStep, ParameterSeries, Recipe, Rehearsed
 from .scene import Scene, call_step
 from .updates import Updates
@@ -171,7 +171,7 @@ class Session:
             self._store(dtype_of(self.recipe.format) if self.recipe.stored else torch.float32)
         for optimizer in self.scene.optimizers.values():
             for name in self.recipe.remedies:
-                REMEDIES[name](optimizer)
+                repair(name, optimizer)
             for group in optimizer.param_groups if self.recipe.eps is not None else ():
                 group["eps"] = self.recipe.eps
         if self.recipe.scopes or self.recipe.loss_in_fp32:

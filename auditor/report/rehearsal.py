@@ -160,34 +160,17 @@ def _remedies(found: Rehearsal) -> Iterator[Block]:
 
 
 def _parameters(found: Rehearsal) -> Iterator[Fold]:
-    """The parameters that a recipe treats worst."""
+    """The parameters that some recipe treats worst, the worst first."""
+    kinds = ("error", *(kind for kind, _ in SHARES))
+    rows: list[tuple[float, tuple[str, ...]]] = []
     for run in found.runs.values():
-        if run.recipe.name == "fp32" or run.recipe.repairs or not run.steps:
-            continue
-
-        def harm(item: str, run: Rehearsed = run) -> float:
-            row = run.parameters[item]
-            return max(
-                (
-                    run.late(series) or 0.0
-                    for series in (row.error, row.unchanged, row.decay_lost, row.second_moment_stuck)
-                ),
-                default=0.0,
-            )
-
-        worst = sorted(run.parameters, key=harm, reverse=True)[:WORST]
-        rows = []
-        for name in worst:
-            row = run.parameters[name]
-            noise = found.runs["fp32"].parameters[name].noise
-            cells = [
-                percent(v) if (v := run.late(getattr(row, what))) is not None else ""
-                for what in ("zero_gradient", *(w for w, _ in SHARES))
-            ]
-            rows.append((name, ratio(run.late(row.error)), ratio(run.late(noise)), *cells))
-        heads = ("Parameter", "Gradient error", "Noise", "Gradient zero", *(head for _, head in SHARES))
-        left = f"; {len(run.parameters) - WORST} more in rehearsal.json" if len(run.parameters) > WORST else ""
-        yield Fold(
-            f"Parameters in {run.recipe.title}: {count(len(worst), 'worst', 'worst')}{left}",
-            (Grid(heads, tuple(rows)),),
-        )
+        for name, row in run.parameters.items() if run.recipe.name != "fp32" and not run.recipe.repairs else ():
+            late = {kind: run.late(getattr(row, kind)) for kind in (*kinds, "zero_gradient")}
+            cells = tuple("" if one is None else percent(one) for one in late.values())
+            noise = ratio(found.runs["fp32"].late(found.runs["fp32"].parameters[name].noise))
+            rows.append((max(late[kind] or 0.0 for kind in kinds), (name, run.recipe.title, noise, *cells)))
+    worst = tuple(cells for _, cells in sorted(rows, key=lambda row: -row[0])[:WORST])
+    heads = ("Parameter", "Recipe", "Noise", "Gradient error", *(head for _, head in SHARES), "Gradient zero")
+    left = f" of {len(rows):,}, which rehearsal.json has" if len(rows) > len(worst) else ""
+    if worst:
+        yield Fold(f"Parameters and recipes: the {len(worst)} worst{left}", (Grid(heads, worst),))

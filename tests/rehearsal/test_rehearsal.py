@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.rehearsal.remedies import REMEDIES, code_of
+from auditor.rehearsal.remedies import REMEDIES, code_of, repair
 from tests.rehearsal.cases import CASES, Made, classes, mlp, plain
 
 
@@ -146,7 +146,7 @@ def test_gradients_of_many_passes_are_summed_in_fp32() -> None:
     sums = {}
     for name in ("plain", "fp32"):
         if name == "fp32":
-            REMEDIES["fp32_accumulation"](optimizer)
+            repair("fp32_accumulation", optimizer)
         for _ in range(2):
             optimizer.zero_grad()
             for _ in range(512):
