@@ -135,10 +135,8 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
         for hook in hooks:
             hook.add()
     finally:
-        for handle in (handle for hook in hooks for handle in hook.handles):
-            handle.remove()
-        for anchor in measurement.anchors:
-            anchor.grad = None
+        for hook in hooks:
+            hook.handle.remove()
     for name, source in views.items():
         estimates.passes[name] = estimates.passes.get(source, set())
         for fmt in measurement.formats:
@@ -164,10 +162,6 @@ def _hooks(estimates: Estimates, batch: int | None, views: dict[str, str]) -> li
         for name, source, leaf, index in found
         if format_of(leaf.dtype) is not None and leaf.requires_grad and is_plain(leaf)
     ]
-
-
-def _drop_gradient(leaf: torch.Tensor) -> None:
-    leaf.grad = None
 
 
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
@@ -219,9 +213,7 @@ class _Hook:
         self.samples = batch if batch and leaf.dim() and leaf.shape[0] % batch == 0 else 1
         self.waiting: list[torch.Tensor] = []
         self.returned: list[torch.Tensor] = []
-        self.handles = [leaf.register_hook(self)]  # type: ignore[no-untyped-call]
-        if leaf.is_leaf:
-            self.handles.append(leaf.register_post_accumulate_grad_hook(_drop_gradient))  # type: ignore[no-untyped-call]
+        self.handle = leaf.register_hook(self)  # type: ignore[no-untyped-call]
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
         if gradient is None:  # an output of a several-output operation that nothing reads

@@ -19,7 +19,7 @@ from ..numerics.nodes import tensors_of, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
 from .alone import Alone, InFormat, Leaves, Trace
-from .reference import Back, Reference
+from .reference import Back, Reference, as_leaf
 
 AT_ONCE = 4
 """Times what an operation reads and gives that measuring it holds at once."""
@@ -151,4 +151,4 @@ def _leaf(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach().clone() if value.is_inference() else value.detach()
-    return value.requires_grad_() if format_of(value.dtype) is not None and is_plain(value) else value
+    return as_leaf(value) if format_of(value.dtype) is not None and is_plain(value) else value

@@ -168,6 +168,16 @@ class _ByStatistics(torch.autograd.Function):
         return gradient, None, None, -scale * total, -0.5 * scale * product / (variance + ctx.eps), None
 
 
+def as_leaf(x: torch.Tensor) -> torch.Tensor:
+    """The tensor as a leaf that keeps no gradient: one that adds them up writes into those that hooks were handed before."""
+    x.requires_grad_().register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
+    return x
+
+
+def _drop_gradient(leaf: torch.Tensor) -> None:
+    leaf.grad = None
+
+
 Back = Literal["trusted", "tried", "none"]
 
 
@@ -232,7 +242,7 @@ class Reference(SeparateResults):
         def connect(x: torch.Tensor) -> torch.Tensor:
             if not x.is_floating_point() or x.requires_grad or not is_plain(x):
                 return x
-            self.anchors.append(x.requires_grad_())
+            self.anchors.append(as_leaf(x))
             return x.clone()
 
         return pytree.tree_map_only(torch.Tensor, connect, reference)
