@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from ..isolation.answer import Around, answer
-from ..records.generation import Generated, Generation
-from .decode import Prompts, decode, scores
+from ..records.generation import Generated, Generation, StoredCache
+from .cache import STORED, CacheRounding
+from .decode import Prompts, Store, decode, scores
 
 RUNS = 32
 """Equal runs of steps, at most, that the divergence is averaged over."""
@@ -62,8 +63,13 @@ class Decoding:
         ended = torch.isin(given, torch.tensor(prompts.ends, device=given.device, dtype=given.dtype))
         return Continued(prompts, given, margins.double(), (ended.cumsum(1) - ended.long()) == 0, file)
 
-    def compare(self, model: nn.Module, batches: Sequence[Continued], around: Around) -> dict[str, Any]:
-        """{`cached` and `one_pass`: [KL, choice, change of the probability of FP32's token], each [steps, prompts]}, by batch."""
+    def compare(
+        self, model: nn.Module, batches: Sequence[Continued], around: Around, store: Store | None = None
+    ) -> dict[str, Any]:
+        """{`cached` and `one_pass`: [KL, choice, change of the probability of FP32's token], each [steps, prompts]}, by batch.
+
+        store: what is done to the cache; the pass over all tokens has none, and is left out then.
+        """
         result: dict[str, list[torch.Tensor]] = {"cached": [], "one_pass": []}
         for one in batches:
             expected, rows = torch.load(one.logits, mmap=True), list[torch.Tensor]()
@@ -78,8 +84,10 @@ class Decoding:
                 rows.append(self._row(step, expected[step], logits.cpu(), one.tokens[:, step].cpu()))
                 return one.tokens[:, step]
 
-            decode(model, one.prompts, self.steps, follow, seed=self.seed, around=around)
+            decode(model, one.prompts, self.steps, follow, seed=self.seed, around=around, store=store)
             result["cached"].append(torch.stack(rows, 1))
+            if store is not None:
+                continue
             answered = answer(model, one.prompts.forced(model, one.tokens), seed=self.seed, around=around)
             logits = answered[0].float()[:, -self.steps :].transpose(0, 1).cpu()
             each = [self._row(t, expected[t], logits[t], one.tokens[:, t].cpu()) for t in range(self.steps)]
@@ -100,10 +108,29 @@ class Decoding:
         return torch.stack([kl, chosen.double(), top.double(), change])
 
 
-def made(decoding: Decoding, batches: Sequence[Continued]) -> Generation:
+def generation_of(decoding: Decoding, batches: Sequence[Continued], caches: tuple[StoredCache, ...]) -> Generation:
     """What FP32 went on with."""
     counted = sum(int(one.counts.sum()) for one in batches)
-    return Generation(sum(len(one.tokens) for one in batches), decoding.steps, counted, decoding.temperature)
+    return Generation(
+        sum(len(one.tokens) for one in batches), decoding.steps, counted, decoding.temperature, caches=caches
+    )
+
+
+def stored_caches(
+    decoding: Decoding, model: nn.Module, batches: Sequence[Continued], around: Around
+) -> tuple[StoredCache, ...]:
+    """What the model itself, in FP32, makes of its tokens where its cache is stored in fewer bits; nothing where it has none."""
+    result = []
+    for stored in STORED:
+        rounding = [CacheRounding(stored, len(one.tokens)) for one in batches]
+        rows = [decoding.compare(model, [one], around, how) for one, how in zip(batches, rounding, strict=True)]
+        if not rounding[0].sizes[-1]:
+            return ()
+        found = figures(batches, {"cached": [row["cached"][0] for row in rows]})
+        fixed, each = rounding[0].bytes_of(batches[0].prompts.ids.shape[1])
+        beyond = sum(one.saturated for one in rounding) / len(rounding)
+        result.append(StoredCache(stored, fixed, each, beyond, found))
+    return tuple(result)
 
 
 def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Generated:
@@ -111,7 +138,8 @@ def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Genera
     if isinstance(found, str):
         return Generated(None, failure=found)
     counts = torch.cat([one.counts.cpu() for one in batches]).T  # [steps, prompts]
-    cached, one_pass = (torch.cat(found[name], 2) for name in ("cached", "one_pass"))
+    cached = torch.cat(found["cached"], 2)
+    one_pass = torch.cat(found["one_pass"], 2) if found.get("one_pass") else None
     kl, chosen, top, change = (x[counts] for x in cached)
     flips, tokens = float(chosen.sum()), max(int(counts.sum()), 1)
     scale, root = 1000 / tokens, math.sqrt(flips)
@@ -131,8 +159,8 @@ def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Genera
         first_flip=_whole(statistics.median_high(firsts)),
         first_flip_10=_whole(firsts[(len(firsts) - 1) // 10]),
         kl_by_position=tuple(float(run.mean()) for run in runs if run.numel()),
-        one_pass_kl=float(one_pass[0][counts].mean()),
-        one_pass_flips=float(one_pass[1][counts].sum()) * scale,
+        one_pass_kl=None if one_pass is None else float(one_pass[0][counts].mean()),
+        one_pass_flips=None if one_pass is None else float(one_pass[1][counts].sum()) * scale,
     )
 
 

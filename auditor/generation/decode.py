@@ -24,6 +24,9 @@ LEAST = 2
 Choose = Callable[[int, torch.Tensor], torch.Tensor]
 """(step, logits [prompts, vocabulary]) -> the tokens [prompts] that go on."""
 
+Store = Callable[[Any], None]
+"""Writes into what one step hands to the next."""
+
 
 @dataclass(frozen=True)
 class Prompts:
@@ -162,12 +165,26 @@ def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.T
     return result.logits[:, -1], (result.past_key_values, encoded)
 
 
-def decode(model: nn.Module, prompts: Prompts, steps: int, choose: Choose, *, seed: int, around: Around) -> None:
-    """Continue the prompts by so many tokens, as `choose` has it; the model comes back as it was."""
+def decode(
+    model: nn.Module,
+    prompts: Prompts,
+    steps: int,
+    choose: Choose,
+    *,
+    seed: int,
+    around: Around,
+    store: Store | None = None,
+) -> None:
+    """Continue the prompts by so many tokens, as `choose` has it; the model comes back as it was.
+
+    store: what is done to the cache after each step.
+    """
     fed, mask, state = prompts.ids, prompts.mask, None
     with isolated(model, seed=seed), torch.no_grad(), unfused(), uncompiled(), around():
         for step in range(steps):
             logits, state = advance(model, prompts, fed, mask, state)
+            if store is not None:
+                store(state[0] if prompts.kind == "encoder-decoder" else state)
             fed = choose(step, logits.float())[:, None]
             mask = torch.cat([mask, torch.ones_like(fed)], 1)
 

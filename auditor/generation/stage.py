@@ -20,23 +20,27 @@ from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
 from ..plan.workbench import Workbench
 from ..records import Batch, Plan, Subject
-from ..records.generation import Generation
+from ..records.generation import Generation, StoredCache
 from ..settings import Settings
 from ..stages import Stages
 from ..verify import Runs
-from .compare import Continued, Decoding, expected_flips, figures, made
+from .compare import Continued, Decoding, expected_flips, figures, generation_of, stored_caches
 from .decode import prompts_of
 from .parts import shares
 
 
 @dataclass(frozen=True)
 class Generating:
-    """FP32's tokens: of the calibration inputs, and of the held-out ones where there are any. folder: of their logits."""
+    """FP32's tokens: of the calibration inputs, and of the held-out ones where there are any. folder: of their logits.
+
+    caches: what FP32 makes of them with its cache in fewer bits.
+    """
 
     folder: tempfile.TemporaryDirectory[str]
     decoding: Decoding
     batches: Sequence[Continued]
     held_out: Sequence[Continued]
+    caches: tuple[StoredCache, ...] = ()
 
     @property
     def checks(self) -> Sequence[Continued]:
@@ -46,7 +50,7 @@ class Generating:
     @property
     def found(self) -> Generation:
         """What FP32 went on with."""
-        return made(self.decoding, self.checks)
+        return generation_of(self.decoding, self.checks, self.caches)
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
         """The plans, those that hold the budget with what they decode."""
@@ -92,6 +96,7 @@ def continued(subject: Subject, options: Settings, stages: Stages) -> tuple[Subj
         forced = [tuple(one.prompts.forced(model, one.tokens) for one in x) for x in (found.batches, found.held_out)]
         subject = replace(subject, batches=forced[0], held_out=forced[1])
         outputs = answer(model, subject.batches[0], seed=options.seed)
+        found = replace(found, caches=stored_caches(decoding, model, found.checks, nullcontext))
     names = outputs.names if isinstance(outputs, NamedTensors) else ()
     if not names or outputs[0].dim() != 3:
         said = f"{subject.name} returns no logits [prompts, tokens, vocabulary] first"

@@ -9,16 +9,6 @@ from .written import FileField
 
 
 @dataclass(frozen=True)
-class Generation:
-    """What FP32 went on with, which every plan is held against."""
-
-    prompts: Annotated[int, FileField("how many prompts were continued", least=1)]
-    steps: Annotated[int, FileField("tokens by which each was continued", least=1)]
-    tokens: Annotated[int, FileField("of these all that count: none behind the end of a text", least=0)]
-    temperature: Annotated[float, FileField("0: the likeliest token; else tokens are sampled", least=0)] = 0.0
-
-
-@dataclass(frozen=True)
 class PartShare:
     """A part of the model, and what it does to the choice of tokens."""
 
@@ -59,3 +49,29 @@ class Generated:
     one_pass_flips: Annotated[float | None, FileField("`flips` likewise")] = None
     parts: Annotated[tuple[PartShare, ...], FileField("parts of the model, the largest share first")] = ()
     failure: Annotated[str | None, FileField("why it did not decode, in one line")] = None
+
+
+@dataclass(frozen=True)
+class StoredCache:
+    """What FP32 makes of the same tokens where what it keeps of a text from step to step is stored in a format."""
+
+    stored: Annotated[
+        str, FileField("`fp32`, `bf16`, or `fp8_e4m3` and `int8` with a scale for each tensor, set by the prompt")
+    ]
+    fixed_bytes: Annotated[float, FileField("bytes that one text takes however long it is", least=0)]
+    bytes_per_token: Annotated[float, FileField("bytes that each of its tokens takes", least=0)]
+    saturated: Annotated[float, FileField("share of the entries beyond what the scale holds", least=0, most=1)]
+    generated: Annotated[Generated, FileField("what becomes of the tokens")]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What FP32 went on with, which every plan is held against."""
+
+    prompts: Annotated[int, FileField("how many prompts were continued", least=1)]
+    steps: Annotated[int, FileField("tokens by which each was continued", least=1)]
+    tokens: Annotated[int, FileField("of these all that count: none behind the end of a text", least=0)]
+    temperature: Annotated[float, FileField("0: the likeliest token; else tokens are sampled", least=0)] = 0.0
+    caches: Annotated[
+        tuple[StoredCache, ...], FileField("the model in FP32 with its key-value cache in fewer bits")
+    ] = ()

@@ -9,7 +9,7 @@ from ..records.audit import Audit
 from ..records.generation import Generated, PartShare
 from .blocks import BOTTOM, LEFT, RIGHT, Block, Chart, Grid, Prose
 from .charts import scale
-from .words import count, label, percent, plan_title, power, ratio
+from .words import count, in_bytes, label, percent, plan_title, power, ratio
 
 HEIGHT, INSET = 260, 8
 HEADS = (
@@ -60,11 +60,31 @@ def generation_section(audit: Audit) -> list[Block]:
             if parts
             else []
         ),
+        *_caches(audit),
         *([chart] if (chart := _chart(audit)) else []),
     ]
 
 
 PARTS = "Parts of the model: share of the squared error of the margins, and flips in 1,000 tokens predicted with the part in FP32"
+
+
+CACHES = "The model in FP32 with its cache stored in fewer bits: what becomes of the tokens, and the memory of one text"
+LENGTHS = (2048, 32768, 131072)
+"""Tokens of a text whose cache is priced."""
+
+
+def _caches(audit: Audit) -> list[Block]:
+    """How the cache may be stored, and what each way costs."""
+    assert audit.generation is not None
+    rows = []
+    for one in audit.generation.caches:
+        found = one.generated
+        flips = f"{found.flips or 0:.3g}", f"{found.flips_low or 0:.2g} to {found.flips_high or 0:.2g}"
+        sizes = (in_bytes(one.fixed_bytes + one.bytes_per_token * length) for length in LENGTHS)
+        kl = (ratio(x or 0.0) for x in (found.kl, found.kl_99))
+        rows.append((label(one.stored), *kl, *flips, percent(one.saturated), *sizes))
+    heads = ("Cache", "KL mean", "KL 99 %", "Flips", "95 %", "Saturated", *(f"{n:,} tokens" for n in LENGTHS))
+    return [Grid(heads, tuple(rows), caption=CACHES)] if rows else []
 
 
 def lift_words(audit: Audit) -> str:

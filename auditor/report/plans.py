@@ -16,7 +16,7 @@ from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Fold, Grid, Prose
 from .criteria import criteria_lines, missed_criteria, score_words
 from .kept import Island, islands
-from .words import compact, count, label, memory, percent, plan_title, ratio, sentence, shorten
+from .words import count, in_bytes, label, memory, percent, plan_title, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
 SET = "FP32 as you have it set"
@@ -227,7 +227,7 @@ def _time_words(timed: Timed) -> str:
     ways = (("", timed.eager), ("compiled ", timed.compiled), ("as a CUDA graph ", timed.cuda_graph))
     words = [f"{name}{_in_words(took)}" for name, took in ways if took is not None]
     if timed.memory is not None:
-        words.append(f"at most {compact(timed.memory)}B")
+        words.append(f"at most {in_bytes(timed.memory)}")
     names = {"eager": "run", "cuda_graph": "as a CUDA graph", "memory": "its memory"}
     return "; ".join([*words, *(f"not {names.get(name, name)}: {why}" for name, why in timed.missing.items())])
 

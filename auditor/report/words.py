@@ -135,7 +135,12 @@ def percent(share: float) -> str:
 
 def memory(use: MemoryUse) -> str:
     """Weights and activations together: `15MB`."""
-    return f"{compact(use.weights + use.activations)}B"
+    return in_bytes(use.weights + use.activations)
+
+
+def in_bytes(number: float) -> str:
+    """A size in decimal units: 15_000_000 -> `15MB`."""
+    return f"{compact(round(number)).replace('B', 'G')}B"
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

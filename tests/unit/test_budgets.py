@@ -43,7 +43,7 @@ WITH_PROGRESS = {"stages"}
 """Those that count to the room of progress: the clock whose calls are shown there."""
 
 CAPABILITIES = {
-    "generation": 600,
+    "generation": 900,
     "rehearsal": 1330,
 }
 """Lines of what came after the third house, each beside its own words and options in `report` and `cli`."""
@@ -56,7 +56,7 @@ BUDGET = {
     "document": (900, "document"),
     "execution": (1260, "execution"),
     "fleet": (430, "fleet"),
-    "generation": (600, "generation"),
+    "generation": (900, "generation"),
     "graphs": (1150, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1940, "loading"),
@@ -68,7 +68,7 @@ BUDGET = {
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1330, "rehearsal"),
-    "report": (3240, "report"),
+    "report": (3250, "report"),
     "rulebook": (2400, "rules"),
     "score": (340, "criteria"),
     "snippets": (450, "snippets"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33540, 214, 24
+LINES, FILES, ROOMS = 33660, 215, 24
 """Of all of them."""
 
 

@@ -71,6 +71,7 @@ def test_percent_says_all_only_when_it_is_all():
 def test_magnitude_and_compact():
     assert [words.magnitude(x) for x in (0.0, 0.5, 65504.0, 3.39e38)] == ["0", "0.5", "65,504", "3.39e38"]
     assert [words.compact(n) for n in (7, 1500, 124_439_808, 3 * 10**12)] == ["7", "1.5k", "124M", "3T"]
+    assert [words.in_bytes(n) for n in (7, 512.0, 15 * 10**6, 3_040_000_000)] == ["7B", "512B", "15MB", "3.04GB"]
 
 
 def test_printable_disarms_control_and_bidirectional_characters():
