@@ -105,7 +105,7 @@ class Row:
 
     @property
     def agrees(self) -> bool:
-        """Whether the recommendation trains well, what was planted shows in training, and the remedy repairs it."""
+        """Whether the recommendation trains well, what was planted shows in training, and every remedy that is said to repair it does."""
         return self.holds and "no" not in (self.planted, self.remedy)
 
 
@@ -126,8 +126,10 @@ def held(name: str, case: Case, steps: int, rehearsed: int) -> Row:
     runs = {n: run.recipe for n, run in found.runs.items() if n != "fp32"}
     truth = {n: well(train(case.make, way_of(recipe), steps, True)) for n, recipe in runs.items()}
     broken = {problem.recipe for problem in found.problems}
-    shown = "" if not case.broken else "yes" if all(not truth[recipe] for recipe, _ in case.broken) else "no"
-    remedy = case.repaired and ("yes" if truth[case.repaired] else "no")
+    planted = dict.fromkeys(recipe for recipe, _ in case.broken)
+    shown = "" if not planted else "yes" if all(not truth[recipe] for recipe in planted) else "no"
+    repairs = [n for n, recipe in runs.items() if recipe.repairs in planted and n not in broken]
+    remedy = "" if not repairs else "yes" if all(truth[n] for n in repairs) else "no"
     return Row(
         name,
         found.recommended,

@@ -62,7 +62,7 @@ def _problems(name: str, runs: Runs) -> Iterator[Problem]:
     if run.scale is not None and (len(late) > max(SKIPS * len(run.losses) / 2, 1) or run.scale < 1):
         batches = len({each.batch for each in run.skipped})
         said = f"{len(run.skipped)} of {len(run.losses)} steps are skipped, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
-        yield Problem(name, "steps-skipped", said + blamed, _module(late or run.skipped))
+        yield Problem(name, "steps-skipped", said + blamed, _module(late) or _module(run.skipped))
     if (behind := _behind(run, fp32)) is not None:
         yield Problem(name, "loss-behind", behind)
     for what, (kind, text) in HARM.items():

@@ -187,7 +187,7 @@ def spike(way: Way | None = None) -> Made:
     return plain(model, torch.optim.AdamW(model.parameters(), lr=3e-3), way=way), batches
 
 
-@case("bf16_autocast", broken=(("as_written", "not-finite"),), repaired="as_written_eps")
+@case("bf16_autocast", broken=(("as_written", "not-finite"),), repaired="as_written_fp32_master_weights")
 def adam_in_fp16(way: Way | None = None) -> Made:
     model = mlp(16, 32, 4).half()
     step = plain(model, torch.optim.AdamW(model.parameters(), lr=1e-3), way=way)
