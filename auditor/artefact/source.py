@@ -1,4 +1,4 @@
-"""How a patched model finds its source and its checkpoint. Like the runtime, it is copied into every patched file."""
+"""How `patched_model.py`, which contains a copy of this module, locates the user's source and checkpoint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..loading.statedicts import load_state, read_checkpoint
 
 
 def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
-    """The model as its own source makes it. file: the path of patched_model.py.
+    """Build the model from its own source. file: the path of patched_model.py.
 
-    Raises: ValueError or FileNotFoundError where the source or the checkpoint is not what it was.
+    Raises: ValueError or FileNotFoundError where the source or the checkpoint has changed.
     """
     with user_module(source, file) as made:
         for part in source["symbol"].split("."):
@@ -41,7 +41,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """A copy of a model that the source holds, so that it can be built again; the model itself where it has none."""
+    """A copy of a model that its source module also references, so that it can be built again; else itself."""
     try:
         return copy.deepcopy(model)
     except Exception:
@@ -50,7 +50,7 @@ def detached_copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
-    """The user's module, in the body with the `sys.path` and `sys.argv` that the audit had."""
+    """Import the user's module; in the body `sys.path` and `sys.argv` are as they were during the audit."""
     name, path = source["module"] or Path(source["path"]).stem, None
     folders = [Path(file).resolve().parent / source["working_directory"]] if source["working_directory"] else []
     if source["path"]:

@@ -1,4 +1,4 @@
-"""The strategies: ways to run a model low, an object each, known by name. Importing this needs no torch."""
+"""The registry of strategies by name: objects that say how a model runs in low precision. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _KNOWN: dict[str, Strategy] = {}
 
 
 def names() -> tuple[str, ...]:
-    """Every strategy whose plans give scopes of a live model their precision: those that ship, and those registered."""
+    """Names of the strategies that patch a live model: built-in and registered ones."""
     return tuple(dict.fromkeys((*SHIPPED, *(name for name in _KNOWN if name not in GRAPHS))))
 
 
 def all_strategies() -> tuple[str, ...]:
-    """Every strategy that there is."""
+    """Every built-in and registered strategy."""
     return (*names(), *GRAPHS)
 
 
 def strategy_of(name: str) -> Strategy:
-    """The strategy called `name`. Raises: KeyError for one that is not known."""
+    """Return the strategy called `name`. Raises: KeyError for an unknown name."""
     if name not in _KNOWN and name in (*SHIPPED, *GRAPHS):
         from .shipped import STRATEGIES
 
@@ -41,10 +41,10 @@ def strategy_of(name: str) -> Strategy:
 
 
 def register(strategy: Strategy) -> None:
-    """Make a strategy known to `auditor.audit`, `--strategies`, plan.json and everything else, under its name.
+    """Make a strategy available to `auditor.audit`, `--strategies` and plan.json, under its name.
 
-    Raises: AuditorError(slug="bad-strategy") where it lacks a name, a title or a runtime, its name is taken or no
-    lower-case identifier, or the source of its runtime cannot be read, since `patched_model.py` holds a copy.
+    Raises: AuditorError(slug="bad-strategy") where name, title or runtime is missing, or the name is taken or not a
+    lower-case identifier. The source of the runtime must be readable, since `patched_model.py` contains a copy.
     """
     problem = _problem(strategy)
     if problem is not None:
@@ -72,7 +72,7 @@ def _problem(strategy: Strategy) -> str | None:
 
 @contextmanager
 def temporary_strategy(strategy: Strategy) -> Iterator[None]:
-    """A strategy that is known for the body alone."""
+    """Register a strategy within the body only."""
     register(strategy)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The verb `fleet`: many models audited, and one page about them."""
+"""The verb `fleet`: audits many models and writes one summary page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb `rehearse`: the user's own training step, in every recipe beside FP32."""
+"""The verb `rehearse`: runs the user's training step in every recipe and compares each with FP32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES = ("batches", "get_batches", "train_loader", "loader")
 
 
 class Rehearse(Verb):
-    """Run a training step some hundred times in FP32, under autocast and in BF16 throughout, and say which one to train in."""
+    """Run a training step some hundred times in FP32, under autocast and in BF16, and recommend one to train in."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     target: Annotated[
@@ -78,7 +78,7 @@ class Rehearse(Verb):
         )
 
     def _batches(self, target: Any) -> Any:
-        """What the step is called with; None where the file has none of the names, and none is given."""
+        """The batches for the step; None where the file has none of the conventional names and no option names one."""
         from dataclasses import replace
 
         from ..errors import LoadError

@@ -1,7 +1,7 @@
-"""The quadratic form of a criterion: which direction of an error it sees, and how much of its limit that takes.
+"""The quadratic form of a criterion: how its value depends, to second order, on the direction and size of an error.
 
-Decisions have one too, see margins.py. To second order the square of a share is d' A A' d for an error d of the output, and A is what shapes random signs e:
-E<A e, d>^2 = d' A A' d.
+Decisions have one too, see margins.py. To second order the squared share of the limit is d' A A' d for an output error
+d. The matrix A multiplies random signs e, since E<A e, d>^2 = d' A A' d.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Form = Callable[[torch.Tensor], torch.Tensor]
 
 
 def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
-    """What shapes the signs for an output; None where the kind has no quadratic form, or its limit allows nothing."""
+    """The function that multiplies signs by A; None where the measure has no quadratic form, or allows no error."""
     make = FORMS.get(criterion.kind) if criterion.function is None else None
     if (
         make is None
@@ -34,12 +34,12 @@ def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 
 
 def across(criterion: Criterion, reference: torch.Tensor) -> bool:
-    """Whether its form ties entries along the first dimension to each other, so that samples are not seen one by one."""
+    """Whether the form couples entries along the first dimension, so that samples cannot be treated separately."""
     return "dim" in criterion.how.takes and criterion.option("dim", -1) % max(reference.dim(), 1) == 0
 
 
 def relative_form(reference: torch.Tensor, limit: float) -> Form | None:
-    """Relative L2 beside a limit."""
+    """The quadratic form of a relative L2 limit."""
     size = float(finite(entries(reference)).double().norm())
     return (lambda signs: signs / (size * limit)) if size else None
 

@@ -1,4 +1,4 @@
-"""Criteria as people write them, strings or a dict, read into records; what cannot be meant is refused in one line."""
+"""Parses criteria from strings or a dict; an invalid one raises a one-line error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .criterion import KINDS, Criterion, Function, Kind, Options, name_of
 
 
 def load_function(text: str) -> Function:
-    """The function that `f.py:name` or `package.module:name` names.
+    """Import the function that `f.py:name` or `package.module:name` names.
 
-    Raises: LoadError, those of importing a target and slug="bad-criterion" where that is nothing to call.
+    Raises: LoadError, as for importing a target; slug="bad-criterion" where the name is not callable.
     """
     from ..loading.target import named_in, parse
 
@@ -37,8 +37,8 @@ _LINE = re.compile(r"(?P<kind>[^<>=(]+?)\s*(?:\((?P<said>[^()]*)\))?\s*(?P<sign>
 def criteria_of(given: Any) -> tuple[Criterion, ...]:
     """Criteria from strings `OUTPUT: KIND <= X`, or from {output: `KIND <= X`, (function, limit), or a list of these}.
 
-    A string may hold several, apart by `;`. A kind may be a function, as `f.py:name`.
-    Raises: AuditorError(slug="bad-criterion").
+    A string may hold several, separated by `;`. A kind may be a function, as `f.py:name`. Raises:
+    AuditorError(slug="bad-criterion").
     """
     result = () if given is None else tuple(_each(given))
     seen: dict[tuple[str, str], Criterion] = {}
@@ -50,7 +50,7 @@ def criteria_of(given: Any) -> tuple[Criterion, ...]:
 
 
 def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
-    """output: the one that is spoken of, where that is known."""
+    """Yield the parsed criteria. output: the name of the output, where the dict gives it."""
     if isinstance(given, Criterion):
         yield given
     elif isinstance(given, str):
@@ -78,7 +78,7 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
 
 
 def _parse_criterion(output: str, text: str) -> Criterion:
-    """`KIND <= X`, `KIND(ARGUMENT) >= X` or `f.py:function <= X` of an output."""
+    """Parse `KIND <= X`, `KIND(ARGUMENT) >= X` or `f.py:function <= X` for an output."""
     match = _LINE.fullmatch(text)
     if match is None:
         raise AuditorError(f"{f'{output}: {text}'!r} is no criterion: {GRAMMAR}", slug=SLUG)
@@ -96,7 +96,7 @@ def make_criterion(
     said: str | None = None,
     function: Function | None = None,
 ) -> Criterion:
-    """A criterion whose kind, direction, limit and brackets make sense together."""
+    """A criterion, once its measure, direction, limit and arguments have been checked together."""
     if function is None and kind not in KINDS:
         close = difflib.get_close_matches(kind.lower(), KINDS, n=1)
         hint = f": did you mean {close[0]}?" if close else "."
@@ -125,7 +125,7 @@ def _number(value: Any, what: str) -> float:
 
 
 def _options(kind: Kind, said: str | None) -> Options:
-    """What stands in brackets: values in the order of the kind's row, words by what they are, or `name=value`."""
+    """Parse the arguments in brackets: values in order, words by their meaning, or `name=value`."""
     result: dict[str, int | float | str] = {}
     for part in filter(None, (part.strip() for part in (said or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))
