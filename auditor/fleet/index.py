@@ -1,4 +1,4 @@
-"""The page about a fleet: a row for every target, the way to its report, and what got worse since an earlier fleet."""
+"""The summary page of a fleet: a row for every target, a link to its report, and regressions since an earlier fleet."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SAID = {
 
 @dataclass(frozen=True)
 class Row:
-    """One target. state: of STATES; link: to its report; worse: what got worse since the baseline, a line each."""
+    """One target. state: of STATES; link: to its report; worse: regressions since the baseline, a line each."""
 
     name: str
     target: str
@@ -60,14 +60,14 @@ def rows_of(
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """The fleet in one sentence."""
+    """The results of the fleet in one sentence."""
     found = Counter(row.state for row in rows)
     said = [f"{found[state]:,} {words}" for state, words in SAID.items() if found[state]]
     return f"{count(len(rows), 'model')}: {', '.join(said) if said else 'every one has a plan to recommend'}."
 
 
 def render(rows: Sequence[Row], baseline: Path | None) -> str:
-    """The page, one file that loads nothing."""
+    """The page as one HTML file without external resources."""
     order = sorted(rows, key=lambda row: STATES.index(row.state))
     states = [(state, number) for state in STATES if (number := sum(row.state == state for row in rows))]
     page = environment().get_template("fleet.html.jinja")
@@ -111,7 +111,7 @@ def _record(directory: Path) -> Audit | None:
 
 
 def worse(before: Audit, after: Audit) -> list[str]:
-    """What got worse, a line each; none where nothing did."""
+    """The regressions between two audits, one per line."""
     result = compare(before, after)
     was, now = before.plans.get(before.recommended or ""), after.plans.get(after.recommended or "")
     lines = [f"{before.recommended} was recommended, and no plan is"] if before.recommended and not now else []

@@ -1,4 +1,4 @@
-"""targets.toml: the models of a fleet, each with the options of its audit."""
+"""Reads targets.toml: the models of a fleet, each with the options of its audit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = 100
 
 @dataclass(frozen=True)
 class Target:
-    """One model. words: the command line of its audit after the program, without --out; folder: where paths in it count from."""
+    """One model. words: the command line of its audit, without program and --out; folder: base of relative paths."""
 
     name: str
     words: tuple[str, ...]
@@ -29,7 +29,7 @@ class Target:
 
 
 def read(file: Path) -> tuple[Target, ...]:
-    """The targets of a file, in their order. Raises: AuditorError(slug="bad-fleet"), naming the file and the target."""
+    """Read the targets of a file, in order. Raises: AuditorError(slug="bad-fleet"), with the file and the target."""
     table = tables(file, "bad-fleet")
     for unknown in table.keys() - {"target", "defaults"}:
         raise _bad(file, f"there is no table {unknown!r}: it holds [[target]] tables, and [defaults] for all of them")
@@ -72,7 +72,7 @@ def _options(file: Path, what: str, given: Any) -> dict[str, Any]:
 
 
 def _words(given: Mapping[str, Any]) -> list[str]:
-    """Options as they are written on the command line."""
+    """Options as command-line words."""
     words: list[str] = []
     for name, value in given.items():
         flag = str(OPTIONS[name].flag)

@@ -1,4 +1,4 @@
-"""Every step of a plan's decoding held against FP32's, and what all of them come to."""
+"""Compares every decoding step of a plan with FP32's, and summarizes the differences."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NORMAL_95 = 0.98
 
 @dataclass(frozen=True)
 class Continued:
-    """One batch of prompts, as FP32 goes on with them. tokens: [prompts, steps]. margins: how far each was from the next best.
+    """FP32's continuation of a batch of prompts. tokens: [prompts, steps]. margins: lead of each over the next best.
 
-    counts: those up to the end of a text. logits: the file that holds FP32's, [steps, prompts, vocabulary].
+    counts: mask of tokens up to the end of a text. logits: a file with FP32's, [steps, prompts, vocabulary].
     """
 
     prompts: Prompts
@@ -40,14 +40,14 @@ class Continued:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are chosen. seed: of the noise, and of what the model draws."""
+    """How tokens are chosen. seed: of the sampling noise, and of the model's own random numbers."""
 
     steps: int
     temperature: float
     seed: int
 
     def reference(self, model: nn.Module, prompts: Prompts, file: Path, around: Around) -> Continued:
-        """What the model itself goes on with; its logits are written to the file."""
+        """Generate tokens with the FP32 model; write its logits to the file."""
         seen, best = list[torch.Tensor](), list[torch.return_types.topk]()
 
         def follow(step: int, logits: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ class Decoding:
         return Continued(prompts, given, margins.double(), (ended.cumsum(1) - ended.long()) == 0, file)
 
     def compare(self, model: nn.Module, batches: Sequence[Continued], around: Around) -> dict[str, Any]:
-        """{`cached` and `one_pass`: [KL, choice, change of the probability of FP32's token], each [steps, prompts]}, by batch."""
+        """{`cached` and `one_pass`: [KL, choice, change of P(FP32's token)], each [steps, prompts]}, by batch."""
         result: dict[str, list[torch.Tensor]] = {"cached": [], "one_pass": []}
         for one in batches:
             expected, rows = torch.load(one.logits, mmap=True), list[torch.Tensor]()
@@ -90,7 +90,7 @@ class Decoding:
         return scores(logits, step, self.temperature, self.seed)
 
     def _row(self, step: int, expected: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[4, prompts]: KL, whether the choice and the likeliest token are others, change of the probability of FP32's token."""
+        """[4, prompts]: KL, whether the chosen and the likeliest token differ, change of P(FP32's token)."""
         p, q = expected.double().log_softmax(-1), logits.double().log_softmax(-1)
         gap = torch.where(p > -math.inf, p - q, torch.zeros_like(p))
         kl = (p.exp() * (torch.expm1(-gap) + gap)).sum(-1)  # as criteria/values.py has it
@@ -101,13 +101,13 @@ class Decoding:
 
 
 def made(decoding: Decoding, batches: Sequence[Continued]) -> Generation:
-    """What FP32 went on with."""
+    """A description of the tokens that FP32 generated."""
     counted = sum(int(one.counts.sum()) for one in batches)
     return Generation(sum(len(one.tokens) for one in batches), decoding.steps, counted, decoding.temperature)
 
 
 def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Generated:
-    """What the steps of all batches come to; only tokens up to the end of a text count."""
+    """Summarize the steps of all batches; only tokens up to the end of a text count."""
     if isinstance(found, str):
         return Generated(None, failure=found)
     counts = torch.cat([one.counts.cpu() for one in batches]).T  # [steps, prompts]
@@ -137,13 +137,13 @@ def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Genera
 
 
 def expected_flips(batches: Sequence[Continued], change: float) -> float:
-    """In 1,000 tokens, where the margins of their choice change by a normal error of this standard deviation."""
+    """Flips expected per 1,000 tokens where their margins change by a normal error of this standard deviation."""
     sizes = torch.cat([one.margins[one.counts] for one in batches])
     return 1000 * float(torch.special.ndtr(-sizes / change).mean()) if change > 0 and sizes.numel() else 0.0
 
 
 def _first(flipped: torch.Tensor) -> float:
-    """The number of the first step that flips, from 1 on; inf where none does."""
+    """The number of the first step that flips, from 1; inf where none does."""
     return float(flipped.int().argmax()) + 1 if bool(flipped.any()) else math.inf
 
 

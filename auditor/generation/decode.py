@@ -1,4 +1,4 @@
-"""Prompts, and how a model continues them a token at a time: a causal or encoder-decoder model of transformers, or a step function."""
+"""Prompts, and decoding token by token: for causal and encoder-decoder models of transformers, or a `step` function."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Choose = Callable[[int, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a batch has a model continue. ids, mask: [prompts, tokens], shorter prompts padded on the left.
+    """One batch of prompts. ids, mask: [prompts, tokens], shorter prompts padded on the left.
 
-    kind: how the model decodes. rest: what an encoder reads, by name. ends: tokens that end a text.
+    kind: how the model decodes. rest: inputs of an encoder, by name. ends: end-of-text tokens.
     """
 
     kind: Literal["step", "causal", "encoder-decoder"]
@@ -39,7 +39,7 @@ class Prompts:
     ends: tuple[int, ...] = ()
 
     def forced(self, model: nn.Module, tokens: torch.Tensor) -> Batch:
-        """One call of the model that has it predict each of these tokens [prompts, steps] from those before."""
+        """One forward that predicts each of these tokens [prompts, steps] from the tokens before it."""
         ids = torch.cat([self.ids, tokens[:, :-1]], 1)
         if self.kind == "step":
             return (ids,), {}
@@ -51,9 +51,9 @@ class Prompts:
 
 
 def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
-    """The prompts of a batch.
+    """Extract the prompts of a batch.
 
-    Raises: LoadError(slug="cannot-generate") where the model cannot continue them.
+    Raises: LoadError(slug="cannot-generate") where the model cannot generate from them.
     """
     names = inspect.signature(model.forward).parameters
     args, kwargs = batch
@@ -97,7 +97,7 @@ def _checked(model: nn.Module, ids: Any) -> torch.Tensor:
 
 
 def _left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The prompts with padding moved to their left."""
+    """Move the padding of the prompts to the left."""
     order = mask.bool().to(torch.int8).argsort(dim=1, stable=True)
     return ids.gather(1, order), mask.gather(1, order)
 
@@ -111,19 +111,19 @@ def _ends(model: Any) -> tuple[int, ...]:
 
 
 def _places(mask: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
-    """The mask, and the positions of the last tokens in their own texts."""
+    """The attention mask, and the position of each last token in its text."""
     return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)[:, -count:]}
 
 
 def _known(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those arguments that the model takes."""
+    """The arguments that the model's forward accepts."""
     names = inspect.signature(type(model).forward).parameters
     return {name: value for name, value in given.items() if name in names}
 
 
 @contextmanager
 def _stepping(model: nn.Module) -> Iterator[nn.Module]:
-    """In the body a call of the model is a call of its `step`, through whatever wraps its forward."""
+    """In the body a call of the model calls its `step`, inside any wrapper around its forward."""
     kind: Any = type(model)
 
     def forward(self: Any, *given: Any) -> Any:
@@ -142,7 +142,7 @@ def _stepping(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.Tensor, state: Any) -> tuple[Any, Any]:
-    """Logits [prompts, vocabulary] behind the tokens that are fed, and what the next step is to be given."""
+    """Feed tokens to the model; return the next logits [prompts, vocabulary] and the state for the next step."""
     if prompts.kind == "step":
         with _stepping(model):
             logits, state = model(fed, state)
@@ -163,7 +163,7 @@ def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.T
 
 
 def decode(model: nn.Module, prompts: Prompts, steps: int, choose: Choose, *, seed: int, around: Around) -> None:
-    """Continue the prompts by so many tokens, as `choose` has it; the model comes back as it was."""
+    """Continue the prompts for `steps` tokens, which `choose` selects; the model is unchanged afterwards."""
     fed, mask, state = prompts.ids, prompts.mask, None
     with isolated(model, seed=seed), torch.no_grad(), unfused(), uncompiled(), around():
         for step in range(steps):
@@ -173,8 +173,8 @@ def decode(model: nn.Module, prompts: Prompts, steps: int, choose: Choose, *, se
 
 
 def scores(logits: torch.Tensor, step: int, temperature: float, seed: int) -> torch.Tensor:
-    """Logits of which the largest is chosen: at a temperature, with the noise of this seed and step on top (Gumbel's), the same
-    for whatever model is asked. Unit: that of logits."""
+    """Logits to take the largest of; at a temperature above 0 with Gumbel noise added, which depends only on seed and
+    step, so that every model samples alike. Unit: that of logits."""
     if not temperature:
         return logits
     generator = torch.Generator().manual_seed(seed + step)

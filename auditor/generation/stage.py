@@ -1,4 +1,4 @@
-"""The stage of an audit that generates: what FP32 goes on with becomes its inputs, and what plans decode is held against that."""
+"""The generation stage of an audit: FP32 generates the tokens that become inputs, and plans are compared on them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .parts import shares
 
 @dataclass(frozen=True)
 class Generating:
-    """FP32's tokens: of the calibration inputs, and of the held-out ones where there are any. folder: of their logits."""
+    """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: for their logits."""
 
     folder: tempfile.TemporaryDirectory[str]
     decoding: Decoding
@@ -40,16 +40,16 @@ class Generating:
 
     @property
     def checks(self) -> Sequence[Continued]:
-        """What plans decode."""
+        """Describe what plans decode."""
         return self.held_out or self.batches
 
     @property
     def found(self) -> Generation:
-        """What FP32 went on with."""
+        """Describe the tokens that FP32 generated."""
         return made(self.decoding, self.checks)
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
-        """The plans, those that hold the budget with what they decode."""
+        """Attach decoding results to every plan that meets the error budget."""
         wanted = {name: plan for name, plan in plans.items() if plan.verified and plan.program is None}
         question = partial(Runs.generate, compare=partial(self.decoding.compare, batches=self.checks))
         with self.folder:
@@ -72,8 +72,8 @@ class Generating:
 
 
 def continued(subject: Subject, options: Settings, stages: Stages) -> tuple[Subject, Settings, Generating | None]:
-    """The subject on its prompts with what FP32 goes on with, whose tokens are held to `top1` where nobody says otherwise; as
-    it is where no tokens are asked for.
+    """The subject with FP32's generated tokens appended to its prompts, and a default criterion `top1` on them;
+    unchanged if no tokens are requested.
 
     Raises: LoadError(slug="cannot-generate").
     """

@@ -1,4 +1,4 @@
-"""Plans as graphs: every operation of an exported graph with a precision of its own, saved as files that run by themselves."""
+"""Plans for exported graphs: a precision for every operation, saved as programs that run without the source."""
 
 from .stage import Planned, graphs_of
 

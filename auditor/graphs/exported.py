@@ -1,4 +1,4 @@
-"""A model as torch.export sees it: a graph of functional ATen operations in FP32, and how its batch size may vary."""
+"""Exports a model as a graph of functional ATen operations in FP32, for any batch size where possible."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ INNER = "model"
 
 @dataclass(frozen=True)
 class Exported:
-    """graph_module: takes and returns what the model does, outputs of classes of their own as {name: tensor}; `meta["val"]` of
-    its nodes has outlines of what they gave for the audited batch.
+    """graph_module: the exported graph, with outputs of user-defined classes as {name: tensor}; `meta["val"]` of its
+    nodes has the shapes and dtypes of their results for the audited batch.
 
-    audited: the batch it was exported for. fixed: why it takes batches of the audited size alone; "" where it takes any.
+    audited: the batch it was exported for. fixed: why the batch size is fixed; "" where any size works.
     """
 
     graph_module: fx.GraphModule
@@ -50,7 +50,7 @@ class Exported:
 
 
 class Saved(NamedTuple):
-    """content: what a file holds that `torch.export.load` reads. casts: conversions in its graph. fixed: see Exported."""
+    """content: bytes that `torch.export.load` reads. casts: dtype conversions in its graph. fixed: see Exported."""
 
     content: bytes
     casts: int
@@ -58,9 +58,9 @@ class Saved(NamedTuple):
 
 
 def exported(model: nn.Module, batch: Batch) -> Exported:
-    """The model's graph, the batch size left open where the model allows it. The model and the batch stay as they are.
+    """Export the model, with a variable batch size where possible. The model and the batch are unchanged.
 
-    Raises: PlanError(slug="cannot-export") for what torch.export does not take.
+    Raises: PlanError(slug="cannot-export") for a model that torch.export rejects.
     """
     wrapped = _Plain(model, batch[1])
     try:
@@ -74,7 +74,7 @@ def exported(model: nn.Module, batch: Batch) -> Exported:
 
 
 def saved(module: fx.GraphModule, of: Exported) -> Saved:
-    """A lowered graph as a file. Raises: PlanError(slug="cannot-export") where torch.export cannot write one."""
+    """Serialize a lowered graph. Raises: PlanError(slug="cannot-export") where torch.export cannot write it."""
     try:
         program, fixed = _program(module, of.audited, of.fixed)
         file = io.BytesIO()
@@ -86,14 +86,14 @@ def saved(module: fx.GraphModule, of: Exported) -> Saved:
 
 
 def cannot(said: str) -> PlanError:
-    """That there are no plans as graphs, for the reason given."""
+    """The error that there are no plans for exported graphs, with the reason."""
     return PlanError(f"{said}: plans of the other strategies do without.", slug="cannot-export")
 
 
 def _program(
     module: nn.Module, batch: Batch, fixed: str = "", takes: Callable[[ExportedProgram], bool] = lambda program: True
 ) -> tuple[ExportedProgram, str]:
-    """A program for batches of any size where it can be had, and why not. Raises: what torch.export raises."""
+    """Export for any batch size where possible, and the reason otherwise. Raises: what torch.export raises."""
     sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
     if len(sizes) != 1 or 0 in sizes:
         fixed = "the inputs do not share a first dimension" if sizes else "it takes no tensors"
@@ -110,7 +110,7 @@ def _program(
 
 
 def _traced(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
-    """dynamic: the first dimension of the inputs is left open; one of size one is doubled, since torch takes that for fixed."""
+    """Trace the model. dynamic: with a variable first dimension; torch treats size one as fixed, so it is doubled."""
     if dynamic and any(x.shape[0] == 1 for x in tensors_in(batch)):
         batch = _twice(batch)
     args, kwargs = batch
@@ -131,26 +131,26 @@ def _varies(program: ExportedProgram) -> bool:
 
 
 def _takes(program: ExportedProgram, model: nn.Module, batch: Batch) -> bool:
-    """Whether it answers as the model does for the batch and for that batch twice. Raises: what either raises."""
+    """Whether the program agrees with the model on the batch and on the batch doubled. Raises: what either raises."""
     module = program.module()
     return all(output_error(answer(model, each), answer(module, each)) <= SAME for each in (batch, _twice(batch)))
 
 
 def _twice(batch: Batch) -> Batch:
-    """Every tensor of a batch with itself behind it."""
+    """Concatenate every tensor of a batch with itself."""
     result: Batch = pytree.tree_map_only(torch.Tensor, lambda x: torch.cat([x, x]), batch)
     return result
 
 
 def _outline(module: fx.GraphModule, batch: Batch) -> None:
-    """Run it once, and write down at every node what it gives, without the entries."""
+    """Run the module once and store the shape and dtype of every node's result."""
     with isolated(module, batch), torch.no_grad():
         for node, result in Executor(module).steps(*pytree.tree_leaves(batch)):
             node.meta["val"] = outlines(result)
 
 
 def outlines(value: Any, fp32: torch.dtype = torch.float32) -> Any:
-    """A value with tensors of its shapes that have no entries. fp32: the dtype of those that are FP32."""
+    """A value with empty (meta) tensors of its shapes. fp32: the dtype that replaces FP32."""
 
     def outline(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x, dtype=fp32 if x.dtype is torch.float32 else x.dtype, device="meta")
@@ -159,9 +159,9 @@ def outlines(value: Any, fp32: torch.dtype = torch.float32) -> Any:
 
 
 class _Plain(nn.Module):
-    """A model whose outputs are tensors in tuples, lists and dicts: what another process knows without its source.
+    """Wraps a model so that its outputs are tensors in tuples, lists and dicts, which need no user-defined class.
 
-    given: the keyword arguments that it is called with.
+    given: the keyword arguments it is called with.
     """
 
     def __init__(self, model: nn.Module, given: Iterable[str]) -> None:
@@ -181,7 +181,7 @@ class _Plain(nn.Module):
 
 
 def _spelt_out(forward: Callable[..., Any], given: Iterable[str]) -> inspect.Signature:
-    """Its signature with what `**kwargs` stands for by name: torch leaves sizes open of arguments that have one."""
+    """A forward whose signature names the arguments in `**kwargs`: torch.export needs names for variable sizes."""
     signature = inspect.signature(forward)
     known = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     if len(known) < len(signature.parameters):
@@ -197,7 +197,7 @@ def _is_plain(output: Any) -> bool:
 
 
 def _functional(program: ExportedProgram) -> fx.GraphModule:
-    """The graph without writes in place, casts that change nothing and checks of inputs, sizes and dtypes."""
+    """Remove in-place writes, redundant casts, and checks of inputs, sizes and dtypes from the graph."""
     if any(node.op == "call_function" and mutates(node.target) for node in program.graph.nodes):
         with torch.no_grad(), quietly():
             program = program.run_decompositions({})
@@ -226,7 +226,7 @@ def _functional(program: ExportedProgram) -> fx.GraphModule:
 
 
 def _same(node: fx.Node) -> fx.Node | None:
-    """What an operation that changes nothing is handed: a cast to the dtype that is there, dropout outside of training."""
+    """The input of an operation that changes nothing, such as a cast to the same dtype; else None."""
     source, row = node.args[0] if node.args else None, row_of(node)
     if not isinstance(source, fx.Node) or any(user.op == "output" for user in node.users):
         return None
@@ -241,7 +241,7 @@ def _same(node: fx.Node) -> fx.Node | None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """What torch's exporters tell of their own doings is not for the user of an audit, be it by a plain print."""
+    """Suppress the messages and prints of torch's exporters."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

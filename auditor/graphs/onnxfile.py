@@ -1,4 +1,4 @@
-"""Programs as ONNX models: written, checked, and run by onnxruntime in a fresh process, once more with every value rounded."""
+"""Exports programs as ONNX models, checks them, and runs them in onnxruntime: as they are, and with GPU rounding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
 
 def require() -> None:
-    """Raises: AuditorError(slug="missing-onnx") where a package that is needed is not installed."""
+    """Raises: AuditorError(slug="missing-onnx") where a required package is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise AuditorError(
@@ -41,10 +41,10 @@ def require() -> None:
 
 
 def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
-    """The audit with an ONNX model for each of its programs, checked, and run on the inputs that the program was judged on.
+    """Add to the audit an ONNX model of each program, checked and run on the inputs used to verify the program.
 
-    ends: "fp32", or "low": floating inputs and outputs in the plan's format. Raises: AuditorError(slug="missing-onnx" |
-    "no-program" | "bad-option").
+    ends: "fp32", or "low": floating-point inputs and outputs in the plan's format. Raises:
+    AuditorError(slug="missing-onnx" | "no-program" | "bad-option").
     """
     if ends not in ("fp32", "low"):
         raise AuditorError(f"inputs and outputs of an ONNX model are fp32 or low, not {ends}", slug="bad-option")
@@ -73,7 +73,7 @@ def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
 
 
 def _written(audit: Audit, plan: Plan, ends: str) -> bytes:
-    """The model as a file. Raises: what torch's exporter or the checker raises."""
+    """Export one program to ONNX bytes. Raises: what torch's exporter or the checker raises."""
     import onnx
 
     assert plan.program is not None
@@ -90,7 +90,7 @@ def _written(audit: Audit, plan: Plan, ends: str) -> bytes:
 
 
 def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
-    """The error of each model and, under its name with AS_IT_IS, as a GPU rounds, or why it has none."""
+    """Errors of each model: in onnxruntime, and (key AS_IT_IS) with GPU rounding; or the reason why it did not run."""
     assert audit.live is not None
     held = any(plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values())
     batches = audit.live.held_out if held else audit.live.batches
@@ -124,7 +124,7 @@ def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | 
 
 
 def _told(plan: Plan, ends: str, content: bytes | None, ran: float | str, as_rounded: float | str | None) -> Onnx:
-    """What is known of a plan as an ONNX model. content: of the file, where there is one."""
+    """The record of one ONNX model. content: of the file, if it was written."""
     import onnxruntime
 
     failure = ran if isinstance(ran, str) else None
@@ -145,9 +145,9 @@ def _told(plan: Plan, ends: str, content: bytes | None, ran: float | str, as_rou
 
 
 def tidy(model: Any) -> Any:
-    """What `torch.onnx.export(..., optimize=False)` made, constants folded and nothing there twice.
+    """Fold constants and merge duplicates in the output of `torch.onnx.export(..., optimize=False)`.
 
-    The exporter's own optimizer also takes constants within 1e-8 of zero for zero: an epsilon is gone, even in FP32.
+    The exporter's own optimizer replaces constants within 1e-8 of zero by zero, which removes an epsilon even in FP32.
     """
     from onnx_ir.passes import common
     from onnxscript.optimizer import fold_constants
@@ -171,7 +171,7 @@ def tidy(model: Any) -> Any:
 
 
 def read(content: bytes) -> Any:
-    """A model with the types of all values."""
+    """Parse a model and infer the types of all values."""
     import onnx
     import onnx_ir
     from onnx_ir.passes import common
@@ -182,17 +182,17 @@ def read(content: bytes) -> Any:
 
 
 def as_bytes(model: Any) -> bytes:
-    """A model as a file holds it."""
+    """Serialize a model."""
     import onnx_ir
 
     return bytes(onnx_ir.to_proto(model).SerializeToString())
 
 
 def counted(model: Any) -> tuple[int, int, int]:
-    """Operations of a model, those of them that are in FP32, and casts.
+    """Count a model's floating-point operations, those in FP32, and its casts.
 
-    Operations read or give floating values; casts, constants and what only looks at shapes are none. One is in what it reads
-    first and gives first: Resize wants its scales in FP32 whatever it is in.
+    Casts, constants and shape operations do not count. An operation has the dtype of its first input and output: Resize
+    takes its scales in FP32 regardless of its own dtype.
     """
     import onnx_ir
 
@@ -205,7 +205,7 @@ def counted(model: Any) -> tuple[int, int, int]:
 
 
 def lower_ends(model: Any, format: str) -> None:
-    """Floating inputs and outputs in a format, in place: what is cast to it at once needs no cast any more."""
+    """Change floating-point inputs and outputs to a format, in place, and remove casts that this makes redundant."""
     import onnx_ir
     from onnx_ir.passes import common
 
@@ -234,7 +234,7 @@ def _casts_to(node: Any, kind: Any) -> bool:
 
 
 def _take_place(graph: Any, index: int, value: Any, kind: Any) -> None:
-    """Return a value under the name of the one that was returned before."""
+    """Return a value under the name of the previous output."""
     before = graph.outputs[index]
     value.shape, value.dtype = before.shape, kind
     before.name, value.name = f"{before.name}_inner", before.name
@@ -242,10 +242,10 @@ def _take_place(graph: Any, index: int, value: Any, kind: Any) -> None:
 
 
 def rounded(model: Any, format: str) -> None:
-    """Every value of a format in FP32, in place, rounded by two casts: operations compute in FP32 and round once, as on a GPU.
+    """Emulate a GPU in place: compute in FP32 and round each low value once, by a pair of casts.
 
-    onnxruntime's CPU provider runs low formats without a kernel, and all between, in FP32. Raises: ValueError where a node has
-    graphs of its own.
+    onnxruntime's CPU provider computes low-precision operations without a kernel in FP32, without rounding in between.
+    Raises: ValueError for a node with subgraphs.
     """
     import onnx_ir
 

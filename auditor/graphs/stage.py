@@ -1,5 +1,5 @@
-"""The plans that are programs: choices proposed by minimum cuts, run as the graph that the plan would be, saved, run in a fresh
-process, judged and scored."""
+"""Plans for exported graphs: minimum cuts propose choices, replays of the lowered graph select one, and a fresh process
+verifies and scores the saved program."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ALL_LOW = "cast"
 
 @dataclass(frozen=True)
 class Planned:
-    """plans, baselines: by name; files: programs among them, by the names of the files. said: what else is to be told.
+    """plans, baselines: by name; files: the saved programs, by file name. said: warnings.
 
     fp32_today, timing: see Audit.
     """
@@ -60,11 +60,11 @@ class Planned:
 
 
 def graphs_of(bench: Workbench, score: InFp32 | None = None) -> Planned:
-    """A plan for every format that torch computes in, verified on inputs it was not made from where there are any. score: of
-    the FP32 model, where plans are to be scored too.
+    """A plan for every format that torch can compute, verified on held-out inputs if there are any. score: of the FP32
+    model, where plans are to be scored.
 
-    Where the model cannot be exported that is said, and plans of other strategies stand alone.
-    Raises: PlanError(slug="cannot-export") where there are no others.
+    If the model cannot be exported, a warning says so, and plans of other strategies remain. Raises:
+    PlanError(slug="cannot-export") if no other strategy was requested.
     """
     try:
         tick("exporting the model")
@@ -76,7 +76,7 @@ def graphs_of(bench: Workbench, score: InFp32 | None = None) -> Planned:
 
 
 def _trial(bench: Workbench) -> Trial:
-    """The exported model, and those batches on which it answers as the model does."""
+    """The exported model, and the batches on which it agrees with the model."""
     subject = bench.subject
     trial = Trial(exported(subject.model, subject.batches[0]), bench)
     if not trial.agrees(subject.batches[0]):
@@ -118,7 +118,7 @@ def _planned(trial: Trial, score: InFp32 | None) -> Planned:
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """The table without what raises where everything is low that can be, and what that comes to."""
+    """The table without operations that raise, and the error with all others in low precision."""
     low = table.can_be_low()
     while True:
         try:
@@ -159,10 +159,10 @@ def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: Save
 
 
 def cuts_of(table: Table) -> Cuts:
-    """The best choices of a table, as cuts: every operation is a node, those that may not be low are an end.
+    """The minimum-cut problem of a table: every operation is a node; operations that must stay FP32 are on one side.
 
-    For a value that is made FP32, a helper says whether some reader is low; for one that is made low, whether all are: so a
-    cast is paid once, however many read it.
+    A helper node per value says whether any reader is low (for FP32 values), or all are (for low values), so that each
+    cast is paid once.
     """
     free, arcs = table.may_be_low(), list[Arc]()
 
@@ -189,7 +189,7 @@ AGREES = 0.02
 
 
 class OperationRefused(Exception):
-    """An operation raised in a run; name: which."""
+    """An operation raised during a run; name: which one."""
 
     def __init__(self, name: str, said: BaseException) -> None:
         super().__init__(str(said))
@@ -198,18 +198,18 @@ class OperationRefused(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """Runs of one exported model on the batches of a bench."""
+    """Runs one exported model on the audit's batches."""
 
     exported: Exported
     bench: Workbench
 
     def error(self, table: Table, low: frozenset[str]) -> float:
-        """Error of the outputs with these operations low, the worst batch's. Raises: OperationRefused where an operation raises."""
+        """The worst batch's output error with these operations low. Raises: OperationRefused if one raises."""
         module = lowered(self.exported, table, low)
         return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
 
     def agrees(self, batch: Batch) -> bool:
-        """Whether the graph in FP32 answers as the model does."""
+        """Whether the exported graph in FP32 gives the model's outputs."""
         try:
             off = self._distance(self.exported.graph_module, batch)
         except OperationRefused:
@@ -217,7 +217,7 @@ class Trial:
         return off <= AGREES * self.bench.max_error or off <= self.bench.noise.found.error
 
     def _distance(self, module: fx.GraphModule, batch: Batch) -> float:
-        """Error of one run; inf for one that gives outputs of another kind. Raises: OperationRefused."""
+        """Error of one run; inf where the outputs have another structure. Raises: OperationRefused."""
         args, kwargs = batch
         leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in self.exported.audited[1]}))
         executor = Executor(module)
@@ -239,7 +239,7 @@ class Trial:
 
 
 class Operations(Space):
-    """Choices of operations that run low."""
+    """The search space: sets of operations that run in low precision."""
 
     def __init__(self, table: Table, trial: Trial) -> None:
         super().__init__()
@@ -254,15 +254,15 @@ class Operations(Space):
         self._cuts = cuts_of(table)
 
     def low(self, point: Candidate) -> frozenset[str]:
-        """What runs low."""
+        """The operations that run in low precision."""
         return self.table.may_be_low() - point.high
 
     def replay(self, point: Candidate) -> float:
-        """Error of the graph with a choice low."""
+        """Run the graph with a choice; return its error."""
         return self._trial.error(self.table, self.low(point))
 
     def proposed(self, allowed: float) -> Candidate:
-        """The cheapest choice that is predicted to have an error of at most `allowed`."""
+        """The cheapest choice whose predicted error is at most `allowed`."""
         tries = VISITS // len(self.table.operations)
         return self._cuts.cheapest(self._choice, allowed, self._groups, tries)
 
@@ -273,7 +273,7 @@ class Operations(Space):
 
 
 def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOperation, ...]:
-    """Every operation that reads FP32 values and does not run low, with the reason. budget: what the choice may take."""
+    """Every operation with FP32 inputs that stays FP32, with the reason. budget: the error that the choice may have."""
     return tuple(
         KeptOperation(each.name, each.op, *_reason(table, low, budget, each), each.captured)
         for each in table.operations.values()
@@ -282,7 +282,7 @@ def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOpera
 
 
 def _reason(table: Table, low: frozenset[str], budget: float, operation: Operation) -> tuple[str, str]:
-    """Why an operation is FP32: in one word, and in a clause."""
+    """Why an operation stays FP32: in one word, and in a clause."""
     if operation.kind:
         return operation.kind, operation.kept
     name, square = operation.name, table.price(low)[1]
@@ -295,9 +295,9 @@ def _reason(table: Table, low: frozenset[str], budget: float, operation: Operati
 
 
 def lowered(exported: Exported, table: Table, low: frozenset[str]) -> fx.GraphModule:
-    """The exported model with these operations low; it shares with it the weights that stay FP32.
+    """The exported model with these operations in low precision; it shares the FP32 weights with the original.
 
-    Inputs and outputs are FP32: their casts are in the graph. Weights that nothing reads in FP32 are converted for good.
+    Inputs and outputs are FP32, and the graph contains their casts. Weights without FP32 readers are stored low.
     """
     source, dtype, graph = exported.graph_module.graph, dtype_of(table.format), fx.Graph()
     kinds = {node: dtype if _is_low(node, table, low) else torch.float32 for node in source.nodes}
@@ -305,7 +305,7 @@ def lowered(exported: Exported, table: Table, low: frozenset[str]) -> fx.GraphMo
     casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
 
     def read(given: fx.Node, wanted: torch.dtype | None) -> fx.Node:
-        """The copy of a value, cast to what is wanted where that differs."""
+        """A node's value, cast to the requested dtype if it differs."""
         copy = copies[given]
         if given.name not in table.values or wanted is None or kinds[given] is wanted:
             return copy
@@ -341,7 +341,7 @@ def lowered(exported: Exported, table: Table, low: frozenset[str]) -> fx.GraphMo
 
 
 def _is_low(node: fx.Node, table: Table, low: frozenset[str]) -> bool:
-    """Whether a node gives low values instead of FP32, a weight because all that read it do so low."""
+    """Whether a node's result is low; a weight is low if all its readers are."""
     value = table.values.get(node.name)
     if value is not None and value.stored:
         return bool(node.users) and all(user.name in low for user in node.users)
@@ -349,9 +349,9 @@ def _is_low(node: fx.Node, table: Table, low: frozenset[str]) -> bool:
 
 
 def memory_needed(module: fx.GraphModule) -> MemoryUse:
-    """Bytes of a forward of a lowered graph: its weights as they are stored, and the values alive at once.
+    """Bytes of a forward of a lowered graph: its weights as stored, plus the peak of live values.
 
-    Freed, and views, as for every other plan.
+    Views and frees count as for other plans.
     """
     nodes = list(module.graph.nodes)
     size = {node.name: sum(x.nbytes for x in tensors_of(node.meta.get("val"))) for node in nodes}

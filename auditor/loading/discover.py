@@ -1,5 +1,5 @@
-"""The model that a TARGET names: in an imported module, by its symbol or the first convention that fits; or by its name in
-timm (`timm:NAME`) or Hugging Face (`hf:NAME_OR_PATH`), of which nothing is downloaded, ever."""
+"""Builds the model that a TARGET names: from a module, by symbol or the first matching convention, or from timm
+(`timm:NAME`) or Hugging Face (`hf:NAME_OR_PATH`). Nothing is ever downloaded."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """The model, how to make it again (None: nothing that can be written down does), and what `audit_spec()` gave.
+    """The model, its origin (None if it cannot be built again), and the result of `audit_spec()`.
 
-    stored_low: of what its checkpoint held in FP16 or BF16, and the model now has in FP32, see Subject. notes: what there
-    is to say of it. checkpoint: and of the weights that it came with.
+    stored_low: see Subject, for FP16 or BF16 weights of a checkpoint that the model holds in FP32. notes: about the
+    model. checkpoint: notes about its weights.
     """
 
     model: nn.Module
@@ -55,7 +55,7 @@ class BuiltModel:
 
 
 def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
-    """Builds the target's model; what consumes random numbers starts from `seed`.
+    """Build the target's model; random numbers start from `seed`.
 
     Raises: LoadError(slug="no-model" | "ambiguous-model" | "no-symbol" | "needs-arguments" | "not-a-model" |
     "model-raises" | "bad-spec").
@@ -88,7 +88,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
 
 
 def _conventional(module: ModuleType, target: Target, seed: int) -> str:
-    """The name of what the first convention that fits takes for the model."""
+    """The name of the model in the module, by the first convention that matches."""
     for name in ("audit_spec", *FACTORIES):
         if _is_callable_here(module, name):
             return name
@@ -129,7 +129,7 @@ def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:
 
 
 def _init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `get_init_inputs()` returns, read as `[args]` or `[[args], {kwargs}]`."""
+    """Parse the result of `get_init_inputs()`: `[args]` or `[[args], {kwargs}]`."""
     value = call(module.get_init_inputs, f"get_init_inputs() in {where}", "model-raises")
     if not isinstance(value, list | tuple):
         raise LoadError(f"get_init_inputs() in {where} must return a list of arguments", slug="bad-spec")
@@ -158,7 +158,7 @@ def _checked_spec(spec: Any, where: str) -> dict[str, Any]:
 
 
 def _is_callable_here(module: ModuleType, name: str) -> bool:
-    """Whether `name` is meant for us: the file's own, or imported but callable as it is (not timm's create_model)."""
+    """Whether `name` is a convention's function: defined in the file, or imported and callable as such."""
     value = getattr(module, name, None)
     if not callable(value) or isinstance(value, nn.Module):
         return False
@@ -170,7 +170,7 @@ def _is_model_class(value: Any) -> bool:
 
 
 def require(target: Target) -> None:
-    """Imports the packages the target needs. Raises: LoadError(slug="missing-package")."""
+    """Import the packages that the target needs. Raises: LoadError(slug="missing-package")."""
     for name in PACKAGES[target.hub]:
         try:
             importlib.import_module(name)
@@ -180,7 +180,7 @@ def require(target: Target) -> None:
 
 
 def from_hub(target: Target, seed: int) -> BuiltModel:
-    """The model a hub target names, in FP32, and how to make it again.
+    """Build the model of a hub target in FP32, with its origin.
 
     Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises" | "quantised-model" |
     "remote-code" | "missing-weights" | "bad-weights" | "weights-mismatch").
@@ -191,7 +191,7 @@ def from_hub(target: Target, seed: int) -> BuiltModel:
 
 
 def weights_of(text: str) -> int:
-    """Bytes in FP32 of the checkpoint of a Hugging Face TARGET; 0 where that is not known before the model is made."""
+    """Size in bytes, in FP32, of a Hugging Face checkpoint; 0 where it is unknown before the model is built."""
     with suppress(LoadError, ImportError):  # whoever loads it says why
         if (target := parse(text)).hub == "hf":
             return sum(4 * x.numel() for x in _stored(_folder(target)).values() if x.is_floating_point())
@@ -236,7 +236,7 @@ def _hugging_face(target: Target) -> BuiltModel:
 
 
 def _folder(target: Target) -> Path:
-    """The directory itself, or the snapshot of a repository that the local cache holds."""
+    """The given directory, or the repository's snapshot in the local cache."""
     name = str(target.args[0])
     path = Path(name)
     if os.path.isdir(name):  # noqa: PTH112 (a name too long for a path is none)
@@ -253,7 +253,7 @@ def _folder(target: Target) -> Path:
 
 
 def _config(transformers: Any, folder: Path) -> Any:
-    """What config.json says; code of the directory's own is never run.
+    """Read config.json; code in the directory is never run.
 
     Raises: LoadError(slug="remote-code" | "model-raises" | "quantised-model").
     """
@@ -281,7 +281,7 @@ def _config(transformers: Any, folder: Path) -> Any:
 
 
 def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
-    """The class that config.json names, and what to say where transformers has none of that name."""
+    """The class that config.json names, and a note where transformers lacks it."""
     wanted = str((getattr(config, "architectures", None) or ["AutoModel"])[0])
     result = getattr(transformers, wanted, None)
     if wanted == "AutoModel" or (isinstance(result, type) and issubclass(result, nn.Module)):
@@ -291,7 +291,7 @@ def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the checkpoint, mapped: nothing of them is in memory. Empty where there is none.
+    """The tensors of the checkpoint, memory-mapped. Empty where there is none.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights").
     """
@@ -310,9 +310,9 @@ def _stored_low(model: nn.Module, stored: Mapping[str, Tensor], info: Mapping[st
 
 
 def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:
-    """What to say of names that only the model, or only the checkpoint, has. info: as transformers tells it.
+    """Notes about weights that only the model, or only the checkpoint, has. info: the report of transformers.
 
-    Raises: LoadError(slug="weights-mismatch") where shapes differ, or nothing of the checkpoint is the model's.
+    Raises: LoadError(slug="weights-mismatch") where shapes differ, or no weight of the checkpoint fits.
     """
     kind = type(model).__name__
     if wrong := sorted(info.get("mismatched_keys", ())):

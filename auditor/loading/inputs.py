@@ -1,4 +1,4 @@
-"""Example inputs: where they come from, how each form becomes a tuple of batches, and those that are made up."""
+"""Example inputs: collects them from their sources, normalizes each form to batches, and generates missing ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SIDES = (32, 64, 28, 224, 8, 16, 96, 128, 256)
 
 @dataclass(frozen=True)
 class Inputs:
-    """Batches and where they came from; `synthetic` where the values mean nothing."""
+    """Batches and their source; `synthetic` if the values were generated."""
 
     batches: tuple[Batch, ...]
     source: str
@@ -54,7 +54,7 @@ class Inputs:
 
 
 def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
-    """Inputs as `--inputs` names them.
+    """Inputs from the option `--inputs`.
 
     Raises: LoadError(slug="missing-inputs" | "bad-inputs").
     """
@@ -85,7 +85,8 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
 
 
 def tokenized(model: Any, value: Any) -> Any:
-    """Text, one or a list of them, as token ids of the model's own tokenizer, padded on the left; other values as they are.
+    """Convert a text or a list of texts to token ids with the model's tokenizer, padded on the left; pass on other
+    values.
 
     Raises: LoadError(slug="bad-inputs") where the model has none.
     """
@@ -107,7 +108,7 @@ def tokenized(model: Any, value: Any) -> Any:
 
 
 def from_module(module: ModuleType, where: str) -> Inputs | None:
-    """`get_inputs()` or `example_inputs` (a value or a function) of the user's module."""
+    """The inputs from `get_inputs()` or `example_inputs` (a value or a function) in the user's module."""
     for name in ("get_inputs", "example_inputs"):
         if (value := getattr(module, name, None)) is not None:
             return Inputs(named_inputs(value, f"{name}{'()' if callable(value) else ''} in {where}"), f"{where}:{name}")
@@ -119,7 +120,7 @@ def named_inputs(value: Any, what: str) -> tuple[Batch, ...]:
 
 
 def from_model(model: nn.Module, seed: int) -> Inputs:
-    """The model's own `example_input_array`, else values that are made up, of which it runs on the first that are found.
+    """The model's own `example_input_array`, else the first generated inputs on which it runs.
 
     Raises: LoadError(slug="no-inputs").
     """
@@ -141,12 +142,12 @@ def from_model(model: nn.Module, seed: int) -> Inputs:
 
 
 def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch, ...]:
-    """Reads example inputs in any of their forms.
+    """Convert example inputs of any form to batches.
 
-    One call: a tensor, a tuple or list of positional arguments, a dict of keyword arguments, or the pair
-    (tuple, dict). Several calls: a list of tuples or dicts, or an iterable that yields any form of one call. So a list
-    of tensors is one call that takes several tensors; several calls of one tensor each are written [(a,), (b,)].
-    arrays: those of NumPy stay what they are, instead of becoming tensors. Raises: LoadError(slug="bad-inputs").
+    One call: a tensor, a tuple or list of positional arguments, a dict of keyword arguments, or the pair (tuple, dict).
+    Several calls: a list of tuples or dicts, or an iterable of any form of one call. So a list of tensors is one call
+    with several tensors; several calls of one tensor each are written [(a,), (b,)]. arrays: keep NumPy arrays instead
+    of converting them to tensors. Raises: LoadError(slug="bad-inputs").
     """
     if not arrays:
         value = tree_map_only(np.ndarray, torch.from_numpy, value)
@@ -161,7 +162,7 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
 
 
 def shapes_of(batch: Batch) -> tuple[str, ...]:
-    """`float32[2, 3]` for every tensor among the inputs."""
+    """Dtype and shape of every input tensor: `float32[2, 3]`."""
     shapes = [(x, extent(x) if x.is_nested else x.shape) for x in tensors_in(batch)]
     return tuple(f"{name_of(x.dtype)}{list(shape)}" for x, shape in shapes)
 
@@ -183,7 +184,8 @@ def _one_call(value: Any, source: str) -> Batch:
 
 
 def reject_iterators(arguments: Any, source: str) -> None:
-    """A model is called many times. Raises: LoadError(slug="bad-inputs") where an argument is used up by the first call."""
+    """Raises: LoadError(slug="bad-inputs") for an iterator: the first call uses it up, and the model is called
+    repeatedly."""
     if any(isinstance(leaf, Iterator) for leaf in tree_leaves(arguments)):
         raise LoadError(
             f"{source} gave an iterator as an argument, which the first of many calls uses up: give a list of what it yields",
@@ -192,7 +194,7 @@ def reject_iterators(arguments: Any, source: str) -> None:
 
 
 def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Batch:
-    """Gives named tensors to the arguments of `forward` called so; a lone tensor, or "0", "1" ..., go by order.
+    """Match named tensors with arguments of `forward`; a single tensor, or names "0", "1" ..., go by position.
 
     Raises: LoadError(slug="bad-inputs").
     """
@@ -218,7 +220,7 @@ def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
-    """NumPy's default float64 is rarely what a model takes."""
+    """Read an .npz file; float64, NumPy's default, becomes float32."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             result = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
@@ -242,7 +244,7 @@ def _from_shapes(text: str, shapes: list[re.Match[str]], model: nn.Module) -> Ba
 
 
 def _values(match: re.Match[str], model: nn.Module) -> Tensor:
-    """Standard normal floats; integers below the limit, else below the rows of the first embedding; masks of ones."""
+    """Random values: standard normal floats; integers below the limit or the first embedding's size; masks of ones."""
     dtype: Any = getattr(torch, match["dtype"], None)
     if not isinstance(dtype, torch.dtype):
         raise LoadError(f"{match['dtype']!r} is no dtype of torch: write float32, int64, bool ...", slug="bad-inputs")
@@ -256,8 +258,8 @@ def _values(match: re.Match[str], model: nn.Module) -> Tensor:
 
 
 def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
-    """Values in the shapes that a model of timm or Hugging Face declares, its `dummy_inputs`, or one tensor that its first
-    layer with weights may take."""
+    """Generated inputs: in shapes that a timm or Hugging Face model declares, its `dummy_inputs`, or one tensor that
+    fits the first layer with weights."""
     declared: Mapping[str, Callable[[], Any]] = {
         "made up in the size that timm gives": lambda: torch.randn(BATCH, *model.pretrained_cfg["input_size"]),
         "made up in the sizes of the config": lambda: _of_hugging_face(model),
@@ -279,11 +281,11 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
 
 
 def _of_hugging_face(model: Any) -> dict[str, Tensor]:
-    """What a model of Hugging Face takes, by name. Raises: AttributeError or TypeError where its config lacks a size."""
+    """Inputs of a Hugging Face model, by name. Raises: AttributeError or TypeError where its config lacks a size."""
     config = model.config
 
     def tokens() -> Tensor:
-        """Over the whole vocabulary but its first few, which tend to mean padding or the end."""
+        """Random token ids, without the first few ids, which often mean padding or end of text."""
         size, longest = config.vocab_size, getattr(config, "max_position_embeddings", None) or TOKENS
         return torch.randint(min(4, size - 1), size, (BATCH, min(TOKENS, int(longest))))
 
@@ -305,7 +307,7 @@ def _of_hugging_face(model: Any) -> dict[str, Tensor]:
 
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:
-    """Of what a layer with weights may take, in the order in which they are tried; none for other modules."""
+    """Input shapes to try for a layer with weights, in order; none for other modules."""
     match layer:
         case nn.modules.conv._ConvNd():
             sides = ([8 * n for n in LENGTHS], SIDES, (16, 8, 32))[len(layer.kernel_size) - 1]

@@ -1,4 +1,4 @@
-"""A subject on the device that the audit runs on; the caller's own model is not moved."""
+"""Copies a subject to the device that the audit runs on; the caller's own model stays where it is."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 def devices_of(model: nn.Module) -> set[str]:
-    """Devices of its parameters and buffers, but for tensors without values."""
+    """Devices of a model's parameters and buffers, except meta tensors."""
     return {str(x.device) for x in (*model.parameters(), *model.buffers()) if x.device.type != "meta"}
 
 
 def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
-    """The subject itself where its model is on the device, or on several that it stays on; else a copy that is there.
+    """The subject itself if its model is on the device, or stays spread over several; else a copy on the device.
 
     Raises: AuditorError(slug="no-copy") where the model, or its loss, cannot be copied, or does not run there.
     """
@@ -55,7 +55,7 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
 
 
 def beside(subject: Subject) -> Iterator[Subject]:
-    """Where the model is on a GPU: the subject with inputs there that came on the CPU."""
+    """The subject with its inputs moved to its model's GPU."""
     device = next((str(x.device) for x in subject.model.parameters() if x.device.type in NATIVE), None)
     if device is not None:
         held = subject.objective
@@ -65,13 +65,14 @@ def beside(subject: Subject) -> Iterator[Subject]:
 
 
 def _placements(subject: Subject, device: str) -> Iterator[dict[str, Any]]:
-    """Inputs on the device; but for whole numbers, since lengths may have to stay on the CPU; as they are."""
+    """Placements of the inputs to try: all on the device; all but integers, which may be lengths on the CPU;
+    unchanged."""
     for wanted in (lambda x: True, Tensor.is_floating_point, lambda x: False):
         yield {name: _inputs(getattr(subject, name), device, wanted) for name in ("batches", "held_out")}
 
 
 def moved(subject: Subject, device: str) -> Subject:
-    """A copy of the subject on the device, with all that its model, its loss and its inputs hold.
+    """Copy the subject, with its model, loss and inputs, to the device.
 
     Raises: AuditorError(slug="no-copy").
     """
@@ -85,7 +86,7 @@ def moved(subject: Subject, device: str) -> Subject:
 
 
 def copied(value: T, device: str, memo: dict[int, Any] | None = None) -> T:
-    """A copy of a model or a loss on the device, with all that it holds: nothing of it is the caller's.
+    """Deep-copy a model or a loss to the device; the copy shares nothing with the original.
 
     memo: filled as copy.deepcopy fills it. Raises: AuditorError(slug="no-copy").
     """
@@ -108,7 +109,7 @@ def copied(value: T, device: str, memo: dict[int, Any] | None = None) -> T:
 
 
 class _Onto(TorchFunctionMode):
-    """In its body copy.deepcopy makes its copies of tensors on a device."""
+    """In its body copy.deepcopy copies tensors to a device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -125,7 +126,7 @@ class _Onto(TorchFunctionMode):
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    """copy.deepcopy, and of a function what it closes over: that one takes functions for values that hold nothing."""
+    """As copy.deepcopy, which does not copy functions: this also copies the variables that a function closes over."""
     if isinstance(value, partial):
         function = _copy(value.func, memo)
         return partial(function, *copy.deepcopy(value.args, memo), **copy.deepcopy(value.keywords, memo))

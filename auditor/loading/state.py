@@ -1,4 +1,4 @@
-"""What a model is switched to, given or held in for as long as it is audited; and checkpoints fitted onto it."""
+"""The model's state during an audit: train/eval mode, precision and weights; also loads checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ READERS = (
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """`model.eval()` for the body; every module's own flag comes back. What runs write is `isolated`'s to put back."""
+    """Put the model in eval mode for the body; then restore every module's flag. Other changes are `isolated`'s to
+    undo."""
     flags = [(module, flag) for module in modules_of(model) if (flag := getattr(module, "training", None)) is not None]
     switch(model, training=False)
     try:
@@ -48,7 +49,7 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 
 def switch(model: nn.Module, training: bool) -> None:
-    """`model.train()` or `model.eval()`; where that raises, as of exported modules, the flags alone."""
+    """Call `model.train()` or `model.eval()`; where that raises, as for exported modules, set the flags only."""
     try:
         model.train() if training else model.eval()
     except Exception:
@@ -57,7 +58,7 @@ def switch(model: nn.Module, training: bool) -> None:
 
 
 def _set(module: nn.Module, flag: bool) -> None:
-    """`module.training`, also of a module that takes no attributes; a frozen one has none."""
+    """Set `module.training`, also where the module rejects attributes; a frozen module has no flag."""
     if getattr(module, "training", flag) is not flag:
         try:
             module.training = flag
@@ -66,7 +67,7 @@ def _set(module: nn.Module, flag: bool) -> None:
 
 
 def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
-    """Lazy layers take their shape, and their first weights, from a first call: the same ones in every process."""
+    """Initialize lazy layers by a first call, with the same shapes and weights in every process."""
     if any(is_lazy(x) for _, x in named_tensors(model)):
         reseed(seed)
         args, kwargs = pytree.tree_map_only(Tensor, torch.clone, batch)
@@ -75,11 +76,11 @@ def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
 
 
 def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
-    """The subject as it is audited, once `check` found that it runs so.
+    """Decide which low-precision tensors of the subject become FP32 for the audit; `check` tests whether it runs.
 
-    What it stores low is raised with the inputs: parameters and buffers, and where that does not run, tensors that
-    modules hold as plain attributes. Where that does not either, its forward casts to a dtype of its own: what is stored
-    low then stays so, in the reference too. Raises: LoadError(slug="low-precision-model"), and what `check` raises.
+    First parameters and buffers, with the inputs; if that fails, plain tensor attributes of modules too. If that fails
+    as well, the forward itself casts to a low dtype: everything then stays low, also in the reference. Raises:
+    LoadError(slug="low-precision-model"), and what `check` raises.
     """
     refused: LoadError | None = None
     for candidate in _candidates(subject):
@@ -106,14 +107,14 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
 
 @contextmanager
 def raised(subject: Subject) -> Iterator[None]:
-    """In the body the subject's model has its weights, and in FP32 what is to be raised; then it is as it was."""
+    """In the body the subject's model has its weights, in FP32 as `settle_precision` decided; then it is restored."""
     with present(subject.model), in_fp32(subject.model, subject.raised):
         yield
 
 
 @contextmanager
 def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
-    """In the body, what the model stores low is held in FP32; then it is bit for bit what it was, on its own memory.
+    """In the body, low-precision tensors of the model are FP32; then it is restored bit for bit, in the same memory.
 
     which: as Subject.raised.
     """
@@ -135,7 +136,7 @@ def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
 
 
 def _candidates(subject: Subject) -> Iterator[Subject]:
-    """The subject with what may be raised so, and a note of it, in the order in which it is tried; at last, as it is."""
+    """Variants of the subject to try, each with a note: which tensors become FP32; the last leaves all of them."""
     model = subject.model
     low, everything = stored_low(model), stored_low(model, attributes=True)
     if not low and not subject.stored_low:
@@ -174,12 +175,12 @@ def _widen(subject: Subject, which: str, note: str) -> Subject:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As torch writes it, without `torch.`."""
+    """A dtype's name without `torch.`."""
     return str(dtype).removeprefix("torch.")
 
 
 def held_outside(model: nn.Module) -> set[str]:
-    """Names of the parameters and buffers without values that accelerate's hooks hold the values of."""
+    """Names of meta parameters and buffers whose values are in accelerate's hooks."""
     return {
         f"{path}.{name}" if path else name
         for path, module in named_modules(model)
@@ -192,7 +193,7 @@ def held_outside(model: nn.Module) -> set[str]:
 
 @contextmanager
 def present(model: nn.Module) -> Iterator[None]:
-    """In the body the model has the weights that accelerate's hooks hold, and is called past them; then it is as it was.
+    """In the body the model holds the weights from accelerate's hooks, and skips these hooks; then it is restored.
 
     Raises: LoadError(slug="meta-weights") where a hook has no value.
     """
@@ -231,7 +232,7 @@ def _fill(module: nn.Module, hook: Any) -> None:
 
 
 def _hooks(module: nn.Module) -> list[Any]:
-    """accelerate's, that bring weights to where they are used; none where another is among them, or of a traced module."""
+    """The accelerate hooks that load a module's weights; none if other hooks are mixed in, or the module is traced."""
     hook = vars(module).get("_hf_hook")
     if hook is None or isinstance(module, torch.fx.GraphModule):
         return []
@@ -248,7 +249,8 @@ def _put_back(store: dict[str, Any], content: dict[str, Any]) -> None:
 
 @contextmanager
 def watching() -> Iterator[set[str]]:
-    """In the body, what gives weights is noted: a state dict "restored", a file "read", an optimiser that "trained"."""
+    """In the body, record events that set weights: a state dict "restored", a file "read", an optimizer that
+    "trained"."""
     seen = set[str]()
 
     def noted(function: Callable[..., Any], event: str) -> Callable[..., Any]:
@@ -269,7 +271,7 @@ def watching() -> Iterator[set[str]]:
 
 
 def load_into(model: nn.Module, path: Path) -> list[str]:
-    """Loads the checkpoint at `path` into `model`. What there is to say of what it holds.
+    """Load the checkpoint at `path` into `model`; return notes about its contents.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights" | "weights-mismatch").
     """
@@ -281,7 +283,7 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
 
 
 def _notes(content: Mapping[str, Any], state: Mapping[str, Any], own: Mapping[str, Any], file: str) -> Iterator[str]:
-    """Dtypes that the model does not hold its weights in, and what only the checkpoint or only the model has."""
+    """Notes about dtypes that differ from the model's, and weights that only the checkpoint or only the model has."""
     both = [(value, own[name]) for name, value in state.items() if isinstance(value, Tensor) and name in own]
     for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
         if given is not held:
@@ -296,7 +298,7 @@ def _notes(content: Mapping[str, Any], state: Mapping[str, Any], own: Mapping[st
 
 @contextmanager
 def refused(slug: str) -> Iterator[None]:
-    """What the body says of a checkpoint becomes a LoadError."""
+    """Convert an error about a checkpoint in the body to a LoadError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -306,7 +308,7 @@ def refused(slug: str) -> Iterator[None]:
 
 
 def reject_non_finite(model: nn.Module) -> None:
-    """Raises: LoadError(slug="nan-weights"). Infinite buffers pass: attention masks hold them."""
+    """Raises: LoadError(slug="nan-weights"). Infinite buffers pass, since attention masks contain them."""
     for name, tensor in named_tensors(model):
         if not tensor.is_floating_point() or tensor.is_meta:
             continue

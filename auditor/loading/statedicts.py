@@ -1,4 +1,4 @@
-"""State dicts: read from checkpoints without running code, and loaded. Copied into `patched_model.py` from PREFIXES on."""
+"""Reads checkpoints without running code, and loads them. `patched_model.py` contains a copy from PREFIXES on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ HARMLESS = (argparse.Namespace, types.SimpleNamespace, io.BytesIO, PosixPath, Pu
 
 
 def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Load what `read_checkpoint` gives; tied weights may be stored once. What was loaded, by the model's own names.
+    """Load the result of `read_checkpoint`; tied weights may be stored once. Returns the loaded weights by the model's
+    names.
 
     Raises: ValueError.
     """
@@ -48,9 +49,9 @@ def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A state dict, from safetensors, a torch file, or the index of a sharded one.
+    """Read a state dict from safetensors, a torch file, or the index of a sharded checkpoint.
 
-    Raises: FileNotFoundError, and ValueError where there is none in it.
+    Raises: FileNotFoundError, and ValueError where the file contains none.
     """
     if path.name.endswith(".index.json") and path.is_file():
         try:
@@ -73,7 +74,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> Any:
-    """What a .safetensors or torch file holds, on the CPU, mapped where its layout allows that; no code of it is run.
+    """The tensors of a .safetensors or torch file on the CPU, memory-mapped where possible; code in it never runs.
 
     Raises: FileNotFoundError, and ValueError where it cannot be read so.
     """
@@ -106,7 +107,7 @@ def read_tensors(path: Path) -> Any:
 
 
 def harmless() -> list[Any]:
-    """Classes that hold values and run nothing, as training loops save them beside the weights."""
+    """Classes without code that training loops save beside the weights; safe to unpickle."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return list(HARMLESS)
@@ -118,9 +119,9 @@ def harmless() -> list[Any]:
 
 
 def unprefixed(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """By names of the model's, without what DDP, torch.compile and training loops put before them.
+    """Remove the prefixes that DDP, torch.compile and training loops add to names.
 
-    Where that is needed, what lies beside the model there, as a loss does, is left out.
+    If a prefix was removed, entries without it, such as a loss's weights, are dropped.
     """
     inner = dict(state)
     while inner and inner.keys().isdisjoint(own):
@@ -132,10 +133,10 @@ def unprefixed(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]
 
 
 def is_extra(name: Any) -> bool:
-    """Whether it is a module's extra state, of any type, which alone need not fit."""
+    """Whether a name is a module's extra state, which need not match."""
     return isinstance(name, str) and name.rpartition(".")[2] == "_extra_state"
 
 
 def few(names: list[str]) -> str:
-    """The first three of them."""
+    """The first three names, as text."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,4 +1,4 @@
-"""A TARGET, or a model in hand, becomes a Subject; and the first FP32 forward that proves it runs."""
+"""Builds a Subject from a TARGET or a live model, and runs its first FP32 forward."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Finder = Callable[[ModuleType, Mapping[str, Any], Subject], Subject]
 
 
 def cautions(subject: Subject) -> tuple[str, ...]:
-    """The subject's warnings, and a sentence for weights and for inputs that are nobody's."""
+    """The subject's warnings, plus one for random weights and one for generated inputs."""
     random = (RANDOM_WEIGHTS,) if subject.random_weights else ()
     synthetic = (SYNTHETIC_INPUTS,) if subject.synthetic_inputs else ()
     return (*subject.warnings, *random, *synthetic)
@@ -57,10 +57,10 @@ def load(
     seed: int = 0,
     objective: Finder | None = None,
 ) -> Subject:
-    """Builds the model that TARGET names, with its inputs and weights, and runs it once in FP32.
+    """Build the model that TARGET names, with inputs and weights, and run it once in FP32.
 
-    objective: adds a training step's loss and targets, before anything is run.
-    Raises: LoadError, its slug saying what was wrong.
+    objective: adds a training step's loss and targets, before anything is run. Raises: LoadError; its slug names the
+    problem.
     """
     parsed = parse(target)
     if parsed.hub:
@@ -77,8 +77,8 @@ def from_object(
 ) -> Subject:
     """A Subject around the caller's model, which is neither moved nor changed.
 
-    example_inputs: any form that `inputs.as_batches` reads, or None where `kwargs` say it all; kwargs: keyword
-    arguments of every call.
+    example_inputs: any form that `inputs.as_batches` accepts, or None if `kwargs` suffices; kwargs: keyword arguments
+    of every call.
     """
     if not isinstance(model, nn.Module):
         raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
@@ -106,7 +106,7 @@ def from_object(
 
 
 def check(subject: Subject) -> Subject:
-    """Runs every batch in FP32 and returns the subject; the model, its flags and the generators stay as they were.
+    """Run every batch in FP32 and return the subject; the model, its flags and the generators are restored.
 
     Raises: LoadError(slug="bad-surroundings" | "nan-weights" | "forward-raises" | "tensor-class" | "nan-output").
     """
@@ -127,7 +127,8 @@ def check(subject: Subject) -> Subject:
 
 
 def _reject_surroundings() -> None:
-    """Raises: LoadError(slug="bad-surroundings") where the caller has torch compute otherwise than the model says."""
+    """Raises: LoadError(slug="bad-surroundings") where the caller's own modes, such as autocast, would change the
+    run."""
     around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
     around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
     if around:
@@ -135,7 +136,7 @@ def _reject_surroundings() -> None:
 
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
-    """The subject, with its inputs where its model is, should it run so alone; and what it answers. Raises: LoadError."""
+    """The subject with its outputs; inputs are moved to the model's device if it runs only then. Raises: LoadError."""
 
     try:
         return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
@@ -147,7 +148,7 @@ def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
 
 
 def _reject_closed(subject: Subject, tensors: Iterable[Tensor]) -> None:
-    """Classes of tensors that choose which operations they take: what compares values may not be among them."""
+    """Rejects tensor subclasses that restrict the operations on them, since outputs must be compared."""
     for leaf in (x for x in tensors if type(x) not in (Tensor, nn.Parameter)):
         try:
             bool((entries(leaf) if is_number(leaf) else leaf).isnan().any())
@@ -207,7 +208,7 @@ def _load(
 def _find_inputs(
     module: ModuleType, target: Target, spec: Mapping[str, Any], model: nn.Module, text: str | None, seed: int
 ) -> tuple[inputs.Inputs, tuple[Batch, ...]]:
-    """The inputs to audit on and those to verify on; an explicit `--inputs` wins and keeps the file's held-out ones."""
+    """The calibration and held-out inputs; an explicit `--inputs` replaces only the former."""
     reseed(seed)
     held_out = spec.get("eval_inputs") if spec else getattr(module, "get_eval_inputs", None)
     what = "audit_spec()" if spec else f"get_eval_inputs() in {target.label}"
@@ -222,7 +223,7 @@ def _find_inputs(
 
 
 def _unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model inside of wrappers, and notes of these and of accelerate's hooks."""
+    """The model inside wrappers, with notes about these and about accelerate's hooks."""
     inner, notes = unwrapped(model), list[str]()
     if inner is not model:
         kind = "torch.compile" if wrapper_of(model) == "_orig_mod" else type(model).__name__
@@ -240,9 +241,10 @@ def _unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 
 def _reject_unfit(model: nn.Module, lazy: bool = False) -> None:
-    """Models that torch itself cannot walk through, that are patched, or that their owner has to fill first.
+    """Reject models that torch cannot traverse, that are already patched, or that are uninitialized.
 
-    lazy: whether layers may be lazy. Their first call draws their weights: of a model in hand, that is its owner's to do.
+    lazy: whether lazy layers are allowed. Their first call draws their weights; for a live model, the caller must do
+    that.
     """
     try:
         list(model.modules())

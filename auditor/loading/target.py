@@ -1,4 +1,4 @@
-"""TARGET, the user's way to name a model: parsed, then imported and called as the user's own code would do it."""
+"""Parses TARGET, which names the user's model, and imports it as the user's own code would."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", r
 
 @dataclass(frozen=True)
 class Target:
-    """A parsed TARGET: a file or the name of a module, and what to take from it.
+    """A parsed TARGET: a file or a module name, and the symbol in it.
 
-    hub: "timm" or "hf" where a library's model is named instead; args then begin with that name.
+    hub: "timm" or "hf" for a library's model; args then begin with its name.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Target:
 
     @property
     def label(self) -> str:
-        """How messages call the place: the file's name or the module's."""
+        """The file's or module's name, for messages."""
         return self.text if self.hub else self.path.name if self.path else self.module
 
     @property
@@ -57,13 +57,13 @@ class Target:
 
     @property
     def script(self) -> str:
-        """What `sys.argv` begins with."""
+        """The first entry of `sys.argv`."""
         return str(self.path or self.module)
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """What `sys.path` needs, see `as_script`: the folder above the file's outermost package, the working directory,
-        and the file's own folder; of a module the working directory alone."""
+        """Folders for `sys.path`, see `as_script`: the parent of the file's outermost package, the working directory,
+        and the file's folder; for a module the working directory only."""
         here = str(Path.cwd())
         if self.path is None:
             return (here,)
@@ -71,10 +71,9 @@ class Target:
 
 
 def parse(text: str) -> Target:
-    """Reads `path/to/model.py[:symbol]`, `package.module[:symbol]`, `timm:NAME` or `hf:NAME_OR_PATH`.
+    """Parse `path/to/model.py[:symbol]`, `package.module[:symbol]`, `timm:NAME` or `hf:NAME_OR_PATH`.
 
-    A symbol, and a name of timm's, may carry literal arguments.
-    Raises: LoadError(slug="missing-target" | "bad-target").
+    A symbol or a timm name may have literal arguments. Raises: LoadError(slug="missing-target" | "bad-target").
     """
     if text.startswith(("timm:", "hf:")):
         return _of_hub(text)
@@ -94,7 +93,7 @@ def parse(text: str) -> Target:
 
 
 def import_target(target: Target) -> ModuleType:
-    """Imports the target's module; `if __name__ == "__main__"` blocks do not run.
+    """Import the target's module; `if __name__ == "__main__"` blocks do not run.
 
     Raises: LoadError(slug="missing-target" | "syntax-error" | "missing-package" | "import-raises").
     """
@@ -116,10 +115,10 @@ def import_target(target: Target) -> ModuleType:
 
 @contextmanager
 def user_code(target: Target, seed: int) -> Iterator[None]:
-    """Runs the body as the user's script would run, see `as_script`, every generator seeded.
+    """Run the body as the user's script would run, see `as_script`, with all generators seeded.
 
-    `torch.autocast("cuda")` as a decorator keeps what it says, although there may be no CUDA here.
-    Put back afterwards: bytecode writing, and what `isolated` restores, `sys.path` among it.
+    `torch.autocast("cuda")` as a decorator keeps its settings even without CUDA. Restored afterwards: bytecode writing,
+    and what `isolated` restores, including `sys.path`.
     """
     with (
         swapped(sys, "dont_write_bytecode", True),
@@ -132,7 +131,8 @@ def user_code(target: Target, seed: int) -> Iterator[None]:
 
 
 def named_in(target: Target, advice: str, slug: str, seed: int = 0) -> Any:
-    """What a target's symbol names. Raises: LoadError(slug) with the advice where it names nothing, and those of importing."""
+    """The object that a target's symbol names. Raises: LoadError(slug) with the advice if it does not exist, and import
+    errors."""
     with user_code(target, seed):
         module = import_target(target)
     try:
@@ -169,9 +169,9 @@ def _existing_file(path: Path) -> Path:
 
 
 def _module_name(path: Path) -> str:
-    """The name that the user's own code imports the file by: its stem after the packages that it lies in.
+    """The name under which the user's code imports the file: its stem, with the packages around it.
 
-    A folder is a package if it has an `__init__.py`, or if the file itself imports it by name, or from it by dots.
+    A folder is a package if it has an `__init__.py`, or if the file imports it by name or relatively.
     """
     folders = list(path.parents)
     depth = 0
@@ -184,7 +184,7 @@ def _module_name(path: Path) -> str:
 
 
 def _imports(path: Path) -> tuple[set[str], int]:
-    """The packages that a file imports by name, and how many folders up its relative imports reach."""
+    """The packages that a file imports by name, and how many levels up its relative imports reach."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError):
@@ -201,7 +201,7 @@ def _imports(path: Path) -> tuple[set[str], int]:
 
 
 def _is_elsewhere(folder: Path) -> bool:
-    """Whether the name of a folder is that of a module which Python finds in another place."""
+    """Whether a folder's name is that of a module that Python imports from another place."""
     try:
         spec = importlib.util.find_spec(folder.name)
     except (ImportError, ValueError):
@@ -227,7 +227,7 @@ def _split_call(symbol: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
 
 
 def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs: Any) -> T:
-    """`function(*args, **kwargs)`; what it raises becomes a LoadError that starts with `what`."""
+    """Call `function(*args, **kwargs)`; an exception becomes a LoadError that starts with `what`."""
     try:
         return function(*args, **kwargs)
     except LoadError:
@@ -237,7 +237,7 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
 
 
 def required(function: Callable[..., Any]) -> list[str]:
-    """The arguments that it cannot do without."""
+    """The arguments without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -247,9 +247,9 @@ def required(function: Callable[..., Any]) -> list[str]:
 
 
 def blame(error: BaseException) -> str:
-    """`TypeError: message (model.py:12)`, the place being the innermost line outside of Python and its packages.
+    """The error with its location in user code: `TypeError: message (model.py:12)`, the innermost such line.
 
-    What was raised from something else, as by a library for a package that it cannot import, is followed by that.
+    If the error was raised from another one, such as a library's failed import, that one follows.
     """
     first = origin_of(error)
     text = _one_line(error) if first is error else f"{_one_line(error).rstrip('.')}, from {_one_line(first)}"

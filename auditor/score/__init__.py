@@ -1,4 +1,4 @@
-"""The user's own score of a model: their function found, called, and its numbers compared."""
+"""The user's own score of a model: locates the scoring function, calls it and compares its results."""
 
 from .calling import NoScore, ScoreResult, compare_scores, fp32_score, given_by
 from .function import Place, Scoring, find_function, in_hand

@@ -1,4 +1,4 @@
-"""The user's function called on a model, its numbers taken as they come, and what they say of a plan beside those of FP32."""
+"""Calls the user's scoring function on a model, and compares a plan's score with that of FP32."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ ALLOWED = "a score is a number, or an iterable of numbers, one for each sample o
 
 
 class NoScore(Exception):
-    """The function gave no score; the message says why, in one line."""
+    """The function returned no score; the message gives the reason in one line."""
 
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """What the function gave. single: one number, not an iterable. calls: how often the model was called for it."""
+    """Numbers that the function returned. single: one number, not an iterable. calls: how often it called the model."""
 
     values: tuple[float, ...]
     single: bool
@@ -43,7 +43,7 @@ class ScoreResult:
 
     @property
     def counted(self) -> str:
-        """How many numbers, in words."""
+        """The number of values, in words."""
         if self.single:
             return "a single number"
         return f"{len(self.values):,} number{'s' * (len(self.values) != 1)}"
@@ -59,11 +59,10 @@ def given_by(
     limit: float | None = None,
     plan: str = "",
 ) -> ScoreResult:
-    """What the function gives for a model that runs inside `around()`, without gradients unless it switches them on.
+    """Call the function on a model, inside `around()`, without gradients unless the function enables them.
 
-    It begins from the seed; the model, the generators and the tensors that the function itself holds come back as they were.
-    most: numbers beyond which there are more than are of use. limit: seconds. plan: what to tell of how far it is.
-    Raises: NoScore.
+    It starts from the seed; the model, the generators and tensors in the function are restored. most: numbers to read
+    at most. limit: seconds. plan: its name, for progress messages. Raises: NoScore.
     """
     deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
 
@@ -95,7 +94,7 @@ def given_by(
 
 
 def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """What a plan put into the model: its modules and how they run, its parameters and what they hold."""
+    """The modules and weights of a model under a plan, to detect changes."""
     modules = {f"module {path!r}": (id(m), id(vars(m).get("forward"))) for path, m in named_modules(model)}
     # tensors made in inference mode count no writes
     written = {name: (x, 0 if x.is_inference() else x._version) for name, x in named_parameters(model)}
@@ -103,7 +102,7 @@ def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A function that changed the model says nothing of the plan. Raises: NoScore."""
+    """Raises: NoScore where the function changed the model, since its score is then not the plan's."""
     changed = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
     if changed is not None:
         why = "so that what it says is of another one: have it only call the model"
@@ -111,7 +110,7 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def number(value: Any, what: str) -> float:
-    """A number as a float. Raises: NoScore for what is none, or is not finite."""
+    """Convert a number to float. Raises: NoScore if it is not a finite number."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         if value.size != 1 if isinstance(value, np.ndarray | np.generic) else value.numel() != 1:
             raise NoScore(f"{what} is a tensor of shape {list(value.shape)}: {ALLOWED}")
@@ -124,7 +123,7 @@ def number(value: Any, what: str) -> float:
 
 
 def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tuple[tuple[float, ...], bool]:
-    """The numbers in what the function returned, and whether it is one by itself."""
+    """The numbers that the function returned, and whether it was a single one."""
     if isinstance(given, torch.Tensor | np.ndarray) and given.ndim == 1:
         given = [given]
     elif isinstance(given, str | bytes | Mapping | Set | torch.Tensor | np.ndarray) or not isinstance(given, Iterable):
@@ -141,7 +140,7 @@ def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tup
 
 
 def _of_item(item: Any, index: int) -> Iterator[float]:
-    """The number of a sample or batch, or those in a tensor of one dimension."""
+    """The number of one sample or batch, or those in a one-dimensional tensor."""
     flat = isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 1
     for place, value in enumerate(item.tolist() if flat else [item]):
         yield number(value, f"number {index + place}")
@@ -153,7 +152,7 @@ def _describe(value: Any) -> str:
 
 @contextmanager
 def _importable(scoring: Scoring) -> Iterator[None]:
-    """What the function imports when it is called is found where its file lies."""
+    """In the body, imports inside the function resolve relative to its file."""
     place = scoring.place
     with swapped(sys, "path", list(sys.path)), as_script(place.script, place.folders) if place else nullcontext():
         yield
@@ -164,7 +163,7 @@ ROUNDING = 1e-9
 
 
 def fp32_score(scoring: Scoring, given: ScoreResult) -> Evaluation:
-    """What the function says of the FP32 model. Raises: NoScore."""
+    """The score of the FP32 model. Raises: NoScore."""
     value = _value(scoring, given.values)
     samples = None if given.single else len(given.values)
     formula = None if scoring.of_mean is None else str(getattr(scoring.of_mean, "__name__", "a function"))
@@ -172,7 +171,8 @@ def fp32_score(scoring: Scoring, given: ScoreResult) -> Evaluation:
 
 
 def compare_scores(scoring: Scoring, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
-    """A plan's score against the FP32 model's, or why there is none. plan: what the function gave, or why it gave nothing."""
+    """A plan's score compared with the FP32 model's, or the reason why there is none. plan: the function's numbers, or
+    the reason why there are none."""
     if isinstance(plan, str):
         return _without(scoring, plan)
     if (plan.single, len(plan.values)) != (fp32.single, len(fp32.values)):
@@ -189,11 +189,11 @@ def compare_scores(scoring: Scoring, fp32: ScoreResult, plan: ScoreResult | str)
 def standard_error(
     reference: Sequence[float], candidate: Sequence[float], of_mean: Callable[[float], float]
 ) -> float | None:
-    """Of of_mean(mean of candidate) - of_mean(mean of reference), entry i of the one paired with entry i of the other.
+    """Standard error of of_mean(mean of candidate) - of_mean(mean of reference); entries i of both are paired.
 
-    The jackknife: each pair is left out once. For plain means that is the standard deviation of the differences, with
-    n - 1, over the root of n. None where fewer than two pairs, or a function that fails near the mean, say nothing.
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap, section 11.5.
+    Jackknife: each pair is left out once. For plain means this equals the standard deviation of the differences, with n
+    - 1, over the root of n. None for fewer than two pairs, or where `of_mean` fails near the mean. Source: Efron and
+    Tibshirani, An Introduction to the Bootstrap, section 11.5.
     """
     n = len(reference)
     if n < 2:
@@ -212,7 +212,7 @@ def standard_error(
 
 
 def _value(scoring: Scoring, values: Sequence[float]) -> float:
-    """The mean, or what the user makes of it. Raises: NoScore."""
+    """The mean, after `of_mean` if given. Raises: NoScore."""
     mean = values[0] if len(values) == 1 else math.fsum(values) / len(values)
     if scoring.of_mean is None:
         return mean

@@ -1,4 +1,4 @@
-"""The function that scores a model: found by its name, or in hand."""
+"""The scoring function: located by its name, or passed directly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ LOWER, OF_MEAN = "lower_is_better", "of_mean"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a fresh process finds the function. text: as `--evaluate` takes it; script, folders: see `as_script`."""
+    """Where a fresh process can import the function. text: as `--evaluate` takes it; script, folders: see
+    `as_script`."""
 
     text: str
     script: str
@@ -29,9 +30,9 @@ class Place:
 class Scoring:
     """The user's function, and how its scores are judged.
 
-    function(model) -> a number, or an iterable of numbers, one for each sample or batch, of which the score is the mean,
-    or `of_mean` of that. better: one of records.score.DIRECTIONS. max_drop: how much worse a plan may be; None: that is
-    not judged. place: None where it is in hand alone.
+    function(model) returns a number, or an iterable with a number for each sample or batch: the score is their mean, or
+    `of_mean` of it. better: one of records.score.DIRECTIONS. max_drop: the largest acceptable loss; None: scores are
+    not judged. place: None for a function that cannot be imported.
     """
 
     function: Callable[[nn.Module], Any]
@@ -45,10 +46,10 @@ class Scoring:
 def find_function(
     text: str, target: str = "", *, better: str | None = None, max_drop: float | None = None, seed: int = 0
 ) -> Scoring:
-    """The function that `file.py:name`, `package.module:name` or, in the target's own file, `name` means.
+    """Import the function that `file.py:name`, `package.module:name` or, in the target's own file, `name` names.
 
-    Literal arguments in brackets are given to it after the model.
-    Raises: LoadError(slug="missing-score"), and those of importing a target.
+    Literal arguments in brackets are passed after the model. Raises: LoadError(slug="missing-score"), and those of
+    importing a target.
     """
     if not text.strip():
         raise LoadError("--evaluate names no function: write --evaluate file.py:name", slug="missing-score")
@@ -68,7 +69,7 @@ def find_function(
 
 
 def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> Scoring:
-    """A function of the caller's own. Raises: LoadError(slug="missing-score")."""
+    """Scoring by a function object. Raises: LoadError(slug="missing-score")."""
     name = str(getattr(function, "__name__", type(function).__name__))
     return _scoring(function, f"evaluate={name}", name, better, max_drop, None)
 
@@ -84,6 +85,6 @@ def _scoring(
 
 
 def _call(target: Target) -> str:
-    """The symbol, with its arguments where it has any."""
+    """Call the symbol with its literal arguments, if any."""
     given = [*map(repr, target.args), *(f"{name}={value!r}" for name, value in target.kwargs.items())]
     return f"{target.symbol}({', '.join(given)})" if given else str(target.symbol)
