@@ -1,4 +1,4 @@
-"""The public entry for a model in hand; the command line comes in through `flow.run`."""
+"""The public function `audit` for a live model; the command line uses `flow.run` directly."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ audit.__doc__ = f"{audit.__doc__}\n" + "".join(
 
 
 def _guard(progress: Progress) -> Progress:
-    """The caller's own function, whose errors end the audit under its name."""
+    """Wrap the caller's callback: its exceptions end the audit and name it."""
 
     def guarded(stage: str, detail: str, done: int, total: int) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What was asked, in Python, on the command line or in a TOML file, held against the settings."""
+"""Reads and validates options from Python, the command line or a TOML file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVELS = ("error", "warning", "info", "never")
 
 
 class Command(Settings):
-    """What the command line asks beside that. configurable: whether [tool.auditor] says what is not given."""
+    """Options of the command line only. configurable: whether [tool.auditor] provides defaults."""
 
     configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
@@ -77,14 +77,14 @@ OPTIONS = options_of(Command)
 
 
 def key_of(name: str) -> str:
-    """What an option is in a TOML file."""
+    """An option's key in a TOML file."""
     return (OPTIONS[name].flag or name.replace("_", "-")).removeprefix("--")
 
 
 def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collection[str] = ()) -> dict[str, Any]:
-    """The entries of a TOML table by the names of the options.
+    """The entries of a TOML table by option name.
 
-    Raises: AuditorError(slug) for a key that is none, with what may be meant.
+    Raises: AuditorError(slug) for an unknown key, with the closest known one.
     """
     given = [name for name, option in OPTIONS.items() if option.flag or name == "per_module_ignores"]
     known = {key_of(name): name for name in given if name not in hidden}
@@ -97,7 +97,7 @@ def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collect
 
 
 def configuration(start: Path) -> tuple[str, dict[str, Any]]:
-    """What the nearest [tool.auditor] says, by option, and where it stands. A path counts from the folder of its file.
+    """Options from the nearest [tool.auditor], and its location. Relative paths start at the folder of its file.
 
     Raises: AuditorError(slug="bad-config").
     """
@@ -116,7 +116,7 @@ def configuration(start: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _with_line(entry: Any, file: Path) -> Any:
-    """An entry of the ignores, with `pyproject.toml:line` of the first line that holds it; TOML readers keep no positions."""
+    """An ignore with its location, `pyproject.toml:line` of the first line with it; TOML readers keep no positions."""
     entry = {"code": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict):
         return entry
@@ -126,7 +126,7 @@ def _with_line(entry: Any, file: Path) -> Any:
 
 
 def command_of(given: Mapping[str, Any], kind: type[C]) -> C:
-    """What the command line asks, with what [tool.auditor] says of the rest where that is configurable.
+    """The options of a command, with defaults from [tool.auditor] if configurable.
 
     Raises: AuditorError(slug="bad-option" | "bad-config").
     """
@@ -141,7 +141,7 @@ def command_of(given: Mapping[str, Any], kind: type[C]) -> C:
 
 
 def with_rules(settings: S) -> S:
-    """The settings with the rules and criteria that they name. Raises: AuditorError."""
+    """The settings with their rules and criteria loaded. Raises: AuditorError."""
     rulebook = rules_of(settings.rules)
     for code in settings.select:
         if not any(rule.code.startswith(code) for rule in rulebook):
@@ -153,7 +153,7 @@ def with_rules(settings: S) -> S:
 
 
 def rules_of(directory: Path | None) -> tuple[Rule, ...]:
-    """The rules that ship, and the user's own beside them. Raises: AuditorError."""
+    """The built-in rules and the user's own. Raises: AuditorError."""
     from .rulebook.load import load_rules
 
     return load_rules([resource_dir("rules"), *([directory] if directory else [])])
@@ -164,7 +164,7 @@ def validate(
     given: Mapping[str, Any],
     called: Callable[[str], tuple[str, str]] = lambda name: (name, "bad-option"),
 ) -> S:
-    """What was given, held against the types. called: how an option is named there, and the slug. Raises: AuditorError."""
+    """Validate options against types. called: an option's name in messages, and the slug. Raises: AuditorError."""
     options = options_of(kind)
     for name in given:
         if name not in options:

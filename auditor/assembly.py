@@ -1,4 +1,4 @@
-"""The records of all stages put together into one Audit."""
+"""Combines the results of all stages in one Audit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assemble(
     planned: Planned,
     **found: Any,
 ) -> Audit:
-    """The Audit. followed: the run under the recommended plan. planned: all plans. found: those of its fields that a stage returned as they are."""
+    """The Audit. followed: the run under the recommended plan. planned: all plans. found: fields set by stages."""
     subject, captured, options, ranges = bench.subject, bench.capture, bench.options, bench.measured.ranges
     plans, twins = planned.plans, captured.twins
     found["findings"] = tuple(replace(f, node=twins.get(f.node, f.node)) for f in found["findings"])
@@ -93,7 +93,7 @@ def assemble(
 
 
 def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | None) -> dict[str, Any]:
-    """What errors of the outputs are, what holds them, and what is proposed: nothing where the user's metric says it all."""
+    """The error measure, the criteria, and suggested ones: nothing where the user's own metric decides."""
     options = bench.options
     name = getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
     criteria = bench.yardstick.distance if isinstance(bench.yardstick.distance, Criteria) else None
@@ -118,7 +118,7 @@ def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | Non
 
 
 def _classes(bench: Workbench) -> dict[str, str]:
-    """Classes of the modules that others run in and that run nothing themselves, by path."""
+    """Classes of the modules that only contain other modules, by path."""
     owners = {node.owner for node in bench.capture.nodes.values()}
     around = {path for owner in owners for path in enclosing(owner)} - owners
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
@@ -141,7 +141,7 @@ def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
 
 
 def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
-    """What is to be said beside what the stages say themselves."""
+    """Warnings other than those of the stages."""
     subject, noise = bench.subject, bench.noise.found
     yield from storing(subject, bench.capture, bench.measured.ranges, bench.options.formats)
     if noise.error > STEADY * bench.yardstick.budget:

@@ -1,4 +1,4 @@
-"""The whole flow, a stage a line: a Subject and the Settings go in, an Audit comes out."""
+"""The stages of an audit, one per line: from a Subject and Settings to an Audit."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ TOO_SMALL = "The GPU's memory was too small for this audit: it was run on the CP
 
 
 def run(subject: Subject, options: Settings) -> Audit:
-    """Audit a subject; its model, and the process's global state, come back as they were.
+    """Audit a subject; its model, and the process's global state, are restored.
 
-    Where `auto` found a GPU that has too little memory, the audit runs on the CPU and says so.
-    Raises: AuditorError (its slug names the condition).
+    If `auto` selected a GPU with too little memory, the audit runs on the CPU instead and says so. Raises: AuditorError
+    (its slug names the condition).
     """
     try:
         return _audit(subject, options)
@@ -130,7 +130,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
 
 
 def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generating: Generating | None) -> Planned:
-    """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
+    """The results of all low, and the plans with their scores, including exported programs if requested."""
     options = bench.options
     with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
         planner = Planner(bench)
@@ -158,7 +158,7 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generati
 
 
 def _finder(captured: Capture, options: Settings) -> Callable[..., tuple[Finding, ...]]:
-    """`findings_of` the recorded operations, for what is wanted."""
+    """A function that returns the selected findings of the recorded operations."""
     return partial(
         findings_of,
         captured,

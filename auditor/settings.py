@@ -1,7 +1,7 @@
-"""What an audit can be asked, each option once: its name, type and default, and below it what it is for, in Markdown.
+"""All options of an audit: name, type, default and description, in Markdown.
 
-The command line, `auditor.audit()`, `[tool.auditor]`, a fleet's TOML, the tables of the docs and `__init__.pyi` are made
-of this. Importing this needs no torch.
+The command line, `auditor.audit()`, `[tool.auditor]`, a fleet's TOML, the tables of the docs and `__init__.pyi` are
+generated from this. Importing this needs no torch.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ SEEDS = 2**32
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is given. takes: what its values are, for who gave another; shown: what stands for one.
+    """How users pass a field. takes: its type in error messages; shown: the placeholder in help.
 
-    choices: what its values are; flag: on the command line, unless it is the name's, "" where there is none, as for what has to be given.
-    path: whether a value is a path from where it is written, always or where there is such a file ("place").
-    typed: what a type checker lets a caller give, where that is more than the field's type; help: what it is for.
+    choices: allowed values; flag: the command-line flag, if not the name's; "" for a required argument or none. path:
+    whether a value is a path relative to its file, always or if that exists ("place"). typed: the accepted type, if
+    wider than the field's; help: its description.
     """
 
     takes: str = ""
@@ -68,7 +68,7 @@ class Option:
 
 @cache
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
-    """{field: how it is given} of the fields that are anybody's to give: those with a help."""
+    """{field: its Option} for the fields that users can set: those with help."""
     result = {}
     for name, field in kind.model_fields.items():
         if field.description is not None:
@@ -82,7 +82,7 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
 
 
 def split_names(given: Any) -> Any:
-    """Names as they may be given: several, one, or `a,b` as on the command line; each once."""
+    """Names from a list, a single one, or `a,b` as on the command line; each once."""
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         return given
     parts = given.split(",") if isinstance(given, str) else given
@@ -118,9 +118,9 @@ Function = Callable[..., Any] | None
 
 
 class Settings(BaseModel):
-    """What an audit can be asked, as the keywords of `auditor.audit()`, and what is found out of that before it begins.
+    """The keyword arguments of `auditor.audit()`, and values derived from them before it starts.
 
-    found: the device that the model is on; limits: the criteria, read; scoring: the function that scores, found.
+    found: the device of the model; limits: the parsed criteria; scoring: the imported scoring function.
     """
 
     model_config = ConfigDict(
@@ -247,25 +247,25 @@ class Settings(BaseModel):
 
     @property
     def where(self) -> str:
-        """The device that the audit runs on: cpu, cuda:0, ...; several where its model is on them.
+        """The device that the audit runs on: cpu, cuda:0, ...; several where the model is spread.
 
         Raises: AuditorError(slug="no-cuda").
         """
         return self.found or choose(self.device)
 
     def having(self: S, **found: Any) -> S:
-        """The same with what was found out."""
+        """A copy with derived values."""
         return self.model_copy(update=found)
 
     @property
     def figures(self) -> str:
-        """The row of plan/devices.toml that times are predicted by: what was asked for, else the GPU that the audit runs on
-        where there is a row for it."""
+        """The row of plan/devices.toml for time predictions: the requested GPU, else the audit's own if it has a
+        row."""
         return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
 
     @property
     def native(self) -> bool:
-        """Whether a GPU runs the formats; a CPU emulates one otherwise."""
+        """Whether a GPU runs the formats natively; otherwise a CPU emulates one."""
         return is_native(self.where)
 
     @property
@@ -275,12 +275,12 @@ class Settings(BaseModel):
 
     @property
     def scoped(self) -> tuple[str, ...]:
-        """The strategies whose plans give scopes of the live model their precision."""
+        """The strategies that patch a live model."""
         return tuple(name for name in self.strategies if name not in GRAPHS)
 
     @property
     def as_graphs(self) -> bool:
-        """Whether plans are wanted that are programs of their own."""
+        """Whether plans as exported programs are requested."""
         return any(name in GRAPHS for name in self.strategies)
 
     @property
@@ -290,16 +290,16 @@ class Settings(BaseModel):
 
     @property
     def ignores(self) -> tuple[Ignore, ...]:
-        """Findings that are not wanted."""
+        """The findings to suppress."""
         return (*self.ignore, *self.per_module_ignores)
 
 
 def either(names: Collection[str]) -> str:
-    """`a, b or c`."""
+    """Join names: `a, b or c`."""
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def bad(message: str) -> AuditorError:
-    """What is said of options that no audit can be asked."""
+    """The error for an invalid option."""
     return AuditorError(message, slug="bad-option")

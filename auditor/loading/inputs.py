@@ -85,8 +85,7 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
 
 
 def tokenized(model: Any, value: Any) -> Any:
-    """Convert a text or a list of texts to token ids with the model's tokenizer, padded on the left; pass on other
-    values.
+    """Convert texts to token ids with the model's tokenizer, padded on the left; pass on other values.
 
     Raises: LoadError(slug="bad-inputs") where the model has none.
     """
@@ -184,8 +183,7 @@ def _one_call(value: Any, source: str) -> Batch:
 
 
 def reject_iterators(arguments: Any, source: str) -> None:
-    """Raises: LoadError(slug="bad-inputs") for an iterator: the first call uses it up, and the model is called
-    repeatedly."""
+    """Raises: LoadError(slug="bad-inputs") for an iterator, which the first of several calls would use up."""
     if any(isinstance(leaf, Iterator) for leaf in tree_leaves(arguments)):
         raise LoadError(
             f"{source} gave an iterator as an argument, which the first of many calls uses up: give a list of what it yields",

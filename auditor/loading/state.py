@@ -37,8 +37,7 @@ READERS = (
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """Put the model in eval mode for the body; then restore every module's flag. Other changes are `isolated`'s to
-    undo."""
+    """In the body the model is in eval mode; then every module's flag is restored. `isolated` undoes other changes."""
     flags = [(module, flag) for module in modules_of(model) if (flag := getattr(module, "training", None)) is not None]
     switch(model, training=False)
     try:
@@ -249,8 +248,7 @@ def _put_back(store: dict[str, Any], content: dict[str, Any]) -> None:
 
 @contextmanager
 def watching() -> Iterator[set[str]]:
-    """In the body, record events that set weights: a state dict "restored", a file "read", an optimizer that
-    "trained"."""
+    """In the body, record what sets weights: a state dict "restored", a file "read", an optimizer that "trained"."""
     seen = set[str]()
 
     def noted(function: Callable[..., Any], event: str) -> Callable[..., Any]:

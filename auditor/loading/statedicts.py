@@ -22,8 +22,7 @@ HARMLESS = (argparse.Namespace, types.SimpleNamespace, io.BytesIO, PosixPath, Pu
 
 
 def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Load the result of `read_checkpoint`; tied weights may be stored once. Returns the loaded weights by the model's
-    names.
+    """Load the result of `read_checkpoint`; tied weights may be stored once. Returns weights by the model's names.
 
     Raises: ValueError.
     """

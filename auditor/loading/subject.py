@@ -127,8 +127,7 @@ def check(subject: Subject) -> Subject:
 
 
 def _reject_surroundings() -> None:
-    """Raises: LoadError(slug="bad-surroundings") where the caller's own modes, such as autocast, would change the
-    run."""
+    """Raises: LoadError(slug="bad-surroundings") where the caller's modes, such as autocast, change the run."""
     around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
     around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
     if around:
@@ -243,8 +242,7 @@ def _unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 def _reject_unfit(model: nn.Module, lazy: bool = False) -> None:
     """Reject models that torch cannot traverse, that are already patched, or that are uninitialized.
 
-    lazy: whether lazy layers are allowed. Their first call draws their weights; for a live model, the caller must do
-    that.
+    lazy: whether lazy layers are allowed: their first call draws weights, which a live model's caller must do.
     """
     try:
         list(model.modules())

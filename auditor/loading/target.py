@@ -131,8 +131,7 @@ def user_code(target: Target, seed: int) -> Iterator[None]:
 
 
 def named_in(target: Target, advice: str, slug: str, seed: int = 0) -> Any:
-    """The object that a target's symbol names. Raises: LoadError(slug) with the advice if it does not exist, and import
-    errors."""
+    """The object that a target's symbol names. Raises: LoadError(slug) with advice if it does not exist."""
     with user_code(target, seed):
         module = import_target(target)
     try:

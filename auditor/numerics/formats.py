@@ -1,4 +1,4 @@
-"""The one table of number formats; a new format is a row, of the table or registered from outside. Imports no torch."""
+"""The table of number formats; new formats can be registered. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ class Format:
     """A binary floating-point format.
 
     mantissa: stored fraction bits. min_exponent: of the smallest normal number. largest: the largest finite value.
-    bytes: of one element in memory. label: the name as people write it, by default the name in capitals.
-    storage: the name of torch's own type, None where torch has none. native: whether torch computes in that type; a
-    format without arithmetic is measured by rounding what FP32 computes. autocast: whether `torch.autocast` takes it.
-    loss_scaling: whether gradients in it need a scaled loss, for want of range below.
-    overflows_to: what a value beyond `largest` becomes, "inf", or "largest" (fp8_e4m3 has no infinity; torch saturates
-    it from 2.13 on, where it gave NaN before). speed: the column of plan/devices.toml with a device's rate in it; where
-    a device lacks it, or there is none, arithmetic is timed as FP32's.
-    Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32: NVIDIA A100 whitepaper; fp8: Micikevicius et al. 2022, OCP FP8.
+    bytes: of one element in memory. label: the display name, by default the name in capitals. storage: the name of
+    torch's dtype, None where torch has none. native: whether torch computes in that dtype; other formats are emulated
+    by rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether its small range
+    requires a scaled loss. overflows_to: the result beyond `largest`, "inf", or "largest" (fp8_e4m3 has no infinity;
+    torch saturates it from 2.13 on, and gave NaN before). speed: the column of plan/devices.toml with a device's rate;
+    without an entry, arithmetic is timed as FP32's. Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32: NVIDIA A100
+    whitepaper; fp8: Micikevicius et al. 2022, OCP FP8.
     """
 
     name: str
@@ -58,9 +57,9 @@ class Format:
 
     @classmethod
     def ieee(cls, name: str, exponent_bits: int, mantissa: int) -> Format:
-        """A format by IEEE 754's scheme: a sign, a biased exponent whose top value holds Inf and NaN, and a fraction.
+        """A format by IEEE 754's scheme: a sign, a biased exponent whose top value encodes Inf and NaN, and a fraction.
 
-        Raises: AuditorError(slug="bad-format") for bits that are no whole numbers, or more than FP64 has.
+        Raises: AuditorError(slug="bad-format") for bits that are not whole numbers, or exceed FP64's.
         """
         for what, bits, most in (("exponent", exponent_bits, 11), ("fraction", mantissa, 52)):
             if type(bits) is not int or not 1 <= bits <= most:
@@ -71,14 +70,14 @@ class Format:
 
     @cached_property
     def dtype(self) -> torch.dtype | None:
-        """torch's own type, None where torch has none (tf32 is an arithmetic mode, not a storage type)."""
+        """torch's dtype, None where torch has none (tf32 is an arithmetic mode, not a storage type)."""
         import torch
 
         return None if self.storage is None else getattr(torch, self.storage)
 
     @property
     def low(self) -> bool:
-        """Whether it stores a value in fewer bytes than FP32: what an audit can ask for."""
+        """Whether a value takes fewer bytes than in FP32, so that an audit can request the format."""
         return self.bytes < _WIDE
 
     @property
@@ -88,7 +87,7 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> float:
-        """The spacing of the numbers around zero."""
+        """The smallest positive number."""
         return math.ldexp(1.0, self.min_exponent - self.mantissa)
 
     @property
@@ -119,17 +118,17 @@ DEFAULT = ("fp16", "bf16")
 
 
 def narrower() -> tuple[str, ...]:
-    """Names of the formats with fewer significant bits than FP32: those that a literal can be lost in."""
+    """Names of the formats with fewer significant bits than FP32, which may not hold a literal exactly."""
     return tuple(name for name, row in FORMATS.items() if row.mantissa < FORMATS["fp32"].mantissa)
 
 
 def auditable() -> tuple[str, ...]:
-    """Names of the formats that an audit can be asked for, the default ones first."""
+    """Names of the formats that an audit accepts, the default ones first."""
     return (*DEFAULT, *(name for name, row in FORMATS.items() if row.low and name not in DEFAULT))
 
 
 def label(name: str) -> str:
-    """A format's name as people write it: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`; also of one that is not known here."""
+    """The display name of a format, also of an unknown one: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`."""
     return FORMATS[name].label if name in FORMATS else name.upper().replace("_", " ")
 
 
@@ -139,7 +138,7 @@ def format_of(dtype: torch.dtype) -> Format | None:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype in which torch computes in a format. Raises: AuditorError(slug="no-arithmetic") where it does not."""
+    """The dtype in which torch computes in a format. Raises: AuditorError(slug="no-arithmetic") where there is none."""
     row = FORMATS[name]
     if not row.native or row.dtype is None:
         raise AuditorError(f"torch has no arithmetic in {row.label}: it can be measured, not run", slug="no-arithmetic")
@@ -147,12 +146,12 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def runs(name: str) -> bool:
-    """Whether torch computes in the format of this name; not so in one that is not known here."""
+    """Whether torch computes in the format of this name; False for an unknown one."""
     return name in FORMATS and FORMATS[name].native
 
 
 def is_low(dtype: torch.dtype) -> bool:
-    """Whether torch computes in this dtype in fewer bits than FP32 has."""
+    """Whether torch computes in this dtype with fewer bits than FP32."""
     row = _by_dtype().get(dtype)
     return row is not None and row.low
 
@@ -163,9 +162,9 @@ def _by_dtype() -> dict[torch.dtype, Format]:
 
 
 def register(row: Format) -> None:
-    """Add a format to the table, for as long as the process lives: audits then take its name.
+    """Add a format to the table of this process: audits then accept its name.
 
-    Raises: AuditorError(slug="bad-format") where its numbers are none of a format narrower than FP32, its name is taken,
+    Raises: AuditorError(slug="bad-format") where its numbers describe no format narrower than FP32, its name is taken,
     or torch has no such type.
     """
     problem = _problem(row)
@@ -177,7 +176,7 @@ def register(row: Format) -> None:
 
 @contextmanager
 def temporary_format(row: Format) -> Iterator[Format]:
-    """A format that is in the table for the body. Raises: as `register`."""
+    """Register a format within the body only. Raises: as `register`."""
     register(row)
     try:
         yield row
@@ -187,7 +186,7 @@ def temporary_format(row: Format) -> Iterator[Format]:
 
 
 def _problem(row: Format) -> str | None:
-    """What keeps a row out of the table: rounding to it is done on FP32 values, so it can have no more than FP32 has."""
+    """Why a row cannot be registered: rounding works on FP32 values, so the format must not exceed FP32."""
     if not NAME.fullmatch(row.name):
         return "a name is small letters with a digit behind them, for instance e6m9"
     if row.name in FORMATS:
@@ -232,7 +231,7 @@ def _storage_problem(row: Format) -> str | None:
 
 
 def _holds(dtype: torch.dtype, row: Format) -> bool:
-    """Whether torch's type has the numbers of the row, so that rounding to the row is rounding to the type."""
+    """Whether torch's dtype represents the same numbers as the row, so that both round alike."""
     import torch
 
     if not dtype.is_floating_point:

@@ -41,7 +41,7 @@ class Offloading(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not: it would import the compiler."""
+        """False, since True would import the compiler."""
         return False
 
     @classmethod
@@ -85,8 +85,7 @@ def in_file(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def folder() -> str:
-    """The folder for the files: TMPDIR if set, else a disk folder for large temporary files (`/tmp` may be in
-    memory)."""
+    """The folder for the files: TMPDIR, else a folder for large temporary files (`/tmp` may be in memory)."""
     return os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir())
 
 

@@ -51,8 +51,7 @@ class Limit:
         self.need(0)
 
     def need(self, size: int) -> None:
-        """Request bytes that are needed at once. Raises: AuditorError(slug="memory-too-small") where they exceed the
-        limit."""
+        """Make room for bytes needed at once. Raises: AuditorError(slug="memory-too-small") beyond the limit."""
         self.let_go()
         if self.size < (least := resident() + ROOM + size):
             raise AuditorError(

@@ -1,4 +1,4 @@
-"""The nouns that flow from stage to stage; every record is frozen and holds data, not behaviour."""
+"""The data classes that stages pass on; all are frozen and contain data, not behavior."""
 
 from .audit import FORMAT_VERSION as FORMAT_VERSION
 from .audit import Audit as Audit

@@ -1,4 +1,4 @@
-"""What an audit comes to: the record that every reporter reads, and that `plan.json` and `measurements.json` store."""
+"""The result of an audit: reporters read it, and `plan.json` and `measurements.json` store it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "f
 
 @dataclass(frozen=True)
 class Proposal:
-    """A criterion that nobody set."""
+    """A suggested criterion that the user did not set."""
 
     output: Annotated[str, FileField("the output, by its name in what the model returns")]
     criterion: Annotated[str, FileField("as `--criterion` takes it; the limit is a suggestion")]
@@ -40,7 +40,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Dtypes:
-    """What one operation reads, computes in and gives when the model runs under a plan; dtypes as torch names them."""
+    """The dtypes of one operation's inputs, computation and result under a plan, by torch's names."""
 
     inputs: Annotated[tuple[str, ...], FileField("dtypes of the tensors that it reads, before autocast casts them")]
     computed: Annotated[str, FileField("dtype that its kernel is handed after autocast and promotion")]
@@ -49,7 +49,7 @@ class Dtypes:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What was audited, and where it came from."""
+    """The audited model and its origin."""
 
     name: Annotated[str, FileField("of the model: the target's, or its class")]
     target: Annotated[str, FileField("TARGET, as it was given or as seen from the working directory")]
@@ -61,14 +61,14 @@ class Provenance:
 
     @classmethod
     def of(cls, subject: Subject) -> Provenance:
-        """What a subject says of itself."""
+        """The provenance of a subject."""
         same = {each.name: getattr(subject, each.name) for each in fields(cls) if each.name != "file"}
         return cls(file=subject.origin.path if subject.origin else None, **same)
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Where the numbers come from."""
+    """Device, versions and settings that the numbers depend on."""
 
     auditor: Annotated[str, FileField("version of the auditor")]
     torch: Annotated[str, FileField("version of PyTorch")]
@@ -84,7 +84,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """Everything known about one node, formats keyed by name. exposed: strategies by format."""
+    """All results for one node, formats keyed by name. exposed: strategies that run it low, by format."""
 
     node: Annotated[Node, FileField("the operation")]
     findings: Annotated[tuple[str, ...], FileField("codes of the rules that fired on it")]
@@ -100,10 +100,10 @@ class NodeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Everything an audit found; what every reporter reads, and `plan.json` and `measurements.json` store.
+    """The result of an audit; reporters read it, and `plan.json` and `measurements.json` store it.
 
-    live: the model and its batches, None where the audit was loaded from its files. programs: contents of files that are
-    programs, by name.
+    live: the model and its batches, None where the audit was loaded from its files. programs: contents of exported
+    programs, by file name.
     """
 
     subject: Annotated[Provenance, FileField("the model and its inputs")]
@@ -146,27 +146,27 @@ class Audit:
     plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()
 
     def __repr__(self) -> str:
-        """What it came to, in a few lines."""
+        """A summary in a few lines."""
         from ..report.reporters import summary
 
         return summary(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `plan.json` holds: what was decided, and why."""
+        """The contents of `plan.json`: decisions and their reasons."""
         from ..document.codec import to_plan
 
         return to_plan(self)
 
     def to_measurements(self) -> dict[str, Any]:
-        """What `measurements.json` holds: what was found of every operation, parameter and module."""
+        """The contents of `measurements.json`: measurements of every operation, parameter and module."""
         from ..document.codec import to_measurements
 
         return to_measurements(self)
 
     def texts(self, directory: str | Path) -> dict[str, str | bytes]:
-        """What `save` writes into the directory: texts, and programs in bytes, by the names of their files.
+        """The contents of all files that `save` writes into the directory, by file name; programs as bytes.
 
-        Raises: AuditorError(slug="bad-format" or "bad-strategy") where a format or strategy of the audit is no longer registered.
+        Raises: AuditorError(slug="bad-format" or "bad-strategy") where the audit's is no longer registered.
         """
         from ..artefact.emit import emit
         from ..document.codec import texts
@@ -184,13 +184,13 @@ class Audit:
         return {name: result[name] for name in (*FILES, *result) if name in result}
 
     def save(self, directory: str | Path, *, onnx: bool | str = False) -> tuple[Path, ...]:
-        """Write report.html, plan.json, measurements.json, patched_model.py, findings.sarif and programs; returns their paths.
+        """Write report.html, plan.json, measurements.json, patched_model.py, findings.sarif and programs; returns their
+        paths.
 
-        onnx: an ONNX model of each program too, checked and run by onnxruntime; "low": with inputs and outputs in the
-        plan's format. The files appear together, in place of those of an older audit; all others in the directory stay, and so does
-        patched_model.py where the audit was loaded from files.
-        Raises: AuditorError(slug="bad-output") where they cannot be written, "missing-onnx" or "no-program" where there can
-        be no ONNX model, and what `texts` raises.
+        onnx: write an ONNX model of each program too, checked and run by onnxruntime; "low": with inputs and outputs in
+        the plan's format. The files replace those of an older audit together; other files in the directory stay, and so
+        does patched_model.py where the audit was loaded from files. Raises: AuditorError(slug="bad-output") where
+        writing fails, "missing-onnx" or "no-program" where ONNX is impossible, and what `texts` raises.
         """
         if onnx:
             from ..graphs.onnxfile import with_onnx
@@ -202,7 +202,7 @@ class Audit:
         return write(folder, self.texts(folder), programs_in(folder))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
+        """HTML for a notebook."""
         from ..report.blocks import to_html
         from ..report.reporters import overview
 

@@ -1,4 +1,4 @@
-"""What prompts were continued, and what became of their tokens under a plan."""
+"""The prompts that were continued, and how their tokens change under a plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .written import FileField
 
 @dataclass(frozen=True)
 class Generation:
-    """What FP32 went on with, which every plan is held against."""
+    """The tokens that FP32 generated, the reference for every plan."""
 
     prompts: Annotated[int, FileField("how many prompts were continued", least=1)]
     steps: Annotated[int, FileField("tokens by which each was continued", least=1)]
@@ -20,7 +20,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class PartShare:
-    """A part of the model, and what it does to the choice of tokens."""
+    """A part of the model, and its share of the error in token choices."""
 
     part: Annotated[str, FileField("what it is, such as `head` or `norms`")]
     share: Annotated[float, FileField("of the squared error that moves the margins of tokens", least=0, most=1)]
@@ -30,9 +30,9 @@ class PartShare:
 
 @dataclass(frozen=True)
 class Generated:
-    """Tokens of a plan that decodes with its own cache, held against FP32's, on FP32's own tokens step by step.
+    """Decoding under a plan with its own cache, compared with FP32 step by step on FP32's tokens.
 
-    Up to its first flip, that is the text which the plan writes by itself.
+    Up to the first flip, the plan would generate the same text by itself.
     """
 
     kl: Annotated[

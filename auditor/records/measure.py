@@ -1,4 +1,4 @@
-"""What was measured of a graph, and what was judged by it."""
+"""Measurements of a graph, and verdicts based on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Distance = Callable[["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"], float]
 
 @dataclass(frozen=True)
 class NodeError:
-    """What one format does to one node, measured on the reference inputs; of a backward pass, to what it hands back."""
+    """Errors of one node in one format, on the calibration inputs; for a backward pass, of the gradients it returns."""
 
     local_error: Annotated[float | None, FileField("its own: FP32 inputs rounded, run low; relative L2")] = None
     propagated_error: Annotated[float | None, FileField("inside a run that is low from the start; relative L2")] = None
@@ -63,7 +63,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Linearity:
-    """Whether first order, from which effects are predicted, holds on this model in a format."""
+    """Whether the first-order model behind predicted effects is accurate for this model in a format."""
 
     format: Annotated[str, FileField("the number format")]
     compared: Annotated[int, FileField("operations whose effect was predicted and then run", least=1)]
@@ -80,7 +80,7 @@ class Linearity:
 
 @dataclass(frozen=True)
 class Noise:
-    """How far FP32 is from itself: runs from the same state, with the same random numbers, whose memory lies elsewhere."""
+    """How much FP32 runs from the same state and random numbers differ, when only memory addresses change."""
 
     runs: Annotated[int, FileField("how many times the model was run in FP32", least=1)] = 1
     error: Annotated[float, FileField("the most that a run is from the first, as the budget measures")] = 0.0
@@ -93,7 +93,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of one node in one format, and why."""
+    """The verdict on one node in one format, with the reason."""
 
     verdict: Annotated[
         str,
@@ -110,7 +110,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """Magnitudes of one tensor, or of several together: a histogram by powers of two, from which any scaling can be read."""
+    """Magnitudes of one or more tensors: a histogram by powers of two, which covers any scaling."""
 
     max_abs: Annotated[float, FileField("the largest finite magnitude", least=0)]
     min_abs: Annotated[float, FileField("the smallest magnitude that is not zero; 0 if there is none", least=0)]
@@ -122,7 +122,7 @@ class Magnitudes:
 
     @property
     def nonzero(self) -> int:
-        """How many entries are finite and not zero."""
+        """Number of finite, non-zero entries."""
         return sum(self.exponents.values())
 
 
@@ -145,9 +145,9 @@ CODE = r"^[A-Z]{3}\d{0,3}$"
 
 @dataclass(frozen=True)
 class Ignore:
-    """Findings not wanted: those whose code starts with `code`, in modules whose path the glob `module` matches.
+    """Suppresses findings whose code starts with `code`, in modules whose path matches the glob `module`.
 
-    source: where that is said; reason: why, in the user's words ("" where none is asked for).
+    source: where the user wrote it; reason: the user's reason ("" if none is required).
     """
 
     code: Annotated[str, Field(pattern=CODE)]
@@ -159,7 +159,7 @@ class Ignore:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A rule that fired on a node."""
+    """A match of a rule, or a result of the measurement, at a node."""
 
     rule: Annotated[str, FileField("the rule's code, see [rules.md](rules.md)")]
     name: Annotated[str, FileField("the rule's name")]
@@ -194,7 +194,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class FlaggedRegion:
-    """Connected nodes that are sensitive or unsafe in a format, low together while all else is FP32."""
+    """Connected nodes that are sensitive or unsafe in a format, measured together in it with all else in FP32."""
 
     format: Annotated[str, FileField("the format it was run in")]
     nodes: Annotated[tuple[str, ...], FileField("what was run low, by name in the captured graph")]

@@ -1,4 +1,4 @@
-"""What runs of the whole model gave; what a plan is, what it was predicted to cost, and how it held up in such runs."""
+"""A plan, its predicted cost, and the results of running it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .written import FileField, MeasurementField, empty
 
 @dataclass(frozen=True)
 class CriterionValue:
-    """What one criterion of the user's came to in a run."""
+    """The value of one of the user's criteria in a run."""
 
     output: Annotated[str, FileField("the output that it speaks of, or `the other outputs`, judged together")]
     kind: Annotated[str, FileField("what is measured of it (see [criteria](criteria.md))")]
@@ -29,7 +29,7 @@ class CriterionValue:
 
 @dataclass(frozen=True)
 class Today:
-    """FP32 as the user's own flags have it, held against FP32 in IEEE arithmetic."""
+    """FP32 with the user's own flags (such as TF32), compared with IEEE FP32."""
 
     computed_in: Annotated[tuple[str, ...], FileField("what those flags let FP32 be computed in: `tf32`, `bf16`")]
     measured_error: Annotated[float | None, FileField("against IEEE FP32, worst batch; `null`: not finite")]
@@ -39,7 +39,7 @@ class Today:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """The first operation of a low run that makes Inf or NaN of what is finite in FP32, and where the cause begins."""
+    """The first operation of a low run that gives Inf or NaN where FP32 is finite, and the origin of the cause."""
 
     node: Annotated[str, FileField("the operation, by its name in the captured graph")]
     owner: Annotated[str, FileField("module of that operation")]
@@ -64,7 +64,7 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class Times:
-    """How long one forward took, over repeats."""
+    """Duration of one forward, over repeats."""
 
     median: Annotated[float, FileField("seconds of one forward", least=0)]
     low: Annotated[float, FileField("first quartile of the repeats", least=0)]
@@ -77,7 +77,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Timed:
-    """What one forward took, measured."""
+    """Measured time and memory of one forward."""
 
     eager: Annotated[Times | None, FileField("run as it is; `null`: see `missing`")] = None
     compiled: Annotated[Times | None, FileField("under `torch.compile`; `null`: see `missing`")] = None
@@ -90,7 +90,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Timing:
-    """What times were taken on, and those of FP32."""
+    """The conditions of the time measurements, and the times of FP32."""
 
     device: Annotated[str, FileField("what ran: the GPU's name, or `cpu`")]
     batch: Annotated[int | None, FileField("entries along the first axis of the first tensor that the model was given")]
@@ -105,7 +105,7 @@ DIRECTIONS = ("higher", "lower")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The user's function, what it says of the FP32 model, and how much worse a plan may be."""
+    """The user's scoring function, the FP32 model's score, and the largest acceptable loss."""
 
     function: Annotated[str, FileField("the function, as it was named")]
     better: Annotated[str, FileField("which scores are the better ones", choices=DIRECTIONS)]
@@ -118,7 +118,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Score:
-    """What the function says of the model under one plan."""
+    """The score of the model under one plan."""
 
     value: Annotated[float | None, FileField("of the model under the plan; `null`: see `failure`")]
     difference: Annotated[float | None, FileField("`value` minus the FP32 model's score")] = None
@@ -128,7 +128,7 @@ class Score:
 
     @property
     def holds(self) -> bool:
-        """Whether there is a score, and it is not worse than it may be."""
+        """Whether there is a score, and its loss is acceptable."""
         return self.failure is None and self.passed is not False
 
 
@@ -145,7 +145,7 @@ class ScopeChoice:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why modules or operations do not run low under a plan, in one clause that holds for each of them."""
+    """Why modules or operations stay FP32 under a plan, in one clause that applies to each of them."""
 
     kind: Annotated[
         str,
@@ -172,7 +172,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Verification:
-    """The emitted artefact, or the model with everything low, run for real: batches without gradients, the first with them."""
+    """Results of running the artefact, or the all-low model: batches without gradients, the first also with them."""
 
     measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: not finite or failed")]
     finite: Annotated[bool, FileField("whether the outputs were")]
@@ -237,7 +237,7 @@ class Onnx:
 
 @dataclass(frozen=True)
 class Program:
-    """A plan as a program of its own: the exported graph with a precision for every operation."""
+    """A plan as an exported graph with a precision for every operation."""
 
     file: Annotated[str, FileField("name of the file beside plan.json, read by `torch.export.load`")]
     operations: Annotated[int, FileField("operations of the graph that read FP32 values", least=0)]
@@ -250,7 +250,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Plan:
-    """Precision of every scope under one strategy and format, with what it costs and how it held up."""
+    """Precision of every scope under one strategy and format, with its predicted cost and measured results."""
 
     name: Annotated[str, FileField("the same as its key in `plans`")]
     strategy: Annotated[str, FileField("`autocast`: torch.autocast; `cast`: weights stored low; `graph`: a program")]
@@ -290,22 +290,22 @@ class Plan:
 
     @property
     def holds(self) -> bool:
-        """Whether it is verified, and the user's own score, where there is one, no worse than it may be."""
+        """Whether it is verified, and the user's score, if any, is acceptable."""
         return self.verified and (self.score is None or self.score.holds)
 
     @property
     def kept_modules(self) -> tuple[str, ...]:
-        """Modules in FP32 with something in them that has a precision; where no reasons are known, scopes in FP32."""
+        """FP32 modules that contain operations or weights; without recorded reasons, FP32 scopes."""
         if not self.reasons:
             return tuple(path for path, choice in self.scopes.items() if choice.precision == "fp32")
         return tuple(path for reason in self.reasons if reason.kind != "not-floating" for path in reason.modules)
 
     @property
     def islands(self) -> int:
-        """How many scopes have another precision than the root."""
+        """Number of scopes whose precision differs from the root's."""
         return sum(choice.precision != self.scopes[""].precision for choice in self.scopes.values())
 
     @property
     def exceptions(self) -> tuple[tuple[str, str], ...]:
-        """(module, function) of what stays FP32 in low scopes."""
+        """(module, function) for every function that stays FP32 in a low scope."""
         return tuple((path, name) for path, choice in self.scopes.items() for name in choice.keep)

@@ -1,4 +1,4 @@
-"""The nouns of a training audit; every record is frozen and holds data."""
+"""Data classes of a training audit; all are frozen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FlushedUnscaled = Annotated[float, FileField("share of low gradients that FP16 z
 
 @dataclass(frozen=True)
 class ModuleGradients:
-    """Gradients with respect to what the operations of one module return, and of their weights, all together."""
+    """Gradients of the results of one module's operations, and of their weights, together."""
 
     module: Annotated[str, FileField("path of the module; `(loss)` is what the model does not hold")]
     activations: Annotated[Magnitudes, FileField("histogram of the gradients of what its operations return")]
@@ -24,9 +24,9 @@ class ModuleGradients:
 
 @dataclass(frozen=True)
 class ParameterGradients:
-    """One parameter: its values, its gradient, and how an update compares with the spacing of BF16.
+    """One parameter: its values, its gradient, and the size of an update relative to the spacing of BF16.
 
-    An update of size lr * |g| is lost where lr * 2 ** ratio < 1.
+    Rounding discards an update of size lr * |g| where lr * 2 ** ratio < 1.
     """
 
     name: Annotated[str, FileField("of the parameter, in the state dict")]
@@ -39,7 +39,7 @@ class ParameterGradients:
 
 @dataclass(frozen=True)
 class GradientChange:
-    """How far one operation in one format moves the parameter gradients, all else in FP32 (relative L2, unit 1)."""
+    """How far one operation in one format, all else in FP32, moves the parameter gradients (relative L2, unit 1)."""
 
     both: Annotated[float, FileField("of a step with the operation low, forwards and backwards")]
     backward: Annotated[float, FileField("of what its backward pass alone, low, hands to its inputs")]
@@ -47,7 +47,7 @@ class GradientChange:
 
 @dataclass(frozen=True)
 class BackwardNode:
-    """One operation of the training step, its backward pass alone in every format, and how far it moves the gradients."""
+    """Errors of one operation's backward pass in every format, and its effect on the gradients."""
 
     name: Annotated[str, FileField("in the captured graph")]
     op: Annotated[str, FileField("ATen overload")]
@@ -64,7 +64,7 @@ class BackwardNode:
 
 @dataclass(frozen=True)
 class LossScale:
-    """The window of loss scales for FP16, all powers of two, and what is outside of it."""
+    """The range of usable loss scales for FP16, all powers of two, and the share of gradients lost outside it."""
 
     minimum: Annotated[float, FileField("the smallest that keeps the flushed share within `allowed`", exact=True)]
     maximum: Annotated[float, FileField("the largest at which no low gradient overflows", exact=True)]
@@ -80,7 +80,7 @@ class LossScale:
 
 @dataclass(frozen=True)
 class Bf16Outlook:
-    """What BF16 loses; Adam's first steps move every weight by the learning rate."""
+    """Updates that BF16 weights lose; Adam's first steps move every weight by the learning rate."""
 
     flushed: Annotated[float, FileField("share of the low gradients that it turns to zero", least=0, most=1)]
     lost_adam: Annotated[
@@ -91,7 +91,7 @@ class Bf16Outlook:
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to do about training, with the measurement behind it."""
+    """A recommendation for training, with the measurement behind it."""
 
     code: Annotated[str, FileField("its kind")]
     title: Annotated[str, FileField("what to do")]
@@ -101,7 +101,7 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What an audit of a training step found."""
+    """Results of auditing a training step."""
 
     format: Annotated[str | None, FileField("format to train in; `null`: FP32")]
     recommendation: Annotated[str, FileField("why, and with which scaler, in one sentence")]

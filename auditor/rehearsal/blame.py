@@ -1,4 +1,4 @@
-"""Which operation is the first to give Inf or NaN, forwards or backwards, where FP32 gives none."""
+"""Locates the first operation that gives Inf or NaN, forwards or backwards, where FP32 gives none."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ..trees import tensors_in
 
 
 class Trail(Handler):
-    """Runs operations as another handler does, and notes of each whether its result, and the gradient at it, are finite."""
+    """Runs operations through another handler; records whether each result and its gradient are finite."""
 
     def __init__(self, handler: Handler, modules: list[str], outermost: CodeType) -> None:
-        """modules: the names of those that are being called. outermost: what calls the user's code."""
+        """modules: names of the modules being called. outermost: the frame that calls the user's code."""
         self._handler, self._modules, self._outermost = handler, modules, outermost
         self.operations: list[tuple[str, str, str]] = []
         """(name, module, line) of each."""
@@ -72,7 +72,7 @@ class Trail(Handler):
 
 
 def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
-    """What to say of the operation, and its module; nothing where FP32 is not finite there either."""
+    """A sentence about the operation, and its module; nothing where FP32 is not finite there either."""
     expected = set(fp32.forward)
     if (number := next((n for n in low.forward if n not in expected), None)) is not None:
         return _said(low, number, ""), low.operations[number][1]

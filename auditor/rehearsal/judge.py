@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, what would repair it, and which recipe to train in."""
+"""Detects problems of a recipe, selects remedies, and recommends a recipe."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HARM = {
 
 
 def problems_of(runs: Runs) -> tuple[Problem, ...]:
-    """All problems of all recipes but FP32."""
+    """All problems of all recipes except FP32."""
     return tuple(problem for name in runs if name != "fp32" for problem in _problems(name, runs))
 
 
@@ -86,7 +86,7 @@ def _module(skipped: Sequence[object]) -> str | None:
 
 
 def _behind(run: Rehearsed, fp32: Rehearsed) -> str | None:
-    """What to say of a loss that ends above FP32's by more than a share of what FP32 has gained, and more than it scatters."""
+    """A sentence if the final loss exceeds FP32's by a share of FP32's progress, and by more than its scatter."""
     count = max(len(fp32.losses) // 10, 1)
     own, whole = run.losses[-count:], fp32.losses[-count:]
     if not all(map(math.isfinite, own)):
@@ -100,7 +100,7 @@ def _behind(run: Rehearsed, fp32: Rehearsed) -> str | None:
 
 
 def _harm(run: Rehearsed, fp32: Rehearsed, what: str) -> tuple[float, str] | None:
-    """A share that is larger than FP32's own: of everything, or of one parameter, which is then named."""
+    """A share of entries that exceeds FP32's own: over all parameters, or for one, which is then named."""
     share, base = run.share(what), fp32.share(what) or 0.0
     if share is not None and share - base > LOST:
         return share, ""
@@ -112,7 +112,7 @@ def _harm(run: Rehearsed, fp32: Rehearsed, what: str) -> tuple[float, str] | Non
 
 
 def remedies_for(runs: Runs) -> Iterator[Recipe]:
-    """Recipes to try in the place of those with a problem."""
+    """Repaired variants of the recipes with a problem."""
     for name, run in list(runs.items()):
         problems = {p.kind: p for p in _problems(name, runs)} if name != "fp32" else {}
         own = run.recipe
@@ -146,7 +146,7 @@ def remedies_for(runs: Runs) -> Iterator[Recipe]:
 
 
 def recommend(runs: Runs, problems: Sequence[Problem]) -> tuple[str, str]:
-    """The name of the recipe to train in, and why, in a sentence or two."""
+    """The name of the recommended recipe, with the reason in a sentence or two."""
     broken = {problem.recipe for problem in problems}
     holding = [name for name in runs if name not in broken and name != "fp32"]
     ordered = [name for name in PREFERRED if name in holding]

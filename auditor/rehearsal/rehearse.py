@@ -1,4 +1,4 @@
-"""The rehearsal: every recipe runs the user's step from the same start, in a process forked from the caller's."""
+"""Runs every recipe from the same initial state, each in a process forked from the caller's."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def rehearse(
     progress: Tell | None = None,
     target: str = "",
 ) -> Rehearsal:
-    """Run a training step `steps` times in each recipe beside FP32, on a CPU as on a GPU; everything comes back as it was.
+    """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU; all state is restored.
 
     step: called as `step(batch)`, or `step(*batch)` where it takes several arguments, or `step()`. It runs forward,
-    `backward()` and the optimizers' `step()` once, in FP32 or with autocast and a GradScaler of its own, which then say
-    where the regions are. Model and optimizers exist before. batches: anything that can be iterated, again where it has fewer.
-    plan: an audit, or one of its plans, to be rehearsed too. remedies: whether recipes with a problem are repaired and run again.
-    progress: called as progress(stage, detail, done, total).
-    Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed, or fails in FP32.
+    `backward()` and the optimizers' `step()` once, in FP32, or with autocast and a GradScaler of its own, whose regions
+    are then used. Model and optimizers must already exist. batches: an iterable, repeated if too short. plan: an audit,
+    or one of its plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again. progress:
+    called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot be
+    rehearsed, or fails in FP32.
     """
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise LoadError(
@@ -106,7 +106,7 @@ def _require(scene: Scene, unknown: Sequence[str]) -> None:
 
 
 def _recipes(scene: Scene, plan: Audit | Plan | None) -> dict[str, Recipe]:
-    """Those that every rehearsal runs, the model as it is where it is stored low, and a plan's."""
+    """The standard recipes, the model's own precision if it is stored low, and a plan's."""
     recipes = list(RECIPES)
     parameters = [p for o in scene.optimizers.values() for group in o.param_groups for p in group["params"]]
     low = next(
@@ -134,7 +134,7 @@ def _recipes(scene: Scene, plan: Audit | Plan | None) -> dict[str, Recipe]:
 
 
 class _Rehearsing:
-    """The step, and what each run of it begins with."""
+    """The step and its initial state."""
 
     def __init__(
         self, step: Callable[..., Any], batches: Iterable[Any] | None, steps: int, seed: int, tell: Tell
@@ -144,7 +144,7 @@ class _Rehearsing:
         self.samples = sorted({0, *range(0, steps, every), steps - 1})
 
     def look(self, known: dict[int, Any]) -> dict[str, Any]:
-        """Which objects a step uses. Raises: LoadError(slug="bad-step")."""
+        """Detect the models and optimizers that a step uses. Raises: LoadError(slug="bad-step")."""
 
         def work(send: Callable[[Any], None]) -> None:
             session = Session(FP32, Scene(known=known), self.step)
@@ -165,7 +165,7 @@ class _Rehearsing:
         return found
 
     def run(self, recipe: Recipe, scene: Scene) -> Rehearsed:
-        """One recipe."""
+        """Run one recipe."""
 
         def work(send: Callable[[Any], None]) -> None:
             session = Session(recipe, replace(scene), self.step)
@@ -180,7 +180,7 @@ class _Rehearsing:
         return result
 
     def _apart(self, title: str, work: Callable[[Callable[[Any], None]], None]) -> tuple[str, Any]:
-        """What a process forked for it sends last: ("done", value), or ("bad", why there is none)."""
+        """Fork a process for `work` and return its last message: ("done", value), or ("bad", reason)."""
         there, here = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -234,7 +234,7 @@ class _Rehearsing:
 
 
 def _numbered(batches: Iterable[Any] | None) -> Iterator[tuple[int, Any]]:
-    """Batches with their numbers, over and over; one that is exhausted at once ends it."""
+    """Batches with their numbers, repeated endlessly; an empty iterable ends it."""
     if batches is None:
         while True:
             yield 0, None

@@ -1,4 +1,4 @@
-"""Remedies for weights stored in BF16 or FP16. Each function is applied by the rehearsal, and is the code that a report gives to paste."""
+"""Remedies for weights in BF16 or FP16: the rehearsal applies each function; reports print its code to paste."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fp32_master_weights(optimizer: Any) -> None:
 
 
 def stochastic_rounding(optimizer: Any) -> None:
-    """Updates are added in FP32 and rounded to BF16 at random, up as often as they are near. The optimizer's state is FP32."""
+    """Updates are added in FP32 and rounded to BF16 at random, without bias. The optimizer's state is FP32."""
     import torch
 
     updated: list[Any] = []
@@ -53,7 +53,7 @@ def stochastic_rounding(optimizer: Any) -> None:
 
 
 def kahan_sums(optimizer: Any) -> None:
-    """What rounding to BF16 takes from an update is kept, in BF16, and added to the next one. The optimizer's state is FP32."""
+    """The rounding error of each BF16 update is kept and added to the next. The optimizer's state is FP32."""
     carried: dict[Any, Any] = {}
     updated: list[Any] = []
 
@@ -77,7 +77,7 @@ def kahan_sums(optimizer: Any) -> None:
 
 
 def fp32_accumulation(optimizer: Any) -> None:
-    """Gradients of several backward passes are summed in FP32. `zero_grad` has to set them to None, as it does by default."""
+    """Gradients of several backward passes are summed in FP32. `zero_grad` must set them to None, its default."""
     sums: dict[Any, Any] = {}
 
     def hook_of(p: Any) -> Callable[[Any], None]:
@@ -100,6 +100,6 @@ REMEDIES: dict[str, Callable[[Any], None]] = {
 
 
 def code_of(name: str) -> str:
-    """What to paste: the function, and the call that puts it to use."""
+    """Code to paste: the function, and a call of it."""
     function = re.sub(r": (Any|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)", "", inspect.getsource(REMEDIES[name]))
     return f"{function}\n\n{name}(optimizer)  # once, after the optimizer was made\n"

@@ -1,4 +1,4 @@
-"""A recipe, run in a process forked for it: what is patched here, in torch and in the user's model, is never put back."""
+"""Runs one recipe in a forked process, whose patches of torch and of the user's model are never undone."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _Autocast = torch.amp.autocast_mode.autocast
 
 
 class _Found(BaseException):
-    """Leaves the user's step, in a process that is there to look for the operation to blame."""
+    """Ends the user's step in a process that searches for the operation to blame."""
 
 
 class Session:
-    """The user's step under one recipe. `run` it once."""
+    """The user's step under one recipe; `run` may be called once."""
 
     def __init__(self, recipe: Recipe, scene: Scene, step: Callable[..., Any]) -> None:
         self.recipe, self.scene, self.step = recipe, scene, step
@@ -88,7 +88,7 @@ class Session:
 
     @contextmanager
     def _around(self, recipe: Recipe, handler: Handler | None = None) -> Iterator[None]:
-        """A step of the user's: in FP32, or as CUDA runs it, with the step's own regions in the dtype of the recipe."""
+        """Context for one step: FP32, or emulated CUDA, with the step's own regions in the recipe's dtype."""
         low = recipe.format != "fp32"
         emulated: AbstractContextManager[None] = emulate("cuda") if low else written_as_meant()
         with ExitStack() as stack:
@@ -112,7 +112,7 @@ class Session:
             yield
 
     def _outside(self) -> AbstractContextManager[Any]:
-        """Where backward passes and optimizers run: in no region."""
+        """Context for backward passes and optimizers: outside autocast."""
         return _region(False) if self.recipe.format != "fp32" else nullcontext()
 
     def _backward(self, original: Callable[..., None], tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -146,7 +146,7 @@ class Session:
     # What is done to the user's model
 
     def prepare(self) -> None:
-        """The model and the optimizers as the recipe has them."""
+        """Convert the model and the optimizers as the recipe requires."""
         self._patch()
         roots = self.scene.roots
         for prefix, root in roots.items():
@@ -184,7 +184,7 @@ class Session:
         self._updates = Updates(self.result, self.parameters, self._shadow)
 
     def _store(self, dtype: torch.dtype) -> None:
-        """Weights, buffers and optimizers in a dtype, and what is handed to the model too."""
+        """Convert weights, buffers, optimizer state and the model's inputs to a dtype."""
         if all(p.dtype is dtype for p in self.parameters.values()):
             return
         for root in self.scene.roots.values():
@@ -221,7 +221,7 @@ class Session:
     # The steps
 
     def look(self, batch: Any) -> dict[str, Any]:
-        """What one step in FP32 uses of the objects that are there."""
+        """Run one step in FP32 and record the objects it uses."""
         self._patch()
         with self._around(self.recipe):
             call_step(self.step, batch)
@@ -236,7 +236,7 @@ class Session:
     def run(
         self, batches: Iterator[tuple[int, Any]], steps: int, samples: Sequence[int], tell: Callable[[int], None]
     ) -> Rehearsed:
-        """So many steps."""
+        """Run this many steps."""
         result, wanted = self.result, set(samples)
         result.backward_passes = self.scene.backward_passes
         try:
@@ -261,7 +261,7 @@ class Session:
         return result
 
     def _end_step(self, value: Any) -> None:
-        """Keep the loss, and move the loss scale as GradScaler would."""
+        """Record the loss, and update the loss scale as GradScaler does."""
         given = value if isinstance(value, float) else float(value.detach()) if _is_number(value) else None
         self.result.losses.append(given if given is not None else sum(self._losses) if self._losses else math.nan)
         if self.scale is not None:
@@ -290,7 +290,7 @@ class Session:
                 self._updates.begin(optimizer, own)
 
     def _not_finite(self, parameters: list[nn.Parameter]) -> None:
-        """A step whose gradients are not finite: GradScaler would skip it; without one, it is taken."""
+        """Handle a step with non-finite gradients: GradScaler skips it; without one, it is applied."""
         known = self.result.skipped
         if not self._broken:
             self._broken = True
@@ -311,7 +311,7 @@ class Session:
                 self.result.skipped.append(NonFiniteStep(self._number, self._batch, self.scale, where))
 
     def _run_shadow(self, batch: Any) -> None:
-        """FP32's gradients of this step, from the same weights, state and random numbers, in a process of their own."""
+        """Compute FP32's gradients of this step from the same state, in a forked process."""
         for mine in self._shadow.values():
             mine.fill_(math.nan)
         child = os.fork()
@@ -326,7 +326,7 @@ class Session:
             os._exit(0)
 
     def _become_fp32(self) -> None:
-        """From here on this process runs the step in FP32, and keeps its gradients."""
+        """Switch this forked process to FP32; it records the gradients."""
         low, self.recipe, self.scale, self._sampling = self.recipe, Recipe("fp32", "FP32"), None, False
         for optimizer, (before, after) in self._hooks.items():
             hooks: Any
@@ -348,7 +348,7 @@ class Session:
         every_optimizer.register_optimizer_step_pre_hook(keep)
 
     def _search(self) -> tuple[str, str | None]:
-        """The operation to blame, found by a process of its own, which leaves the step here and runs it again."""
+        """Search for the operation to blame in a forked process, which aborts the step and runs it again."""
         there, here = os.pipe()
         child = os.fork()
         if child == 0:
@@ -362,7 +362,7 @@ class Session:
         return where, module if where else None
 
     def _tell_blame(self, batch: Any) -> None:
-        """Run the step again, low and then in FP32, and say which operation is the first that is not finite in low alone."""
+        """Run the step again, low and in FP32; report the first operation that is non-finite only when low."""
         self._searching = True
         try:
             low = self._trail(batch, Emulation())
@@ -396,5 +396,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _unwrapped(path: str) -> str:
-    """A name without what torch.compile and DistributedDataParallel put into it."""
+    """A name without the components that torch.compile and DistributedDataParallel add."""
     return ".".join(part for part in path.split(".") if part not in ("_orig_mod", "module"))

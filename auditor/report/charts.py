@@ -1,4 +1,4 @@
-"""The charts of the report: errors in execution order, and gradients against what FP16 holds, in pixels."""
+"""Charts of the report: errors in execution order, and gradients against the range of FP16, in pixels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scale(low: float, high: float, start: float, end: float) -> Callable[[float]
 
 
 def depth_chart(audit: Audit) -> Chart | None:
-    """Local and propagated error of every operation in execution order, and that of a run under the recommended plan."""
+    """Local and propagated error of every operation in execution order, and errors under the recommended plan."""
     nodes = [(i, r) for i, r in enumerate(audit.nodes) if any(e.local_error is not None for e in r.errors.values())]
     if not nodes:
         return None
@@ -102,7 +102,7 @@ def curve(points: Iterable[tuple[float, float] | None]) -> str:
 
 
 def gradient_chart(training: Training) -> Chart | None:
-    """The low gradients in FP16's bands, before and after the loss scale; None where none is low."""
+    """Low-precision gradients in FP16's range, before and after the loss scale; None where there are none."""
     spreads = [m.low for m in training.modules if m.low is not None]
     pool = merge_magnitudes([*spreads, *(significant(p.gradient) for p in training.parameters if p.low)])
     if not pool.nonzero:
@@ -132,7 +132,7 @@ def gradient_chart(training: Training) -> Chart | None:
 
 
 def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height: int) -> str:
-    """A closed outline; heights are shares of the largest bin, on a square-root scale."""
+    """A closed histogram outline; heights are shares of the largest bin, on a square-root scale."""
     shares: dict[int, float] = {}
     for exponent, n in pool.exponents.items():
         at = min(max(exponent + shift, LOWEST), HIGHEST)

@@ -1,4 +1,4 @@
-"""Criteria and the user's own score in words: what they came to, which limit is nearest, and what could be set."""
+"""Criteria and the user's score in words: values, the tightest limit, and suggestions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEAR = 2.0
 
 
 def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]:
-    """A line for each criterion of a plan, those that do not hold and then the nearest to their limits first."""
+    """A line for each criterion of a plan: exceeded limits first, then by the share used."""
     ran = plan.verification
     values = ran.criteria if ran is not None and not ran.failure else ()
     most, nearest = tightest(values), sorted(values, key=lambda one: (one.holds, -(one.share or 0.0)))
@@ -25,13 +25,13 @@ def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]
 
 
 def tightest(values: Sequence[CriterionValue]) -> CriterionValue | None:
-    """The criterion that takes most of what it allows; None where there is no choice, or none takes anything."""
+    """The criterion with the largest share of its limit; None if there is only one, or all are exact."""
     known = [one for one in values if one.share]
     return max(known, key=lambda one: one.share or 0.0) if known and len(values) > 1 else None
 
 
 def missed_criteria(values: Sequence[CriterionValue]) -> str:
-    """The criteria that do not hold, with what they came to."""
+    """The criteria whose limit is exceeded, with their values."""
     return "; ".join(_limit_line(one) for one in values if not one.holds)
 
 
@@ -48,7 +48,7 @@ def _limit_line(one: CriterionValue) -> str:
 
 
 def shown_value(one: CriterionValue) -> str:
-    """The value, in as many digits as tell on which side of the limit it is, and of the ends of a scale."""
+    """The value, with enough digits to show whether it exceeds the limit or differs from the end of a scale."""
     if one.value is None:
         return "not finite" if one.share is None else "not there"
     for digits in range(3, 17):
@@ -61,7 +61,7 @@ def shown_value(one: CriterionValue) -> str:
 
 
 def proposal_words(offer: Proposal) -> str:
-    """A criterion that nobody set, with the option that sets it."""
+    """A suggested criterion, with the option that sets it."""
     if offer.holds:
         allowing = offer.criterion.replace("<= 0", "<= X")
         return (
@@ -72,7 +72,7 @@ def proposal_words(offer: Proposal) -> str:
 
 
 def score_headline(audit: Audit) -> str:
-    """The user's own function, and the FP32 model's score; nothing where there is none."""
+    """The user's scoring function and the FP32 model's score; nothing without one."""
     base = audit.evaluation
     if base is None:
         return ""
@@ -89,7 +89,7 @@ def score_headline(audit: Audit) -> str:
 
 
 def score_words(base: Evaluation | None, score: Score | None) -> str:
-    """The score under a plan; nothing where there is none."""
+    """The score under a plan; nothing without one."""
     if base is None or score is None:
         return ""
     if score.failure is not None:
@@ -111,7 +111,7 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
 
 
 def advice(audit: Audit) -> str:
-    """What to do where plans are left out for their score alone."""
+    """What to do where plans are rejected only for their score."""
     scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
     if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."

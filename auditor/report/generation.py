@@ -1,4 +1,4 @@
-"""What plans decode, beside FP32's tokens: the table, what each part does, and the divergence by position."""
+"""Decoding under plans compared with FP32: the table, shares of the model's parts, and divergence by position."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADS = (
 
 
 def generation_lines(audit: Audit) -> list[Block]:
-    """What a terminal shows: what was decoded, a line a plan, and the part whose lifting helps most."""
+    """For the terminal: the setup, a line for each plan, and the part that should stay FP32 first."""
     if audit.generation is None:
         return []
     lines = [f"{plan_title(plan)}: {_figures(found)}" for plan, found in _decoded(audit)]
@@ -37,7 +37,7 @@ def generation_lines(audit: Audit) -> list[Block]:
 
 
 def generation_section(audit: Audit) -> list[Block]:
-    """What the report says of tokens; nothing for an audit that generates none."""
+    """The report's section on tokens; nothing for an audit without generation."""
     if audit.generation is None:
         return []
     decoded = _decoded(audit)
@@ -68,7 +68,7 @@ PARTS = "Parts of the model: share of the squared error of the margins, and flip
 
 
 def lift_words(audit: Audit) -> str:
-    """The part that is worth keeping in FP32 first; nothing where nothing is predicted."""
+    """The part that should stay FP32 first; nothing without predictions."""
     plan = audit.plans.get(audit.recommended or "") or next((plan for plan, _ in _decoded(audit)), None)
     found = plan.generated if plan is not None else None
     best = _best(found) if found is not None else None
@@ -133,7 +133,7 @@ def _parts(plan: Plan, found: Generated) -> list[tuple[str, ...]]:
 
 
 def _chart(audit: Audit) -> Chart | None:
-    """KL of every plan against the position behind the prompt."""
+    """KL of every plan by position after the prompt."""
     assert audit.generation is not None
     curves = [(plan, [x for x in found.kl_by_position if x > 0]) for plan, found in _decoded(audit)]
     curves = [(plan, values) for plan, values in curves if len(values) > 1]

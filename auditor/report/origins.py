@@ -1,4 +1,4 @@
-"""Where errors begin, and what merely inherits them; runs whose outputs are Inf or NaN, and the first operation that makes them so."""
+"""Where errors originate; runs with Inf or NaN outputs, and the operation that first produces them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 8
 
 
 def origins(audit: Audit) -> list[Block]:
-    """Format by format: where values first turn Inf or NaN, what adds most error, what hurts together."""
+    """For each format: where Inf or NaN first appears, which operations add most error, which regions add up."""
     if not audit.nodes:
         return [Prose("", ("No operation was measured.",), "empty")]
     return [block for fmt in audit.formats for block in _origins(audit, fmt)]
@@ -41,7 +41,7 @@ def _origins(audit: Audit, fmt: str) -> Iterator[Block]:
 
 
 def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
-    """What begins at an operation, in how many blocks, and why."""
+    """The Inf or NaN that starts at an operation, in how many blocks, and why."""
     report, error = same[0], same[0].errors[fmt]
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
     value = error.cause or "not known" if alone else first.value if first else "Inf or NaN"
@@ -53,7 +53,7 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
 
 
 def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
-    """Operations that add most rounding error; shares are of the squares of what all add that some strategy lowers."""
+    """Operations that add most rounding error; shares are of the total squared error of operations that run low."""
     low = [r for r in audit.nodes if r.node.floating and fmt in r.contributions and r.exposed.get(fmt, True)]
     own = [(r, r.contributions[fmt]) for r in low if math.isfinite(r.contributions[fmt].own)]
     total = sum(moved.own**2 for _, moved in own)
@@ -68,7 +68,7 @@ def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
 
 
 def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
-    """Regions of more than one operation; those that cannot run, or end non-finite, come first."""
+    """Regions of several operations; those that raise or become non-finite come first."""
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
     if result:
@@ -86,7 +86,7 @@ def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
 
 
 def _linearity(audit: Audit, fmt: str) -> str:
-    """How the predictions that were run fared, and what was made of it."""
+    """How accurate the tested predictions were, and what the audit did about it."""
     linearity = next((one for one in audit.linearity if one.format == fmt), None)
     if linearity is None:
         return ""
@@ -105,9 +105,9 @@ def _linearity(audit: Audit, fmt: str) -> str:
 
 
 class NonFiniteRun:
-    """Runs in one format that turn non-finite at the same operation: `first`, None where the recorded graph stays finite.
+    """Runs in one format that become non-finite at the same operation: `first`, None where the replay stays finite.
 
-    said: what turns non-finite and where, then why, of a subject such as `The plan FP16 under autocast`.
+    said: what becomes non-finite and where, then why, with a subject such as `The plan FP16 under autocast`.
     """
 
     def __init__(self, fmt: str, title: str, first: NonFinite | None) -> None:
@@ -121,7 +121,7 @@ class NonFiniteRun:
 
 
 def cause(first: NonFinite) -> str:
-    """Why it does, in a sentence."""
+    """The cause of Inf or NaN, in a sentence."""
     fired = f"; see {', '.join(first.rules)}" if first.rules else ""
     if first.begins == first.node:
         return f"The cause is {first.cause} of that operation{fired}."
@@ -135,7 +135,7 @@ def at(name: str, owner: str, source: str | None) -> str:
 
 
 def nonfinite_runs(audit: Audit) -> tuple[NonFiniteRun, ...]:
-    """Baselines, then plans, that turn non-finite; those of one format with one cause together."""
+    """Baselines and plans that become non-finite, grouped by format and cause."""
     groups: dict[tuple[str, NonFinite | None], list[str]] = {}
     for name, base in audit.baselines.items():
         if not base.finite and not base.failure:

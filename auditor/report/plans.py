@@ -1,4 +1,4 @@
-"""Plans beside what happens without them: verdicts, errors, times, programs, what each keeps in FP32, and code that uses one."""
+"""Plans compared with running all low: verdicts, errors, times, programs, FP32 islands, and code that applies one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 class PlanView:
-    """One plan beside what happens without it. verdict: verified | over budget | failed | non-finite | not run; detail: why."""
+    """One plan compared with all low. verdict: verified | over budget | failed | non-finite | not run; detail: why."""
 
     def __init__(self, audit: Audit, plan: Plan) -> None:
         self.plan, self.baseline = plan, audit.baselines.get(plan.name)
@@ -40,12 +40,12 @@ class PlanView:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of it is low."""
+        """Whether the plan runs nothing in low precision."""
         return not has_low(self.plan) and self.plan.program is None
 
     @property
     def row(self) -> tuple[str, ...]:
-        """Its line in the table of plans, measured figures where those count; without any where nothing is low."""
+        """Its row in the table of plans; without figures if the plan runs nothing low."""
         plan, title = self.plan, ("* " if self.recommended else "") + self.title
         stopped = self.verdict in ("failed", "non-finite", "not run")
         measured = self.verdict if stopped else ratio(plan.measured_error)
@@ -59,7 +59,7 @@ class PlanView:
 
     @property
     def same(self) -> bool:
-        """Whether nothing is protected, and so the model does as well without the plan."""
+        """Whether the plan protects nothing, so that the model runs as well without it."""
         return not self.islands and self.before == ratio(self.plan.measured_error)
 
 
@@ -87,7 +87,7 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
 
 
 def inputs_of(ran: Verification) -> str:
-    """What a plan was run on."""
+    """The inputs that a plan ran on."""
     return "the calibration inputs" if ran.inputs == "audited" else f"{ran.inputs} inputs"
 
 
@@ -100,7 +100,7 @@ def _without(baseline: Verification | Today | None) -> str:
 
 
 def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
-    """All plans in a table, what the recommended one comes to, and programs; nothing where there are no plans."""
+    """A table of all plans, the results of the recommended one, and programs; nothing without plans."""
     if not plans:
         return
     rows = [p.row for p in plans]
@@ -119,13 +119,13 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
 
 
 def island_lines(kept: tuple[Island, ...], most: int) -> Prose:
-    """What a plan keeps apart, a line each with why."""
+    """Each FP32 island of a plan, on a line with its reason."""
     texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept]
     return Prose("Kept", shorten(texts, most), listed=True)
 
 
 def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
-    """Each plan with all of its figures, what it keeps in FP32, and why."""
+    """Each plan with its figures, FP32 islands and reasons."""
     for p in plans:
         kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} in FP32" if p.islands else ""
         failed = f"Without it: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
@@ -145,7 +145,7 @@ def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
 
 
 def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
-    """What the table of plans and the times do not say."""
+    """Figures that the tables of plans and times omit."""
     plan = p.plan
     if p.idle and plan.reach is not None:
         yield (f"Smallest {'share' if audit.criteria else 'error'} within reach", ratio(plan.reach))
@@ -159,7 +159,7 @@ def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
 
 
 def program_line(plan: Plan) -> str:
-    """What there is to say of a plan's program: its file, how much of it is low, and which batches it takes; "" of others."""
+    """A plan's program: its file, its low share, and the batch sizes it accepts; "" for other plans."""
     program = plan.program
     if program is None:
         return ""
@@ -169,7 +169,7 @@ def program_line(plan: Plan) -> str:
 
 
 def _onnx(plan: Plan, onnx: Onnx) -> str:
-    """The file, and its errors: predicted, as a program, and in the runtime, as it is and rounding as a GPU does."""
+    """The file and its errors: predicted, as a program, and in onnxruntime, with and without GPU rounding."""
     if not onnx.file:
         return f"; as ONNX {onnx.failure}"
     low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None
@@ -186,7 +186,7 @@ def _onnx(plan: Plan, onnx: Onnx) -> str:
 
 
 def times(audit: Audit) -> tuple[str, ...]:
-    """How the model was timed, then every way to compute it in a line; nothing where nothing was."""
+    """The timing method, then a line for each way to run the model; nothing without measurements."""
     timing = audit.timing
     if timing is None:
         return ()
@@ -204,7 +204,7 @@ def times(audit: Audit) -> tuple[str, ...]:
 
 
 def today_title(audit: Audit) -> str:
-    """`FP32 as you have it set (TF32)`."""
+    """The label for FP32 under the user's flags: `FP32 as you have it set (TF32)`."""
     formats = audit.fp32_today.computed_in if audit.fp32_today else ()
     return f"{SET} ({', '.join(map(str.upper, formats))})" if formats else SET
 
@@ -223,7 +223,7 @@ def _in_words(taken: Times) -> str:
 
 
 def _time_words(timed: Timed) -> str:
-    """Its times, the memory it took, and what was not measured with why."""
+    """Times, memory, and what was not measured with the reason."""
     ways = (("", timed.eager), ("compiled ", timed.compiled), ("as a CUDA graph ", timed.cuda_graph))
     words = [f"{name}{_in_words(took)}" for name, took in ways if took is not None]
     if timed.memory is not None:
@@ -233,7 +233,7 @@ def _time_words(timed: Timed) -> str:
 
 
 def more_ways(audit: Audit) -> list[Block]:
-    """Another plan, and the recommended plan for other tools."""
+    """Another plan, and the recommended plan in other tools."""
     if not audit.plans:
         return []
     return [
@@ -243,7 +243,7 @@ def more_ways(audit: Audit) -> list[Block]:
 
 
 def snippets(audit: Audit) -> tuple[Code, ...]:
-    """Ways to use the recommended plan; none where no plan is recommended."""
+    """Ways to apply the recommended plan; none without one."""
     plan = audit.plans.get(audit.recommended or "")
     if plan is None:
         return ()

@@ -1,4 +1,4 @@
-"""How a rehearsal reads, on a terminal and as an HTML document that loads nothing."""
+"""Renders a rehearsal, for a terminal and as an HTML file without external resources."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def overview(found: Rehearsal) -> list[Block]:
 
 
 def render(found: Rehearsal) -> str:
-    """The rehearsal as one HTML document, with its curves, remedies to paste and parameters."""
+    """The rehearsal as one HTML file, with loss curves, remedies to paste and parameters."""
     page = [*overview(found)[1:], *_charts(found), *_remedies(found), *_parameters(found)]
     title = f"Rehearsal of {found.target}"
     return environment().get_template("diff.html.jinja").render(title=title, headline=title, page=page)
@@ -94,7 +94,7 @@ def _entry(found: Rehearsal, problem: Problem) -> Item:
 
 
 def _always_zero(found: Rehearsal) -> str:
-    """What to say of parameters that no gradient ever reached."""
+    """A sentence on parameters that never received a gradient."""
     rows = found.runs["fp32"].parameters
     names = [name for name, row in rows.items() if row.zero_gradient and all(share == 1 for share in row.zero_gradient)]
     if not names:
@@ -160,7 +160,7 @@ def _remedies(found: Rehearsal) -> Iterator[Block]:
 
 
 def _parameters(found: Rehearsal) -> Iterator[Fold]:
-    """The parameters that a recipe treats worst."""
+    """The parameters with the largest errors in a recipe."""
     for run in found.runs.values():
         if run.recipe.name == "fp32" or run.recipe.repairs or not run.steps:
             continue

@@ -1,4 +1,4 @@
-"""The reporters: what `--format` may ask for, each a function of an Audit that returns text; terminals, Markdown and notebooks show one page of blocks."""
+"""The output formats of `--format`: functions from an Audit to text. All but JSON and HTML render the same blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ADVICE_SHOWN = 4
 
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
-    """Verdict, what to do in at most so many entries, plans and the lines that use one; then all that some audits have beside."""
+    """The page: verdict, at most `entries` things to do, plans and code that uses one; then optional sections."""
     seen, env = view(audit), audit.environment
     about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
     page: list[Block] = [
@@ -52,7 +52,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
 
 
 def summary(audit: Audit) -> str:
-    """What Python shows of an audit: verdict, proof, findings, and where the rest is."""
+    """The audit's representation in Python: verdict, evidence, findings, and where to read more."""
     seen = view(audit)
     first = f"Audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}"
     rest = "audit.save(directory) writes the report; audit.plans, audit.findings and audit.nodes hold the rest"
@@ -61,7 +61,7 @@ def summary(audit: Audit) -> str:
 
 
 def screen(audit: Audit, most: int = LINES) -> list[Block]:
-    """As much of it as so many lines hold: what is in SPARE where it fits, then fewer causes, then shorter lists."""
+    """The page within this many lines: optional sections where they fit, then fewer causes, then shorter lists."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         page = overview(audit, entries)
         shown = [block for block in page if block.label not in SPARE]
@@ -102,7 +102,7 @@ def _entry(audit: Audit, cause: Cause) -> Item:
 
 
 def _more(audit: Audit, seen: ReportView) -> Iterator[Block]:
-    """What some audits have: cautions, training, criteria, scores, times; verdicts by format, modules kept apart, and the rest."""
+    """Optional sections: cautions, training, criteria, scores, times; verdicts by format, FP32 modules, and more."""
     if seen.limits:
         yield Prose("Caution", seen.limits, "warning")
     if audit.training is not None:
@@ -131,27 +131,27 @@ MEMBERS_SHOWN = 40
 
 
 def text(audit: Audit, *, width: int | None = None, color: bool | None = None, most: int = LINES) -> str:
-    """Verdict, what to do, plans and cautions in lines of at most `width` cells, but for heads of findings, which are one
-    line each; `color` adds ANSI codes, which take no cells. most: lines, where they are 100 cells wide.
+    """Verdict, what to do, plans and cautions in lines of at most `width` cells, except that a finding's first line is
+    never broken; `color` adds ANSI codes, which take no cells. most: number of lines, at 100 cells.
 
-    Width and colour follow stdout unless they are given.
+    Width and color follow stdout by default.
     """
     look = looks()
     return to_terminal(screen(audit, most), Look(width or look.width, look.color if color is None else color))
 
 
 def markdown(audit: Audit) -> str:
-    """A summary to paste into a pull request, a model card or a job summary."""
+    """A summary to paste into a pull request, a model card or a CI job."""
     return to_markdown([*overview(audit), Prose("Reproduce", (audit.command,))])
 
 
 def document(audit: Audit) -> str:
-    """What plan.json and measurements.json hold, in one JSON document."""
+    """The contents of plan.json and measurements.json, in one JSON document."""
     return json.dumps(to_document(audit), indent=2) + "\n"
 
 
 def html(audit: Audit) -> str:
-    """The whole report as one HTML document that loads nothing, with a little script for the layer table and the graph."""
+    """The whole report as one HTML file without external resources; a short script runs its table and graph."""
     seen, template = view(audit), environment().get_template("report.html.jinja")
     return template.render(
         audit=audit,
@@ -173,7 +173,7 @@ def html(audit: Audit) -> str:
 
 
 def plans_section(audit: Audit, seen: ReportView) -> list[Block]:
-    """All plans beside what happens without them."""
+    """All plans compared with all low."""
     if not seen.plans:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (

@@ -1,4 +1,4 @@
-"""The training section as blocks: recommendation, gradients, loss scale, advice, tables, and a loop to copy."""
+"""The training section: recommendation, gradients, loss scale, advice, tables, and a training loop to copy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FP16 = FORMATS["fp16"]
 
 
 def training_section(audit: Audit) -> list[Block]:
-    """What the report says of training; nothing for an audit in mode inference."""
+    """The report's section on training; nothing for an audit in mode inference."""
     training = audit.training
     if training is None:
         return []
@@ -74,7 +74,7 @@ def _window(window: LossScale) -> str:
 
 
 def _modules(training: Training) -> Iterator[Block]:
-    """Gradients by module: of the low ones, or of all where none is low."""
+    """Gradients by module: of modules with low gradients, or of all where none is low."""
     shift = round(math.log2(training.fp16.init)) if training.fp16 and training.fp16.init else 0
 
     def row(module: ModuleGradients) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def _movers(training: Training) -> Block:
 
 
 def training_plan(audit: Audit) -> str | None:
-    """The plan to train under: that of autocast in the format to train in, if the audit has one that holds."""
+    """The plan to train under: the audit's verified autocast plan in the recommended training format, if any."""
     training = audit.training
     plan = audit.plans.get(f"autocast_{training.format}") if training else None
     return plan.name if plan is not None and plan.verified else None
@@ -117,7 +117,7 @@ def training_plan(audit: Audit) -> str | None:
 def loop_code(audit: Audit) -> str | None:
     """A training loop for the recommended format; None where training stays FP32.
 
-    It expects `model`, `loader` and `loss_fn`, and `patched_model.py` beside it.
+    It uses `model`, `loader` and `loss_fn`, and `patched_model.py` beside it.
     """
     result = audit.training
     if result is None or result.format is None:

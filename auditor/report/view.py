@@ -1,4 +1,4 @@
-"""The verdict, the tallies and the plans of an Audit, worded once for every reporter; how it was made, and what to do next."""
+"""The verdict, counts and plans of an Audit in words, shared by all reporters; the method, and next steps."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, s
 
 
 class Tally:
-    """How many operations of each verdict one format has.
+    """The number of operations with each verdict in one format.
 
-    limit: what limits those that are not safe, `overflow and precision`. cast_only: unsafe ones that only cast weights run
-    low, since autocast keeps them in FP32. together: whether a run of the whole model turns non-finite.
+    limit: what limits operations that are not safe, `overflow and precision`. cast_only: operations that are unsafe
+    only with cast weights, since autocast keeps them in FP32. together: whether the whole model low becomes non-finite.
     """
 
     def __init__(self, audit: Audit, fmt: str) -> None:
@@ -58,7 +58,7 @@ class Tally:
 
     @property
     def sentence(self) -> str:
-        """All of it."""
+        """The counts and limits in one sentence."""
         unsafe, sensitive, untested = (self.counts[name] for name in ("unsafe", "sensitive", "untested"))
         left = f"; {untested:,} {'was' if untested == 1 else 'were'} not tested" if untested else ""
         if untested == self.total:
@@ -75,7 +75,7 @@ class Tally:
 
 
 class ReportView:
-    """What every reporter opens with. broken: what turns Inf or NaN, and why."""
+    """The opening of every report. broken: what becomes Inf or NaN, and why."""
 
     def __init__(self, audit: Audit) -> None:
         self.plans = tuple(PlanView(audit, plan) for plan in audit.plans.values())
@@ -92,9 +92,9 @@ class ReportView:
 
 
 def view(audit: Audit) -> ReportView:
-    """Everything the reporters say about an audit as a whole.
+    """The statements that all reporters make about an audit as a whole.
 
-    Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
+    Raises: AuditorError(slug="bad-format" or "bad-strategy") where its format or strategy is no longer registered.
     """
     gone = [("format", name) for name in audit.formats if name not in FORMATS]
     gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in all_strategies()]
@@ -107,7 +107,7 @@ def view(audit: Audit) -> ReportView:
 
 
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
-    """What to run, and how to train where that was asked; and how that is known."""
+    """What to run, and how to train if that was requested; with the evidence."""
     training, trained = audit.training, training_headline(audit)
     holding = any(plan.verified and has_low(plan) for plan in audit.plans.values())
     if chosen is None and training is not None and training.format is None and holding:
@@ -120,7 +120,7 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
 
 
 def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
-    """What the recommended plan comes to, as it was run."""
+    """Results of the recommended plan."""
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
     said = f"Run it in {chosen.title}{f', keeping {kept} in FP32' if kept else '; nothing has to stay in FP32'}."
     budget = f"{audit.max_error:g}"
@@ -138,7 +138,7 @@ def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
 
 
 def _advice(audit: Audit) -> str:
-    """What to do where no plan is recommended."""
+    """What to do without a recommended plan."""
     result = outcome(audit.plans, audit.use)
     if result == "loses":
         return advice(audit)
@@ -163,7 +163,7 @@ def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
 
 
 def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
-    """What limits an operation that is not safe: `other` is what raises for no reason that is known."""
+    """What limits an operation that is not safe: `other` for an exception without a known reason."""
     error, verdict = report.errors.get(fmt), report.verdicts[fmt]
     if error is not None and error.unsupported and verdict.verdict == "unsafe":
         by_kernel = re.search(r"\bkernel\b", error.unsupported)
@@ -177,9 +177,9 @@ NAMED = 12
 
 
 def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) -> list[Block]:
-    """How the audit was made: from which inputs, weights and graph, on what, how long it took, and what limits it.
+    """How the audit was made: inputs, weights, graph, device, duration, and its limitations.
 
-    proposals: criteria that could be set.
+    proposals: suggested criteria.
     """
     env, subject, seconds = audit.environment, audit.subject, audit.environment.seconds
     graph = {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")
@@ -211,7 +211,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
 
 
 def noise(audit: Audit) -> dict[str, str]:
-    """How far runs in FP32 are apart, and which operations make it so; nothing where it was not measured."""
+    """How much FP32 runs differ, and the operations responsible; nothing without a measurement."""
     measured = audit.noise
     if measured is None or measured.runs < 2:
         return {}
@@ -231,7 +231,7 @@ def noise(audit: Audit) -> dict[str, str]:
 
 
 def next_step(audit: Audit, directory: Path) -> str:
-    """The next step. directory: where the files of the audit are."""
+    """The next step. directory: of the audit's files."""
     report = directory / "report.html"
     if audit.subject.random_weights and audit.live and audit.parameters > 0:
         return "audit it again with its trained weights (--weights FILE): these numbers are for random weights."

@@ -1,4 +1,4 @@
-"""Rules in words and as plain data, from their files alone: one, or all with the facts they speak of."""
+"""Rules as text and as data, from their files: one rule, or all with a table of facts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ is not known holds neither way, so a rule fires only on what is known.
 
 
 def as_data(rule: Rule) -> dict[str, Any]:
-    """The rule as JSON holds it; where it looks and on which condition it fires are in words."""
+    """The rule as JSON data; its match and condition in words."""
     fields = ("code", "name", "family", "severity", "confidence", "formats", "supersedes")
     texts = ("message", "why", "advice", "references")
     return {
@@ -42,7 +42,7 @@ def as_data(rule: Rule) -> dict[str, Any]:
 
 
 def explain(rule: Rule) -> str:
-    """Markdown about one rule: why it hurts, an example, what to do, then what is matched, and its sources."""
+    """Markdown about one rule: why it matters, an example, the remedy, then its match and sources."""
     condition, example = describe(rule.when), rule.example or Example("")
     called = ", ".join(f"`{item}`" for item in example.inputs)
     superseded = ", ".join(rule.supersedes)

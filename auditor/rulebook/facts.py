@@ -1,4 +1,4 @@
-"""The one table of facts: every field of NodeFacts with its type, unit and meaning."""
+"""The table of facts: every field of NodeFacts with its type, unit and meaning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EACH = "each"
 class Fact:
     """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for powers of two.
 
-    by_format: whether there is one for each format, addressed as `name.format`.
+    by_format: whether each format has its own, with the address `name.format`.
     """
 
     type: str
@@ -32,7 +32,7 @@ def _fact(unit: str, meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts about one node; None where a fact does not apply or is not known."""
+    """Facts about one node; None where a fact does not apply or is unknown."""
 
     op: str = _fact("", "ATen overload name")
     operation: str = _fact("", "the op as messages call it, without namespace and overload")
@@ -106,19 +106,19 @@ FACTS: Mapping[str, Fact] = {f.name: _fact_about(str(f.type), **f.metadata) for 
 
 
 def fact_at(address: str) -> Fact:
-    """The fact at an address: its name, and for one that is kept by format, a dot and the format."""
+    """The fact at an address: a name, followed by a dot and a format if the fact depends on it."""
     return FACTS[address.partition(".")[0]]
 
 
 def value_at(facts: NodeFacts, address: str) -> Any:
-    """The value of the fact at an address; None where it is not known."""
+    """The value of the fact at an address; None if unknown."""
     name, _, fmt = address.partition(".")
     value = getattr(facts, name)
     return value.get(fmt) if fmt else value
 
 
 def address_problem(address: str) -> str | None:
-    """What is wrong with the address of a fact, None if nothing is."""
+    """Why the address of a fact is invalid, or None."""
     name, dot, fmt = address.partition(".")
     if name not in FACTS:
         return f"{address!r} is not a fact"

@@ -1,4 +1,4 @@
-"""Verdict of every node in every format, from its errors, its contribution, whether it ever runs low, and its backward passes."""
+"""The verdict of every node in every format, from its errors, contribution, dtypes and backward passes."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def verdict_of(
     max_error: float,
     noise: Noise = QUIET,
 ) -> Verdict:
-    """unsafe: alone it breaks the budget, turns finite outputs non-finite, flips discrete results, or cannot run.
+    """unsafe: alone it exceeds the budget, makes finite outputs non-finite, flips discrete results, or raises.
 
-    A node that no strategy ever lowers is safe as the author wrote it, and says so. NaN fails every threshold. What is within
-    the noise of FP32 itself is no error.
+    A node that no strategy runs low is safe, and the reason says so. NaN fails every threshold. Differences within the
+    noise of FP32 are ignored.
     """
     if error is None or contribution is None:
         return Verdict("untested", "it was not reached while measuring")
@@ -72,14 +72,14 @@ def verdict_of(
 
 
 def within(noise: Noise) -> str:
-    """That something is no more than what FP32 does by itself."""
+    """A clause: not more than the differences between FP32 runs."""
     return f"no more than {FLOOR:g} times what runs in FP32 differ by ({noise.error:.2g})"
 
 
 def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
-    """How far it moves the outputs, in words that say whether that was run or is a prediction.
+    """How far an operation moves the outputs, in words that say whether it was measured or predicted.
 
-    beyond: a number that it exceeds; enough digits are written to see that.
+    beyond: a limit that it exceeds, so enough digits are written to show that.
     """
     if not math.isfinite(contribution.isolated):
         return "the outputs turn non-finite"
@@ -92,7 +92,7 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
 
 
 def _share_of_budget(contribution: Contribution, max_error: float) -> str:
-    """What it takes of the budget, or of the criterion that it takes most of."""
+    """The share of the error budget, or of the tightest criterion."""
     predicted = contribution.decided_by == "first-order"
     alone = f"{_company(contribution)} it"
     takes = f"{alone} is predicted to take" if predicted else f"{alone} takes"
@@ -106,7 +106,7 @@ def _share_of_budget(contribution: Contribution, max_error: float) -> str:
 
 
 def _part(share: float) -> str:
-    """A share in words, with two digits and on its own side of all."""
+    """A share in words, with two digits; never rounded to all."""
     if share > 100:
         return f"{share:,.0f} times"
     text = f"{100 * share:.2g}" if share < 0.995 else f"{100 * share:.0f}"
@@ -116,7 +116,7 @@ def _part(share: float) -> str:
 
 
 def _company(contribution: Contribution) -> str:
-    """Whether it was low alone."""
+    """Whether it ran low alone."""
     if contribution.decided_by != "group":
         return "alone"
     return f"low together with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'}"
@@ -142,7 +142,7 @@ def _unsafe_reason(
 
 
 def _vanishes(error: NodeError, fmt: str) -> str:
-    """What is too small for the format, in one clause."""
+    """What underflows in the format, in one clause."""
     if error.overflow or error.nan:
         return f"an input that is not zero in FP32 is zero in {label(fmt)}"
     if error.underflow:
@@ -210,7 +210,7 @@ def reports_of(
     flops: Mapping[str, int],
     planned: Mapping[str, Dtypes],
 ) -> tuple[NodeReport, ...]:
-    """One of every operation; of one that several paths run, in each format the worst verdict, error and effect.
+    """A NodeReport for every operation; over several model paths, with the worst values in each format.
 
     flops, planned: by operation; see NodeReport.
     """
@@ -243,20 +243,20 @@ def reports_of(
 
 
 def _merged(found: Mapping[str, Mapping[str, T]], same: Sequence[str], merge: Callable[[T, T], T]) -> dict[str, T]:
-    """{format: what was found of these operations, merged}."""
+    """{format: the merged results of these operations}."""
     first, *others = [found[name] for name in same if name in found] or [{}]
     return {fmt: reduce(merge, [one[fmt] for one in others], of_first) for fmt, of_first in first.items()}
 
 
 def _with_batch(verdict: Verdict, contribution: Contribution | None) -> Verdict:
-    """The verdict with the batch that it comes from, where that is a later one and anything is wrong."""
+    """The verdict, with the number of its batch if that is not the first and the operation is not safe."""
     if contribution is None or contribution.batch == 1 or verdict.verdict == "safe":
         return verdict
     return replace(verdict, reason=f"{verdict.reason} (batch {contribution.batch})", batch=contribution.batch)
 
 
 def backward_reasons(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
-    """The operations, each with the reasons why it must not run backwards in a format."""
+    """The operations, each with the reasons why its backward pass must not run in a format."""
 
     def reason(error: NodeError, reaches: str, fmt: str) -> str:
         broken = error.overflow + error.nan
@@ -272,8 +272,8 @@ def backward_reasons(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
 
 
 def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> Judgement:
-    """The verdicts of the audited graph, with those operations unsafe whose backward pass, in the graph of the training
-    step, is."""
+    """The verdicts of the audited graph; unsafe, too, are operations whose backward pass fails in the training step's
+    graph."""
     same = same_operations(step, captured)
     verdicts = {name: dict(by_format) for name, by_format in judged.verdicts.items()}
     for node in nodes:

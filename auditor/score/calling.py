@@ -171,8 +171,7 @@ def fp32_score(scoring: Scoring, given: ScoreResult) -> Evaluation:
 
 
 def compare_scores(scoring: Scoring, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
-    """A plan's score compared with the FP32 model's, or the reason why there is none. plan: the function's numbers, or
-    the reason why there are none."""
+    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why not."""
     if isinstance(plan, str):
         return _without(scoring, plan)
     if (plan.single, len(plan.values)) != (fp32.single, len(fp32.values)):

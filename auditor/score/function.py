@@ -18,8 +18,7 @@ LOWER, OF_MEAN = "lower_is_better", "of_mean"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a fresh process can import the function. text: as `--evaluate` takes it; script, folders: see
-    `as_script`."""
+    """Where a fresh process can import the function. text: as for `--evaluate`; script, folders: see `as_script`."""
 
     text: str
     script: str
@@ -85,6 +84,6 @@ def _scoring(
 
 
 def _call(target: Target) -> str:
-    """Call the symbol with its literal arguments, if any."""
+    """The symbol with its literal arguments, as text."""
     given = [*map(repr, target.args), *(f"{name}={value!r}" for name, value in target.kwargs.items())]
     return f"{target.symbol}({', '.join(given)})" if given else str(target.symbol)

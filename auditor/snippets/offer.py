@@ -1,4 +1,4 @@
-"""Which plan of an audit a tool is given, what every tool asks of it, and how its code is introduced."""
+"""Selects the plan of an audit for a tool, and writes the comments around its code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Tool:
-    """strategies: those the tool can follow. otherwise: what to do with a plan of another one, in a sentence.
+    """strategies: those the tool supports. otherwise: a sentence on what to do with a plan of another strategy.
 
     impossible: why a plan cannot be expressed although its strategy fits, or None.
     """
@@ -32,7 +32,7 @@ class Tool:
 
 
 def audit_in(plan: Any) -> Audit:
-    """The audit in any of the forms that hold one. Raises: PlanError."""
+    """The audit in any accepted form. Raises: PlanError."""
     if isinstance(plan, Audit):
         return plan
     if isinstance(plan, str | PathLike):
@@ -43,9 +43,9 @@ def audit_in(plan: Any) -> Audit:
 
 
 def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[Plan, str] | None:
-    """The plan called `name`; else the recommended one, or one of these strategies that stands in for it, and why.
+    """The plan called `name`; else the recommended one, or a replacement with one of these strategies, and why.
 
-    None where none of these strategies holds the budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
+    None if no such plan meets the error budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
     """
     able = {name: plan for name, plan in audit.plans.items() if runs(plan.format)}
     if name is not None:
@@ -71,7 +71,7 @@ def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[P
 
 
 def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
-    """The plan chosen for a tool as code, or comments that say why there is none."""
+    """The plan for a tool as code, or comments that give the reason why there is none."""
     chosen = choose(audit, tool.strategies, name)
     if chosen is None:
         if audit.plans and not any(runs(plan.format) for plan in audit.plans.values()):
@@ -95,12 +95,12 @@ def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
 
 
 def dtype_text(fmt: str) -> str:
-    """How code names the dtype of a format: `torch.float16`."""
+    """A format's dtype in code: `torch.float16`."""
     return f"torch.{FORMATS[fmt].storage}"
 
 
 def comment(*paragraphs: str) -> str:
-    """Paragraphs as comment lines. No line break of a paragraph survives to end the comment early."""
+    """Paragraphs as comment lines; line breaks in a paragraph cannot end the comment."""
     wrapper = textwrap.TextWrapper(
         WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False, break_on_hyphens=False
     )

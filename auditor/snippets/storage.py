@@ -1,4 +1,4 @@
-"""Tools that store or gather weights in low precision: FSDP2 by a policy a scope, transformers by names of weights."""
+"""Tools that store or gather weights in low precision: FSDP2 with a policy per scope, transformers by weight names."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def shard(model, blocks=(), **options):
 
 
 def _sharding_code(audit: Audit, plan: Plan) -> str:
-    """A function `shard(model)`; of a module of several paths one has an entry."""
+    """A function `shard(model)`; a shared module has one entry."""
     if plan.strategy == "autocast":
         notes = (note.replace("{format}", plan.format) for note in _AUTOCAST_NOTE)
         return comment(*notes) + _AUTOCAST.format(name=plan.name)
@@ -98,13 +98,13 @@ def _sharding_code(audit: Audit, plan: Plan) -> str:
 
 
 def _names(audit: Audit, plan: Plan) -> dict[str, str]:
-    """{path of a shared module: the one of its paths that stands for it, a scope if any is}."""
+    """{path of a shared module: its representative path, a scope if there is one}."""
     firsts = [next((path for path in paths if path in plan.scopes), paths[0]) for paths in audit.shared_modules]
     return {path: first for first, paths in zip(firsts, audit.shared_modules, strict=True) for path in paths}
 
 
 def _unshardable(audit: Audit, plan: Plan) -> str | None:
-    """Two groups of FSDP2 cannot share a parameter, and its policies are those of modules."""
+    """Why FSDP2 cannot follow the plan: two of its groups cannot share a parameter, and policies apply to modules."""
     if plan.strategy == "autocast":
         return None
     if kept := "; ".join(f"{', '.join(c.keep)} in {path or 'the root'}" for path, c in plan.scopes.items() if c.keep):
@@ -157,7 +157,7 @@ def _loading_code(audit: Audit, plan: Plan) -> str:
 
 
 def patterns(audit: Audit, plan: Plan) -> Iterator[str]:
-    """Regular expressions that match the state-dict names of exactly the weights that the plan stores in FP32."""
+    """Regular expressions for the state-dict names of exactly the FP32 weights of the plan."""
     scopes = plan.scopes
     for path in (path for path in scopes if scopes[path].precision == "fp32"):
         start = f"{path}." if path else ""
@@ -172,7 +172,7 @@ def patterns(audit: Audit, plan: Plan) -> Iterator[str]:
 
 
 def _literal(name: str) -> str:
-    """A name as a pattern. transformers reads `*` as `.*`, escaped or not: any one character stands for it here."""
+    """A name as a pattern. transformers turns every `*`, even an escaped one, into `.*`: here `.` replaces it."""
     return re.escape(name).replace(r"\*", ".")
 
 

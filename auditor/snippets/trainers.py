@@ -1,4 +1,4 @@
-"""Where a model is trained under a plan: torch.amp.GradScaler, and a precision plugin of Lightning."""
+"""Code that trains a model under a plan: with torch.amp.GradScaler, or a precision plugin of Lightning."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
 
 
 def training_code(audit: Audit, fmt: str, plan: str | None) -> str:
-    """Functions `prepare(model)` and `train_step(...)` under a plan, or without one under plain autocast."""
+    """Functions `prepare(model)` and `train_step(...)` under a plan, or under plain autocast without one."""
     scaled = FORMATS[fmt].loss_scaling
     measured = audit.training.fp16.init if audit.training and audit.training.fp16 else None
     scale = measured or _USUAL_SCALE

@@ -1,4 +1,4 @@
-"""What to do about training, each piece with the measurement that asks for it."""
+"""Recommendations for training, each with the measurement behind it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 
 
 def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Operations that must not run backwards in a format."""
+    """Operations whose backward pass must not run in a format."""
     for node in training.nodes:
         name = node.op.removeprefix("aten.").partition(".")[0]
         protected = node.owner == LOSS and operation(node.op).autocast in ("fp32", "fp32_unless_dtype")
@@ -43,7 +43,7 @@ def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def embedding_dominates(training: Training, captured: Capture) -> Iterable[Advice]:
-    """An embedding whose gradient is most of the whole."""
+    """An embedding whose gradient has most of the total norm."""
     tables = {source for node in captured.nodes.values() if operation(node.op).embedding for source in node.inputs[:1]}
     names = {place.fqn for place in captured.placeholders if place.name in tables}
     total = sum(p.gradient.norm**2 for p in training.parameters)
@@ -60,7 +60,7 @@ def embedding_dominates(training: Training, captured: Capture) -> Iterable[Advic
 
 
 def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Modules whose gradient is far above the median of all."""
+    """Modules whose gradient far exceeds the median of all."""
     norms: dict[str, float] = {}
     for parameter in training.parameters:
         norms[parameter.module] = (norms.get(parameter.module, 0.0) ** 2 + parameter.gradient.norm**2) ** 0.5
@@ -81,7 +81,7 @@ def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]
 
 
 def master_weights(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Weights stored in BF16 that would lose Adam's first updates."""
+    """BF16 weights that would lose Adam's first updates."""
     if training.bf16 is None:
         return
     rate, share = 1e-3, training.bf16.lost_adam[1e-3]
@@ -97,7 +97,7 @@ def master_weights(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
-    """What FP16 would make of Adam's state and of its eps, and whether eps outweighs the gradients."""
+    """The effect of FP16 on Adam's state and eps, and whether eps exceeds the gradients."""
     pool = merge_magnitudes(p.gradient for p in training.parameters)
     if not pool.nonzero:
         return
@@ -123,7 +123,7 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Sums over ranks in the model's own code."""
+    """Low-precision sums over ranks in the model's own code."""
     for node in (node for node in captured.nodes.values() if is_collective(node.op)):
         yield Advice(
             "low-collective",
@@ -135,7 +135,7 @@ def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def reduce_dtype(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Equal gradients of how many ranks overflow FP16 when they are added at the recommended scale."""
+    """The number of ranks whose summed equal gradients overflow FP16 at the recommended scale."""
     window = training.fp16
     largest = max((p.gradient.max_abs for p in training.parameters), default=0.0)
     if window is not None and window.init is not None and largest > 0 and training.format == "fp16":
@@ -151,7 +151,7 @@ def reduce_dtype(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def clip_after_unscale(training: Training, captured: Capture) -> Iterable[Advice]:
-    """What clipping would take of gradients that are still scaled."""
+    """The effect of clipping gradients that are still scaled."""
     window = training.fp16
     norm = merge_magnitudes(p.gradient for p in training.parameters).norm
     if window is not None and window.init is not None and training.format == "fp16":
@@ -165,7 +165,7 @@ def clip_after_unscale(training: Training, captured: Capture) -> Iterable[Advice
 
 
 def zero_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Parameters of which this step says nothing, as behind a layer that begins at zero."""
+    """Parameters with zero gradients in this step, for example behind a layer initialized to zero."""
     zero = [p.name for p in training.parameters if not p.gradient.nonzero]
     if zero:
         more = f" and {len(zero) - 4} more" if len(zero) > 4 else ""
@@ -193,7 +193,7 @@ ADVICE = (
 
 
 def advice_of(training: Training, captured: Capture) -> tuple[Advice, ...]:
-    """All that applies, in the order of ADVICE."""
+    """All applicable recommendations, in the order of ADVICE."""
     return tuple(advice for piece in ADVICE for advice in piece(training, captured))
 
 

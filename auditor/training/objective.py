@@ -1,4 +1,4 @@
-"""Where a training step's loss comes from: a function and its targets, by the names people give them, or the model's own output."""
+"""Locates the loss of a training step: a function and its targets by conventional names, or the model's own output."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def training_subject(
     model: nn.Module, example_inputs: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None
 ) -> Subject:
-    """A Subject around the caller's model whose batches hold inputs and targets.
+    """A Subject around the caller's model whose batches contain inputs and targets.
 
     Raises: LoadError(slug="bad-targets" | "no-loss" | "bad-loss" | "no-gradient"), and those of from_object.
     """
@@ -50,10 +50,10 @@ def training_subject(
 def split(
     batches: Sequence[Batch], loss_fn: Callable[..., Any] | None, model: nn.Module
 ) -> tuple[tuple[Batch, ...], tuple[Batch, ...]]:
-    """Inputs of the model and targets of the loss, batch by batch.
+    """Split each batch into inputs of the model and targets of the loss.
 
-    The targets are what `loss_fn` must be given after the outputs: the last positional entries of a batch, or the
-    entries of a mapping that are called like its parameters. A single parameter called `batch` is given it all.
+    The targets are the arguments of `loss_fn` after the outputs: the last positional entries of a batch, or the entries
+    of a mapping with its parameters' names. A single parameter called `batch` gets the whole batch.
     """
     if loss_fn is None:
         return tuple(batches), tuple(((), {}) for _ in batches)
@@ -63,7 +63,7 @@ def split(
 
 
 def checked(subject: Subject) -> Subject:
-    """Computes the loss of every batch once, in training mode; the model and the generators stay as they were.
+    """Compute the loss of every batch once, in training mode; the model and the generators are restored.
 
     Raises: LoadError(slug="no-loss" | "bad-loss" | "no-gradient").
     """
@@ -87,7 +87,7 @@ def checked(subject: Subject) -> Subject:
 
 @contextmanager
 def in_training(model: nn.Module) -> Iterator[None]:
-    """`model.train()` for the body; every module's own flag comes back. What runs write is `isolated`'s to put back."""
+    """In the body the model is in training mode; then its flags are restored. `isolated` undoes other changes."""
     with in_eval(model):
         switch(model, training=True)
         yield
@@ -114,7 +114,7 @@ def _check_loss(loss: Any, objective: Objective) -> None:
 
 
 def _required(loss_fn: Callable[..., Any]) -> list[str] | None:
-    """Names of what the loss must be given after the outputs; None for one that takes any number."""
+    """Names of the loss's arguments after the outputs; None if it takes any number."""
     function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -165,9 +165,9 @@ def load_training(
 ) -> Subject:
     """As `load`, with the loss and targets of a training step.
 
-    loss: `file.py:name`, or a name in the target's file. Without it, the file's `loss_fn`, what its `get_loss()` returns,
-    or its `criterion`; else the model's own loss. Targets: `get_targets()` or `targets` of the file, one entry per batch
-    of inputs; else the last entries of every batch. `audit_spec()` may have `loss` and `targets`.
+    loss: `file.py:name`, or a name in the target's file. By default the file's `loss_fn`, the result of its
+    `get_loss()`, or its `criterion`; else the model's own loss. Targets: `get_targets()` or `targets` of the file, one
+    entry per batch of inputs; else the last entries of every batch. `audit_spec()` may have `loss` and `targets`.
     Raises: LoadError, those of `load` and slug="missing-loss" | "no-loss" | "bad-loss" | "bad-targets" | "no-gradient".
     """
     return checked(
@@ -178,7 +178,7 @@ def load_training(
 def _with_objective(
     target: str, loss: str | None, seed: int, module: ModuleType, spec: Mapping[str, Any], subject: Subject
 ) -> Subject:
-    """The subject with its objective; targets are taken out of its batches where they are in there."""
+    """The subject with its objective; targets in its batches are removed from them."""
     label = parse(target).label
     loss_fn, source = _loss(module, spec, label, loss, seed)
     targets = _targets(module, spec, label)

@@ -1,4 +1,4 @@
-"""FP16 with a scaler, BF16 without one, or FP32."""
+"""Recommends a training format: FP16 with a gradient scaler, BF16 without one, or FP32."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def format_to_train_in(
     recommended: str | None,
     idle: Collection[str] = (),
 ) -> tuple[str | None, str]:
-    """The format to train in, and why, in one sentence.
+    """The format to train in, with the reason in one sentence.
 
-    idle: formats in which no verified plan under autocast runs anything low, though one was asked for.
+    idle: formats whose verified autocast plans run nothing low, although some were requested.
     """
     near = {fmt: error for fmt, error in errors.items() if error is not None and error <= TOLERATED}
     if near and not any(errors.values()):
@@ -102,10 +102,10 @@ def agreed(
     max_error: float,
     use: str = "training",
 ) -> tuple[str | None, str]:
-    """The recommended plan, and why, once it is known how to train: the plan to train under, or none where that is FP32.
+    """The recommended plan and its reason, adjusted for training: the plan to train under, or none for FP32.
 
-    Plans are chosen by how far outputs are off; a step may be further off, or need what FP16 has not. Where nobody asked
-    for a plan under autocast, or none about training, the recommendation stays.
+    Plans are chosen by output error; a step may need more accuracy, or a range that FP16 lacks. Without a requested
+    autocast plan or training audit, the recommendation stays.
     """
     if use != "training":
         return recommend(plans, max_error, use, {f"autocast_{training.format}"})

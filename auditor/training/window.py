@@ -1,4 +1,4 @@
-"""The loss scales that FP16 gradients can live with, and the updates that weights stored in BF16 lose."""
+"""Usable loss scales for FP16 gradients, and the updates that BF16 weights lose."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NEVER = 200
 
 
 def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossScale | None:
-    """The window for gradients that are low, by module; None where none is, or all are zero."""
+    """The window for low gradients, by module; None if there are none, or all are zero."""
     pool = merge_magnitudes(low.values())
     if not pool.nonzero:
         return None
@@ -61,12 +61,12 @@ def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossS
 
 
 def _lost(found: Magnitudes, shift: int) -> int:
-    """How many gradients of a module are flushed at the top of the window."""
+    """The number of a module's gradients that underflow at the top of the window."""
     return round(flushed(found.exponents, FP16, shift) * found.nonzero)
 
 
 def scaler_code(init: float) -> str:
-    """The GradScaler to start with, as code; everything but the scale is torch's default, spelt out."""
+    """The initial GradScaler, as code; all arguments except the scale are torch's defaults."""
     return f"GradScaler(init_scale={init:.10g}, growth_factor=2, backoff_factor=0.5, growth_interval=2000)"
 
 
@@ -82,9 +82,9 @@ def ratios_of(weight: torch.Tensor, gradient: torch.Tensor) -> dict[int, int]:
 
 
 def lost_by_sgd(parameters: Iterable[ParameterGradients], rate: float) -> float:
-    """Share of the non-zero updates `rate * gradient` that rounding to BF16 takes back.
+    """Share of the non-zero updates `rate * gradient` that rounding to BF16 discards.
 
-    Within the power of two that the edge falls in, magnitudes are taken to be spread evenly on the logarithmic scale.
+    Within the bin that contains the threshold, magnitudes are assumed uniform on the logarithmic scale.
     """
     edge = -math.log2(rate)
     lost, total = 0.0, 0
@@ -96,9 +96,9 @@ def lost_by_sgd(parameters: Iterable[ParameterGradients], rate: float) -> float:
 
 
 def lost_by_adam(parameters: Iterable[ParameterGradients], rate: float) -> float:
-    """The same for Adam's first steps, which move every weight that has a gradient by the learning rate.
+    """The same for Adam's first steps, which move every weight with a gradient by the learning rate.
 
-    Shares are of all weights: it takes those without a gradient to be spread as the others are.
+    Shares are of all weights: those without a gradient are assumed to be distributed like the others.
     """
     edge = math.log2(rate) + _HALF_SPACING
     lost, total = 0, 0
