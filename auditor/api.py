@@ -59,7 +59,7 @@ audit.__doc__ = f"{audit.__doc__}\n" + "".join(
 def _guard(progress: Progress) -> Progress:
     """Wrap the caller's callback: its exceptions end the audit and name it."""
 
-    def guarded(stage: str, detail: str, done: int, total: int) -> None:
+    def call_guarded(stage: str, detail: str, done: int, total: int) -> None:
         try:
             progress(stage, detail, done, total)
         except Exception as error:
@@ -68,4 +68,4 @@ def _guard(progress: Progress) -> Progress:
                 f"progress raised {blame(error)}: it is called as progress(stage, detail, done, total)", "bad-callback"
             ) from error
 
-    return guarded
+    return call_guarded

@@ -40,20 +40,20 @@ class Command(Settings):
     fail_on: Annotated[str, Option(choices=lambda: LEVELS)] = "error"
     """exit with 1 if there is a finding of this severity or a higher one"""
     format: Annotated[str, Option(choices=lambda: FORMATS)] = "text"
-    """format of the summary on stdout; `github` writes annotations and the summary page of a job, `md` a text for a pull request"""
+    """format of the summary on stdout; `github`: annotations and a job summary, `md`: text for a pull request"""
     baseline: Annotated[Directory, Option("the path of a plan.json", "PLAN")] = None
-    """a `plan.json`, or the directory of an earlier audit: its findings do not make this one fail"""
+    """a `plan.json`, or the directory of an earlier audit: findings that it contains do not make this one fail"""
     explain_layer: Annotated[str | None, Option(shown="NAME")] = None
-    """also say which format each plan gives this module or operation, and why not a lower one"""
+    """also show the format of this module or operation under each plan, and why it is not lower"""
     model_explorer: Flag = False
     """also write the graph and its measures for [Model Explorer](#model-explorer)"""
     onnx: Annotated[str | None, Option(choices=lambda: ("fp32", "low"))] = None
-    """also make a plan of strategy `graph` for each format, and write it as an ONNX model, checked and run by onnxruntime;
-    inputs and outputs are in FP32, or with `--onnx=low` in the plan's format"""
+    """also make a plan of strategy `graph` for each format and export it as an ONNX model, checked and run by
+    onnxruntime; its inputs and outputs are FP32, or with `--onnx=low` in the plan's format"""
     open: Flag = False
-    """show the report in the browser when it is written"""
+    """open the report in the browser"""
     dry_run: Flag = False
-    """say which model and inputs an audit would use, then stop"""
+    """show which model and inputs an audit would use, and exit"""
     quiet: Flag = False
     """no progress on stderr"""
     debug: Flag = False
@@ -62,12 +62,12 @@ class Command(Settings):
     @model_validator(mode="after")
     def _in_order(self) -> Command:
         if self.loss and not self.training:
-            raise bad("--loss is for training: add --mode training, or leave it out")
+            raise bad("--loss needs --mode training: add it, or leave --loss out")
         if self.onnx and not self.as_graphs:
             if self.quick:
                 raise bad(
-                    f"--onnx writes plans of strategy {GRAPHS[0]}, and --quick plans {self.strategies[0]} alone: leave --quick "
-                    f"out, or add --strategies {GRAPHS[0]}"
+                    f"--onnx needs strategy {GRAPHS[0]}, and --quick audits {self.strategies[0]} alone: leave "
+                    f"--quick out, or add --strategies {GRAPHS[0]}"
                 )
             self.__dict__.update(strategies=(*self.strategies, *GRAPHS))
         return self
@@ -132,12 +132,12 @@ def command_of(given: Mapping[str, Any], kind: type[C]) -> C:
     """
     place, defaults = configuration(Path.cwd()) if kind.configurable else ("", {})
 
-    def called(name: str) -> tuple[str, str]:
+    def describe_option(name: str) -> tuple[str, str]:
         if name in defaults and name not in given:
             return f"{place} {key_of(name)}", "bad-config"
         return options_of(kind)[name].flag or name, "bad-option"
 
-    return validate(kind, {**defaults, **given}, called)
+    return validate(kind, {**defaults, **given}, describe_option)
 
 
 def with_rules(settings: S) -> S:
@@ -146,7 +146,7 @@ def with_rules(settings: S) -> S:
     for code in settings.select:
         if not any(rule.code.startswith(code) for rule in rulebook):
             raise AuditorError(
-                f"no rule's code begins with {code!r}, as `select` asks: `python -m auditor rules` lists them",
+                f"`select` matches no rule: no code begins with {code!r}; `python -m auditor rules` lists them",
                 slug="no-rule",
             )
     return settings.having(rulebook=rulebook, limits=criteria_of(settings.criteria))

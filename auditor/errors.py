@@ -11,7 +11,7 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _FULL_DEVICE = re.compile(r"CU(DA|BLAS|DNN)[^\n]*(out of memory|ALLOC_FAILED)", re.IGNORECASE)
-"""What CUDA and its libraries say that allocate beside torch."""
+"""Messages of CUDA libraries that allocate memory outside torch, when it is exhausted."""
 
 
 class AuditorError(Exception):

@@ -11,11 +11,11 @@ from pathlib import Path
 from .errors import AuditorError
 
 ROOM = 1 << 20
-"""Bytes that must find room before an audit begins: what its files take, roughly."""
+"""Free bytes required before an audit begins, roughly the size of its files."""
 
 
 OWN = ".auditor-"
-"""The beginning of names that are taken away again."""
+"""Prefix of temporary names, which are deleted afterwards."""
 
 
 def path_of(given: object, what: str) -> Path:
@@ -64,5 +64,5 @@ def _refusing(path: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AuditorError(
-            f"{str(path)[:200]!a} cannot be written to ({reason}): name another place with --out", slug="bad-output"
+            f"cannot write to {str(path)[:200]!a} ({reason}): choose another directory with --out", slug="bad-output"
         ) from error

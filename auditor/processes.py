@@ -18,13 +18,13 @@ from typing import Any
 from .errors import AuditorError
 
 HERE = str(Path(__file__).resolve().parents[1])
-"""What has to be on `sys.path` for a plain checkout to be found without being installed."""
+"""The folder that `sys.path` needs to import a checkout that is not installed."""
 
 LOOK, GRACE = 0.02, 10.0
-"""Seconds between two looks at a process, and those that it has to clean up once it is to end."""
+"""Seconds between two checks of a process, and seconds for it to clean up."""
 
 NO_THREAD = 127
-"""glibc's exit code where a thread's own data find no memory."""
+"""glibc's exit code when it cannot allocate thread-local data."""
 
 INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -156,13 +156,14 @@ def _without_a_word(code: int | None, where: str, timeout: float | None) -> Audi
             f"no progress within {timeout:g} seconds{where}: raise --timeout, or fix the code that hangs", "timed-out"
         )
     if code == NO_THREAD:
-        why = "the C library does that where memory ran out for a thread"
+        why = "the C library does this when memory for a thread runs out"
         return AuditorError(f"the process {how_ended(code)}{where}, and nothing was written: {why}", "out-of-memory")
     if code >= 0:
         return AuditorError(
-            f"the model's own code ended the process with exit code {code}{where}: nothing was written; have it raise instead",
+            f"the model's code ended the process with exit code {code}{where}, and nothing was "
+            "written: let it raise an exception instead",
             "process-ended",
         )
     killed = -code == signal.SIGKILL
-    why = "the system does that when memory runs out" if killed else "code outside of Python crashed"
+    why = "the system does this when memory runs out" if killed else "native code (outside Python) crashed"
     return AuditorError(f"the process {how_ended(code)}{where}, and nothing was written: {why}", "process-ended")

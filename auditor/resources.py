@@ -37,6 +37,6 @@ def tables(file: Path, slug: str) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise AuditorError(f"{file}: it cannot be read ({error.strerror})", slug) from error
+        raise AuditorError(f"cannot read {file} ({error.strerror})", slug) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditorError(f"{file}: {error}", slug) from error

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from .errors import AuditorError, device_failed, first_line, from_outside, out_of_memory, time_is_up
 
 QUIET = 1.0
-"""Seconds between two signs of life that are told."""
+"""Minimum seconds between two heartbeats."""
 
 _running: list[Stages] = []
-"""Those in a stage, the innermost last."""
+"""Running stages, the innermost last."""
 
 
 @dataclass
@@ -64,14 +64,14 @@ def explain(stage: str, error: Exception) -> None:
         ) from error
     if device_failed(error):
         raise AuditorError(
-            f"the GPU failed in the stage {stage!r} ({said}), and nothing runs on it any more in this process: audit with "
-            "device=cpu, or run again with CUDA_LAUNCH_BLOCKING=1 to see where",
+            f"the GPU failed in the stage {stage!r} ({said}) and is unusable for this process: audit "
+            "with device=cpu, or run again with CUDA_LAUNCH_BLOCKING=1 to locate the failure",
             slug="device-failed",
         ) from error
     if from_outside(error):
         raise AuditorError(
-            f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. Does it keep state of "
-            "its own, or refuse tensors that require gradients? --debug shows which one it is",
+            f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. It may keep state "
+            "between calls, or reject tensors that require gradients: --debug shows which operation it is",
             slug="operation-raises",
         ) from error
     if not hasattr(error, "__notes__"):

@@ -16,9 +16,9 @@ from ..isolation.members import (
     named_parameters,
     parameters_of,
     raise_in_place,
-    renamed,
+    rename_scopes,
     stored_low,
-    unwrapped,
+    unwrap_model,
 )
 from .runtime import DTYPES, Runtime, convert, inside
 from .strategies import strategy_of
@@ -79,10 +79,10 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     become FP32, as do the inputs of a call. Under autocast that doubles the memory of all weights. Raises: ValueError
     where a scope is missing from the model, or weights are no longer FP32; the model is then unchanged.
     """
-    inner, runtime, raised = unwrapped(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
+    inner, runtime, raised = unwrap_model(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
     names = names_of_modules(inner)
     paths_of_all = {path for paths in names.values() for path in paths}
-    scopes = renamed(plan["scopes"], paths_of_all)
+    scopes = rename_scopes(plan["scopes"], paths_of_all)
     refuse_other_model(paths_of_all, scopes)
     stored = runtime.stored(inner, scopes)
     refuse_lost_weights(inner, stored, plan.get("stored_low") or {})
@@ -126,7 +126,7 @@ def refuse_fixed_forwards(modules: list[tuple[str, nn.Module]]) -> None:
         own = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
         if hasattr(own, "__set__"):
             name = f"{path!r}" if path else "the model"
-            raise ValueError(f"{name} has a property for a forward, which no scope can wrap: make it a method")
+            raise ValueError(f"{name} defines forward as a property, which cannot be wrapped: make it a method")
 
 
 def names_of_modules(model: nn.Module) -> dict[nn.Module, list[str]]:

@@ -27,17 +27,17 @@ class Strategy:
     runtime: type[Runtime]
     rank = 2
     trains = False
-    """Whether its plans are for training too: weights and gradients stay FP32."""
+    """Whether its plans can be used for training: weights and gradients stay FP32."""
     regional = False
-    """Whether low scopes run under `torch.autocast`, which sets anew what the author set around them."""
+    """Whether low scopes run in autocast regions, which override the user's own regions around them."""
     per_operation = False
-    """Whether its plans give operations of an exported graph their precision, and are files of their own."""
+    """Whether its plans set the precision of single operations of an exported graph, which is saved as a program."""
     stores: frozenset[str] = frozenset()
-    """Kinds of the graph's placeholders stored in the precision of the scopes that hold them; "input": in the root's."""
+    """Kinds of placeholders stored in their scope's precision; "input" means the root's precision."""
     raises_weights = False
-    """Whether a module raises what it has stored low to FP32 before it computes with it."""
+    """Whether a module converts low weights to FP32 before it uses them."""
     seconds_per_byte = 0.0
-    """What a byte of stored weights counts for in the solver, besides the time of a forward."""
+    """Seconds that the solver charges for a byte of stored weights, in addition to computing time."""
 
     def computes_in(self, precision: str) -> str:
         """Precision in which a scope's operations run."""

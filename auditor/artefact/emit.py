@@ -22,7 +22,7 @@ from .runtime import Runtime
 from .strategies import strategy_of
 
 FITTING = 100
-"""Columns up to which an entry of the tables stands in one line."""
+"""Maximum length of a table entry on one line."""
 
 _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched to follow a measured plan.
 
@@ -130,7 +130,7 @@ def emit(
         f"RECOMMENDED = {recommended!r}\n\n",
         f"PLANS: dict[str, dict[str, Any]] = {_literal({name: _table(plan) for name, plan in runnable.items()})}\n",
         *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
-        _BUILD if runnable else _BUILD.replace(_CHOOSE, "none of this audit's can be applied to a module"),
+        _BUILD if runnable else _BUILD.replace(_CHOOSE, "no plan of this audit can be applied to a module"),
         "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
         _text_from(members, "WRAPPERS = "),
         _SEPARATED,

@@ -106,8 +106,8 @@ class GraphRuntime(Runtime):
     def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
         """Raises ValueError: a program cannot be applied to a live module."""
         raise ValueError(
-            "a plan of strategy graph is no change to a module but a program of its own: "
-            "load its file with torch.export.load(FILE).module()"
+            "a plan of strategy graph cannot be applied to a module: it is an exported program, "
+            "loaded from its file with torch.export.load(FILE).module()"
         )
 
 
@@ -116,7 +116,7 @@ class Graph(Strategy):
 
     name = "graph"
     title = "as a graph"
-    purpose = "a program of its own, every operation with its precision; for deployment"
+    purpose = "an exported program with a precision for every operation; for deployment"
     runtime = GraphRuntime
     rank = 3
     per_operation = True

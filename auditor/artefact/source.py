@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..isolation.members import unwrapped
+from ..isolation.members import unwrap_model
 from ..loading.importer import as_script, import_source, locate, root_of
 from ..loading.statedicts import load_state, read_checkpoint
 
@@ -25,7 +25,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
             if not hasattr(made, part):
                 where = source["path"] or source["module"]
                 raise ValueError(
-                    f"{where} has no {source['symbol']!r} any more: audit it again, or edit SOURCE in {file}"
+                    f"{where} no longer defines {source['symbol']!r}: audit it again, or edit SOURCE in {file}"
                 )
             made = getattr(made, part)
         if source["kind"] != "instance":
@@ -36,7 +36,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
         model: nn.Module = made["model"] if source["kind"] == "spec" else made
     if source["weights"]:
         path = locate(source["weights"], file)
-        load_state(unwrapped(model), read_checkpoint(path), path.name)
+        load_state(unwrap_model(model), read_checkpoint(path), path.name)
     return model
 
 

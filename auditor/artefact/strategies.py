@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from .base import Strategy
 
 SHIPPED = ("autocast", "cast")
-"""Those that ship; what an audit plans unless it is told otherwise."""
+"""Built-in strategies that an audit plans by default."""
 
 GRAPHS = ("graph",)
-"""Those whose plans are files of their own: an audit makes them where it is asked to."""
+"""Strategies whose plans are exported programs; audits plan them on request."""
 
 _KNOWN: dict[str, Strategy] = {}
 
@@ -56,17 +56,17 @@ def register(strategy: Strategy) -> None:
 def _problem(strategy: Strategy) -> str | None:
     for wanted in ("name", "title"):
         if not isinstance(getattr(strategy, wanted, None), str):
-            return f"it has no {wanted}, which is text"
+            return f"it lacks the text {wanted}"
     if not isinstance(getattr(strategy, "runtime", None), type):
-        return "it has no runtime, which is a class"
+        return "it lacks the class `runtime`"
     if not (strategy.name.isidentifier() and strategy.name.islower()):
-        return "a name is a lower-case identifier, since names of plans begin with it"
+        return "a name must be a lower-case identifier, since plan names begin with it"
     if strategy.name in all_strategies():
-        return "there is one of that name already"
+        return "the name is already taken"
     try:
         inspect.getsource(strategy.runtime)
     except (OSError, TypeError):
-        return "the source of its runtime cannot be read: define that class in a file"
+        return "the source of its runtime cannot be read: define the class in a file"
     return None
 
 

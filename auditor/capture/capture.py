@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import AuditorError, CaptureError, MeasureError, first_line, let_through
 from ..isolation import isolated
-from ..isolation.answer import copied, from_the_start
+from ..isolation.answer import copy_batch, from_the_start
 from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors, tensor_outputs
-from ..isolation.process import uncompiled, unfused
+from ..isolation.process import disable_compilers, disable_fused_path
 from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Subject
@@ -160,8 +160,8 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
     """
 
     def called(given: Batch) -> list[torch.Tensor]:
-        with isolated(batch, seed=seed), unfused(), uncompiled():
-            args, kwargs = copied(given)
+        with isolated(batch, seed=seed), disable_fused_path(), disable_compilers():
+            args, kwargs = copy_batch(given)
             return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
 
     try:

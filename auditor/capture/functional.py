@@ -128,7 +128,7 @@ class PinnedDraw:
         self.__name__ = self.__qualname__ = operation_of(op).name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.draw.again(self.op, args, kwargs)
+        return self.draw.repeat(self.op, args, kwargs)
 
 
 def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..errors import MeasureError
-from ..isolation.process import uncompiled, unfused
+from ..isolation.process import disable_compilers, disable_fused_path
 from ..numerics.nodes import operation_of
 from ..trees import tensors_in
 from .regions import Region, one_stack, region_now
@@ -76,8 +76,8 @@ def intercepted(
         for operator in list(_higher_order_ops.values()):
             _teach(operator)
         stack.enter_context(one_stack(depth_of, around))
-        stack.enter_context(unfused())
-        stack.enter_context(uncompiled())
+        stack.enter_context(disable_fused_path())
+        stack.enter_context(disable_compilers())
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(_Whole(handler))
         yield

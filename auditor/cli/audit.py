@@ -143,7 +143,7 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
         say(explain_layer(audit, settings.explain_layer) + "\n")
     say(below)
     if settings.open and not webbrowser.open(report.resolve().as_uri()):
-        print(f"warning: no browser could be opened: {report} is the report", file=sys.stderr)
+        print(f"warning: no browser could be opened; open {report} yourself", file=sys.stderr)
     if settings.fail_on != "never" and audit.recommended is None and outcome(audit.plans, audit.use) == "loses":
         return 1
     return severe(new, settings.fail_on)
@@ -159,14 +159,14 @@ def describe(subject: Subject, directory: Path, options: Command) -> str:
         "Target": subject.target,
         "Model": f"{type(subject.model).__name__} with {numbers:,} parameters{made}",
         "Inputs": f"{_inputs(subject.batches)}, from {subject.inputs_source}",
-        "Held out": _inputs(subject.held_out) or "none: plans are verified on the inputs above",
+        "Held out": _inputs(subject.held_out) or "none: plans are verified on the calibration inputs",
         "Weights": subject.weights_source,
         "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
     }
     if (scoring := options.scoring) is not None:
         judged = "not judged" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse"
         rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
-    rows["Device"] = "the GPU runs the formats" if options.native else "no GPU: a CPU emulates its arithmetic"
+    rows["Device"] = "the GPU runs the formats natively" if options.native else "no GPU: a CPU emulates its arithmetic"
     rows["Files"] = f"{directory}/: {', '.join(FILES)}"
     lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
     return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"

@@ -27,7 +27,7 @@ exit code: 0 clean, 1 findings at or above --fail-on or no plan within --max-dro
   130 interrupted
 """
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-"""How shtab completes a path."""
+"""The completion of a path by shtab."""
 
 VERBS: dict[str, type[Verb]] = {
     "audit": AuditTarget,
@@ -130,6 +130,4 @@ def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
         action = made.add_argument(*["-q"] * (name == "quiet"), option.flag or name, **about)
         if option.path:
             action.complete = PATHS  # type: ignore[attr-defined]
-    made.add_argument(
-        "--version", action="version", version=f"auditor {__version__}", help="say which version this is, then stop"
-    )
+    made.add_argument("--version", action="version", version=f"auditor {__version__}", help="show the version and exit")

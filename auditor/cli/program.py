@@ -17,7 +17,7 @@ from ..progress.shown import Display, ticking
 PROGRAM = "python -m auditor"
 
 _answer: TextIO | None = None
-"""Standard output, once it was set aside for `say`."""
+"""The real standard output, after `_set_aside` has redirected `sys.stdout`."""
 
 
 class Verb(Command):
@@ -79,15 +79,18 @@ def _explain(error: Exception) -> tuple[str, str]:
     """The message of an error, and the next step."""
     said = f"{type(error).__name__}: {first_line(error)}"
     if out_of_memory(error):
-        message = f"memory ran out ({first_line(error)[:200]}): give more, or smaller inputs"
+        message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"
         error = error if isinstance(error, AuditorError) else AuditorError(message, slug="out-of-memory")
     if isinstance(error, AuditorError):
         options = error.slug == "bad-option"
-        return str(
-            error
-        ), f"`{PROGRAM} --help` lists the options" if options else f"`{PROGRAM} explain {error.slug}` says more"
+        return (
+            str(error),
+            f"`{PROGRAM} --help` lists the options"
+            if options
+            else f"`{PROGRAM} explain {error.slug}` explains this error",
+        )
     if time_is_up(error):
-        return f"a time limit ended it, {said}", "give it more time, or smaller inputs"
+        return f"stopped by a time limit, {said}", "raise the limit, or give smaller inputs"
     where = "".join(f" {note}" for note in getattr(error, "__notes__", ())[:1])
     return f"internal error{where}, {said}", "please report it with --debug"
 

@@ -26,14 +26,14 @@ class Rehearse(Verb):
         str, Option(shown="FILE.py:STEP"), Field(description="a function that runs one training step on a batch")
     ]
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number", "N")] = 200
-    """how many, in each recipe"""
+    """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
-    """`f.py:name`, or a name in the target's file: what the step is called with; `batches`, `get_batches()`, `train_loader`
-    or `loader` of the file unless given"""
+    """arguments of the step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
+    `get_batches()`, `train_loader` or `loader`"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
-    """a plan.json, or the directory of an audit, whose plan is rehearsed too"""
+    """a plan.json, or the directory of an audit: its plan is rehearsed too"""
     remedies: Flag = True
-    """also run what repairs a recipe that has a problem"""
+    """also run repaired variants of recipes that have a problem"""
 
     def run(self) -> int:
         return watch(self, self._rehearse, reporter(self.quiet))

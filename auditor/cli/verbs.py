@@ -54,7 +54,7 @@ class Explain(Verb):
             close = difflib.get_close_matches(slug, [*map(str.lower, rules), *errors()], n=1)
             meant = next((code for code in rules if [code.lower()] == close), *close) if close else ""
             hint = f"did you mean {meant}?" if meant else f"`{PROGRAM} rules` lists the rules"
-            raise AuditorError(f"no rule and no error is called {self.code}: {hint}", slug="no-rule")
+            raise AuditorError(f"no rule or error is called {self.code}: {hint}", slug="no-rule")
         say(explain(rules[self.code.upper()]))
         return 0
 
@@ -114,8 +114,8 @@ class Apply(Verb):
         kept = [count(islands, "scope")] if islands or not functions else []
         kept += [count(functions, "function")] if functions else []
         say(
-            f"Plan     {chosen}, {' and '.join(kept)} in FP32, not verified on this model: audit it for that\n"
-            f"Patched  {file}\n"
+            f"Plan     {chosen}, {' and '.join(kept)} in FP32; not verified on this model: audit "
+            f"it for that\nPatched  {file}\n"
         )
         return 0
 
@@ -161,13 +161,13 @@ class Diff(Verb):
     takes = ("before", "after", "html", "format", "fail_on")
     before: Annotated[PlanFile, Option(shown="A")]
     after: Annotated[Location, Option(shown="B")]
-    """the one to compare with it"""
+    """the later audit, to be compared with the first"""
     html: Annotated[Path | None, Option("the path of a file", "FILE", path="path")] = None
     """also write the comparison as one HTML file"""
     format: Annotated[str, Option(choices=lambda: ("text", "json"))] = "text"
     """format of the output"""
     fail_on: Level = "never"
-    """exit with 1 if a finding this severe is new"""
+    """exit with 1 if there is a new finding of this severity or a higher one"""
 
     def run(self) -> int:
         """Print the differences. Raises: PlanError for an unreadable file, AuditorError(slug="bad-output")."""

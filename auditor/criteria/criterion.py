@@ -12,10 +12,10 @@ from typing import Any
 AT_MOST, AT_LEAST = "<=", ">="
 
 NOTHING = 2.0
-"""The share of a limit that allows nothing, to which what is lost is added: more is worse, and it stays a number."""
+"""Base of the share where the limit allows no error; the error is added, so that more stays worse."""
 
 Options = tuple[tuple[str, "int | float | str"], ...]
-"""What is said of a kind in brackets: names and values, in the order of its row."""
+"""Arguments of a kind in brackets: names and values, in the order of its row."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ _AT_MOST = (
     Kind(
         "flips",
         "1",
-        "share of entries that differ; of floats, of those with another sign, or on the other side of `threshold`",
+        "share of entries that differ; for floats, of entries whose sign, or side of `threshold`, differs",
         takes={"threshold": float},
         discrete=True,
         most=1.0,
@@ -85,21 +85,24 @@ _AT_MOST = (
 )
 _of_one = partial(Kind, sign=AT_LEAST, most=1.0, best=1.0)
 _AT_LEAST = (
-    _of_one("top1", "1", "share of rows whose largest entry is the same one", takes=_DIM),
+    _of_one("top1", "1", "share of rows whose largest entry is at the same position", takes=_DIM),
     _of_one(
-        "topk", "1", "share of the `k` largest entries of a row that stay so, mean over rows", takes={"k": int, **_DIM}
+        "topk",
+        "1",
+        "share of the `k` largest entries of a row that remain among them, mean over rows",
+        takes={"k": int, **_DIM},
     ),
     _of_one("cosine", "1", "cosine of the angle between the two rows, mean", takes=_DIM, squares=True, least=-1.0),
     _of_one(
         "iou",
         "1",
-        "intersection over union of each box (the last dimension, `xyxy` unless said), the smallest, or their `mean`",
+        "intersection over union of each box (the last dimension, by default `xyxy`): the smallest, or their `mean`",
         takes={"form": ("xyxy", "xywh", "cxcywh"), "over": ("min", "mean")},
     ),
     Kind(
         "psnr",
         "dB",
-        "10 log10(peak^2 / mean squared difference); `peak` is the range of the reference unless said",
+        "10 log10(peak^2 / mean squared difference); `peak` is by default the range of the reference",
         sign=AT_LEAST,
         takes={"peak": float},
         least=-math.inf,
@@ -112,13 +115,13 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_AT_MOST, *_AT_LEAST)}
 FUNCTION = Kind(
     "function",
     "its own",
-    "what a function of the user's gives for (reference, candidate): a number that is 0 where nothing differs",
+    "the value of your function for (reference, candidate): a number that is 0 without a difference",
     discrete=True,
 )
 """The kind of a criterion that is a Python function."""
 
 FLOOR = 3.0
-"""How many times what runs in FP32 differ by an error has to be, to be called one."""
+"""Errors count only above this multiple of the difference between FP32 runs."""
 
 
 def floor_of(error: float, joint: float) -> float:
@@ -161,7 +164,7 @@ class Criterion:
         return FUNCTION if self.function is not None else KINDS[self.kind]
 
     @property
-    def measured(self) -> str:
+    def measure_text(self) -> str:
         """The measure with its arguments, as text: `topk(5)`."""
         said = [f"{v}" if n in ("k", "form", "over", "threshold", "peak") else f"{n}={v}" for n, v in self.options]
         return f"{self.kind}({', '.join(said)})" if said else self.kind
@@ -189,4 +192,4 @@ class Criterion:
         return self.how.share(value, self.limit)
 
     def __str__(self) -> str:
-        return f"{self.output}: {self.measured} {self.how.sign} {self.limit:.12g}"
+        return f"{self.output}: {self.measure_text} {self.how.sign} {self.limit:.12g}"

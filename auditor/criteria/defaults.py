@@ -16,10 +16,10 @@ from ..records import Capture, Proposal
 from .criterion import Criterion
 
 NATS, KL, UNITS = 0.02, 0.001, 0.5
-"""Limits that are proposed: two percent of any probability; a thousandth of a nat between two distributions; half a unit."""
+"""Suggested limits: two percent of any probability; a thousandth of a nat between distributions; half a unit."""
 
 APART = 10.0
-"""How many times the error of all outputs together one output's own is, for it to be named."""
+"""An output is named if its own error is this multiple of the joint error."""
 
 
 def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Capture) -> tuple[Criterion, ...]:
@@ -39,9 +39,9 @@ def may_flip(capture: Capture) -> bool:
     return any(not _floating(node) and _reads_floating(node) for node in _output_nodes(capture))
 
 
-def held_by_default(criteria: Iterable[Criterion]) -> list[Proposal]:
+def describe_defaults(criteria: Iterable[Criterion]) -> list[Proposal]:
     """One sentence about criteria that were added by default."""
-    because = "it holds no floating values, and is computed from some"
+    because = "it is discrete, but computed from floating-point values"
     return [Proposal(one.output, str(one), because, holds=True) for one in sorted(criteria, key=str)]
 
 
@@ -66,14 +66,14 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
         and not any(row_of(one).distribution for one in readers(given))
     ):
         linear = f"its last operation is a linear layer of {columns[0]:,} columns"
-        return f"kl <= {KL:g}", f"{linear}, and no softmax follows in the model, so it looks like logits"
+        return f"kl <= {KL:g}", f"{linear}, and no softmax follows in the model: probably logits"
     if _floating(node) and _counts(node):
-        why = "whole numbers are added to it, as positions are, so it looks like units such as pixels"
+        why = "integers such as positions are added to it: probably in units such as pixels"
         return f"max_abs <= {UNITS:g}", why
     return None
 
 
-def apart(runs: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> dict[str, float]:
+def measure_outliers(runs: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> dict[str, float]:
     """Relative L2 error of each floating-point output whose worst run far exceeds the error of all outputs together.
 
     runs: (reference, candidate); without names in a reference the result is empty.
@@ -96,7 +96,7 @@ def by_itself(
     one."""
     for name, error in off.items():
         if not _spoken_of(criteria, name):
-            times = f", {error / joint:,.0f} times that of all outputs together" if joint else ""
+            times = f", {error / joint:,.0f} times the error of all outputs together" if joint else ""
             yield Proposal(
                 name, f"{name}: rel_l2 <= {limit:g}", f"its own relative error is {error:.2g} in {plan}{times}"
             )

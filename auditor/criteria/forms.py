@@ -17,7 +17,8 @@ from .margins import margins_of
 from .values import peak_of
 
 Form = Callable[[torch.Tensor], torch.Tensor]
-"""Random signs, shaped as the output's entries -> A times them, such that E<A e, d>^2 is the square of the share that d takes."""
+"""A function that multiplies random signs e, of the output's shape, by A, so that E<A e, d>^2 is the squared share
+of d."""
 
 
 def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
@@ -89,7 +90,7 @@ def _decisions(criterion: Criterion, reference: torch.Tensor) -> Form | None:
     margins = margins_of(criterion, reference)
     if margins is None:
         return None
-    scale = margins.signs / (margins.allowed * math.sqrt(margins.size.numel()))
+    scale = margins.signs / (margins.allowed_change * math.sqrt(margins.size.numel()))
 
     def shape(signs: torch.Tensor) -> torch.Tensor:
         result = torch.zeros_like(signs).flatten()
@@ -109,4 +110,4 @@ FORMS: dict[str, Callable[[Criterion, torch.Tensor], Form | None]] = {
     "cosine": _cosine,
     **dict.fromkeys(("top1", "topk", "flips"), _decisions),
 }
-"""Kinds that are the square root of a quadratic form of the error, or that form itself, or grow with it."""
+"""Kinds that are monotonic in a quadratic form of the error."""

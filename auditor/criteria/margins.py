@@ -14,7 +14,7 @@ from .criterion import Criterion
 from .values import rows
 
 BISECTIONS = 40
-"""Halvings of the interval, in powers of two, that the allowed change of the margins is sought in."""
+"""Number of bisections, over powers of two, to determine the allowed change of the margins."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Margins:
         return self.lost * float(torch.special.ndtr(-self.size / change).mean()) if change > 0 else 0.0
 
     @cached_property
-    def allowed(self) -> float:
+    def allowed_change(self) -> float:
         """The standard deviation at which the expected share of flips equals the limit."""
         low, high = -64.0, 64.0
         for _ in range(BISECTIONS):
@@ -73,7 +73,7 @@ class Margins:
 
     def share(self, reference: torch.Tensor, candidate: torch.Tensor) -> float:
         """The change of the margins divided by the allowed change."""
-        return self.change(reference, candidate) / self.allowed
+        return self.change(reference, candidate) / self.allowed_change
 
 
 def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:

@@ -18,7 +18,7 @@ from .margins import margins_of
 from .values import unfit, value
 
 OTHERS = "the other outputs"
-"""What the outputs are called that no criterion speaks of; they are judged together."""
+"""The name for all outputs without a criterion, which are judged together."""
 
 Tensors = Sequence[torch.Tensor]
 
@@ -50,7 +50,7 @@ class Criteria:
     joint: Distance = output_error
 
     @property
-    def rest(self) -> Criterion:
+    def rest_criterion(self) -> Criterion:
         """The error budget of outputs without a criterion, as one criterion."""
         if self.joint is output_error:
             return Criterion(OTHERS, "rel_l2", self.max_error)
@@ -59,13 +59,13 @@ class Criteria:
     @property
     def all(self) -> tuple[Criterion, ...]:
         """The criteria, and the error budget where some outputs have no criterion."""
-        return (*self.each, self.rest) if self.output_indices(self.rest, self.names) else self.each
+        return (*self.each, self.rest_criterion) if self.output_indices(self.rest_criterion, self.names) else self.each
 
     def __call__(self, reference: Tensors, candidate: Tensors) -> float:
         """The largest share that any criterion takes of its limit; above 1 a limit is exceeded."""
-        return max((held.share for held in self.held(reference, candidate)), default=0.0)
+        return max((held.share for held in self.evaluate(reference, candidate)), default=0.0)
 
-    def held(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:
+    def evaluate(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:
         """The value of every criterion, and of the error budget where some outputs have no criterion.
 
         expected: whether decisions count as the flips to be expected from their margins, not as the flips that
@@ -74,7 +74,7 @@ class Criteria:
         names = names_of(reference, self.names)
         if len(reference) != len(candidate):
             output_error(reference, candidate)  # says so
-        spoken = (*self.each, *([self.rest] if self.output_indices(self.rest, names) else []))
+        spoken = (*self.each, *([self.rest_criterion] if self.output_indices(self.rest_criterion, names) else []))
         return [self._one(criterion, reference, candidate, expected) for criterion in spoken]
 
     def values(
@@ -87,24 +87,24 @@ class Criteria:
 
         A criterion without a value in any run does not hold. predicted: the share that the first-order estimate gives.
         """
-        result = worst([self.held(*run) for run in runs])
+        result = worst([self.evaluate(*run) for run in runs])
         known = {one.criterion: one for one in result}
-        failed = {one.criterion for run in others for one in self.held(*run) if not one.holds}
+        failed = {one.criterion for run in others for one in self.evaluate(*run) if not one.holds}
         return tuple(
             _record_of(
                 known.get(criterion) or CriterionResult(criterion, None, 0.0),
                 criterion not in failed,
                 bool(result),
-                self._predicted(criterion, [reference for reference, _ in runs], predicted),
+                self._predict(criterion, [reference for reference, _ in runs], predicted),
             )
             for criterion in (*self.each, *(one.criterion for one in result if one.criterion not in self.each))
         )
 
-    def _predicted(self, criterion: Criterion, references: Sequence[Tensors], share: float) -> float | None:
+    def _predict(self, criterion: Criterion, references: Sequence[Tensors], share: float) -> float | None:
         """The predicted value of a criterion on decisions, at this share of the allowed change; worst run."""
         outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
         known = [margins_of(criterion, one[0]) for one in outputs if len(one) == 1]
-        flips = [margins.flips(share * margins.allowed) for margins in known if margins is not None]
+        flips = [margins.flips(share * margins.allowed_change) for margins in known if margins is not None]
         if not flips or not math.isfinite(share):
             return None
         return max(flips) if criterion.how.sign == "<=" else 1 - max(flips)
@@ -162,7 +162,10 @@ def _unknown(criterion: Criterion, names: Sequence[str]) -> str:
     listed = ", ".join(dict.fromkeys(names[:20])) + (f", and {len(names) - 20} more" if len(names) > 20 else "")
     close = difflib.get_close_matches(criterion.output, names, n=1)
     hint = f": did you mean {close[0]}?" if close else "."
-    return f"the model returns no {criterion.output!r}, which '{criterion}' speaks of{hint} It returns {listed or 'no tensor'}"
+    return (
+        f"the model has no output {criterion.output!r}, which '{criterion}' names{hint} It "
+        f"returns {listed or 'no tensor'}"
+    )
 
 
 def _record_of(held: CriterionResult, elsewhere: bool, ran: bool, predicted: float | None) -> CriterionValue:
@@ -170,7 +173,7 @@ def _record_of(held: CriterionResult, elsewhere: bool, ran: bool, predicted: flo
     finite = held.value is not None and not math.isnan(held.value)
     return CriterionValue(
         output=one.output,
-        kind=one.measured,
+        kind=one.measure_text,
         sign=one.how.sign,
         limit=one.limit,
         value=held.value if finite else None,

@@ -43,8 +43,10 @@ def criteria_of(given: Any) -> tuple[Criterion, ...]:
     result = () if given is None else tuple(_each(given))
     seen: dict[tuple[str, str], Criterion] = {}
     for one in result:
-        if (key := (one.output, one.measured)) in seen:
-            raise AuditorError(f"two criteria set {one.output}: {one.measured}: '{seen[key]}' and '{one}'", slug=SLUG)
+        if (key := (one.output, one.measure_text)) in seen:
+            raise AuditorError(
+                f"two criteria set {one.output}: {one.measure_text}: '{seen[key]}' and '{one}'", slug=SLUG
+            )
         seen[key] = one
     return result
 
@@ -58,7 +60,7 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
         for text in texts or [given]:  # what is left empty by mistake would judge nothing
             name, colon, rest = (output, ":", text) if output else text.partition(":")
             if not (texts and colon and name.strip()):
-                raise AuditorError(f"{text!r} is no criterion: {GRAMMAR}", slug=SLUG)
+                raise AuditorError(f"cannot parse the criterion {text!r}: {GRAMMAR}", slug=SLUG)
             yield _parse_criterion(name.strip(), rest.strip())
     elif isinstance(given, Mapping) and output is None:
         for name, said in given.items():
@@ -81,7 +83,7 @@ def _parse_criterion(output: str, text: str) -> Criterion:
     """Parse `KIND <= X`, `KIND(ARGUMENT) >= X` or `f.py:function <= X` for an output."""
     match = _LINE.fullmatch(text)
     if match is None:
-        raise AuditorError(f"{f'{output}: {text}'!r} is no criterion: {GRAMMAR}", slug=SLUG)
+        raise AuditorError(f"cannot parse the criterion {f'{output}: {text}'!r}: {GRAMMAR}", slug=SLUG)
     kind = match["kind"].strip()
     function = load_function(kind) if ":" in kind else None
     return make_criterion(output, kind, match["limit"], sign=match["sign"], said=match["said"], function=function)
@@ -100,15 +102,15 @@ def make_criterion(
     if function is None and kind not in KINDS:
         close = difflib.get_close_matches(kind.lower(), KINDS, n=1)
         hint = f": did you mean {close[0]}?" if close else "."
-        raise AuditorError(f"{kind!r} is no kind of criterion{hint} They are {', '.join(KINDS)}", slug=SLUG)
+        raise AuditorError(f"{kind!r} is not a criterion{hint} Available: {', '.join(KINDS)}", slug=SLUG)
     found = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
-    found, how = replace(found, limit=_number(limit, f"the limit of '{output}: {found.measured}'")), found.how
+    found, how = replace(found, limit=_number(limit, f"the limit of '{output}: {found.measure_text}'")), found.how
     if sign is not None and sign != how.sign:
         more = "more" if how.sign == ">=" else "less"
-        raise AuditorError(f"{more} of {kind} is better: write '{found}'. It is: {how.says}"[:400], slug=SLUG)
+        raise AuditorError(f"{more} values of {kind} are better: write '{found}'. It is: {how.says}"[:400], slug=SLUG)
     if not how.least <= found.limit <= how.most or math.isinf(found.limit):
         within = f"from {how.least:g} to {how.most:g}" if math.isfinite(how.most) else "0 or more, and finite"
-        raise AuditorError(f"the limit of {kind} is {within}, not {found.limit:g}", slug=SLUG)
+        raise AuditorError(f"the limit of {kind} must be {within}, not {found.limit:g}", slug=SLUG)
     return found
 
 
@@ -120,7 +122,7 @@ def _number(value: Any, what: str) -> float:
     except (TypeError, ValueError):
         result = math.nan
     if math.isnan(result):
-        raise AuditorError(f"{what} is a number, not {value!r}"[:300], slug=SLUG)
+        raise AuditorError(f"{what} must be a number, not {value!r}"[:300], slug=SLUG)
     return result
 
 
@@ -150,10 +152,10 @@ def _option(kind: Kind, name: str, text: str) -> int | float | str:
     if isinstance(takes, tuple):
         if text in takes:
             return text
-        raise AuditorError(f"{what} is {' or '.join(takes)}, not {text!r}", slug=SLUG)
+        raise AuditorError(f"{what} must be {' or '.join(takes)}, not {text!r}", slug=SLUG)
     result = _number(text, what)
     whole, counted = takes is int, name in ("k", "peak")
     if math.isinf(result) or (whole and result != int(result)) or (counted and result <= 0):
         words = f"a{' whole' if whole else ''} number{' above 0' if counted else ''}"
-        raise AuditorError(f"{what} is {words}, not {text}", slug=SLUG)
+        raise AuditorError(f"{what} must be {words}, not {text}", slug=SLUG)
     return int(result) if whole else result

@@ -160,7 +160,7 @@ VALUES: dict[str, Value] = {
     "flips": lambda r, c, criterion: float(_flips(r, c, criterion).double().mean()),
     **{function.__name__: function for function in (rel_max, kl, nats, top1, topk, cosine, psnr, iou)},
 }
-"""{name of a kind: what it makes of two tensors of the same shape}."""
+"""{name of a kind: function of two tensors of the same shape}."""
 
 
 def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | None:
@@ -170,7 +170,7 @@ def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | Non
     shape = f"{str(reference.dtype).removeprefix('torch.')}{list(sizes)}"
     if criterion.function is None:
         if not is_number(reference) and not how.discrete:
-            return f"{kind} is for outputs of floating-point numbers, and {name} is {shape}: use flips"
+            return f"{kind} needs floating-point outputs, and {name} is {shape}: use flips"
         if reference.is_complex() and kind not in ("rel_l2", "max_abs", "mean_abs", "rel_max", "psnr"):
             return f"{kind} is for real numbers, and {name} is {shape}"
         if reference.is_nested and (kind == "iou" or "dim" in how.takes):
@@ -179,14 +179,19 @@ def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | Non
             return f"iou is for boxes, four numbers in the last dimension, and {name} is {shape}"
         dim = criterion.option("dim", -1)
         if "dim" in how.takes and not -reference.dim() <= dim < reference.dim():
-            return f"{criterion.measured} goes over dimension {dim}, and {name} is {shape}"
+            return f"{criterion.measure_text} uses dimension {dim}, and {name} is {shape}"
         if kind in ("kl", "nats", "top1", "topk") and reference.shape[dim] < 2:
             return f"{kind} compares the entries of dimension {dim}, and {name}, {shape}, has one there"
         if kind == "topk" and reference.shape[dim] < criterion.option("k", 1):
-            return f"{criterion.measured} wants more entries than dimension {dim} of {name} has: it is {shape}"
+            return (
+                f"{criterion.measure_text} needs more entries than dimension {dim} of {name} has: its shape is {shape}"
+            )
     found = value(criterion, reference, reference)
     if not how.holds(found, criterion.limit) and not (math.isnan(found) and criterion.function is None):
-        return f"{criterion.measured} of {name} is {found:g} where nothing differs, which does not hold {criterion.limit:g}"
+        return (
+            f"{criterion.measure_text} of {name} is {found:g} without any difference, which already "
+            f"violates {criterion.limit:g}"
+        )
     if math.isnan(found):
-        return f"{criterion.measured} cannot be computed of {name}, whose FP32 values are not finite where it counts"
+        return f"{criterion.measure_text} cannot be computed for {name}: its FP32 values are not finite there"
     return None

@@ -20,7 +20,7 @@ from .places import portable, portable_path
 PLAN, MEASUREMENTS = "plan.json", "measurements.json"
 WIDTH = 240
 VARYING = ("seconds", "held")
-"""Keys of `environment` that another audit of the same has otherwise: what it took."""
+"""Keys of `environment` that differ between equal audits, such as durations."""
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from ..records.measure import MEASURED
 from ..rulebook.rule import SEVERITIES
 
 BAND = 2.0
-"""How many times larger a contribution has to be than it was for what the measurement says of it to be new."""
+"""A contribution counts as changed if it grew by more than this factor."""
 
 
 @dataclass(frozen=True)

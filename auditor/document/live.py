@@ -17,7 +17,7 @@ from ..artefact.emit import emit
 from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
 from ..isolation import isolated
-from ..isolation.members import size_of, structure_of, unwrapped
+from ..isolation.members import size_of, structure_of, unwrap_model
 from ..numerics.formats import label, runs
 from ..plan.workbench import emitted
 from ..records import Audit, Plan, Subject
@@ -93,22 +93,22 @@ def check_artefact(subject: Subject, plans: Mapping[str, Plan], chosen: str, see
     with Verifier.start(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
         failure = verifier.ask(emitted(subject, plans, folder), [chosen])[chosen]
         if isinstance(failure, str):
-            raise PlanError(f"under {chosen} the model does not run: {failure}", slug="plan-mismatch")
+            raise PlanError(f"the model does not run under {chosen}: {failure}", slug="plan-mismatch")
 
 
 def _runnable(plan: Plan) -> Plan:
     if plan.strategy in GRAPHS:
         file = plan.program.file if plan.program else f"{plan.strategy}_{plan.format}.pt2"
         raise PlanError(
-            f"a plan of strategy {plan.strategy} changes no module, it is a program of its own: "
-            f"torch.export.load({file!r}).module() is called as the model is. Audit another model to have one for it.",
+            f"a plan of strategy {plan.strategy} cannot be applied to a module: it is an exported program. "
+            f"torch.export.load({file!r}).module() is called like the model. For another model, audit that one.",
             slug="plan-is-program",
         )
     used = [plan.format, *(choice.precision for choice in plan.scopes.values())]
     lacking = next((fmt for fmt in used if not runs(fmt)), None)
     if lacking is not None:
         raise PlanError(
-            f"torch has no arithmetic in {label(lacking)}, so the plan cannot be run: choose one in another format.",
+            f"torch cannot compute in {label(lacking)}, so the plan cannot be run: choose one in another format.",
             slug="no-arithmetic",
         )
     return plan
@@ -123,7 +123,7 @@ def _plan_called(plans: Mapping[str, Plan], name: str | None) -> Plan:
         raise PlanError(f"{wanted}; choose one of {', '.join(running)}.", slug="no-such-plan")
     lacking = " and ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
     raise PlanError(
-        f"{wanted}, and none can be run: torch has no arithmetic in {lacking}. Audit a format that it computes in.",
+        f"{wanted}, and none can be run: torch cannot compute in {lacking}. Audit a format that it can compute in.",
         slug="no-arithmetic",
     )
 
@@ -144,8 +144,8 @@ def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
 def _check_model(model: nn.Module, size: int, audit: Audit) -> None:
     if audit.structure == structure_of(model) if audit.structure else audit.parameters == size:
         return
-    said = f"for a model of {audit.parameters} parameters, this one has {size}"
+    said = f"for a model with {audit.parameters} parameters, this one has {size}"
     if audit.parameters == size:
-        kind = type(unwrapped(model)).__name__
-        said = f"for another model than this {kind}: modules or parameters have other names, classes or shapes"
+        kind = type(unwrap_model(model)).__name__
+        said = f"for another model than this {kind}: names, classes or shapes of modules or parameters differ"
     raise PlanError(f"the plan was made {said}. Audit this model.", slug="plan-mismatch")

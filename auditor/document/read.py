@@ -20,12 +20,12 @@ from ..records.plan import Plan
 from .codec import MEASUREMENTS, PLAN, adapter, digest, merge
 
 Place = Sequence[str | int]
-"""Keys and indices from the top of a document on."""
+"""Path in a document: keys and indices from its root."""
 
-AGAIN = "Audit the model again to write a new one, or undo what was changed in it"
+AGAIN = "Audit the model again to write a new one, or undo the changes in it"
 ALONE = (
-    "This audit was read from its plan.json alone: operations, weights and regions are in measurements.json, which is not "
-    "beside it, or was written with another plan.json."
+    "Only plan.json was read: the measurements.json with operations, weights and regions is "
+    "missing, or belongs to another plan.json."
 )
 PROGRAMS = (".pt2", ".onnx")
 SHOULD_BE = {
@@ -41,7 +41,7 @@ SHOULD_BE = {
     "dataclass_type": "an object",
     "too_long": "a list of {max_length}",
 }
-"""{pydantic's name of an error: what should have been there}, filled in from what pydantic says of it."""
+"""{pydantic's error type: template for the expected value}."""
 
 
 def load(directory: str | PathLike[str]) -> Audit:

@@ -88,7 +88,7 @@ def _word(dtype: torch.dtype) -> str:
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Which entries are finite and yet of no use to a root, a logarithm or a division. Arguments: in FP32, in the low run."""
+"""Entries that are finite, but invalid for a root, logarithm or division. Arguments: the values in FP32, and low."""
 
 WRONG: Mapping[str, Wrong] = {
     "vanished": lambda expected, low: (low == 0) & (expected != 0),

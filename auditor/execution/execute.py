@@ -33,7 +33,7 @@ class Semantics:
         return args[0] if n.op == "output" else wait_for_result(target_of(n), target_of(n)(*args, **kwargs))
 
     changed: Collection[str] = ()
-    """Names of nodes that compute something else than as it was recorded."""
+    """Names of nodes that do not compute as recorded."""
 
     def differing(self, then: Semantics) -> Collection[str]:
         """Names of nodes that compute differently than under the other semantics, even on equal inputs."""

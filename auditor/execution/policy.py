@@ -23,7 +23,7 @@ from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
 from .execute import Semantics, ValueOf, with_literals
 
 KEPT = function_in("", "")
-"""The path of calls of functions that a scope keeps in FP32."""
+"""The path that stands for calls of kept functions."""
 
 
 @dataclass(frozen=True)
@@ -371,13 +371,13 @@ class Policy(Semantics):
     def arriving(self, n: fx.Node, arguments: Any, value_of: ValueOf) -> Any:
         """The arguments of a node after conversion at the scope boundaries on the way."""
 
-        def arrived(source: fx.Node) -> Any:
+        def convert(source: fx.Node) -> Any:
             value = value_of(source)
             for precision in self.crossing(source.name, n.name):
                 value = round_tree(value, FORMATS[precision])
             return value
 
-        return fx.node.map_arg(arguments, arrived)
+        return fx.node.map_arg(arguments, convert)
 
     def differing(self, then: Semantics) -> Collection[str]:
         """Nodes affected by a module that both policies wrap differently, and placeholders stored differently."""

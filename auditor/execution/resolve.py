@@ -74,7 +74,7 @@ class Resolution:
             {name: typed.kernel for name, typed in nodes.items() if typed.kernel != typed.dtype},
         )
 
-    def computed(self, name: str) -> str:
+    def computed_format(self, name: str) -> str:
         """The format of the kernel's result, before a cast that the user wrote after it."""
         return self.kernels.get(name, self.dtypes.get(name, ""))
 

@@ -27,7 +27,7 @@ from .policy import Policy, plain
 
 Gradients = Mapping[str, torch.Tensor | None]
 Watch = Callable[[str, int, torch.Tensor], None]
-"""Hears of every gradient: the node, which of its results, and the gradient, still scaled."""
+"""Called with every gradient: the node, the index of its result, and the scaled gradient."""
 
 
 @dataclass

@@ -31,7 +31,7 @@ def run_all(tasks: Sequence[Task], address: str, done: Callable[[Task, Outcome],
             try:
                 outcome, texts = ray.get(reference)
             except ray.exceptions.RayError as error:
-                said = f"its node was lost ({type(error).__name__}), {task.retries + 1} times"
+                said = f"the node that ran it was lost ({type(error).__name__}), {task.retries + 1} times"
                 outcome = Outcome(asked=asked_of(task.target), code=2, said=said, tries=task.retries + 1)
                 texts = {}
             if texts:

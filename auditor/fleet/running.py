@@ -21,13 +21,13 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from .. import __version__, folder
 from ..document.codec import PLAN
 from ..processes import GRACE, HERE, Process, how_ended, wait_until
-from .targets import Target
+from .targets import FleetTarget
 
 KEPT = "fleet.json"
 PROCESSORS = os.cpu_count() or 1
 
 CRASHED = "explain process-ended"
-"""In what an audit says whose model took the process down."""
+"""Text in the error of an audit whose model crashed the process."""
 
 
 class Outcome(BaseModel):
@@ -56,14 +56,14 @@ class Task:
     """An audit to run. directory: for its files. limit: seconds. retries: how often it restarts after a signal ended
     it. threads: for its computations, unless OMP_NUM_THREADS is set."""
 
-    target: Target
+    target: FleetTarget
     directory: Path
     limit: float | None = None
     retries: int = 0
     threads: int = 1
 
 
-def asked_of(target: Target) -> str:
+def asked_of(target: FleetTarget) -> str:
     """A digest of a target's options and of the files they name; if it changed, the target must be audited again.
 
     Files imported by those are not included.
@@ -78,7 +78,7 @@ def asked_of(target: Target) -> str:
     return digest.hexdigest()[:16]
 
 
-def standing(directory: Path, targets: Sequence[Target]) -> dict[str, Outcome]:
+def standing(directory: Path, targets: Sequence[FleetTarget]) -> dict[str, Outcome]:
     """Earlier outcomes of unchanged targets in a directory; none where its record cannot be read."""
     try:
         before = _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))
@@ -146,5 +146,5 @@ def _try(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
         return code, f"the process {how_ended(code)}", True
     lines = process.last_words()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    said = (errors or lines or [f"it {how_ended(code)} and no word"])[-1][:500]
+    said = (errors or lines or [f"it {how_ended(code)} without a message"])[-1][:500]
     return code, said if code > 1 else "", code > 1 and any(CRASHED in line for line in lines)

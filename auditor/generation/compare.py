@@ -14,18 +14,18 @@ import torch
 from torch import nn
 
 from ..isolation.answer import Around, answer
-from ..records.generation import Generated, Generation
+from ..records.generation import Generation, TokenComparison
 from .decode import Prompts, decode, scores
 
 RUNS = 32
-"""Equal runs of steps, at most, that the divergence is averaged over."""
+"""Maximum number of equal intervals of steps for the divergence by position."""
 
 NORMAL_95 = 0.98
-"""Half of the 95 % quantile of a standard normal: the root of a Poisson count scatters by a half, whatever the count."""
+"""Half of the 95 % quantile of a standard normal: the root of a Poisson count has standard deviation 1/2."""
 
 
 @dataclass(frozen=True)
-class Continued:
+class ReferenceTokens:
     """FP32's continuation of a batch of prompts. tokens: [prompts, steps]. margins: lead of each over the next best.
 
     counts: mask of tokens up to the end of a text. logits: a file with FP32's, [steps, prompts, vocabulary].
@@ -46,7 +46,7 @@ class Decoding:
     temperature: float
     seed: int
 
-    def reference(self, model: nn.Module, prompts: Prompts, file: Path, around: Around) -> Continued:
+    def reference(self, model: nn.Module, prompts: Prompts, file: Path, around: Around) -> ReferenceTokens:
         """Generate tokens with the FP32 model; write its logits to the file."""
         seen, best = list[torch.Tensor](), list[torch.return_types.topk]()
 
@@ -60,9 +60,9 @@ class Decoding:
         given = torch.stack([one.indices[:, 0] for one in best], 1)
         margins = torch.stack([one.values[:, 0] - one.values[:, 1] for one in best], 1)
         ended = torch.isin(given, torch.tensor(prompts.ends, device=given.device, dtype=given.dtype))
-        return Continued(prompts, given, margins.double(), (ended.cumsum(1) - ended.long()) == 0, file)
+        return ReferenceTokens(prompts, given, margins.double(), (ended.cumsum(1) - ended.long()) == 0, file)
 
-    def compare(self, model: nn.Module, batches: Sequence[Continued], around: Around) -> dict[str, Any]:
+    def compare(self, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around) -> dict[str, Any]:
         """{`cached` and `one_pass`: [KL, choice, change of P(FP32's token)], each [steps, prompts]}, by batch."""
         result: dict[str, list[torch.Tensor]] = {"cached": [], "one_pass": []}
         for one in batches:
@@ -71,7 +71,7 @@ class Decoding:
             def follow(
                 step: int,
                 logits: torch.Tensor,
-                one: Continued = one,
+                one: ReferenceTokens = one,
                 expected: torch.Tensor = expected,
                 rows: list[torch.Tensor] = rows,
             ) -> torch.Tensor:
@@ -80,7 +80,7 @@ class Decoding:
 
             decode(model, one.prompts, self.steps, follow, seed=self.seed, around=around)
             result["cached"].append(torch.stack(rows, 1))
-            answered = answer(model, one.prompts.forced(model, one.tokens), seed=self.seed, around=around)
+            answered = answer(model, one.prompts.forced_inputs(model, one.tokens), seed=self.seed, around=around)
             logits = answered[0].float()[:, -self.steps :].transpose(0, 1).cpu()
             each = [self._row(t, expected[t], logits[t], one.tokens[:, t].cpu()) for t in range(self.steps)]
             result["one_pass"].append(torch.stack(each, 1))
@@ -100,16 +100,16 @@ class Decoding:
         return torch.stack([kl, chosen.double(), top.double(), change])
 
 
-def made(decoding: Decoding, batches: Sequence[Continued]) -> Generation:
+def describe_reference(decoding: Decoding, batches: Sequence[ReferenceTokens]) -> Generation:
     """A description of the tokens that FP32 generated."""
     counted = sum(int(one.counts.sum()) for one in batches)
     return Generation(sum(len(one.tokens) for one in batches), decoding.steps, counted, decoding.temperature)
 
 
-def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Generated:
+def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> TokenComparison:
     """Summarize the steps of all batches; only tokens up to the end of a text count."""
     if isinstance(found, str):
-        return Generated(None, failure=found)
+        return TokenComparison(None, failure=found)
     counts = torch.cat([one.counts.cpu() for one in batches]).T  # [steps, prompts]
     cached, one_pass = (torch.cat(found[name], 2) for name in ("cached", "one_pass"))
     kl, chosen, top, change = (x[counts] for x in cached)
@@ -119,7 +119,7 @@ def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Genera
     steps = counts.shape[0]
     edges = [round(i * steps / min(RUNS, steps)) for i in range(min(RUNS, steps) + 1)]
     runs = [cached[0][a:b][counts[a:b]] for a, b in pairwise(edges)]
-    return Generated(
+    return TokenComparison(
         kl=float(kl.mean()),
         kl_99=float(kl.quantile(0.99)),
         kl_most=float(kl.max()),
@@ -136,7 +136,7 @@ def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Genera
     )
 
 
-def expected_flips(batches: Sequence[Continued], change: float) -> float:
+def expected_flips(batches: Sequence[ReferenceTokens], change: float) -> float:
     """Flips expected per 1,000 tokens where their margins change by a normal error of this standard deviation."""
     sizes = torch.cat([one.margins[one.counts] for one in batches])
     return 1000 * float(torch.special.ndtr(-sizes / change).mean()) if change > 0 and sizes.numel() else 0.0

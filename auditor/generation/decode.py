@@ -14,15 +14,15 @@ from torch import nn
 from ..errors import LoadError
 from ..isolation import isolated
 from ..isolation.answer import Around
-from ..isolation.process import uncompiled, unfused
+from ..isolation.process import disable_compilers, disable_fused_path
 from ..records import Batch
 
 MASKS = ("attention_mask", "decoder_attention_mask")
 LEAST = 2
-"""Tokens that a prompt has at least: the first one alone says nothing of a model that reads what is before."""
+"""Minimum tokens of a prompt: a single one does not test the attention to earlier tokens."""
 
 Choose = Callable[[int, torch.Tensor], torch.Tensor]
-"""(step, logits [prompts, vocabulary]) -> the tokens [prompts] that go on."""
+"""(step, logits [prompts, vocabulary]) -> the next tokens [prompts]."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Prompts:
     rest: Mapping[str, Any] = field(default_factory=dict)
     ends: tuple[int, ...] = ()
 
-    def forced(self, model: nn.Module, tokens: torch.Tensor) -> Batch:
+    def forced_inputs(self, model: nn.Module, tokens: torch.Tensor) -> Batch:
         """One forward that predicts each of these tokens [prompts, steps] from the tokens before it."""
         ids = torch.cat([self.ids, tokens[:, :-1]], 1)
         if self.kind == "step":
@@ -46,8 +46,8 @@ class Prompts:
         mask, steps = torch.cat([self.mask, torch.ones_like(tokens[:, :-1])], 1), tokens.shape[1]
         given: dict[str, Any] = {"logits_to_keep": steps, "use_cache": False}
         if self.kind == "causal":
-            return (), _known(model, {"input_ids": ids, **_places(mask, ids.shape[1]), **given})
-        return (), _known(model, {**self.rest, "decoder_input_ids": ids, **given})
+            return (), _accepted_arguments(model, {"input_ids": ids, **_places(mask, ids.shape[1]), **given})
+        return (), _accepted_arguments(model, {**self.rest, "decoder_input_ids": ids, **given})
 
 
 def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
@@ -60,7 +60,7 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     ends = _ends(model)
     if callable(getattr(model, "step", None)):
-        ids = _checked(model, next(iter(given.values()), None))
+        ids = _check_ids(model, next(iter(given.values()), None))
         result = Prompts("step", ids, torch.ones_like(ids), ends=ends)
     elif "past_key_values" in names and "decoder_input_ids" in names:
         ids = given.pop("decoder_input_ids", None)
@@ -68,35 +68,35 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
             first = next(x for x in given.values() if isinstance(x, torch.Tensor))
             start: Any = model.config.decoder_start_token_id  # type: ignore[union-attr]
             ids = torch.full((first.shape[0], 1), int(start), device=first.device)
-        return Prompts("encoder-decoder", _checked(model, ids), torch.ones_like(ids), given, ends)
+        return Prompts("encoder-decoder", _check_ids(model, ids), torch.ones_like(ids), given, ends)
     elif "past_key_values" in names and "input_ids" in names:
-        ids = _checked(model, given.get("input_ids"))
+        ids = _check_ids(model, given.get("input_ids"))
         mask = given.get("attention_mask")
-        result = Prompts("causal", *_left(ids, torch.ones_like(ids) if mask is None else mask.to(ids)), ends=ends)
+        result = Prompts("causal", *_pad_left(ids, torch.ones_like(ids) if mask is None else mask.to(ids)), ends=ends)
     else:
         raise LoadError(
-            f"{type(model).__name__} cannot be asked for tokens one by one: its forward takes no past_key_values, and it has "
-            "no step(tokens, state) that returns logits and a state",
+            f"{type(model).__name__} cannot generate token by token: its forward takes no "
+            "past_key_values, and it has no step(tokens, state) that returns logits and a state",
             slug="cannot-generate",
         )
     if int(result.mask.sum(1).min()) < LEAST:
         raise LoadError(
-            f"a prompt has fewer than {LEAST} tokens: give longer ones to --generate from", slug="cannot-generate"
+            f"a prompt has fewer than {LEAST} tokens: give longer prompts for --generate", slug="cannot-generate"
         )
     return result
 
 
-def _checked(model: nn.Module, ids: Any) -> torch.Tensor:
+def _check_ids(model: nn.Module, ids: Any) -> torch.Tensor:
     if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.is_floating_point():
         return ids
     raise LoadError(
-        f"the inputs of {type(model).__name__} hold no prompts: give token ids [prompts, tokens], or text to a model that has "
-        "a tokenizer",
+        f"the inputs of {type(model).__name__} contain no prompts: give token ids [prompts, "
+        "tokens], or text for a model with a tokenizer",
         slug="cannot-generate",
     )
 
 
-def _left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _pad_left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Move the padding of the prompts to the left."""
     order = mask.bool().to(torch.int8).argsort(dim=1, stable=True)
     return ids.gather(1, order), mask.gather(1, order)
@@ -115,7 +115,7 @@ def _places(mask: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
     return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)[:, -count:]}
 
 
-def _known(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted_arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that the model's forward accepts."""
     names = inspect.signature(type(model).forward).parameters
     return {name: value for name, value in given.items() if name in names}
@@ -150,22 +150,24 @@ def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.T
     given: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1}
     if prompts.kind == "causal":
         given |= {"input_ids": fed, "past_key_values": state, **_places(mask, fed.shape[1])}
-        result = model(**_known(model, given))
+        result = model(**_accepted_arguments(model, given))
         return result.logits[:, -1], result.past_key_values
     given["decoder_input_ids"] = fed
     if state is None:
-        result = model(**_known(model, {**prompts.rest, **given}))
+        result = model(**_accepted_arguments(model, {**prompts.rest, **given}))
         return result.logits[:, -1], (result.past_key_values, result.encoder_last_hidden_state)
     past, encoded = state
     read = {name: x for name, x in prompts.rest.items() if name in MASKS}
-    result = model(**_known(model, {**read, **given, "past_key_values": past, "encoder_outputs": (encoded,)}))
+    result = model(
+        **_accepted_arguments(model, {**read, **given, "past_key_values": past, "encoder_outputs": (encoded,)})
+    )
     return result.logits[:, -1], (result.past_key_values, encoded)
 
 
 def decode(model: nn.Module, prompts: Prompts, steps: int, choose: Choose, *, seed: int, around: Around) -> None:
     """Continue the prompts for `steps` tokens, which `choose` selects; the model is unchanged afterwards."""
     fed, mask, state = prompts.ids, prompts.mask, None
-    with isolated(model, seed=seed), torch.no_grad(), unfused(), uncompiled(), around():
+    with isolated(model, seed=seed), torch.no_grad(), disable_fused_path(), disable_compilers(), around():
         for step in range(steps):
             logits, state = advance(model, prompts, fed, mask, state)
             fed = choose(step, logits.float())[:, None]

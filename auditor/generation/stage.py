@@ -24,7 +24,7 @@ from ..records.generation import Generation
 from ..settings import Settings
 from ..stages import Stages
 from ..verify import Runs
-from .compare import Continued, Decoding, expected_flips, figures, made
+from .compare import Decoding, ReferenceTokens, describe_reference, expected_flips, figures
 from .decode import prompts_of
 from .parts import shares
 
@@ -35,18 +35,18 @@ class Generating:
 
     folder: tempfile.TemporaryDirectory[str]
     decoding: Decoding
-    batches: Sequence[Continued]
-    held_out: Sequence[Continued]
+    batches: Sequence[ReferenceTokens]
+    held_out: Sequence[ReferenceTokens]
 
     @property
-    def checks(self) -> Sequence[Continued]:
+    def checks(self) -> Sequence[ReferenceTokens]:
         """Describe what plans decode."""
         return self.held_out or self.batches
 
     @property
-    def found(self) -> Generation:
+    def reference(self) -> Generation:
         """Describe the tokens that FP32 generated."""
-        return made(self.decoding, self.checks)
+        return describe_reference(self.decoding, self.checks)
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
         """Attach decoding results to every plan that meets the error budget."""
@@ -64,14 +64,16 @@ class Generating:
         margins = next((one for one in known if one is not None), None)
 
         def flips(error: float) -> float | None:
-            return None if margins is None else expected_flips(self.checks, error * margins.allowed)
+            return None if margins is None else expected_flips(self.checks, error * margins.allowed_change)
 
         predicted, parts = shares(bench.problem(plan.strategy, plan.format), plan, flips)
         found = figures(self.checks, given)
         return replace(plan, generated=replace(found, predicted_flips=flips(predicted), parts=parts))
 
 
-def continued(subject: Subject, options: Settings, stages: Stages) -> tuple[Subject, Settings, Generating | None]:
+def generate_reference(
+    subject: Subject, options: Settings, stages: Stages
+) -> tuple[Subject, Settings, Generating | None]:
     """The subject with FP32's generated tokens appended to its prompts, and a default criterion `top1` on them;
     unchanged if no tokens are requested.
 
@@ -82,19 +84,21 @@ def continued(subject: Subject, options: Settings, stages: Stages) -> tuple[Subj
     folder = tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True)
     decoding, model = Decoding(options.generate, options.temperature, options.seed), subject.model
 
-    def each(batches: Sequence[Batch], name: str) -> list[Continued]:
+    def each(batches: Sequence[Batch], name: str) -> list[ReferenceTokens]:
         files = [Path(folder.name, f"{name}{index}.pt") for index in range(len(batches))]
         prompts = [prompts_of(model, batch) for batch in batches]
         return [decoding.reference(model, *one, nullcontext) for one in zip(prompts, files, strict=True)]
 
     with stages("generate", f"{options.generate} tokens in FP32"):
         found = Generating(folder, decoding, each(subject.batches, "batch"), each(subject.held_out, "held_out"))
-        forced = [tuple(one.prompts.forced(model, one.tokens) for one in x) for x in (found.batches, found.held_out)]
+        forced = [
+            tuple(one.prompts.forced_inputs(model, one.tokens) for one in x) for x in (found.batches, found.held_out)
+        ]
         subject = replace(subject, batches=forced[0], held_out=forced[1])
         outputs = answer(model, subject.batches[0], seed=options.seed)
     names = outputs.names if isinstance(outputs, NamedTensors) else ()
     if not names or outputs[0].dim() != 3:
-        said = f"{subject.name} returns no logits [prompts, tokens, vocabulary] first"
+        said = f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]"
         raise LoadError(said, slug="cannot-generate")
     if not options.limits and options.metric is None:
         options = options.having(limits=tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}")))

@@ -21,7 +21,7 @@ from ..execution.execute import Executor
 from ..isolation import isolated
 from ..isolation.answer import answer
 from ..isolation.outputs import tensor_outputs
-from ..isolation.process import unfused
+from ..isolation.process import disable_fused_path
 from ..numerics.metrics import output_error
 from ..numerics.nodes import mutates, row_of
 from ..records import Batch
@@ -30,14 +30,14 @@ from ..trees import tensors_in
 _aten = torch.ops.aten
 
 SAME = 1e-3
-"""How far an answer for a batch of another size may be from the model's: more than rounding is another answer."""
+"""Largest difference between program and model for another batch size that counts as rounding."""
 
 INNER = "model"
-"""Where the model lies in what is exported."""
+"""Attribute that holds the model inside the exported wrapper."""
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     """graph_module: the exported graph, with outputs of user-defined classes as {name: tensor}; `meta["val"]` of its
     nodes has the shapes and dtypes of their results for the audited batch.
 
@@ -49,7 +49,7 @@ class Exported:
     fixed: str
 
 
-class Saved(NamedTuple):
+class SavedProgram(NamedTuple):
     """content: bytes that `torch.export.load` reads. casts: dtype conversions in its graph. fixed: see Exported."""
 
     content: bytes
@@ -57,7 +57,7 @@ class Saved(NamedTuple):
     fixed: str
 
 
-def exported(model: nn.Module, batch: Batch) -> Exported:
+def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
     """Export the model, with a variable batch size where possible. The model and the batch are unchanged.
 
     Raises: PlanError(slug="cannot-export") for a model that torch.export rejects.
@@ -70,10 +70,10 @@ def exported(model: nn.Module, batch: Batch) -> Exported:
     except Exception as error:
         let_through(error)
         raise cannot(f"the model cannot be exported as a graph ({first_line(error)[:240]})") from error
-    return Exported(module, batch, fixed)
+    return ExportedModel(module, batch, fixed)
 
 
-def saved(module: fx.GraphModule, of: Exported) -> Saved:
+def save_program(module: fx.GraphModule, of: ExportedModel) -> SavedProgram:
     """Serialize a lowered graph. Raises: PlanError(slug="cannot-export") where torch.export cannot write it."""
     try:
         program, fixed = _program(module, of.audited, of.fixed)
@@ -82,12 +82,12 @@ def saved(module: fx.GraphModule, of: Exported) -> Saved:
     except Exception as error:
         let_through(error)
         raise cannot(f"the model's graph cannot be saved as a program ({first_line(error)[:240]})") from error
-    return Saved(file.getvalue(), sum(node.target is _aten.to.dtype for node in program.graph.nodes), fixed)
+    return SavedProgram(file.getvalue(), sum(node.target is _aten.to.dtype for node in program.graph.nodes), fixed)
 
 
 def cannot(said: str) -> PlanError:
     """The error that there are no plans for exported graphs, with the reason."""
-    return PlanError(f"{said}: plans of the other strategies do without.", slug="cannot-export")
+    return PlanError(f"{said}: use plans of other strategies, which need no export.", slug="cannot-export")
 
 
 def _program(
@@ -99,17 +99,17 @@ def _program(
         fixed = "the inputs do not share a first dimension" if sizes else "it takes no tensors"
     if not fixed:
         try:
-            program = _traced(module, batch, dynamic=True)
+            program = _trace(module, batch, dynamic=True)
             if _varies(program) and takes(program):
                 return program, ""
-            fixed = "the model's own code fixes it"
+            fixed = "the model's code fixes the batch size"
         except Exception as error:
             let_through(error)
-            fixed = f"torch.export cannot leave it open ({first_line(error)[:160]})"
-    return _traced(module, batch, dynamic=False), fixed
+            fixed = f"torch.export cannot make the batch size variable ({first_line(error)[:160]})"
+    return _trace(module, batch, dynamic=False), fixed
 
 
-def _traced(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
+def _trace(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
     """Trace the model. dynamic: with a variable first dimension; torch treats size one as fixed, so it is doubled."""
     if dynamic and any(x.shape[0] == 1 for x in tensors_in(batch)):
         batch = _twice(batch)
@@ -118,7 +118,7 @@ def _traced(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgra
     if dynamic:
         bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         shapes = pytree.tree_map(lambda leaf: {0: Dim.AUTO} if isinstance(leaf, torch.Tensor) else None, dict(bound))
-    with isolated(module, batch), torch.no_grad(), quietly(), unfused():
+    with isolated(module, batch), torch.no_grad(), quietly(), disable_fused_path():
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 

@@ -24,12 +24,12 @@ from ..records import Capture, Literals
 from .exported import INNER, outlines
 
 FUSED = 0.1
-"""Share of the time of a cast that it takes in a graph: what compiles one makes it part of the operation beside it, and
-what does not is better off with few of them."""
+"""Cost factor of a cast in an exported graph: compilers fuse it with its neighbour; without one, few casts are
+better."""
 
 
 @dataclass(frozen=True)
-class Operation:
+class GraphOperation:
     """An operation with FP32 inputs. low, high: its cost in the format and in FP32; error: its contribution to the
     squared error of the outputs in the format; flops: multiply-adds counted as two. captured: its name in the recorded
     graph. kind: of records.Kept where it must stay FP32, and kept: the reason."""
@@ -66,7 +66,7 @@ class Table:
     """All operations and values of a graph, by name, in order."""
 
     format: str
-    operations: Mapping[str, Operation]
+    operations: Mapping[str, GraphOperation]
     values: Mapping[str, Value]
 
     def may_be_low(self) -> frozenset[str]:
@@ -115,9 +115,9 @@ class Table:
 
 def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
     """Build the table for a plan in a format. graph: the exported graph with recorded shapes."""
-    costs, captured, asked = costs_of(graph), aligned(graph, bench.capture.first), bench.options
+    costs, captured, asked = costs_of(graph), align_nodes(graph, bench.capture.first), bench.options
     returned, share = graph.output_node().all_input_nodes, FUSED if asked.objective == "time" else TIE
-    operations, values, makers = dict[str, Operation](), dict[str, Value](), dict[Any, str]()
+    operations, values, makers = dict[str, GraphOperation](), dict[str, Value](), dict[Any, str]()
     for node in graph.nodes:
         name, elements, its = node.name, elements_of(node), captured.get(node.name)
         contribution = bench.contributions[format].get(its or "")
@@ -127,8 +127,8 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
         if reads := _reads(node):
             cost, figures = costs[name], asked.figures
             low, high = (price(asked.objective, cost, elements, each, figures) for each in (format, "fp32"))
-            why = _kept(node, its, format, bench)
-            operations[name] = Operation(name, op_name(node.target), reads, low, high, own, cost.flops, its, *why)
+            why = _reason_to_keep(node, its, format, bench)
+            operations[name] = GraphOperation(name, op_name(node.target), reads, low, high, own, cost.flops, its, *why)
         if node.op != "output" and _is_fp32(node):
             maker = makers[node] if makers.get(node) in operations else None
             cast = share * cast_seconds(elements, format, asked.figures)
@@ -153,15 +153,17 @@ def is_pick(node: fx.Node) -> bool:
     return op_name(node.target) == "getitem"
 
 
-def _kept(node: fx.Node, captured: str | None, format: str, bench: Workbench) -> tuple[str, str, Literals | None]:
+def _reason_to_keep(
+    node: fx.Node, captured: str | None, format: str, bench: Workbench
+) -> tuple[str, str, Literals | None]:
     """Why an operation must stay FP32, as one word and as a clause; and its literals in the format, where its arguments
     match the recorded ones."""
     known = bench.capture.nodes.get(captured or "")
     literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
-    if refused := _refused(node, dtype_of(format), literals):
+    if refused := _check_runs_low(node, dtype_of(format), literals):
         return "refused", refused, literals
     if captured is None and not _only_moves(row_of(node)):
-        return "untested", "the recorded run has no operation that it could be told to be", literals
+        return "untested", "it matches no operation of the recorded run", literals
     verdict = bench.verdicts[format].get(captured or "")
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return "", "", literals
@@ -179,11 +181,11 @@ def _square(effect: float) -> float:
     return min(effect**2, FORBIDDEN) if math.isfinite(effect) else FORBIDDEN
 
 
-def _refused(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
+def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
     """Why an operation cannot run in low precision, tested on shapes only. "" where low inputs give low results."""
     given = [x for source in node.all_input_nodes for x in tensors_of(source.meta.get("val"))]
     if {x.dtype for x in given if x.is_floating_point() or x.is_complex()} != {torch.float32}:
-        return "it reads what is neither FP32 nor of whole numbers"
+        return "it has inputs that are neither FP32 nor integers"
     low = low_arguments(node, dtype, literals)
     args, kwargs = fx.node.map_arg(low, lambda source: outlines(source.meta.get("val"), dtype))
     try:
@@ -191,22 +193,22 @@ def _refused(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> st
             result = target_of(node)(*args, **kwargs)
     except Exception as error:
         let_through(error)
-        return "torch has no kernel for it that takes low values of these shapes"
+        return "torch has no low-precision kernel for these shapes"
     found = {x.dtype for x in tensors_of(result) if x.is_floating_point() or x.is_complex()}
-    return "" if found <= {dtype} else "it gives FP32 whatever it reads"
+    return "" if found <= {dtype} else "its result is FP32 even for low inputs"
 
 
 def low_arguments(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> tuple[Any, Any]:
     """The arguments of a node in low precision: literals as Python would write them, and no FP32 dtype."""
 
-    def asked(value: Any) -> Any:
+    def lower_argument(value: Any) -> Any:
         return dtype if value is torch.float32 else value
 
     args, kwargs = with_literals(node.args, dict(node.kwargs), literals)
-    return tuple(map(asked, args)), {key: asked(value) for key, value in kwargs.items()}
+    return tuple(map(lower_argument, args)), {key: lower_argument(value) for key, value in kwargs.items()}
 
 
-def aligned(graph: fx.Graph, capture: Capture) -> dict[str, str]:
+def align_nodes(graph: fx.Graph, capture: Capture) -> dict[str, str]:
     """{node of the exported graph: the matching recorded operation, weight or input}, by their common order.
 
     Nodes without a match are left out.

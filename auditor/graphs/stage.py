@@ -33,19 +33,19 @@ from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..stages import tick
 from ..verify import PROGRAM
-from .exported import Exported, Saved, cannot, exported, outlines, saved
-from .operations import Operation, Table, is_pick, low_arguments, table_of
+from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
+from .operations import GraphOperation, Table, is_pick, low_arguments, table_of
 
 COPIED = "copied"
-"""Where a node's `meta` has the name of the one that it stands for; casts stand for none."""
+"""Key in a node's `meta` for the original node's name; casts have none."""
 
 
 ALL_LOW = "cast"
-"""The strategy that the recorded graph is run under in the place of an exported program with everything low."""
+"""Strategy that stands for the all-low exported program in replays of the recorded graph."""
 
 
 @dataclass(frozen=True)
-class Planned:
+class GraphPlans:
     """plans, baselines: by name; files: the saved programs, by file name. said: warnings.
 
     fp32_today, timing: see Audit.
@@ -59,7 +59,7 @@ class Planned:
     timing: Timing | None = None
 
 
-def graphs_of(bench: Workbench, score: InFp32 | None = None) -> Planned:
+def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:
     """A plan for every format that torch can compute, verified on held-out inputs if there are any. score: of the FP32
     model, where plans are to be scored.
 
@@ -68,26 +68,26 @@ def graphs_of(bench: Workbench, score: InFp32 | None = None) -> Planned:
     """
     try:
         tick("exporting the model")
-        return _planned(_trial(bench), score)
+        return _make_plans(_trial(bench), score)
     except PlanError as error:
-        if error.slug != "cannot-export" or not bench.options.scoped:
+        if error.slug != "cannot-export" or not bench.options.scope_strategies:
             raise
-        return Planned(said=(f"There is no plan of strategy {GRAPHS[0]}: {error}",))
+        return GraphPlans(said=(f"There is no plan of strategy {GRAPHS[0]}: {error}",))
 
 
 def _trial(bench: Workbench) -> Trial:
     """The exported model, and the batches on which it agrees with the model."""
     subject = bench.subject
-    trial = Trial(exported(subject.model, subject.batches[0]), bench)
+    trial = Trial(export_model(subject.model, subject.batches[0]), bench)
     if not trial.agrees(subject.batches[0]):
-        raise cannot("the graph that torch.export makes of the model does not answer as the model does")
+        raise cannot("the exported graph does not reproduce the model's outputs")
     batches, held_out = (tuple(filter(trial.agrees, some)) for some in (subject.batches, subject.held_out))
     if len(batches) + len(held_out) == len(subject.batches) + len(subject.held_out):
         return trial
     return replace(trial, bench=replace(bench, subject=replace(subject, batches=batches, held_out=held_out)))
 
 
-def _planned(trial: Trial, score: InFp32 | None) -> Planned:
+def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
     bench = trial.bench
     baselines, spaces, files = dict[str, Verification](), dict[str, Operations](), dict[str, bytes]()
     for format in filter(runs, bench.options.formats):
@@ -105,8 +105,8 @@ def _planned(trial: Trial, score: InFp32 | None) -> Planned:
         plans = {}
         for name, choice in chosen.items():
             low = spaces[name].low(choice)
-            module = lowered(trial.exported, spaces[name].table, low)
-            file = saved(module, trial.exported)
+            module = lower_operations(trial.exported, spaces[name].table, low)
+            file = save_program(module, trial.exported)
             files[f"{name}{PROGRAM}"] = file.content
             plan = _plan(name, trial, spaces[name].table, low, file)
             plans[name] = replace(plan, predicted_error=choice.predicted_error, memory=memory_needed(module))
@@ -114,7 +114,7 @@ def _planned(trial: Trial, score: InFp32 | None) -> Planned:
         return answered(bench, plans, files)
 
     plans = verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
-    return Planned(score.under(plans, bench, files) if score else plans, baselines, files)
+    return GraphPlans(score.under(plans, bench, files) if score else plans, baselines, files)
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
@@ -136,7 +136,7 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
             low -= {name}
 
 
-def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: Saved) -> Plan:
+def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: SavedProgram) -> Plan:
     bench = trial.bench
     kept = kept_of(table, low, MARGIN * bench.max_error)
     in_time = replace(bench, options=bench.options.having(objective="time"))
@@ -185,7 +185,7 @@ def cuts_of(table: Table) -> Cuts:
 
 
 AGREES = 0.02
-"""Share of the budget that the exported graph may be from the model in FP32: it may sum in another order."""
+"""Allowed difference between the exported graph and the model in FP32, as a share of the error budget."""
 
 
 class OperationRefused(Exception):
@@ -200,12 +200,12 @@ class OperationRefused(Exception):
 class Trial:
     """Runs one exported model on the audit's batches."""
 
-    exported: Exported
+    exported: ExportedModel
     bench: Workbench
 
     def error(self, table: Table, low: frozenset[str]) -> float:
         """The worst batch's output error with these operations low. Raises: OperationRefused if one raises."""
-        module = lowered(self.exported, table, low)
+        module = lower_operations(self.exported, table, low)
         return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
 
     def agrees(self, batch: Batch) -> bool:
@@ -246,11 +246,13 @@ class Operations(Space):
         self.table, self._trial = table, trial
         self.nothing = self._choice(table.may_be_low())
 
-        def worth(name: str) -> tuple[float, str]:
+        def cost_difference(name: str) -> tuple[float, str]:
             each = table.operations[name]
             return (each.low - each.high) / max(each.error, 1e-30), name
 
-        self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in sorted(table.may_be_low(), key=worth)]
+        self._groups: list[frozenset[Hashable]] = [
+            frozenset((name,)) for name in sorted(table.may_be_low(), key=cost_difference)
+        ]
         self._cuts = cuts_of(table)
 
     def low(self, point: Candidate) -> frozenset[str]:
@@ -281,20 +283,23 @@ def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOpera
     )
 
 
-def _reason(table: Table, low: frozenset[str], budget: float, operation: Operation) -> tuple[str, str]:
+def _reason(table: Table, low: frozenset[str], budget: float, operation: GraphOperation) -> tuple[str, str]:
     """Why an operation stays FP32: in one word, and in a clause."""
     if operation.kind:
         return operation.kind, operation.kept
     name, square = operation.name, table.price(low)[1]
     (now, had), (then, has) = (table.price(some, name) for some in (low, low | {name}))
     if then >= now:
-        return "no-gain", "lowering it alone saves nothing: what it takes is no less than the casts around it"
+        return "no-gain", "running it low saves nothing: the casts around it cost at least as much"
     if (after := math.sqrt(max(square + has - had, 0.0))) > budget:
-        return "budget", f"low as well, it takes the predicted error from {math.sqrt(square):.2g} to {after:.2g}"
-    return "budget", "no choice on the curve of cuts with it low holds the budget"
+        return (
+            "budget",
+            f"if it also ran low, the predicted error would rise from {math.sqrt(square):.2g} to {after:.2g}",
+        )
+    return "budget", "no tested choice with it low meets the error budget"
 
 
-def lowered(exported: Exported, table: Table, low: frozenset[str]) -> fx.GraphModule:
+def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str]) -> fx.GraphModule:
     """The exported model with these operations in low precision; it shares the FP32 weights with the original.
 
     Inputs and outputs are FP32, and the graph contains their casts. Weights without FP32 readers are stored low.

@@ -14,7 +14,7 @@ from ..records import Batch
 from ..stages import beat
 from .isolated import isolated
 from .outputs import NamedTensors, tensor_outputs
-from .process import uncompiled, unfused
+from .process import disable_compilers, disable_fused_path
 
 T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[Any]]
@@ -36,8 +36,8 @@ def answer(
     """
 
     def run() -> NamedTensors:
-        args, kwargs = copied(batch)
-        with nullcontext() if fused else unfused(), uncompiled(), around():
+        args, kwargs = copy_batch(batch)
+        with nullcontext() if fused else disable_fused_path(), disable_compilers(), around():
             return tensor_outputs(model(*args, **kwargs)).each(lambda x: x.detach().clone())
 
     if not gradients:
@@ -81,7 +81,7 @@ def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: i
         return run()
 
 
-def copied(batch: Batch) -> Batch:
+def copy_batch(batch: Batch) -> Batch:
     """The batch with copies of its tensors."""
     result: Batch = pytree.tree_map_only(
         torch.Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), batch

@@ -24,7 +24,7 @@ class Draw:
     device: torch.device
     own: bool
 
-    def again(self, op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def repeat(self, op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Repeat the operation with the same random numbers; generators are unchanged."""
         if self.own:
             generator = torch.Generator(self.device)
@@ -65,7 +65,7 @@ def in_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dtype = _low_dtype(args, kwargs)
     if dtype is None:
         return op(*args, **kwargs)
-    wide = [_raised(x) for x in (args, kwargs)]
+    wide = [_to_float32(x) for x in (args, kwargs)]
     result = op(*wide[0], **wide[1])
     if mutates(op):  # what was written belongs to the caller
         args[0].copy_(wide[0][0])
@@ -96,7 +96,7 @@ def _low_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | N
     return next((x.dtype for x in leaves if isinstance(x, torch.Tensor) and is_low(x.dtype)), None)
 
 
-def _raised(tree: Any) -> Any:
+def _to_float32(tree: Any) -> Any:
     def wide(x: Any) -> Any:
         if isinstance(x, torch.Tensor) and is_low(x.dtype):
             return x.float()

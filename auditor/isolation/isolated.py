@@ -20,7 +20,7 @@ from torch import nn
 
 from ..errors import AuditorError
 from .process import process_state, reseed
-from .tensors import Memory, TensorState, plain_torch
+from .tensors import StorageCopies, TensorState, plain_torch
 
 _Slot = types.MemberDescriptorType
 _OPEN_STDLIB = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
@@ -64,7 +64,7 @@ class _Snapshot:
     """All objects reachable from some roots, with their contents at the start."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
-        self.memory = Memory()
+        self.memory = StorageCopies()
         self._seen: dict[int, Any] = {}
         self._contents: list[tuple[Any, _Kind, list[Any]]] = []
         self._tensors: list[TensorState] = []

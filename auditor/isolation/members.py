@@ -66,7 +66,7 @@ def size_of(model: nn.Module) -> int:
     """Number of parameters, shared ones counted once. Raises: ValueError for an uninitialized lazy layer."""
     for name, parameter in named_parameters(model):
         if nn.parameter.is_lazy(parameter):
-            raise ValueError(f"{name} has no shape yet: call the model once, or load its weights, before it is patched")
+            raise ValueError(f"{name} has no shape yet: call the model once, or load its weights, before you patch it")
     return sum(parameter.numel() for parameter in parameters_of(model))
 
 
@@ -78,7 +78,7 @@ def wrapper_of(model: nn.Module) -> str | None:
     return None
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The model inside all wrappers; without wrappers the model itself."""
     while (name := wrapper_of(model)) is not None:
         model = getattr(model, name)
@@ -101,7 +101,7 @@ def structure_of(model: nn.Module) -> str:
 
     Wrappers and FSDP's generated classes do not count. Raises: what a lazy parameter raises.
     """
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     lines = [
         f"{without_wrappers(path)} {_class_of(module)}"
         for path, module in named_modules(inner)
@@ -116,7 +116,7 @@ def _class_of(module: nn.Module) -> str:
     return next(own).__name__
 
 
-def renamed(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:
+def rename_scopes(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:
     """Map a plan's scopes to the paths of a model whose wrappers lie at other places."""
     plain = {without_wrappers(path): path for path in sorted(paths)}
     return {path if path in paths else plain.get(without_wrappers(path), path): how for path, how in scopes.items()}

@@ -16,13 +16,13 @@ from torch import nn
 from torch.distributions import Distribution
 
 LONE = "output"
-"""What a tensor is called that is all a model returns."""
+"""Name of a single returned tensor."""
 
 _ENDLESS = (io.IOBase, itertools.count, itertools.cycle, itertools.repeat)
 _NUMBERS = (str, bytes, bytearray, memoryview, range, bool, int, float, complex)
 _CODE = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, functools.partial, Enum)
 _CLOSED = (*_NUMBERS, *_CODE)
-"""What is not looked into: a module's tensors are no output, and the others hold none."""
+"""Types that are skipped: a module's tensors are not outputs, and the others contain no tensors."""
 
 
 class NamedTensors(list[torch.Tensor]):

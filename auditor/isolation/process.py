@@ -20,7 +20,7 @@ from .tensors import plain_torch
 
 _MATMUL, _DETERMINISTIC = "float32_matmul_precision", "deterministic_algorithms"
 _GENERAL = {"fp32_precision": "generic", "cudnn.fp32_precision": "cuda", "mkldnn.fp32_precision": "mkldnn"}
-"""The precisions of all operations of a backend that have none of their own, by what torch calls the backend."""
+"""Backend-wide precision flags, by torch's name of the backend."""
 
 ON_A_GPU = ("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision")
 ON_A_CPU = ("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision")
@@ -40,7 +40,8 @@ FLAGS = (
     "cudnn.deterministic",
     _DETERMINISTIC,
 )
-"""Under `torch.backends` but for the first and the last, in the order they are set: the finer ones overrule those before."""
+"""Names in `torch.backends`, except the first and the last, in the order they are set: finer flags override earlier
+ones."""
 
 _IEEE = {
     _MATMUL: "highest",
@@ -50,7 +51,7 @@ _IEEE = {
 }
 
 OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
-"""Variables of the environment that overrule flags."""
+"""Environment variables that override flags."""
 
 Flags = Mapping[str, Any]
 
@@ -85,7 +86,7 @@ def process_state() -> Callable[[], None]:
 
 
 ENOUGH = 3_000
-"""Calls that may nest: a module's are three of Python's, and more while it is watched; the stack has room for so many in C++."""
+"""Recursion limit: a module call takes three Python calls, more under observation; the C++ stack allows this many."""
 
 
 def flags() -> dict[str, Any]:
@@ -122,7 +123,7 @@ def loose(found: Flags, device: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def unfused() -> Iterator[None]:
+def disable_fused_path() -> Iterator[None]:
     """In the body PyTorch's fused transformer path is off."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -133,7 +134,7 @@ def unfused() -> Iterator[None]:
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
+def disable_compilers() -> Iterator[None]:
     """In the body compiled functions and TorchScript run uncompiled, so that their operations can be recorded.
 
     TorchScript writes casts into its code on the first run under autocast, in that dtype, and keeps them.
@@ -150,7 +151,7 @@ def uncompiled() -> Iterator[None]:
 
 
 @contextmanager
-def swapped(holder: Any, name: str, value: Any) -> Iterator[None]:
+def swap_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
     """In the body `holder.name` is `value`. holder: the module or class that defines the attribute."""
     kept = vars(holder)[name]
     setattr(holder, name, value)

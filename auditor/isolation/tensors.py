@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from ..trees import tensors_in
 
 AT_ONCE = 4 << 20
-"""Bytes of tensors that are copied whether or not they are written; watching writes slows down every operation."""
+"""Total bytes of tensors that are copied at once; watching writes instead slows down every operation."""
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -69,7 +69,7 @@ class TensorState:
             self._tensor.grad = self._grad
 
 
-class Memory:
+class StorageCopies:
     """The storages of some tensors, with their bytes before the first write."""
 
     def __init__(self) -> None:

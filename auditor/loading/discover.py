@@ -21,20 +21,20 @@ from torch import Tensor, nn
 from ..capture.source import installed
 from ..errors import LoadError
 from ..isolation.members import size_of
-from ..isolation.process import reseed, swapped
+from ..isolation.process import reseed, swap_attribute
 from ..numerics.formats import is_low
 from ..offload import onto
 from ..records import Origin
 from .importer import digest_of
-from .state import name_of, refused
+from .state import convert_errors, name_of
 from .statedicts import few, read_checkpoint
-from .target import Target, blame, call, parse, required
+from .target import Target, blame, call, parse, required_arguments
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
 PACKAGES = {"timm": ("timm", "huggingface_hub"), "hf": ("transformers", "huggingface_hub")}
 CHECKPOINTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
-"""Names that transformers looks for, in its order."""
+"""Checkpoint file names of transformers, in its order of preference."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 
 
@@ -77,7 +77,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
             made = spec["model"]
     if not isinstance(made, nn.Module):
         what = f"{symbol}() in {target.label} returned a {type(made).__name__}"
-        raise LoadError(f"{what}: return the nn.Module alone", "not-a-model")
+        raise LoadError(f"{what}: return only the nn.Module", "not-a-model")
     file = Path(target.path or getattr(module, "__file__", None) or "")
     # an installed module is found by its name wherever it is installed
     path = file if file.suffix == ".py" and not installed(str(file)) else None
@@ -99,10 +99,11 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
     classes = {n: c for n, c in vars(module).items() if _is_model_class(c) and c.__module__ == module.__name__}
     if not classes:
         hint = (
-            "define get_model(), `model`, or an nn.Module class that needs no arguments, or name it, as in model.py:Net"
+            "define get_model(), `model`, or an nn.Module class without required arguments, or name "
+            "the symbol, as in model.py:Net"
         )
         raise LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
-    names = [name for name, kind in classes.items() if not required(kind)] or list(classes)[-1:]
+    names = [name for name, kind in classes.items() if not required_arguments(kind)] or list(classes)[-1:]
     if len(names) > 1:  # of these, one that no other one contains or derives from
         built = {name: _build(classes[name], target, name, seed) for name in names}
         parts = {name: {type(part) for part in model.modules()} for name, model in built.items()}
@@ -140,7 +141,7 @@ def _init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[
 
 def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /, *args: Any, **kwargs: Any) -> Any:
     what = f"{symbol}() in {target.label}"
-    if not args and not kwargs and (names := required(value)):
+    if not args and not kwargs and (names := required_arguments(value)):
         example = f"{target.script}:{symbol}({', '.join(f'{name}=...' for name in names)})"
         said = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
         raise LoadError(said, slug="needs-arguments")
@@ -162,7 +163,7 @@ def _is_callable_here(module: ModuleType, name: str) -> bool:
     value = getattr(module, name, None)
     if not callable(value) or isinstance(value, nn.Module):
         return False
-    return getattr(value, "__module__", None) == module.__name__ or not required(value)
+    return getattr(value, "__module__", None) == module.__name__ or not required_arguments(value)
 
 
 def _is_model_class(value: Any) -> bool:
@@ -185,7 +186,7 @@ def from_hub(target: Target, seed: int) -> BuiltModel:
     Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises" | "quantised-model" |
     "remote-code" | "missing-weights" | "bad-weights" | "weights-mismatch").
     """
-    with swapped(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
+    with swap_attribute(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
         reseed(seed)
         return call(_timm if target.hub == "timm" else _hugging_face, f"building {target.text}", "model-raises", target)
 
@@ -194,7 +195,7 @@ def weights_of(text: str) -> int:
     """Size in bytes, in FP32, of a Hugging Face checkpoint; 0 where it is unknown before the model is built."""
     with suppress(LoadError, ImportError):  # whoever loads it says why
         if (target := parse(text)).hub == "hf":
-            return sum(4 * x.numel() for x in _stored(_folder(target)).values() if x.is_floating_point())
+            return sum(4 * x.numel() for x in _load_checkpoint(_folder(target)).values() if x.is_floating_point())
     return 0
 
 
@@ -214,7 +215,7 @@ def _hugging_face(target: Target) -> BuiltModel:
     folder = _folder(target)
     config = _config(transformers, folder)
     kind, notes = _class_of(transformers, config)
-    maker, stored = getattr(transformers, kind), _stored(folder)
+    maker, stored = getattr(transformers, kind), _load_checkpoint(folder)
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
         make = maker.from_config if kind == "AutoModel" else maker
         model = call(make, f"{kind} from {folder.name}", "model-raises", config)
@@ -241,7 +242,7 @@ def _folder(target: Target) -> Path:
     path = Path(name)
     if os.path.isdir(name):  # noqa: PTH112 (a name too long for a path is none)
         if not (path / "config.json").is_file():
-            raise LoadError(f"{path} has no config.json: name the directory of one model", slug="missing-target")
+            raise LoadError(f"{path} has no config.json: give the directory of one model", slug="missing-target")
         return path.resolve()
     hub: Any = importlib.import_module("huggingface_hub")
     repository, _, revision = name.partition("@")
@@ -264,16 +265,16 @@ def _config(transformers: Any, folder: Path) -> Any:
         if "custom code" not in str(error):
             raise
         raise LoadError(
-            f"{folder} holds a model whose code is its own, and hf: runs no code of a directory: read it, write a model.py "
-            "whose get_model() calls from_pretrained(..., trust_remote_code=True), and audit that",
+            f"{folder} contains its own model code, which hf: never runs: read it, then audit a "
+            "model.py whose get_model() calls from_pretrained(..., trust_remote_code=True)",
             slug="remote-code",
         ) from error
     if (quantised := getattr(config, "quantization_config", None)) is not None:
         told = quantised if isinstance(quantised, Mapping) else vars(quantised)
         method = told.get("quant_method", "a method of its own")
         raise LoadError(
-            f"the checkpoint in {folder} is quantised ({getattr(method, 'value', method)}), so it has no FP32 values to "
-            "compare with: give the checkpoint that it was made from, or save it dequantised (`model.dequantize()`, then "
+            f"the checkpoint in {folder} is quantised ({getattr(method, 'value', method)}), so there are no FP32 "
+            "values to compare with: give the original checkpoint, or save it dequantised (`model.dequantize()`, then "
             "`save_pretrained`, with no quantization_config in config.json)",
             slug="quantised-model",
         )
@@ -290,13 +291,13 @@ def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
     return "AutoModel", (f"{said} a head of its own, is audited; for all of it, write a model.py that makes it",)
 
 
-def _stored(folder: Path) -> dict[str, Tensor]:
+def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
     """The tensors of the checkpoint, memory-mapped. Empty where there is none.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights").
     """
     file = next((folder / name for name in CHECKPOINTS if (folder / name).is_file()), None)
-    with refused(slug="bad-weights"):
+    with convert_errors(slug="bad-weights"):
         return {} if file is None else read_checkpoint(file)
 
 
@@ -319,22 +320,22 @@ def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Itera
         name, given, own = wrong[0]
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise LoadError(
-            f"the checkpoint in {where} does not fit its config.json: {name} is {list(given)} there and {list(own)} in "
-            f"{kind}{more}: give the config that was saved with it",
+            f"the checkpoint in {where} does not fit its config.json: {name} has the shape {list(given)} there and "
+            f"{list(own)} in {kind}{more}: give the config that was saved with it",
             slug="weights-mismatch",
         )
     missing, left = sorted(info.get("missing_keys", ())), sorted(info.get("unexpected_keys", ()))
     own = dict(model.named_parameters(remove_duplicate=False))
     if {id(own[name]) for name in missing if name in own} == set(map(id, own.values())):
         raise LoadError(
-            f"the checkpoint in {where} holds nothing of {kind}: it has {few(left)}, and the model {few(missing)}: check "
-            "`architectures` in config.json",
+            f"the checkpoint in {where} has no weight of {kind}: it has {few(left)}, the model "
+            f"{few(missing)}: check `architectures` in config.json",
             slug="weights-mismatch",
         )
     if missing:
         yield (
-            f"tensors of the model that the checkpoint does not have are RANDOM ({len(missing)}: {few(missing)}): what is "
-            "said of them, and of all that follows them, is of no trained model"
+            f"weights missing from the checkpoint are RANDOM ({len(missing)}: {few(missing)}): "
+            "results for them, and for all operations after them, do not describe a trained model"
         )
     if left:
-        yield f"tensors of the checkpoint that the model does not have are left out ({len(left)}: {few(left)})"
+        yield f"weights of the checkpoint that the model lacks are ignored ({len(left)}: {few(left)})"

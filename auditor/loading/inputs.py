@@ -23,9 +23,9 @@ from ..isolation.process import reseed
 from ..numerics.entries import extent
 from ..records import Batch
 from ..trees import tensors_in
-from .state import in_eval, name_of, refused
+from .state import convert_errors, in_eval, name_of
 from .statedicts import read_tensors
-from .target import blame, call, named_in, parse, required, user_code
+from .target import blame, call, named_in, parse, required_arguments, user_code
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
 GRAMMAR = "write f.py:func, x.pt, x.safetensors, x.npz, prompts.txt, or shapes such as 'x:float32[1,3,224,224] ids:int64[1,16]<1000'"
@@ -35,11 +35,11 @@ FORMS = (
 TEXT = ".txt"
 SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", TEXT)
 MOST_BATCHES = 32
-"""How many batches of an open-ended iterable (a generator, a DataLoader) are used."""
+"""Maximum number of batches taken from an iterable such as a generator or DataLoader."""
 
 BATCH, TOKENS = 2, 16
 SAMPLES = 16_000
-"""One second of sound at the rate speech models take."""
+"""Samples in one second of audio, at the rate of speech models."""
 LENGTHS = (16, 8, 32, 64, 128)
 SIDES = (32, 64, 28, 224, 8, 16, 96, 128, 256)
 
@@ -67,10 +67,10 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     if path.suffix in SUFFIXES:
         if not path.is_file():
             raise LoadError(f"inputs {path} do not exist: check --inputs", slug="missing-inputs")
-        with refused(slug="bad-weights"):
+        with convert_errors(slug="bad-weights"):
             if path.suffix == TEXT:
                 value: Any = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-                return Inputs(as_batches(tokenized(model, value), path.name), source)
+                return Inputs(as_batches(tokenize(model, value), path.name), source)
             value = _read_npz(path) if path.suffix == ".npz" else read_tensors(path)
         if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
             return Inputs((bind_named(model, value, path.name),), source)
@@ -81,10 +81,10 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
         function = named_in(target, GRAMMAR, "missing-inputs")
         what = f"{target.symbol}() in {target.label}"
         value = call(function, what, "inputs-raise") if callable(function) else function
-        return Inputs(as_batches(tokenized(model, value), what), source)
+        return Inputs(as_batches(tokenize(model, value), what), source)
 
 
-def tokenized(model: Any, value: Any) -> Any:
+def tokenize(model: Any, value: Any) -> Any:
     """Convert texts to token ids with the model's tokenizer, padded on the left; pass on other values.
 
     Raises: LoadError(slug="bad-inputs") where the model has none.
@@ -101,7 +101,7 @@ def tokenized(model: Any, value: Any) -> Any:
     except Exception as error:
         why = f"{type(error).__name__}: {first_line(error)[:160]}"
         raise LoadError(
-            f"text is for models with a tokenizer beside their weights ({why}): give ids", "bad-inputs"
+            f"text inputs need a tokenizer beside the model's weights ({why}): give token ids", "bad-inputs"
         ) from error
     return {name: x for name, x in given.items() if name in forward_parameters(model)}
 
@@ -135,8 +135,8 @@ def from_model(model: nn.Module, seed: int) -> Inputs:
         except Exception as raised:  # a wrong guess may fail in any way
             error = raised
     hint = "define get_inputs() beside the model, or pass --inputs 'x:float32[1,3,224,224]'"
-    why = f" found for forward({', '.join(required(model.forward))})"
-    why = f", and none made up run, {blame(error)}" if error else why
+    why = f" found for forward({', '.join(required_arguments(model.forward))})"
+    why = f", and the model does not run on generated ones: {blame(error)}" if error else why
     raise LoadError(f"no example inputs{why}: {hint}", slug="no-inputs") from error
 
 
@@ -179,14 +179,14 @@ def _one_call(value: Any, source: str) -> Batch:
         case tuple() | list():
             return tuple(value), {}
     what = "nothing" if value is None else f"a {type(value).__name__}"
-    raise LoadError(f"{source} gave {what}: {FORMS}", slug="bad-inputs")
+    raise LoadError(f"{source} returned {what}: {FORMS}", slug="bad-inputs")
 
 
 def reject_iterators(arguments: Any, source: str) -> None:
     """Raises: LoadError(slug="bad-inputs") for an iterator, which the first of several calls would use up."""
     if any(isinstance(leaf, Iterator) for leaf in tree_leaves(arguments)):
         raise LoadError(
-            f"{source} gave an iterator as an argument, which the first of many calls uses up: give a list of what it yields",
+            f"{source} contains an iterator, which the first of several calls uses up: give a list of its items",
             slug="bad-inputs",
         )
 
@@ -207,7 +207,7 @@ def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Bat
     if len(tensors) == 1:
         return tuple(tensors.values()), {}
     raise LoadError(
-        f"{source} names {', '.join(tensors)} but forward takes {', '.join(names) or 'nothing'}: use its names",
+        f"{source} names {', '.join(tensors)}, but forward takes {', '.join(names) or 'nothing'}: use those names",
         slug="bad-inputs",
     )
 
@@ -232,12 +232,12 @@ def _from_shapes(text: str, shapes: list[re.Match[str]], model: nn.Module) -> Ba
         values = [_values(match, model) for match in shapes]
     except (RuntimeError, ValueError, OverflowError) as error:  # no memory for it, or a limit that leaves no number
         reason = str(error).partition("\n")[0]
-        raise LoadError(f"--inputs {text!r} cannot be made: {reason}", slug="bad-inputs") from error
+        raise LoadError(f"cannot generate --inputs {text!r}: {reason}", slug="bad-inputs") from error
     names = [match["name"] for match in shapes]
     if not any(names):
         return tuple(values), {}
     if not all(names):
-        raise LoadError(f"--inputs {text!r} names some shapes only: name all or none", slug="bad-inputs")
+        raise LoadError(f"--inputs {text!r} names only some shapes: name all or none", slug="bad-inputs")
     return bind_named(model, dict(zip(names, values, strict=True)), "--inputs")
 
 
@@ -259,8 +259,8 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
     """Generated inputs: in shapes that a timm or Hugging Face model declares, its `dummy_inputs`, or one tensor that
     fits the first layer with weights."""
     declared: Mapping[str, Callable[[], Any]] = {
-        "made up in the size that timm gives": lambda: torch.randn(BATCH, *model.pretrained_cfg["input_size"]),
-        "made up in the sizes of the config": lambda: _of_hugging_face(model),
+        "generated in the size that timm declares": lambda: torch.randn(BATCH, *model.pretrained_cfg["input_size"]),
+        "generated in the sizes of the config": lambda: _of_hugging_face(model),
         "model.dummy_inputs": lambda: model.dummy_inputs,
     }
     for source, make in declared.items():
@@ -270,7 +270,7 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
             continue
         yield batch, source
     layers = [(name, part) for name, part in model.named_modules() if _shapes(part)]
-    for name, layer in layers[:1] if len(required(model.forward)) < 2 else ():
+    for name, layer in layers[:1] if len(required_arguments(model.forward)) < 2 else ():
         rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
         for shape in _shapes(layer):
             # in FP32, whatever default the user's file has set

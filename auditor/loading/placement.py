@@ -34,7 +34,7 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     here = devices_of(subject.model)
     if is_spread(device) or here <= {device} or (not is_native(device) and not here):
         return subject
-    there = moved(subject, device)
+    there = move_subject(subject, device)
     refused: Exception | None = None
     for inputs in _placements(subject, device):
         candidate = replace(there, **inputs)
@@ -70,21 +70,21 @@ def _placements(subject: Subject, device: str) -> Iterator[dict[str, Any]]:
         yield {name: _inputs(getattr(subject, name), device, wanted) for name in ("batches", "held_out")}
 
 
-def moved(subject: Subject, device: str) -> Subject:
+def move_subject(subject: Subject, device: str) -> Subject:
     """Copy the subject, with its model, loss and inputs, to the device.
 
     Raises: AuditorError(slug="no-copy").
     """
     memo: dict[int, Any] = {}
-    model, objective = copied(subject.model, device, memo), subject.objective
+    model, objective = copy_to_device(subject.model, device, memo), subject.objective
     if objective is not None:
-        loss_fn, targets = copied(objective.loss_fn, device, memo), _inputs(objective.targets, device)
+        loss_fn, targets = copy_to_device(objective.loss_fn, device, memo), _inputs(objective.targets, device)
         objective = replace(objective, loss_fn=loss_fn, targets=targets)
     batches, held_out = _inputs(subject.batches, device), _inputs(subject.held_out, device)
     return replace(subject, model=model, batches=batches, held_out=held_out, objective=objective, given=subject)
 
 
-def copied(value: T, device: str, memo: dict[int, Any] | None = None) -> T:
+def copy_to_device(value: T, device: str, memo: dict[int, Any] | None = None) -> T:
     """Deep-copy a model or a loss to the device; the copy shares nothing with the original.
 
     memo: filled as copy.deepcopy fills it. Raises: AuditorError(slug="no-copy").
@@ -101,8 +101,8 @@ def copied(value: T, device: str, memo: dict[int, Any] | None = None) -> T:
     except Exception as error:
         let_through(error)
         raise AuditorError(
-            f"{type(value).__name__} cannot be copied to the GPU ({type(error).__name__}: {error}): audit it with "
-            "device='cpu'",
+            f"cannot copy {type(value).__name__} to the GPU ({type(error).__name__}: {error}): audit "
+            "it with device='cpu'",
             slug="no-copy",
         ) from error
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from .. import offload
 from ..errors import LoadError, first_line, let_through
 from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
-from ..isolation.process import reseed, swapped
+from ..isolation.process import reseed, swap_attribute
 from ..numerics.entries import entries
 from ..numerics.formats import is_low
 from ..records import Batch, Subject
@@ -84,7 +84,7 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
     refused: LoadError | None = None
     for candidate in _candidates(subject):
         try:
-            with raised(candidate):
+            with upcast_model(candidate):
                 checked = check(candidate)
         except LoadError as error:
             if error.slug != "forward-raises":
@@ -94,9 +94,9 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
         floats = [x for _, x in named_tensors(subject.model) if x.is_floating_point()]
         if candidate.raised == "kept" and all(is_low(x.dtype) for x in floats):
             raise LoadError(
-                "the model is stored low and does not run with the same values in FP32, so there is no reference: "
-                f"{refused}. Let its forward follow the dtype of its weights instead of casting by itself, or give the FP32 "
-                "model",
+                "the model is stored in low precision and does not run when its weights are converted to "
+                f"FP32, so there is no reference: {refused}. Let its forward use the dtype of its weights "
+                "instead of fixed casts, or give the FP32 model",
                 slug="low-precision-model",
             )
         return checked
@@ -105,7 +105,7 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
 
 
 @contextmanager
-def raised(subject: Subject) -> Iterator[None]:
+def upcast_model(subject: Subject) -> Iterator[None]:
     """In the body the subject's model has its weights, in FP32 as `settle_precision` decided; then it is restored."""
     with present(subject.model), in_fp32(subject.model, subject.raised):
         yield
@@ -142,7 +142,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
         yield subject
         given = pytree.tree_leaves((subject.batches, subject.held_out))
         if any(isinstance(x, Tensor) and is_low(x.dtype) for x in given):
-            note = "inputs came in FP16 or BF16, which the model does not run on: they are raised to FP32"
+            note = "inputs in FP16 or BF16, on which the model does not run, were converted to FP32"
             yield _widen(subject, "inputs", note)
         return
     counts = Counter(subject.stored_low)  # of its checkpoint, which was raised while it was read
@@ -153,16 +153,17 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
     dtypes = ", ".join(sorted({*counts, *(name_of(x.dtype) for x in low)}))
     count, total = counts.total(), size_of(model)
     note = (
-        f"the {'model' if low else 'checkpoint'} stores {'all' if count == total else f'{count:,}'} of {total:,} weights in "
-        f"{dtypes}: the reference is the same values in FP32; what {dtypes} had cost before is in no error"
+        f"the {'model' if low else 'checkpoint'} stores "
+        f"{'all' if count == total else f'{count:,}'} of {total:,} weights in {dtypes}: the "
+        f"reference uses these values in FP32, so errors exclude the earlier rounding to {dtypes}"
     )
     yield _widen(subject, "weights", note)
     if len(everything) > len(low) > 0:
         yield _widen(subject, "attributes", note)
     if low:
         note = (
-            f"the model casts to {dtypes} by itself, so what it stores in {dtypes} stays as it is, in the reference and in "
-            "every plan: only the rest is audited"
+            f"the model itself casts to {dtypes}, so its {dtypes} weights stay low in the reference "
+            "and in every plan; only the rest is audited"
         )
         yield replace(subject, raised="kept", warnings=(*subject.warnings, note))
 
@@ -204,7 +205,7 @@ def present(model: nn.Module) -> Iterator[None]:
         for module in hooked:
             for hook in _hooks(module):
                 if hook.offload:
-                    stack.enter_context(swapped(hook, "execution_device", torch.device("cpu")))
+                    stack.enter_context(swap_attribute(hook, "execution_device", torch.device("cpu")))
                     stack.callback(hook.post_forward, module, None)
                     _fill(module, hook)
         for module in hooked:
@@ -223,7 +224,7 @@ def _fill(module: nn.Module, hook: Any) -> None:
     except Exception as error:
         let_through(error)
         raise LoadError(
-            f"a weight of a {type(module).__name__} is offloaded, and its hook cannot load it "
+            f"a weight of {type(module).__name__} is offloaded and cannot be loaded by its hook "
             f"({type(error).__name__}: {first_line(error)[:160]}): load the weights first",
             slug="meta-weights",
         ) from error
@@ -251,7 +252,7 @@ def watching() -> Iterator[set[str]]:
     """In the body, record what sets weights: a state dict "restored", a file "read", an optimizer that "trained"."""
     seen = set[str]()
 
-    def noted(function: Callable[..., Any], event: str) -> Callable[..., Any]:
+    def record_calls(function: Callable[..., Any], event: str) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             seen.add(event)
@@ -264,7 +265,7 @@ def watching() -> Iterator[set[str]]:
         stack.callback(register_optimizer_step_post_hook(lambda *_: seen.add("trained")).remove)
         for holder, name, event in [(nn.Module, "load_state_dict", "restored"), *readers]:
             if holder is not None and name in vars(holder):
-                stack.enter_context(swapped(holder, name, noted(getattr(holder, name), event)))
+                stack.enter_context(swap_attribute(holder, name, record_calls(getattr(holder, name), event)))
         yield seen
 
 
@@ -273,9 +274,9 @@ def load_into(model: nn.Module, path: Path) -> list[str]:
 
     Raises: LoadError(slug="missing-weights" | "bad-weights" | "weights-mismatch").
     """
-    with refused(slug="bad-weights"):
+    with convert_errors(slug="bad-weights"):
         content = statedicts.read_checkpoint(path)
-    with refused(slug="weights-mismatch"):
+    with convert_errors(slug="weights-mismatch"):
         state = statedicts.load_state(model, content, path.name)
     return list(_notes(content, state, model.state_dict(), path.name))
 
@@ -286,16 +287,16 @@ def _notes(content: Mapping[str, Any], state: Mapping[str, Any], own: Mapping[st
     for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
         if given is not held:
             kept = "their values are exact" if torch.promote_types(given, held) is held else "they were rounded to it"
-            yield f"{file} holds weights in {name_of(given)}, and the model in {name_of(held)}: {kept}"
+            yield f"{file} stores weights in {name_of(given)}, the model in {name_of(held)}: {kept}"
     loaded = {id(value) for value in state.values()}
     if beside := [name for name, value in content.items() if id(value) not in loaded]:
-        yield f"{file} also holds {few(beside)}, which the model does not have: left out"
+        yield f"{file} also contains {few(beside)}, which the model lacks: ignored"
     if lacking := [name for name in own if statedicts.is_extra(name) and name not in state]:
-        yield f"{file} does not hold {few(lacking)}: the factory's are used"
+        yield f"{file} lacks {few(lacking)}: they keep their initial values"
 
 
 @contextmanager
-def refused(slug: str) -> Iterator[None]:
+def convert_errors(slug: str) -> Iterator[None]:
     """Convert an error about a checkpoint in the body to a LoadError."""
     try:
         yield
@@ -313,5 +314,7 @@ def reject_non_finite(model: nn.Module) -> None:
         held = entries(tensor.detach())
         bad = ~held.isfinite() if isinstance(tensor, nn.Parameter) else held.isnan()
         if count := int(bad.sum()):
-            hint = "restore a checkpoint from before training diverged"
-            raise LoadError(f"{name} holds {count} NaN or infinite values of {tensor.numel()}: {hint}", "nan-weights")
+            hint = "give a checkpoint from before training diverged"
+            raise LoadError(
+                f"{name} contains {count} NaN or infinite values of {tensor.numel()}: {hint}", "nan-weights"
+            )

@@ -27,7 +27,7 @@ def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[
     Raises: ValueError.
     """
     own = model.state_dict(keep_vars=True)
-    state = unprefixed(content, own)
+    state = strip_prefixes(content, own)
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
     except Exception as error:  # a module's own way to take its extra state may fail in any way
@@ -41,9 +41,7 @@ def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[
     }
     if any(wrong.values()):
         parts = [f"{len(names)} {kind} ({few(names)})" for kind, names in wrong.items() if names]
-        raise ValueError(
-            f"{file} does not fit the model: {' and '.join(parts)}; give the checkpoint of this very model"
-        )
+        raise ValueError(f"{file} does not fit the model: {' and '.join(parts)}; give a checkpoint of this exact model")
     return state
 
 
@@ -57,7 +55,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
             shards = [path.parent / file for file in files]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path.name} has no weight_map of files: take the index that was saved") from error
+            raise ValueError(
+                f"{path.name} has no weight_map: give the index file that was saved with the shards"
+            ) from error
         return {name: value for shard in shards for name, value in read_checkpoint(shard).items()}
     content = read_tensors(path)
     while isinstance(content, Mapping):
@@ -68,7 +68,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     items = content.items() if isinstance(content, Mapping) else ()
     state = {name: value for name, value in items if isinstance(value, Tensor) or is_extra(name)}
     if not any(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path.name} holds no state dict: save model.state_dict()")
+        raise ValueError(f"{path.name} contains no state dict: save model.state_dict()")
     return state
 
 
@@ -92,14 +92,14 @@ def read_tensors(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except Exception as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        holds = f", since it holds {named[1]}" if named else ""
+        holds = f", since it contains {named[1]}" if named else ""
         reason = (
             f"cannot be read without running code{holds}: save plain tensors, with torch.save(model.state_dict(), ...) "
             "or as safetensors"
         )
         if "TorchScript" in str(error):
             reason = (
-                "is a TorchScript archive, which holds code: save its weights alone, "
+                "is a TorchScript archive, which contains code: save only its weights, "
                 "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
             )
         raise ValueError(f"{path.name} {reason}") from error
@@ -117,7 +117,7 @@ def harmless() -> list[Any]:
     return [*HARMLESS, numpy.dtype, numpy.ndarray, *dtypes, *functions]
 
 
-def unprefixed(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+def strip_prefixes(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
     """Remove the prefixes that DDP, torch.compile and training loops add to names.
 
     If a prefix was removed, entries without it, such as a loss's weights, are dropped.

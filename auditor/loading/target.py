@@ -20,7 +20,7 @@ from ..capture.regions import written_as_meant
 from ..capture.source import Place, kind_of, line_of
 from ..errors import LoadError, first_line, origin_of
 from ..isolation import isolated
-from ..isolation.process import ieee, swapped
+from ..isolation.process import ieee, swap_attribute
 from .importer import as_script, import_source, root_of
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ def parse(text: str) -> Target:
             path = _existing_file(Path(where))
             return Target(text, path, _module_name(path), name, args, kwargs)
     except OSError as error:
-        said = f"{text[:100]!r} ... is no path ({error.strerror})"
+        said = f"{text[:100]!r} ... is not a valid path ({error.strerror})"
         raise LoadError(f"{said}: write path/to/model.py[:symbol]", "bad-target") from error
     if not all(part.isidentifier() for part in where.split(".")):
         raise LoadError(f"{text!r} is neither a file nor a module name: write path/to/model.py[:symbol]", "bad-target")
@@ -106,7 +106,7 @@ def import_target(target: Target) -> ModuleType:
             failure = LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", "syntax-error")
         elif isinstance(error, ModuleNotFoundError) and f"{target.module}.".startswith(f"{error.name}."):
             hint = "give a path such as ./model.py, or run where the module can be imported"
-            failure = LoadError(f"no file and no module is called {target.module!r}: {hint}", "missing-target")
+            failure = LoadError(f"no file or module is called {target.module!r}: {hint}", "missing-target")
         elif isinstance(error, ModuleNotFoundError) and error.name:
             hint = "install it in the environment that runs the audit"
             failure = LoadError(f"{target.label} needs {error.name!r}, which is missing: {hint}", "missing-package")
@@ -121,7 +121,7 @@ def user_code(target: Target, seed: int) -> Iterator[None]:
     and what `isolated` restores, including `sys.path`.
     """
     with (
-        swapped(sys, "dont_write_bytecode", True),
+        swap_attribute(sys, "dont_write_bytecode", True),
         ieee(),
         isolated(seed=seed),
         written_as_meant(),
@@ -158,7 +158,9 @@ def _existing_file(path: Path) -> Path:
     if path.is_dir():
         scripts = sorted(p.name for p in path.glob("*.py"))[:3]
         example = f", for example {path / scripts[0]}" if scripts else ""
-        raise LoadError(f"{path} is a directory: name the file that holds the model{example}", slug="directory-target")
+        raise LoadError(
+            f"{path} is a directory: give the file that contains the model{example}", slug="directory-target"
+        )
     if not path.exists():
         raise LoadError(f"{path} does not exist: check the path (from {Path.cwd()})", slug="missing-target")
     if path.suffix != ".py":
@@ -235,7 +237,7 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
         raise LoadError(f"{what} raised {blame(error)}", slug=slug) from error
 
 
-def required(function: Callable[..., Any]) -> list[str]:
+def required_arguments(function: Callable[..., Any]) -> list[str]:
     """The arguments without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()

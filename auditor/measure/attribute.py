@@ -353,7 +353,7 @@ def _rounding(measurement: Measurement, output: torch.Tensor) -> frozenset[str]:
 
 def _forms(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Tensor]) -> tuple[Form, ...] | None:
     numbers = [x for x in outputs if is_number(x)]
-    if criterion == criteria.rest:
+    if criterion == criteria.rest_criterion:
         whole = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in numbers))
         if criteria.joint is not output_error or not whole:
             return None

@@ -52,7 +52,7 @@ class Yardstick:
         """
         relative, most = output_error(reference, candidate), None
         if isinstance(self.distance, Criteria):
-            held = self.distance.held(reference, candidate, expected=True)
+            held = self.distance.evaluate(reference, candidate, expected=True)
             most = max(held, key=lambda one: one.share, default=None)
         criterion = str(most.criterion) if most is not None else ""
         if self.distance is output_error or not math.isfinite(relative):

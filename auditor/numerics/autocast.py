@@ -22,7 +22,7 @@ def autocast_target(known: Operation, row: Format, given: Iterable[Format | None
     """
     how, wide = known.autocast, FORMATS["fp32"]
     if how == "banned":
-        raise UnsupportedInFormat(f"{known.op} refuses to run under autocast")
+        raise UnsupportedInFormat(f"{known.op} cannot run under autocast")
     if how == "lower":
         return FORMATS["fp16"] if row.autocast and known.only_fp16 else row
     if how == "promote":

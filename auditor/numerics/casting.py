@@ -50,10 +50,8 @@ def _round_mantissa(x: torch.Tensor, drop: int) -> torch.Tensor:
 
 
 _MARK = "_carried_format"
-"""Attribute of a float32 tensor whose values are on the grid of a format in which torch does not compute.
-
-Whatever torch makes of such a tensor is another one, without it: whoever runs operations says what their results are.
-"""
+"""Attribute that tags a float32 tensor with a format in which torch does not compute.
+Operations on such a tensor return new tensors without the tag: the caller sets it again."""
 
 
 def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:

@@ -135,4 +135,4 @@ STEPS: dict[str, _Step] = {
     "rnn_tanh": lambda from_input, from_state, _: ((from_input + from_state).tanh(),),
     "rnn_relu": lambda from_input, from_state, _: ((from_input + from_state).relu(),),
 }
-"""What follows the products of the input and of the state: (product, product, states) -> states."""
+"""The rest of a step: (product of input, product of state, states) -> states."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 ON_GPU = 1 << 24
-"""Entries of a tensor that are looked at together on a GPU: few enough to need little memory, enough to keep it busy."""
+"""Entries of a tensor that a GPU processes together: a compromise between memory and speed."""
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 NAME = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
-"""How formats are called: no key of a document has a digit, so that the two are told apart."""
+"""Pattern of format names: they contain a digit, unlike the keys of documents."""
 
 _WIDEST_MANTISSA, _LEAST_EXPONENT, _LARGEST = 22, -126, 3.4028234663852886e38
 _WIDE = 4
-"""Bytes of FP32: what takes fewer can stand in for it."""
+"""Bytes of an FP32 number; low formats have fewer."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ _ROWS = (
 )
 _known = {row.name: row for row in _ROWS}
 FORMATS: Mapping[str, Format] = MappingProxyType(_known)
-"""{name: Format}: the table, and what was registered beside it."""
+"""{name: Format}: built-in and registered formats."""
 
 DEFAULT = ("fp16", "bf16")
-"""Formats that an audit tries unless it is told others: those that GPUs train and run models in."""
+"""Formats of an audit by default: those that GPUs commonly train and run models in."""
 
 
 def narrower() -> tuple[str, ...]:
@@ -141,7 +141,9 @@ def dtype_of(name: str) -> torch.dtype:
     """The dtype in which torch computes in a format. Raises: AuditorError(slug="no-arithmetic") where there is none."""
     row = FORMATS[name]
     if not row.native or row.dtype is None:
-        raise AuditorError(f"torch has no arithmetic in {row.label}: it can be measured, not run", slug="no-arithmetic")
+        raise AuditorError(
+            f"torch cannot compute in {row.label}: it can be measured by rounding, but not run", slug="no-arithmetic"
+        )
     return row.dtype
 
 
@@ -188,22 +190,22 @@ def temporary_format(row: Format) -> Iterator[Format]:
 def _problem(row: Format) -> str | None:
     """Why a row cannot be registered: rounding works on FP32 values, so the format must not exceed FP32."""
     if not NAME.fullmatch(row.name):
-        return "a name is small letters with a digit behind them, for instance e6m9"
+        return "a name has lower-case letters followed by a digit, for instance e6m9"
     if row.name in FORMATS:
-        return "there is one of that name"
+        return "the name is already taken"
     broken = [key for key in ("mantissa", "min_exponent", "bytes") if type(getattr(row, key)) is not int]
     if broken:
-        return f"{broken[0]} is a whole number, not {getattr(row, broken[0])!r}"
+        return f"{broken[0]} must be a whole number, not {getattr(row, broken[0])!r}"
     if not 1 <= row.mantissa <= _WIDEST_MANTISSA:
-        return f"it has 1 to {_WIDEST_MANTISSA} fraction bits, not {row.mantissa}"
+        return f"it must have 1 to {_WIDEST_MANTISSA} fraction bits, not {row.mantissa}"
     if not _LEAST_EXPONENT <= row.min_exponent <= 0:
-        return f"its smallest exponent is from {_LEAST_EXPONENT} to 0, not {row.min_exponent}"
+        return f"its smallest exponent must be from {_LEAST_EXPONENT} to 0, not {row.min_exponent}"
     if not 1 <= row.largest <= _LARGEST or not _on_grid(row):
-        return f"its largest value is one that it holds, from 1 to FP32's largest, not {row.largest}"
+        return f"its largest value must be representable, and from 1 to FP32's largest, not {row.largest}"
     if not 1 <= row.bytes < _WIDE:
-        return f"an element takes 1 to {_WIDE - 1} bytes, not {row.bytes}"
+        return f"an element must take 1 to {_WIDE - 1} bytes, not {row.bytes}"
     if row.overflows_to not in ("inf", "largest"):
-        return f"what is beyond its largest value becomes 'inf' or 'largest', not {row.overflows_to!r}"
+        return f"overflows_to must be 'inf' or 'largest', not {row.overflows_to!r}"
     return _storage_problem(row)
 
 
@@ -214,20 +216,20 @@ def _on_grid(row: Format) -> bool:
 
 def _storage_problem(row: Format) -> str | None:
     if row.autocast and not row.native:
-        return "autocast takes formats that torch computes in alone"
+        return "autocast accepts only formats that torch computes in"
     if row.storage is None:
-        return "torch computes in its own types alone: name one as storage" if row.native else None
+        return "torch computes only in its own types: name one as storage" if row.native else None
     import torch
 
     dtype = getattr(torch, row.storage, None)
     if not isinstance(dtype, torch.dtype):
         return f"torch has no type {row.storage!r}"
     if not _holds(dtype, row):
-        return f"{row.storage} is a type with other numbers: leave storage out, and it is rounded to by its own"
+        return f"{row.storage} represents other numbers: leave storage out, and values are rounded by the row"
     if not row.native:
         return None
     taken = format_of(dtype)
-    return f"{taken.name} is computed in {row.storage} already" if taken else f"torch does not compute in {row.storage}"
+    return f"{taken.name} already computes in {row.storage}" if taken else f"torch does not compute in {row.storage}"
 
 
 def _holds(dtype: torch.dtype, row: Format) -> bool:

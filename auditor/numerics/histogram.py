@@ -15,7 +15,7 @@ from .formats import FORMATS, Format
 from .metrics import relative_l2, runs, sum_of_squares
 
 SIGNIFICANT_BITS = 24
-"""Bits of FP32's significand: what is this many powers of two below another number vanishes when they are added."""
+"""Bits of FP32's significand: a number this many powers of two below another vanishes in their sum."""
 
 _BIAS, _BEYOND = 127, 255
 _EXPONENT_SHIFT, _EXPONENT_FIELD = 23, 0xFF
@@ -97,7 +97,7 @@ def significant(found: Magnitudes) -> Magnitudes:
     return replace(found, exponents=kept)
 
 
-def flushed(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
+def underflow_share(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
     """Share of the non-zero entries that `fmt` rounds to zero after multiplication by 2 ** shift.
 
     The threshold is half the smallest subnormal: smaller values round to zero.
@@ -106,7 +106,7 @@ def flushed(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
     return _share(exponents, lambda e: e + shift < edge)
 
 
-def subnormal(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
+def subnormal_share(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
     """Share of the non-zero entries that become subnormal and lose bits."""
     edge = fmt.min_exponent - fmt.mantissa - 1
     return _share(exponents, lambda e: edge <= e + shift < fmt.min_exponent)

@@ -110,7 +110,8 @@ def _of_powers_of_two(target: Callable[..., Any], args: tuple[Any, ...], kwargs:
     result, lengths = fourier_transform(target, args, kwargs, row)
     if odd := [length for length in lengths if length & (length - 1)]:
         raise UnsupportedInFormat(
-            f"{operation_of(target).name} has no {row.storage} kernel on CUDA for a length of {odd[0]}, no power of two"
+            f"{operation_of(target).name} has no {row.storage} kernel on CUDA for length {odd[0]}, "
+            "which is not a power of two"
         )
     return result
 
@@ -119,7 +120,7 @@ def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     names = {_type_name(x) for x in tensors_in((args, kwargs)) if x.is_floating_point()}
     if len(names) > 1:
         together = " and ".join(sorted(names))
-        raise UnsupportedInFormat(f"{name} got {together} together")
+        raise UnsupportedInFormat(f"{name} has inputs of different dtypes, {together}")
 
 
 def _reason(name: str, row: Format, error: BaseException) -> str:

@@ -11,10 +11,10 @@ from ..errors import MeasureError
 from .entries import ON_GPU, dense, entries, is_plain, places
 
 _RUN = 1 << 17
-"""Entries of a run: their copies stay in the cache."""
+"""Entries of a chunk, so that its copies stay in the processor's cache."""
 
 _SQUARES = (1e-24, 1e36)
-"""Between these, a sum of squares in float32 loses nothing that counts: smaller terms vanish beside it."""
+"""Range in which a float32 sum of squares is accurate: smaller terms are negligible."""
 
 
 def relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:

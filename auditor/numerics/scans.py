@@ -22,9 +22,9 @@ from .nodes import mutates, operation_of, overload_named, overload_of
 
 _Combine = Callable[[Tensor, Tensor], Tensor]
 _THREADS_LOG, _LEAST_LOG = 9, 4
-"""Base-2 logarithms of the threads of a block, and of the fewest that share a row."""
+"""log2 of the threads in a block, and of the fewest threads per row."""
 _CUB_THREADS, _CUB_ITEMS, _WARP = 128, 30, 32
-"""Threads of a cub block, entries of each, and threads that scan together."""
+"""Threads of a cub block, entries per thread, and threads per warp."""
 
 
 def _log_add_exp(earlier: Tensor, later: Tensor) -> Tensor:

@@ -21,14 +21,14 @@ from ..numerics.nodes import is_torchs_own
 from ..trees import over_tensors, tensors_in
 
 LARGE = 1 << 20
-"""Bytes from which a tensor is kept in a file."""
+"""Minimum bytes of a tensor stored in a file."""
 
 MADV_PAGEOUT = 21
 _files: dict[int, StorageWeakRef] = {}
-"""Storages in files by their address, which another takes over once one has ended."""
+"""Storages in files by address; a freed storage's address may be reused."""
 
 _FIXED = "resize storage that is not resizable"
-"""What torch says where an operation is to make a tensor larger than the file it lies in."""
+"""torch's message when an operation enlarges a tensor beyond its file."""
 
 
 class Offloading(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -76,8 +76,8 @@ def in_file(storage: torch.UntypedStorage) -> torch.UntypedStorage:
             mapped: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{file.fileno()}", True, size)
     except OSError as error:
         raise DiskError(
-            f"no room for {size / 2**20:.3g} MiB more in {folder()}, where values wait that --memory keeps out of memory "
-            f"({error.strerror or error}): free some, or name a larger folder in TMPDIR",
+            f"no space for {size / 2**20:.3g} MiB more in {folder()}, where --memory stores large "
+            f"tensors ({error.strerror or error}): free some space, or set TMPDIR to a larger folder",
             slug="disk-full",
         ) from error
     _files[mapped.data_ptr()] = StorageWeakRef(mapped)  # type: ignore[no-untyped-call]

@@ -17,27 +17,27 @@ from ..errors import AuditorError, disk_is_full
 from .files import Offloading, in_file, is_large, is_offloaded, laid_as, release
 
 NEARLY = 0.75
-"""Share of the limit from which mapped files are let go of: a moment passes between two looks."""
+"""Share of the limit above which mapped files are dropped; memory may still grow until the next check."""
 
 STEP = 1 / 32
-"""Share of the limit that must have become resident since they were last let go of."""
+"""Share of the limit that must become resident again before files are dropped again."""
 
 LOOK = 0.004
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 ROOM = 64 << 20
-"""Bytes beside what a process with torch holds in any case without which nothing can be done."""
+"""Minimum bytes beyond those that a process with torch needs anyway."""
 
 HELD = 3.0
-"""Times its FP32 weights that the audit of a model holds, in both of its processes together, where nothing limits it."""
+"""Memory of an audit without a limit, both processes together, as a multiple of the FP32 weights."""
 
 EACH = 0.4
-"""Share of what is free that each process may hold then."""
+"""Share of the free memory that each process may use then."""
 
 _STATM, _MEMINFO, _GROUP = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 SINGLE = "HF_DEACTIVATE_ASYNC_LOAD"
-"""Tells transformers to raise weights to FP32 in the thread that asks for them: what others make no mode sees."""
+"""Makes transformers convert weights in the calling thread: a dispatch mode does not see other threads."""
 
 _now: list[Limit] = []
 
@@ -86,7 +86,7 @@ def resident_limit(size: int | None) -> Iterator[Limit | None]:
         return
     if not _STATM.exists():
         raise AuditorError(
-            "this system does not say how much memory a process holds (/proc/self/statm): leave --memory out",
+            "this system does not report a process's memory (/proc/self/statm): leave --memory out",
             "no-paging",
         )
     limit, ended = Limit(size), threading.Event()
@@ -141,7 +141,7 @@ def now() -> Limit | None:
 def within() -> tuple[str, ...]:
     """What the audit does to stay within the limit, in words; nothing without a limit."""
     limit = now()
-    return () if limit is None else (f"large tensors in mapped files, to hold no more than {words(limit.size)}",)
+    return () if limit is None else (f"large tensors in memory-mapped files, with a limit of {words(limit.size)}",)
 
 
 def came_to() -> str | None:

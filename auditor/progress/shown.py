@@ -17,20 +17,20 @@ from typing import Any
 from ..errors import printable
 
 STAGES = ("capture", "measure", "classify", "baseline", "plan", "follow")
-"""Those of every audit."""
+"""Stages of every audit."""
 
 WIDTH, TURNS = 16, "|/-\\"
-"""Of the bar, in characters; what stands before it, in turn."""
+"""Width of the bar in characters; the frames of its spinner."""
 
 WIPED = "\r\x1b[2K"
-"""What takes the line of a terminal away."""
+"""Escape sequence that erases the current terminal line."""
 
 
 class Display:
     """The progress of an audit: current stage, number of stages, elapsed time. This base class displays nothing."""
 
     every = 10.0
-    """Seconds after which it is shown again though nothing was told."""
+    """Seconds between two refreshes without news."""
 
     def __init__(self) -> None:
         self.stage, self.detail = "", ""
@@ -70,7 +70,7 @@ class Display:
         return (self._stages.index(self.stage) + self._within) / len(self._stages)
 
     @property
-    def elapsed(self) -> str:
+    def elapsed_seconds(self) -> str:
         """Seconds since the first stage began."""
         return duration(time.monotonic() - self._began)
 
@@ -80,7 +80,7 @@ class Display:
 
     def summary(self) -> str:
         """Completed share and elapsed time: `34% done, 12 s`."""
-        return f"{int(100 * self.share)}% done, {self.elapsed}"
+        return f"{int(100 * self.share)}% done, {self.elapsed_seconds}"
 
 
 def duration(seconds: float) -> str:
@@ -165,7 +165,11 @@ class Cell(Display):
 
     def close(self, failed: bool = False) -> None:
         if self.stage:
-            self._display(f"ended in {self.stage} after {self.elapsed}" if failed else f"audited in {self.elapsed}")
+            self._display(
+                f"ended in {self.stage} after {self.elapsed_seconds}"
+                if failed
+                else f"audited in {self.elapsed_seconds}"
+            )
         super().close()
 
     def _display(self, text: str, bar: str = "") -> None:

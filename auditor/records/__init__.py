@@ -40,7 +40,7 @@ from .plan import Program as Program
 from .plan import Reason as Reason
 from .plan import ScopeChoice as ScopeChoice
 from .plan import Score as Score
-from .plan import Timed as Timed
+from .plan import TimeAndMemory as TimeAndMemory
 from .plan import Times as Times
 from .plan import Timing as Timing
 from .plan import Today as Today

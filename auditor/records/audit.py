@@ -16,26 +16,27 @@ from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
 FORMAT_VERSION = 1
-"""Version of the files; raised when a field changes its meaning or goes. In the first, plan.json held everything."""
+"""Version of the files; it increases when a field changes its meaning or is removed. In version 1, plan.json
+contained everything."""
 
 Contributions = Mapping[str, Mapping[str, Mapping[str, float]]]
 """{format: {module: {operation: the largest contribution}}}."""
 
 Groups = tuple[tuple[str, ...], ...]
-"""Names that are one thing, a parameter or a module."""
+"""Groups of names of one shared parameter or module."""
 
 FILES = ("report.html", "plan.json", "measurements.json", "patched_model.py", "findings.sarif")
-"""What an audit is written to."""
+"""Files of an audit."""
 
 
 @dataclass(frozen=True)
 class Proposal:
     """A suggested criterion that the user did not set."""
 
-    output: Annotated[str, FileField("the output, by its name in what the model returns")]
+    output: Annotated[str, FileField("the output's name in the model's return value")]
     criterion: Annotated[str, FileField("as `--criterion` takes it; the limit is a suggestion")]
-    because: Annotated[str, FileField("what speaks for it, in words")]
-    holds: Annotated[bool, FileField("`true`: plans are held to it by default; `false`: it is proposed")] = False
+    because: Annotated[str, FileField("the evidence for it, in words")]
+    holds: Annotated[bool, FileField("`true`: applied by default; `false`: only suggested")] = False
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,21 @@ class Dtypes:
     """The dtypes of one operation's inputs, computation and result under a plan, by torch's names."""
 
     inputs: Annotated[tuple[str, ...], FileField("dtypes of the tensors that it reads, before autocast casts them")]
-    computed: Annotated[str, FileField("dtype that its kernel is handed after autocast and promotion")]
-    output: Annotated[str, FileField("dtype of its result, of the first of several")]
+    computed: Annotated[str, FileField("dtype of its kernel after autocast and promotion")]
+    output: Annotated[str, FileField("dtype of its first result")]
 
 
 @dataclass(frozen=True)
 class Provenance:
     """The audited model and its origin."""
 
-    name: Annotated[str, FileField("of the model: the target's, or its class")]
+    name: Annotated[str, FileField("name of the model: the target's, or its class")]
     target: Annotated[str, FileField("TARGET, as it was given or as seen from the working directory")]
-    file: Annotated[str | None, FileField("the file it was found in, from its repository; `null` where there is none")]
+    file: Annotated[str | None, FileField("its source file, relative to the repository; `null`: none")]
     inputs_source: Annotated[str, FileField("where the inputs came from")]
     weights_source: Annotated[str, FileField("where the weights came from")]
-    synthetic_inputs: Annotated[bool, FileField("whether the inputs are nobody's")] = False
-    random_weights: Annotated[bool, FileField("whether the weights are nobody's")] = False
+    synthetic_inputs: Annotated[bool, FileField("whether the inputs were generated, not supplied by the user")] = False
+    random_weights: Annotated[bool, FileField("whether the weights are random, not loaded")] = False
 
     @classmethod
     def of(cls, subject: Subject) -> Provenance:
@@ -74,12 +75,12 @@ class Environment:
     torch: Annotated[str, FileField("version of PyTorch")]
     device: Annotated[str, FileField("`cpu`, or the GPU's name")]
     execution: Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]
-    seed: Annotated[int, FileField("of every random choice")]
+    seed: Annotated[int, FileField("seed of every random choice")]
     seconds: Annotated[Mapping[str, float], FileField("seconds of each stage, by name")] = empty()
     libraries: Annotated[Mapping[str, str], FileField("versions of CUDA, cuDNN and driver, or oneDNN")] = empty()
     flags: Annotated[Mapping[str, Any], FileField("the caller's torch flags; the audit's own FP32 is IEEE")] = empty()
-    memory: Annotated[tuple[str, ...], FileField("what was done to hold no more than `--memory`")] = ()
-    held: Annotated[str | None, FileField("the most that was resident under `--memory`")] = None
+    memory: Annotated[tuple[str, ...], FileField("how the audit kept below `--memory`")] = ()
+    held: Annotated[str | None, FileField("peak resident memory under `--memory`")] = None
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,14 @@ class NodeReport:
 
     node: Annotated[Node, FileField("the operation")]
     findings: Annotated[tuple[str, ...], FileField("codes of the rules that fired on it")]
-    verdicts: Annotated[Mapping[str, Verdict], FileField("by format: what is said of it, and why")]
-    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that would run it low")]
-    errors: Annotated[Mapping[str, NodeError], FileField("by format: what it does to the operation itself")]
-    contributions: Annotated[Mapping[str, Contribution], FileField("by format: how far it moves the outputs")]
-    flops: Annotated[int, FileField("of matrix products and convolutions; 0 for others", least=0)]
-    range: Annotated[Magnitudes | None, FileField("magnitudes of its FP32 result; `null` where that is not floating")]
+    verdicts: Annotated[Mapping[str, Verdict], FileField("by format: its verdict and the reason")]
+    exposed: Annotated[
+        Mapping[str, tuple[str, ...]], FileField("by format: strategies that would run it in low precision")
+    ]
+    errors: Annotated[Mapping[str, NodeError], FileField("by format: the operation's own error")]
+    contributions: Annotated[Mapping[str, Contribution], FileField("by format: how far its error moves the outputs")]
+    flops: Annotated[int, FileField("floating-point operations, for matrix products and convolutions; else 0", least=0)]
+    range: Annotated[Magnitudes | None, FileField("magnitudes of its FP32 result; `null`: not floating-point")]
     written: Annotated[bool, FileField("whether its largest magnitude is a literal, such as a mask's -1e9")] = False
     planned: Annotated[Dtypes | None, FileField("dtypes seen in a run under the recommended plan; `null`: none")] = None
 
@@ -108,40 +111,50 @@ class Audit:
 
     subject: Annotated[Provenance, FileField("the model and its inputs")]
     live: Unwritten[Subject | None] = None
-    parameters: Annotated[int, FileField("size of the parameters, shared ones once; `apply` refuses another", least=0)]
-    structure: Annotated[str, FileField("digest of modules and parameters; `apply` refuses another")] = ""
+    parameters: Annotated[
+        int, FileField("number of parameters, shared ones once; `apply` rejects other models", least=0)
+    ]
+    structure: Annotated[str, FileField("digest of modules and parameters; `apply` rejects other models")] = ""
     inputs: Annotated[tuple[str, ...], FileField("dtype and shape of each tensor of the first batch")]
     tied_parameters: Annotated[Groups, FileField("groups of names in the state dict that are one parameter")] = ()
     shared_modules: Annotated[Groups, FileField("groups of paths that are one module")] = ()
     formats: Annotated[tuple[str, ...], FileField("number formats that were audited")]
-    max_error: Annotated[float, FileField("the error that a plan may have", least=0, exact=True)]
-    metric: Annotated[str, FileField("what errors are measured in")]
-    criteria: Annotated[tuple[str, ...], FileField("criteria that were set; errors are shares of what they allow")] = ()
-    proposals: Annotated[tuple[Proposal, ...], FileField("criteria that nobody set: defaults and proposals")] = ()
-    capture_method: Annotated[str, FileField("`path`: values choose the graph; `run`: not", choices=("run", "path"))]
-    environment: Annotated[Environment, FileField("what ran the audit")]
+    max_error: Annotated[float, FileField("the largest error that a plan may have", least=0, exact=True)]
+    metric: Annotated[str, FileField("the error measure")]
+    criteria: Annotated[tuple[str, ...], FileField("criteria that were set; errors are shares of their limits")] = ()
+    proposals: Annotated[
+        tuple[Proposal, ...], FileField("criteria that the user did not set: defaults and suggestions")
+    ] = ()
+    capture_method: Annotated[
+        str, FileField("`path`: the graph depends on input values; `run`: it does not", choices=("run", "path"))
+    ]
+    environment: Annotated[Environment, FileField("device, versions and settings of the audit")]
     recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
-    use: Annotated[str, FileField("what the recommended plan is for", choices=("inference", "training"))] = "inference"
-    recommendation: Annotated[str, FileField("why, in one sentence")]
+    use: Annotated[str, FileField("purpose of the recommended plan", choices=("inference", "training"))] = "inference"
+    recommendation: Annotated[str, FileField("the reason, in one sentence")]
     plans: Annotated[Mapping[str, Plan], FileField("one per strategy and format, under names such as `autocast_bf16`")]
     baselines: Annotated[Mapping[str, Verification], FileField("runs without a plan, under the same names")]
     fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: it is IEEE")] = None
-    timing: Annotated[Timing | None, FileField("what time and memory were measured on; `null`: they were not")] = None
+    timing: Annotated[Timing | None, FileField("conditions of the time and memory measurements; `null`: none")] = None
     nodes: Annotated[tuple[NodeReport, ...], MeasurementField("every operation of the graph, in execution order")] = ()
     classes: Annotated[Mapping[str, str], MeasurementField("by path: classes of modules without operations")] = empty()
     graph_inputs: Annotated[tuple[str, ...], MeasurementField("inputs, by name in the captured graph")] = ()
     graph_outputs: Annotated[tuple[str, ...], MeasurementField("name in the graph of each returned tensor")] = ()
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
-    regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected flagged operations, run together")] = ()
-    linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predictions held against runs")] = ()
-    noise: Annotated[Noise | None, MeasurementField("how far FP32 is from itself when it is run again")] = None
-    findings: Annotated[tuple[Finding, ...], FileField("every rule that fired, each place by itself")]
-    contributions: Annotated[Contributions, FileField("largest by format, module, op")] = field(default_factory=dict)
-    warnings: Annotated[tuple[str, ...], FileField("what limits this audit, in words")]
-    training: Annotated[Training | None, FileField("what a training step meets; `null` in mode `inference`")] = None
-    evaluation: Annotated[Evaluation | None, FileField("the user's own function; `null`: none was given")] = None
-    generation: Annotated[Generation | None, FileField("tokens that plans are held to; `null`: none asked for")] = None
-    command: Annotated[str, MeasurementField("what was called")] = ""
+    regions: Annotated[
+        tuple[FlaggedRegion, ...], MeasurementField("connected sensitive or unsafe operations, run together")
+    ] = ()
+    linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predictions compared with runs")] = ()
+    noise: Annotated[Noise | None, MeasurementField("difference between repeated FP32 runs")] = None
+    findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, each place separately")]
+    contributions: Annotated[Contributions, FileField("largest contribution by format, module, op")] = field(
+        default_factory=dict
+    )
+    warnings: Annotated[tuple[str, ...], FileField("limitations of this audit, in words")]
+    training: Annotated[Training | None, FileField("results for a training step; `null` in mode `inference`")] = None
+    evaluation: Annotated[Evaluation | None, FileField("the user's scoring function; `null`: none")] = None
+    generation: Annotated[Generation | None, FileField("FP32's generated tokens; `null`: not requested")] = None
+    command: Annotated[str, MeasurementField("the called function")] = ""
     programs: Unwritten[Mapping[str, bytes]] = field(default_factory=dict)
     plan_errors: Annotated[Mapping[str, float], MeasurementField("by node: error under the recommended plan")] = empty()
 

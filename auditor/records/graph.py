@@ -117,7 +117,8 @@ class Literals:
 
 
 CalledFrom = Annotated[
-    str | None, FileField("`file:line in function` that called it: a `forward`, your own line, a loss; `null`: none")
+    str | None,
+    FileField("`file:line in function` of the call that led to it: a `forward`, your own code or a loss; `null`: none"),
 ]
 
 
@@ -133,15 +134,15 @@ class Node:
 
     name: Annotated[str, FileField("in the captured graph")]
     op: Annotated[str, FileField("ATen overload, for example `aten.softmax.int`")]
-    owner: Annotated[str, FileField("module it belongs to")]
+    owner: Annotated[str, FileField("module that contains it")]
     owner_type: Annotated[str, FileField("class of that module")]
-    source: Annotated[str | None, FileField("line that wrote it, outside of torch; `null`: none was on the way")]
-    source_path: Annotated[str | None, FileField("the file of `source`, from its repository or from `site-packages`")]
-    code: Annotated[str | None, FileField("what stands there")]
-    inputs: Annotated[tuple[str, ...], FileField("names of the nodes that it reads")]
-    shape: Annotated[tuple[int, ...], FileField("of its result, of the first of several")]
-    dtype: Annotated[str, FileField("of the same, in FP32")]
-    floating: Annotated[bool, FileField("whether that is floating")]
+    source: Annotated[str | None, FileField("source line outside of torch; `null`: none")]
+    source_path: Annotated[str | None, FileField("the file of `source`, relative to its repository or `site-packages`")]
+    code: Annotated[str | None, FileField("text of that line")]
+    inputs: Annotated[tuple[str, ...], FileField("names of the nodes that are its inputs")]
+    shape: Annotated[tuple[int, ...], FileField("shape of its first result")]
+    dtype: Annotated[str, FileField("dtype of the same, in FP32")]
+    floating: Annotated[bool, FileField("whether that is floating-point")]
     calls: Unwritten[tuple[Call, ...]] = ()
     returned: Unwritten[tuple[str, ...]] = ()
     region: Unwritten[AutocastRegion | None] = None
@@ -151,9 +152,11 @@ class Node:
     autocast_literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     called_from: CalledFrom = None
     caller_path: Annotated[str | None, FileField("the file of `called_from`")] = None
-    column: Annotated[int | None, FileField("where in that of `source` it begins; `null`: not known", least=1)] = None
-    caller_column: Annotated[int | None, FileField("the same of `called_from`", least=1)] = None
-    batch: Annotated[int, FileField("number of the batch whose run it was recorded in", least=1)] = 1
+    column: Annotated[int | None, FileField("column in the line of `source`; `null`: unknown", least=1)] = None
+    caller_column: Annotated[int | None, FileField("column in the line of `called_from`; `null`: unknown", least=1)] = (
+        None
+    )
+    batch: Annotated[int, FileField("number of the batch in whose run it was recorded", least=1)] = 1
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from pydantic_core import CoreSchema, core_schema
 T = TypeVar("T")
 
 NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-"""Texts that stand for what JSON has no number for."""
+"""Texts for numbers that JSON lacks."""
 
 LARGEST = 2**64 - 1
-"""The largest whole number in a file: what counts anything is far below; a seed may be this."""
+"""The largest whole number in a file, large enough for any seed."""
 
 EXPONENTS = (-1100, 1023)
-"""Whole numbers that are keys are powers of two, and those of a float are within these."""
+"""Range of integer keys, which are exponents of floating-point numbers."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Anything:
 
 
 Unwritten = Annotated[T, Field(init=False, exclude=True), _Anything()]
-"""A field that stays out of the files: `Unwritten[int]`. It has its default where a record is read from them."""
+"""A field that is not stored: `Unwritten[int]`. After loading it has its default."""
 
 
 def plain(value: Any) -> Any:

@@ -75,16 +75,18 @@ def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
     """A sentence about the operation, and its module; nothing where FP32 is not finite there either."""
     expected = set(fp32.forward)
     if (number := next((n for n in low.forward if n not in expected), None)) is not None:
-        return _said(low, number, ""), low.operations[number][1]
+        return _describe(low, number, ""), low.operations[number][1]
     expected = set(fp32.backward)
     for number in low.backward:
         if number not in expected:  # the gradient at its result is that of the operations that read it
             reader = low.readers[number][-1] if low.readers[number] else number
-            return _said(low, reader, "the backward pass of "), low.operations[reader][1]
+            return _describe(low, reader, "the backward pass of "), low.operations[reader][1]
     number = next((n for n in low.weights if n not in set(fp32.weights)), None)
-    return ("", "") if number is None else (_said(low, number, "the weight's gradient in "), low.operations[number][1])
+    return (
+        ("", "") if number is None else (_describe(low, number, "the weight's gradient in "), low.operations[number][1])
+    )
 
 
-def _said(trail: Trail, number: int, how: str) -> str:
+def _describe(trail: Trail, number: int, how: str) -> str:
     name, module, line = trail.operations[number]
     return f"{how}{name}{f' in {module}' if module and module != LOSS else ''}{f' ({line})' if line else ''}"

@@ -73,7 +73,7 @@ class ParameterSeries:
 
 
 @dataclass
-class Rehearsed:
+class RecipeRun:
     """Results of one recipe. losses: one a step, NaN where not finite. steps: those with parameter measurements.
 
     errors, noise: of all parameters together, at these steps. batches: number of different ones. failure: why it did
@@ -112,7 +112,7 @@ class Rehearsed:
 
 
 @dataclass(frozen=True)
-class Problem:
+class RecipeProblem:
     """A problem of a recipe, with evidence. kind: of `judge.PROBLEMS`; module: where, if it can be located."""
 
     recipe: str
@@ -128,8 +128,8 @@ class Rehearsal:
     target: str
     steps: int
     batches: int
-    runs: Mapping[str, Rehearsed]
-    problems: tuple[Problem, ...]
+    runs: Mapping[str, RecipeRun]
+    problems: tuple[RecipeProblem, ...]
     recommended: str
     recommendation: str
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..loading.target import required
+from ..loading.target import required_arguments
 
 
 @dataclass
@@ -51,5 +51,5 @@ def known_objects() -> dict[int, nn.Module | Optimizer]:
 
 def call_step(step: Callable[..., Any], batch: Any) -> Any:
     """Call the user's step with a batch: as one argument, several, or none, as its signature requires."""
-    names = required(step)
+    names = required_arguments(step)
     return step(*(batch if len(names) > 1 else [batch][: len(names)]))

@@ -21,7 +21,7 @@ from ..capture.emulation import Emulation, emulate, scaled_as_on_cuda
 from ..capture.intercept import Handler, intercepted
 from ..capture.regions import written_as_meant
 from ..errors import LoadError
-from ..isolation.process import ieee, process_state, swapped, uncompiled
+from ..isolation.process import disable_compilers, ieee, process_state, swap_attribute
 from ..isolation.tensors import plain_torch
 from ..loading.target import blame
 from ..numerics.casting import widen
@@ -29,18 +29,18 @@ from ..numerics.formats import dtype_of
 from ..trees import over_tensors
 from .blame import Trail, first_to_blame
 from .remedies import REMEDIES
-from .result import NonFiniteStep, ParameterSeries, Recipe, Rehearsed
+from .result import NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 from .scene import Scene, call_step
 from .updates import Updates
 
 BLAMED = 4
-"""Steps that are run again to find the operation to blame."""
+"""Maximum number of steps run again to locate the operation to blame."""
 GROWTH, INTERVAL = 2.0, 2000
-"""Of GradScaler, by default: the scale is halved where a step is not finite, and doubled after so many that are."""
+"""GradScaler's defaults: the scale is halved after a non-finite step, and doubled after this many finite ones."""
 _Autocast = torch.amp.autocast_mode.autocast
 
 
-class _Found(BaseException):
+class _SearchEnded(BaseException):
     """Ends the user's step in a process that searches for the operation to blame."""
 
 
@@ -49,7 +49,7 @@ class Session:
 
     def __init__(self, recipe: Recipe, scene: Scene, step: Callable[..., Any]) -> None:
         self.recipe, self.scene, self.step = recipe, scene, step
-        self.result = Rehearsed(recipe)
+        self.result = RecipeRun(recipe)
         self.scale, self._good = recipe.scale, 0
         self._calls: list[str] = []
         self._names: dict[int, str] = {}
@@ -92,7 +92,7 @@ class Session:
         low = recipe.format != "fp32"
         emulated: AbstractContextManager[None] = emulate("cuda") if low else written_as_meant()
         with ExitStack() as stack:
-            for one in (ieee(), uncompiled(), emulated if handler is None else intercepted(handler)):
+            for one in (ieee(), disable_compilers(), emulated if handler is None else intercepted(handler)):
                 stack.enter_context(one)
             if handler is not None:
                 stack.enter_context(scaled_as_on_cuda())
@@ -106,7 +106,7 @@ class Session:
                     region.fast_dtype = dtype_of(recipe.format) if regional else region.fast_dtype
                 return enter(region)
 
-            stack.enter_context(swapped(_Autocast, "__enter__", entering))
+            stack.enter_context(swap_attribute(_Autocast, "__enter__", entering))
             if regional and not self.scene.own_regions and not recipe.loss_in_fp32:
                 stack.enter_context(_region(True, dtype_of(recipe.format)))
             yield
@@ -151,9 +151,9 @@ class Session:
         roots = self.scene.roots
         for prefix, root in roots.items():
             for path, module in root.named_modules():
-                self._names.setdefault(id(module), prefix + _unwrapped(path))
+                self._names.setdefault(id(module), prefix + _strip_wrappers(path))
             for path, p in root.named_parameters():
-                self.parameters[prefix + _unwrapped(path)] = p
+                self.parameters[prefix + _strip_wrappers(path)] = p
         mine = {
             id(p): (n, g)
             for o in self.scene.optimizers.values()
@@ -207,7 +207,7 @@ class Session:
     def _keep(self, scopes: dict[str, str], roots: Mapping[str, nn.Module]) -> None:
         for prefix, root in roots.items():
             own = {path.removeprefix(prefix): kind for path, kind in scopes.items() if path.startswith(prefix)}
-            known = {_unwrapped(path): path for path, _ in root.named_modules()}
+            known = {_strip_wrappers(path): path for path, _ in root.named_modules()}
             how = {
                 known[path]: {"precision": kind, "because": [], "output": "cast"}
                 for path, kind in own.items()
@@ -235,7 +235,7 @@ class Session:
 
     def run(
         self, batches: Iterator[tuple[int, Any]], steps: int, samples: Sequence[int], tell: Callable[[int], None]
-    ) -> Rehearsed:
+    ) -> RecipeRun:
         """Run this many steps."""
         result, wanted = self.result, set(samples)
         result.backward_passes = self.scene.backward_passes
@@ -249,7 +249,7 @@ class Session:
                 try:
                     with self._around(self.recipe):
                         value = call_step(self.step, batch)
-                except _Found:
+                except _SearchEnded:
                     self._tell_blame(batch)
                 result.seconds += time.process_time() - began
                 self._end_step(value)
@@ -274,7 +274,7 @@ class Session:
         if any(callable(one) for one in (*args, *kwargs.values())):
             kind = type(optimizer).__name__
             raise LoadError(
-                f"{kind}.step is called with a closure, which runs the model as often as it likes: rehearse another optimizer",
+                f"{kind}.step gets a closure, which may run the model repeatedly: rehearse another optimizer",
                 "bad-step",
             )
         self._region = ExitStack()
@@ -283,7 +283,7 @@ class Session:
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             own = {name: p for name, p in self.parameters.items() if id(p) in held}
             if self._searching:
-                raise _Found
+                raise _SearchEnded
             if not all(bool(p.grad.isfinite().all()) for p in own.values() if p.grad is not None):
                 self._not_finite(list(own.values()))
             elif self._sampling:
@@ -307,7 +307,7 @@ class Session:
             if self._sampling:
                 self._updates.end(self._number, optimizer)
             if not self.result.skipped and not all(bool(p.isfinite().all()) for p in self.parameters.values()):
-                where = f"the update of {type(optimizer).__name__}, whose gradients are finite"
+                where = f"the update of {type(optimizer).__name__}, from finite gradients"
                 self.result.skipped.append(NonFiniteStep(self._number, self._batch, self.scale, where))
 
     def _run_shadow(self, batch: Any) -> None:
@@ -354,7 +354,7 @@ class Session:
         if child == 0:
             os.close(there)
             self._told = lambda text: (os.write(here, text.encode()), os._exit(0))[1]
-            raise _Found
+            raise _SearchEnded
         os.close(here)
         with os.fdopen(there) as answer:
             where, _, module = answer.read().partition("\n")
@@ -380,7 +380,7 @@ class Session:
         try:
             with self._around(self.recipe, trail):
                 call_step(self.step, batch)
-        except _Found:
+        except _SearchEnded:
             pass
         return trail
 
@@ -395,6 +395,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
 
 
-def _unwrapped(path: str) -> str:
+def _strip_wrappers(path: str) -> str:
     """A name without the components that torch.compile and DistributedDataParallel add."""
     return ".".join(part for part in path.split(".") if part not in ("_orig_mod", "module"))

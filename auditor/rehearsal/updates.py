@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .result import ParameterSeries, Rehearsed
+from .result import ParameterSeries, RecipeRun
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 STUCK = 0.01
-"""A second moment that is nearer to the squared gradient than that need not move."""
+"""A second moment closer than this to the squared gradient need not change."""
 
 
 class Updates:
@@ -24,7 +24,7 @@ class Updates:
     """
 
     def __init__(
-        self, result: Rehearsed, parameters: Mapping[str, nn.Parameter], fp32: Mapping[str, torch.Tensor]
+        self, result: RecipeRun, parameters: Mapping[str, nn.Parameter], fp32: Mapping[str, torch.Tensor]
     ) -> None:
         self.result, self.parameters, self.fp32 = result, parameters, fp32
         self._before: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}

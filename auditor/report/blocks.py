@@ -26,7 +26,7 @@ from .words import parts, printable
 STYLES = {"bold": "bold", "muted": "dim", "error": "red", "warning": "yellow", "info": "cyan", "good": "green"}
 _PADDING = re.compile(r" +(?=(\x1b\[0m| )*$)")
 LABEL = 10
-"""Cells of the column that labels stand in."""
+"""Width of the label column, in cells."""
 WIDEST = 110
 """Cells beyond which lines are harder to read, however wide the terminal is."""
 
@@ -114,10 +114,10 @@ class Chart:
 
 
 Block = Title | Prose | Entries | Grid | Code | Fold | Chart
-"""Folds and charts are in HTML alone."""
+"""Folds and charts appear only in HTML."""
 WIDTH = 1080
 LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
-"""Of charts: pixels from side to side, where the axes are, and how much lies below the lower one."""
+"""Pixel positions of a chart's left and right edge, and the space below its lower axis."""
 
 
 def rule_text(title: str, text: str) -> list[Block]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from ..numerics.formats import FORMATS
-from ..numerics.histogram import flushed, merge_magnitudes, significant, subnormal
+from ..numerics.histogram import merge_magnitudes, significant, subnormal_share, underflow_share
 from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
 from ..records.training import Training
@@ -15,11 +15,11 @@ from .words import label, percent, power
 
 HEIGHT, TOP, INSET = 330, 12, 8
 BINS = 240
-"""Points of a curve: of longer models each stands for several operations."""
+"""Points of a curve; in longer models each stands for several operations."""
 MARKS = 11
 """Height of the strip above the curves where each format's non-finite values are marked."""
 LOWEST, HIGHEST = -48, 24
-"""Powers of two that are drawn; what is beyond them is at the edge."""
+"""Powers of two on the axis; values beyond them are drawn at the edge."""
 BANDS = (("over", "above the largest number"), ("subnormal", "subnormal"), ("zero", "lost to zero"))
 
 
@@ -57,8 +57,8 @@ def depth_chart(audit: Audit) -> Chart | None:
         legend.append(("gone", "× non-finite"))
     return Chart(
         "Error against depth",
-        "Relative error against FP32, logarithmic. Lines: error of a run that is low from the start, and of a run under the "
-        "recommended plan. Dots: error the operation makes itself, on exact inputs. Choose a point to see its operation in "
+        "Relative error against FP32, logarithmic. Lines: accumulated error, with everything low and under the "
+        "recommended plan. Dots: the operation's own error, on exact inputs. Click a point to see its operation in "
         f"the table.{f' Each point is the worst of {per_point} consecutive operations.' if per_point > 1 else ''}",
         HEIGHT,
         tuple(paths),
@@ -147,7 +147,7 @@ def _losses(pool: Magnitudes, shift: int, init: float | None) -> str:
     fp16 = FORMATS["fp16"]
 
     def shares(by: int) -> tuple[str, str]:
-        return percent(flushed(pool.exponents, fp16, by)), percent(subnormal(pool.exponents, fp16, by))
+        return percent(underflow_share(pool.exponents, fp16, by)), percent(subnormal_share(pool.exponents, fp16, by))
 
     zero, small = shares(0)
     plain = f"Without a scale {zero} of the gradients that FP16 holds become zero and {small} are subnormal"

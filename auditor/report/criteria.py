@@ -9,10 +9,10 @@ from ..records import CriterionValue, Evaluation, Plan, Proposal, Score, Verific
 from ..records.audit import Audit
 from .words import count
 
-SHARES = "An error is the share of its limit that the tightest criterion uses; 1 is the limit."
-"""What numbers of plans mean where criteria were set."""
+SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
+"""The meaning of a plan's errors where criteria are set."""
 NEAR = 2.0
-"""Standard errors from the limit of a score within which other samples might tell otherwise."""
+"""Distance from a score's limit, in standard errors, below which other samples may give another result."""
 
 
 def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def _line(one: CriterionValue, before: CriterionValue | None, most: bool) -> str
 
 def _limit_line(one: CriterionValue) -> str:
     allowed = "at most" if one.sign == "<=" else "at least"
-    broken = "" if one.holds else ": does not hold"
+    broken = "" if one.holds else ": limit exceeded"
     told = "" if one.predicted is None else f" ({one.predicted:.3g} predicted)"
     return f"{one.output}: {one.kind} {shown_value(one)}{told}, {allowed} {one.limit:.12g}{broken}"
 
@@ -79,12 +79,12 @@ def score_headline(audit: Audit) -> str:
     mean = f"the mean of {count(base.samples, 'number')}" if base.samples and base.samples > 1 else ""
     of = f"{base.of_mean} of {mean or 'it'}, " if base.of_mean else f"{mean}, " if mean else ""
     worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
-    allowed = "it is not judged" if base.max_drop is None else f"a plan may be {worse}"
+    allowed = "the score rejects no plan" if base.max_drop is None else f"a plan may be {worse}"
     runs = sum(plan.score is not None for plan in audit.plans.values())
     again = f", and again under {count(runs, 'plan')}" if runs else ""
     return (
-        f"{base.function} gives {base.score:.5g} in FP32, {of}in {count(base.calls, 'call')} of the model{again}; "
-        f"{base.better} is better, and {allowed}."
+        f"{base.function} gives {base.score:.5g} in FP32, {of}in {count(base.calls, 'call')} of "
+        f"the model{again}; {base.better} is better, and {allowed}."
     )
 
 
@@ -105,8 +105,8 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
     if score.passed is None or base.max_drop is None:
         return said
     near = score.standard_error is not None and abs(drop - base.max_drop) < NEAR * score.standard_error
-    doubt = "; so near the limit that other samples may tell otherwise" if near else ""
-    verdict = "passes" if score.passed else f"fails, {limit or format(base.max_drop, 'g')} is allowed"
+    doubt = "; so close to the limit that other samples may give another result" if near else ""
+    verdict = "passes" if score.passed else f"fails: at most {limit or format(base.max_drop, 'g')} is allowed"
     return f"{said}: {verdict}{doubt}"
 
 
@@ -115,4 +115,4 @@ def advice(audit: Audit) -> str:
     scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
     if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."
-    return "The function gives no score under them: the plans below say why."
+    return "The function returns no score under these plans; the reasons are listed with the plans."

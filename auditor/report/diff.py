@@ -11,7 +11,7 @@ from .blocks import Block, Entries, Grid, Item, Prose, Title, environment
 from .words import SEVERITIES, count, fold, fold_paths, label, op, ratio, scope, sentence
 
 SHOWN, ROWS = 12, 200
-"""Kinds of findings, and of verdicts, that a terminal shows, and the HTML document; `--format json` has them all."""
+"""Number of kinds of findings and verdicts on a terminal, and in HTML; `--format json` has all."""
 
 
 def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> list[Block]:

@@ -97,7 +97,7 @@ class Causes:
         """The number of causes."""
         said = count(len(self.notes), "note")
         if not self.wanting:
-            return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule fired"
+            return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
         kinds = Counter(cause.severity for cause in self.wanting)
         counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
         return f"{count(len(self.wanting), 'cause')} ({', '.join(counts)})" + (f", {said}" if self.notes else "")
@@ -141,19 +141,19 @@ def _about(audit: Audit) -> str:
     if plan is not None:
         return f"Severities are for {_plan_words(audit, plan)}."
     if any(finding.bearing == "stops" for finding in audit.findings):
-        return "No plan within the budget uses low precision: severities are those of the rules."
+        return "No plan within the budget uses low precision: severities are the rules' defaults."
     return ""
 
 
 def _plan_words(audit: Audit, plan: Plan) -> str:
-    role = "recommended plan" if plan.name == audit.recommended else "fastest plan that holds the budget"
+    role = "recommended plan" if plan.name == audit.recommended else "fastest plan within the budget"
     return f"{plan_title(plan)}, the {role}"
 
 
 BEARINGS = {
     "kept": "keeps {} in FP32",
-    "low": "runs {} in low precision and holds the budget",
-    "reads": "runs {} in FP32, on low-precision values, and holds the budget",
+    "low": "runs {} in low precision, within the budget",
+    "reads": "runs {} in FP32 on low-precision inputs, within the budget",
 }
 
 
@@ -162,7 +162,7 @@ def _plan_effect(audit: Audit, spoken: Sequence[Finding]) -> str:
     plan = audit.plans.get(spoken[0].plan or "") if spoken else None
     if plan is None:
         stops = spoken and spoken[0].bearing == "stops"
-        return "No plan within the budget uses low precision, and this is part of why." if stops else ""
+        return "No plan within the budget uses low precision; this operation is one reason." if stops else ""
     nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
     every = {finding.node for finding in spoken}
     said = [text.format(_these(nodes[how], every)) for how, text in BEARINGS.items() if nodes[how]]
@@ -184,5 +184,5 @@ def _these(nodes: Collection[str], every: Collection[str]) -> str:
 AGREEMENT = {
     True: "The measurement confirms this.",
     False: "The measurement does not confirm this on these inputs.",
-    None: "This was not measured.",
+    None: "Running an operation in low precision cannot test this rule.",
 }

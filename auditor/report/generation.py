@@ -6,7 +6,7 @@ import math
 
 from ..records import Plan
 from ..records.audit import Audit
-from ..records.generation import Generated, PartShare
+from ..records.generation import PartShare, TokenComparison
 from .blocks import BOTTOM, LEFT, RIGHT, Block, Chart, Grid, Prose
 from .charts import scale
 from .words import count, label, percent, plan_title, power, ratio
@@ -31,7 +31,7 @@ def generation_lines(audit: Audit) -> list[Block]:
     """For the terminal: the setup, a line for each plan, and the part that should stay FP32 first."""
     if audit.generation is None:
         return []
-    lines = [f"{plan_title(plan)}: {_figures(found)}" for plan, found in _decoded(audit)]
+    lines = [f"{plan_title(plan)}: {_figures(found)}" for plan, found in _describe_setup(audit)]
     lift = lift_words(audit)
     return [Prose("Tokens", (_about(audit), *lines, *([lift] if lift else [])))]
 
@@ -40,14 +40,14 @@ def generation_section(audit: Audit) -> list[Block]:
     """The report's section on tokens; nothing for an audit without generation."""
     if audit.generation is None:
         return []
-    decoded = _decoded(audit)
+    decoded = _describe_setup(audit)
     if not decoded:
-        return [Prose("", ("No plan was verified, so none decoded.",), "empty")]
+        return [Prose("", ("No plan was verified, so no plan generated tokens.",), "empty")]
     about = (
-        "Each plan decodes with its own cache and is given FP32's token after each step, so that up to its first flip it writes "
-        "the text that it would write by itself. KL is in nats a token, FP32 against the plan; RMS dp is how far the "
-        "probability of FP32's token moves; flips are in 1,000 tokens, with their 95 % interval; the first flip counts tokens "
-        "from the prompt on, for the median prompt and for the one at 10 %."
+        "Each plan decodes with its own cache, and gets FP32's token after each step. KL: "
+        "divergence from FP32 in nats per token. RMS dp: change in the probability of FP32's "
+        "token. Flips: differing choices per 1,000 tokens, with a 95 % interval. First flip: "
+        "tokens after the prompt until then, for the median prompt and the worst 10 %."
     )
     lift = lift_words(audit)
     parts = [row for plan, found in decoded for row in _parts(plan, found)]
@@ -64,47 +64,55 @@ def generation_section(audit: Audit) -> list[Block]:
     ]
 
 
-PARTS = "Parts of the model: share of the squared error of the margins, and flips in 1,000 tokens predicted with the part in FP32"
+PARTS = (
+    "Parts of the model: share of the squared error of the margins, and flips per 1,000 "
+    "tokens predicted with the part in FP32"
+)
 
 
 def lift_words(audit: Audit) -> str:
     """The part that should stay FP32 first; nothing without predictions."""
-    plan = audit.plans.get(audit.recommended or "") or next((plan for plan, _ in _decoded(audit)), None)
+    plan = audit.plans.get(audit.recommended or "") or next((plan for plan, _ in _describe_setup(audit)), None)
     found = plan.generated if plan is not None else None
     best = _best(found) if found is not None else None
     if plan is None or found is None or best is None or found.predicted_flips is None or best.flips is None:
         return ""
     return (
-        f"Under {plan_title(plan)}, {percent(best.share)} of what flips tokens comes from: {best.part} ("
-        f"{count(best.operations, 'operation')}). In FP32, {best.flips:.3g} flips in 1,000 are predicted in place of "
-        f"{found.predicted_flips:.3g}."
+        f"Under {plan_title(plan)}, {percent(best.share)} of the error that flips tokens comes "
+        f"from: {best.part} ({count(best.operations, 'operation')}). In FP32, {best.flips:.3g} "
+        f"flips per 1,000 tokens are predicted instead of {found.predicted_flips:.3g}."
     )
 
 
-def _best(found: Generated) -> PartShare | None:
+def _best(found: TokenComparison) -> PartShare | None:
     return next((part for part in found.parts if part.flips is not None), None)
 
 
-def _decoded(audit: Audit) -> list[tuple[Plan, Generated]]:
+def _describe_setup(audit: Audit) -> list[tuple[Plan, TokenComparison]]:
     return [(plan, plan.generated) for plan in audit.plans.values() if plan.generated is not None]
 
 
 def _about(audit: Audit) -> str:
     made = audit.generation
     assert made is not None
-    how = f"sampled at temperature {made.temperature:g}" if made.temperature else "the likeliest each time"
-    return f"{count(made.prompts, 'prompt')} continued by {count(made.steps, 'token')} each in FP32, {how}: {made.tokens:,} count."
+    how = f"sampled at temperature {made.temperature:g}" if made.temperature else "always the likeliest"
+    return (
+        f"FP32 continued {count(made.prompts, 'prompt')} by {count(made.steps, 'token')} each, "
+        f"{how}: {made.tokens:,} count, up to the end of a text."
+    )
 
 
-def _figures(found: Generated) -> str:
+def _figures(found: TokenComparison) -> str:
     if found.failure is not None or found.kl is None or found.flips is None:
         return f"did not decode: {found.failure}"
     predicted = "" if found.predicted_flips is None else f", {found.predicted_flips:.3g} predicted"
-    first = f"first flip after {found.first_flip} tokens" if found.first_flip else "no flip in half of the prompts"
-    return f"KL {ratio(found.kl)}, {found.flips:.3g} flips in 1,000 tokens{predicted}; {first}"
+    first = (
+        f"first flip after {found.first_flip} tokens" if found.first_flip else "no flip in at least half of the prompts"
+    )
+    return f"KL {ratio(found.kl)}, {found.flips:.3g} flips per 1,000 tokens{predicted}; {first}"
 
 
-def _row(plan: Plan, found: Generated) -> tuple[str, ...]:
+def _row(plan: Plan, found: TokenComparison) -> tuple[str, ...]:
     if found.failure is not None or found.flips is None or found.flips_low is None or found.flips_high is None:
         return (plan_title(plan), f"did not decode: {found.failure}", *[""] * (len(HEADS) - 2))
     return (
@@ -119,7 +127,7 @@ def _row(plan: Plan, found: Generated) -> tuple[str, ...]:
     )
 
 
-def _parts(plan: Plan, found: Generated) -> list[tuple[str, ...]]:
+def _parts(plan: Plan, found: TokenComparison) -> list[tuple[str, ...]]:
     return [
         (
             plan_title(plan),
@@ -135,7 +143,7 @@ def _parts(plan: Plan, found: Generated) -> list[tuple[str, ...]]:
 def _chart(audit: Audit) -> Chart | None:
     """KL of every plan by position after the prompt."""
     assert audit.generation is not None
-    curves = [(plan, [x for x in found.kl_by_position if x > 0]) for plan, found in _decoded(audit)]
+    curves = [(plan, [x for x in found.kl_by_position if x > 0]) for plan, found in _describe_setup(audit)]
     curves = [(plan, values) for plan, values in curves if len(values) > 1]
     if not curves:
         return None
@@ -151,11 +159,12 @@ def _chart(audit: Audit) -> Chart | None:
     place = scale(0, most, LEFT + INSET, RIGHT - INSET)
     return Chart(
         "Divergence by position",
-        "Mean KL of FP32's next token from the plan's, logarithmic, against tokens behind the prompt; of a cast dashed.",
+        "Mean KL divergence between FP32 and the plan, logarithmic, by number of tokens after "
+        "the prompt; plans of strategy cast are dashed.",
         HEIGHT,
         tuple(paths),
         tuple(dict.fromkeys((plan.format, label(plan.format)) for plan, _ in curves)),
-        "tokens behind the prompt",
+        "tokens after the prompt",
         tuple((place(most * share / 4), f"{round(steps * share / 4):,}") for share in range(5)),
         tuple((y(d), power(10, d)) for d in decades),
     )

@@ -22,9 +22,9 @@ _CODE = re.compile(r"[A-Z]{3}\d{3}")
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
 """{torch's name of a dtype: that of the format it computes in}."""
 INSIDE = 12
-"""Lines about what lies in one module, a plan."""
+"""Maximum number of lines about the parts of one module, per plan."""
 SHAPES = 3
-"""Shapes of modules that gain nothing up to which each has a line of its own."""
+"""Up to this many module patterns without any gain get a line each."""
 KEPT = "its module stays FP32"
 
 
@@ -80,7 +80,7 @@ def islands(plan: Plan) -> tuple[Island, ...]:
 
 
 def _one_kind(same: Sequence[KeptOperation]) -> Island:
-    others = "; the others likewise" if len({kept.because for kept in same}) > 1 else ""
+    others = "; similar for the others" if len({kept.because for kept in same}) > 1 else ""
     return Island(tuple(kept.name for kept in same), (same[0].because + others,), noun="operation")
 
 
@@ -89,7 +89,7 @@ def _because(plan: Plan, reasons: Sequence[tuple[str, Reason]]) -> tuple[str, ..
     fired = (text for path, _ in reasons if path in plan.scopes for text in plan.scopes[path].because)
     codes = tuple(dict.fromkeys(text for text in fired if _CODE.fullmatch(text)))
     same = len({re.sub(r"_\d+\b", "", reason.words) for _, reason in reasons}) == 1  # but for numbers of nodes
-    return (*codes, reasons[0][1].words + ("" if same else "; the others likewise"))
+    return (*codes, reasons[0][1].words + ("" if same else "; similar for the others"))
 
 
 def dtype_label(dtype: str) -> str:
@@ -130,9 +130,7 @@ def _mixed_inputs(ran: Dtypes) -> str:
     """A clause for a low operation with FP32 inputs, such as a batch norm with FP32 statistics."""
     reads = {_FORMATS[dtype] for dtype in ran.inputs if dtype in _FORMATS}
     mixed = len(reads) > 1 and "fp32" in reads
-    return (
-        f"it reads {' and '.join(sorted(map(label, reads)))} together, and computes in the wider one" if mixed else ""
-    )
+    return f"its inputs are {' and '.join(sorted(map(label, reads)))}, so it computes in the wider one" if mixed else ""
 
 
 def explain_layer(audit: Audit, name: str) -> str:
@@ -145,7 +143,11 @@ def explain_layer(audit: Audit, name: str) -> str:
     modules = {above for path in paths for above in enclosing(path)}
     if name not in modules and name not in owners:
         close = difflib.get_close_matches(name, [*modules, *owners], n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else "module paths and names of operations are in plan.json"
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else "plan.json lists module paths, measurements.json names of operations"
+        )
         raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
     text = [own(name)]
     for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):

@@ -28,7 +28,7 @@ def _origins(audit: Audit, fmt: str) -> Iterator[Block]:
     kinds = fold(born, lambda r: r.node.owner, lambda r: (r.node.op, r.errors[fmt].cause))
     said = [_birth(same, fmt, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
     if not kinds:
-        alone = "no operation alone makes Inf or NaN: the run of the whole model does"
+        alone = "no single operation produces Inf or NaN, but the whole model in low precision does"
         finite = "no value that is finite in FP32 becomes Inf or NaN"
         said = [f"In {label(fmt)} {alone if runs else finite}."]
     if len(kinds) > SHOWN:
@@ -72,7 +72,7 @@ def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
     if result:
-        heads = ("Module", "Operations", "Moves output", "One by one")
+        heads = ("Module", "Operations", "Moves output", "Sum of single errors")
         rows = tuple(
             (
                 f"`{scope(r.scope)}`{f' {r.failure}' if r.failure else ''}",
@@ -92,15 +92,15 @@ def _linearity(audit: Audit, fmt: str) -> str:
         return ""
     were = "was" if linearity.compared == 1 else "were"
     words = [
-        f"{count(linearity.compared, 'operation')} predicted to first order {were} also run: prediction / measurement "
-        f"{linearity.least:.2g} to {linearity.most:.2g}, median {linearity.median:.2g}."
+        f"{count(linearity.compared, 'operation')} predicted to first order {were} also run; prediction divided by "
+        f"measurement: {linearity.least:.2g} to {linearity.most:.2g}, median {linearity.median:.2g}."
     ]
     if not linearity.holds:
-        words.append("First order does not hold on this model, so more operations were run.")
+        words.append("First-order predictions are inaccurate for this model, so the audit ran more operations.")
     if beyond := linearity.confirmed + linearity.refuted:
-        words.append(f"Runs confirm {linearity.confirmed:,} of {count(beyond, 'prediction')} beyond the budget.")
+        words.append(f"Runs confirm {linearity.confirmed:,} of {count(beyond, 'prediction')} above the error budget.")
     if linearity.left:
-        words.append(f"{linearity.left:,} more {'is' if linearity.left == 1 else 'are'} beyond it by prediction alone.")
+        words.append(f"{linearity.left:,} more {'is' if linearity.left == 1 else 'are'} above it by prediction only.")
     return " ".join(words)
 
 
@@ -113,7 +113,9 @@ class NonFiniteRun:
     def __init__(self, fmt: str, title: str, first: NonFinite | None) -> None:
         self.format, self.first = fmt, first
         if first is None:
-            self.said = f"{title}: outputs turn Inf or NaN. The recorded graph does not show at which operation."
+            self.said = (
+                f"{title}: outputs turn Inf or NaN. A replay of the graph stays finite, so the operation is unknown."
+            )
         else:
             batch = "" if first.batch == 1 else f", in batch {first.batch}"
             place = at(first.op, first.owner, first.source)

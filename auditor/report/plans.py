@@ -9,7 +9,7 @@ from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
 from ..plan.recommend import has_low, measured_times, speedup
-from ..records import Onnx, Plan, Timed, Times, Today, Verification
+from ..records import Onnx, Plan, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
@@ -70,7 +70,7 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
     if (ran is not None and not ran.finite) or not math.isfinite(plan.measured_error or 0.0):
         return "non-finite", "an output is Inf or NaN where FP32 is finite"
     if plan.measured_error is None:
-        return "not run", plan.note or "the patched model was not run, so its error is a prediction"
+        return "not run", plan.note or "the patched model was not run: its error is predicted"
     if ran is not None and (broken := missed_criteria(ran.criteria)):
         return "over budget", broken
     allowed = max(budget, ran.floor) if ran is not None else budget
@@ -80,9 +80,11 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
     where = f" on {inputs_of(ran)}, {ran.execution}" if ran is not None else ""
     if ran is not None and ran.ungraded:
-        where += f"; not run with gradients enabled, since FP32 raises: {ran.ungraded}"
+        where += f"; not run with gradients enabled, where FP32 itself raises {ran.ungraded}"
     if ran is not None and max(plan.measured_error, ran.with_gradients or 0.0) > budget:
-        where += f"; over the budget, and no more than {FLOOR:g} times what runs in FP32 differ by ({ratio(ran.noise)})"
+        where += (
+            f"; above the budget, but at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
+        )
     return ("verified" if plan.verified else "not verified"), f"{ratio(plan.measured_error)} measured{where}"
 
 
@@ -148,7 +150,7 @@ def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
     """Figures that the tables of plans and times omit."""
     plan = p.plan
     if p.idle and plan.reach is not None:
-        yield (f"Smallest {'share' if audit.criteria else 'error'} within reach", ratio(plan.reach))
+        yield (f"Smallest reachable {'share' if audit.criteria else 'error'}", ratio(plan.reach))
     yield from (("Criterion", line) for line in p.criteria)
     if p.score:
         yield ("Your score", p.score)
@@ -163,8 +165,8 @@ def program_line(plan: Plan) -> str:
     program = plan.program
     if program is None:
         return ""
-    low = f"{program.low:,} of {count(program.operations, 'operation')} low, {count(program.casts, 'conversion')}"
-    batch = "any batch size" if program.fixed is None else f"the audited batch size alone: {program.fixed}"
+    low = f"{program.low:,} of {count(program.operations, 'operation')} low, {count(program.casts, 'cast')}"
+    batch = "any batch size" if program.fixed is None else f"only the audited batch size: {program.fixed}"
     return f"{program.file}: {low}, {batch}{_onnx(plan, program.onnx) if program.onnx else ''}"
 
 
@@ -176,7 +178,7 @@ def _onnx(plan: Plan, onnx: Onnx) -> str:
     errors = {
         "predicted": None if joint else plan.predicted_error,
         f"as {plan.program.file if plan.program else ''}": onnx.program_error,
-        f"in {onnx.runtime}, which has FP32 for what it lacks in {low}": onnx.error,
+        f"in {onnx.runtime}, which uses FP32 for operations without a {low} kernel": onnx.error,
         f"in onnxruntime with every {low} value rounded as on a GPU": onnx.rounded_error,
     }
     told = [f"{ratio(error)} {where}" for where, error in errors.items() if error is not None]
@@ -192,13 +194,14 @@ def times(audit: Audit) -> tuple[str, ...]:
         return ()
     where = f"this CPU, on {count(timing.threads, 'thread')}" if timing.device == CPU else timing.device
     batch = "" if timing.batch is None else f", {count(timing.batch, 'entry', 'entries')} in the batch"
-    goes = "predictions: a CPU's times say nothing of a GPU"
+    goes = "predicted times, since a CPU's times do not carry over to a GPU"
     if any(plan.timed and plan.timed.decides for plan in audit.plans.values()):
         goes = "the first of them"
     rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
     return (
-        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The recommendation goes by {goes}.",
+        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The "
+        f"recommendation is based on {goes}.",
         *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed),
     )
 
@@ -218,11 +221,11 @@ def _in_words(taken: Times) -> str:
     said = f"{median} {unit} ({low} to {high})"
     if taken.speedup is None or taken.speedup_low is None or taken.speedup_high is None:
         return said
-    same = ", no different from FP32" if taken.speedup_low <= 1 <= taken.speedup_high else ""
+    same = ", not measurably different from FP32" if taken.speedup_low <= 1 <= taken.speedup_high else ""
     return f"{said}, {taken.speedup:.2f}x{same}"
 
 
-def _time_words(timed: Timed) -> str:
+def _time_words(timed: TimeAndMemory) -> str:
     """Times, memory, and what was not measured with the reason."""
     ways = (("", timed.eager), ("compiled ", timed.compiled), ("as a CUDA graph ", timed.cuda_graph))
     words = [f"{name}{_in_words(took)}" for name, took in ways if took is not None]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ..rehearsal.remedies import code_of
-from ..rehearsal.result import Problem, Rehearsal, Rehearsed
+from ..rehearsal.result import RecipeProblem, RecipeRun, Rehearsal
 from .blocks import BOTTOM, LEFT, RIGHT, Block, Chart, Code, Entries, Fold, Grid, Item, Prose, Title, environment
 from .charts import TOP, curve, decades, log, round_steps, scale
 from .words import count, percent, power, ratio
@@ -40,9 +40,11 @@ def overview(found: Rehearsal) -> list[Block]:
         page.append(Prose("Gradients", (zero,)))
     noise = found.runs["fp32"].late(found.runs["fp32"].noise)
     if noise is not None:
-        text = f"From batch to batch FP32's own gradients differ by {percent(noise)}: an error far below that matters less than the batch."
+        text = f"FP32's own gradients differ by {percent(noise)} between batches; much smaller errors matter less."
         page.append(Prose("Noise", (text,)))
-    emulated = f"A CPU emulated a GPU. What shows up after more than {count(found.steps, 'step')} is not seen here."
+    emulated = (
+        f"A CPU emulated a GPU. Problems that need more than {count(found.steps, 'step')} to appear are not detected."
+    )
     return [*page, Prose("Caution", (emulated,), "warning")]
 
 
@@ -59,7 +61,7 @@ def _table(found: Rehearsal) -> Grid:
     return Grid(heads, rows, list(found.runs).index(found.recommended), caption="Recipes, late in the run")
 
 
-def _row(found: Rehearsal, name: str, run: Rehearsed) -> tuple[str, ...]:
+def _row(found: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
     broken = sum(problem.recipe == name for problem in found.problems)
     verdict = (
         "recommended"
@@ -82,7 +84,7 @@ def _row(found: Rehearsal, name: str, run: Rehearsed) -> tuple[str, ...]:
     )
 
 
-def _entry(found: Rehearsal, problem: Problem) -> Item:
+def _entry(found: Rehearsal, problem: RecipeProblem) -> Item:
     run = found.runs[problem.recipe]
     notes = []
     for name, other in found.runs.items():
@@ -99,18 +101,27 @@ def _always_zero(found: Rehearsal) -> str:
     names = [name for name, row in rows.items() if row.zero_gradient and all(share == 1 for share in row.zero_gradient)]
     if not names:
         return ""
-    return f"Entirely zero in every step that was looked at: {', '.join(names[:4])}{f' and {len(names) - 4} more' if names[4:] else ''}."
+    return (
+        "Gradients that were zero in every sampled step: "
+        f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if names[4:] else ''}."
+    )
 
 
 def _charts(found: Rehearsal) -> Iterator[Chart]:
     shown = {name: run for name, run in found.runs.items() if not run.recipe.repairs or name == found.recommended}
     losses = {name: run.losses for name, run in shown.items()}
     steps = list(range(found.steps))
-    text = "The loss of every recipe on the same batches, from the same weights, logarithmic; each point is the mean of the steps around it."
+    text = (
+        "Loss of every recipe on the same batches, from the same weights, logarithmic. Each "
+        "point is a mean over neighbouring steps."
+    )
     yield from _chart("Loss", text, found, losses, dict.fromkeys(losses, steps))
     errors = {name: run.errors for name, run in shown.items() if name != "fp32"} | {"noise": found.runs["fp32"].noise}
     at = {name: found.runs["fp32" if name == "noise" else name].steps for name in errors}
-    text = "Relative error of all gradients together against FP32's, at the weights that the recipe had then. Noise: how far those of two batches are apart."
+    text = (
+        "Relative error of all gradients against FP32's at the same weights. Noise: the "
+        "difference between gradients of two batches."
+    )
     yield from _chart("Gradient error", text, found, errors, at)
 
 
@@ -121,7 +132,7 @@ def _chart(
     curves: dict[str, list[float]] | dict[str, list[float | None]],
     at: dict[str, list[int]],
 ) -> Iterator[Chart]:
-    each = {name: _binned(values, at[name], found.steps) for name, values in curves.items()}
+    each = {name: _average_bins(values, at[name], found.steps) for name, values in curves.items()}
     powers = [v for points in each.values() for _, v in points]
     if not powers:
         return
@@ -137,7 +148,7 @@ def _chart(
     yield Chart(label, about, HEIGHT, paths, legend, "step", marks, tuple((y(d), power(10, d)) for d in ticks))
 
 
-def _binned(values: list[float] | list[float | None], at: list[int], steps: int) -> list[tuple[float, float]]:
+def _average_bins(values: list[float] | list[float | None], at: list[int], steps: int) -> list[tuple[float, float]]:
     width = max(math.ceil(steps / POINTS), 1)
     bins: dict[int, list[float]] = {}
     for step, value in zip(at, values, strict=False):
@@ -165,7 +176,7 @@ def _parameters(found: Rehearsal) -> Iterator[Fold]:
         if run.recipe.name == "fp32" or run.recipe.repairs or not run.steps:
             continue
 
-        def harm(item: str, run: Rehearsed = run) -> float:
+        def harm(item: str, run: RecipeRun = run) -> float:
             row = run.parameters[item]
             return max(
                 (

@@ -23,11 +23,11 @@ from .view import ReportView, method, view
 from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
-"""Of a terminal that is 100 cells wide, for all that a command says."""
+"""Maximum number of lines that a command prints on a terminal 100 cells wide."""
 SPARE = ("Formats", "Kept", "Outputs", "Memory")
-"""Labels of what nobody asked for: it is in the report, too."""
+"""Labels of optional sections, which the report contains too."""
 ENTRIES_SHOWN = 5
-"""Causes to fix that a page names; those behind them, and notes, stand in a fold."""
+"""Number of causes that a page lists; further ones, and notes, are folded."""
 ISLANDS_SHOWN = 6
 PROPOSALS_SHOWN = 4
 ADVICE_SHOWN = 4
@@ -55,7 +55,7 @@ def summary(audit: Audit) -> str:
     """The audit's representation in Python: verdict, evidence, findings, and where to read more."""
     seen = view(audit)
     first = f"Audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}"
-    rest = "audit.save(directory) writes the report; audit.plans, audit.findings and audit.nodes hold the rest"
+    rest = "audit.save(directory) writes the report; audit.plans, audit.findings and audit.nodes have the details"
     lines = (first, seen.headline, seen.proof, *seen.broken, causes(audit).headline, rest)
     return "\n".join(printable(line) for line in lines if line)
 
@@ -177,8 +177,8 @@ def plans_section(audit: Audit, seen: ReportView) -> list[Block]:
     if not seen.plans:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
-        'A plan keeps the modules that need it in FP32 and runs the rest in low precision. "Without it" is the same '
-        "format with no module protected."
+        'A plan keeps some modules in FP32 and runs the rest in low precision. "Without it" is '
+        "the same format without any FP32 module."
     )
     return [
         *(Prose("", (said,), "about") for said in (about, seen.criteria, seen.score) if said),
@@ -192,4 +192,4 @@ REPORTERS: Mapping[str, Callable[[Audit], str]] = dict(
     zip(FORMATS, (github, html, document, markdown, sarif, text), strict=True)
 )
 WRITTEN: Mapping[str, Callable[[Audit], str]] = {"report.html": html, "findings.sarif": sarif}
-"""Those that are written beside plan.json, by the names of their files."""
+"""Reporters whose output is saved beside plan.json, by file name."""

@@ -13,11 +13,11 @@ from .kept import computed_in, dtype_label, why_raised
 from .words import VERDICTS, label, line
 
 LONGEST = 200
-"""Characters of a reason or a source line that the table has; plan.json has all of them."""
+"""Maximum characters of a reason or a source line in the table; plan.json has the full text."""
 VISIBLE = 1e-4
-"""Shares of values lost to zero below this are not listed."""
+"""Shares of values that underflow to zero are listed from here on."""
 FOLD_FROM = 3
-"""Identical numbered siblings are folded from this many on."""
+"""Number of identical siblings from which they are folded."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -97,11 +97,11 @@ def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str
 
     A new numeric column needs a row here: `column` names it, in the table or, with a `format`, in that format's cells.
     """
-    rows = [("name", "plan", "What the recommended plan computes in", "Plan", "")] * planned
+    rows = [("name", "plan", "Format under the recommended plan", "Plan", "")] * planned
     each = (
         ("verdict", "verdict", "verdict"),
-        ("effect", "effect", "moves the output"),
-        ("most", "local", "error made here"),
+        ("effect", "effect", "change of the output"),
+        ("most", "local", "local error"),
         ("most", "propagated", "error carried"),
     )
     rows += [(kind, column, f"{label(f)}: {words}", words, f) for f in formats for kind, column, words in each]

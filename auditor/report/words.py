@@ -20,23 +20,23 @@ T = TypeVar("T")
 VERDICTS = ("safe", "sensitive", "unsafe", "untested")
 SEVERITIES = ("error", "warning", "info")
 LONGEST = 26
-"""Characters of block numbers beyond which how many they are says more."""
+"""Maximum characters of block numbers; beyond, only their count is shown."""
 
 TERMS = {
-    "calibration inputs": "the batches that plans are made from",
+    "calibration inputs": "the batches that plans are derived from",
     "cast": "a dtype conversion; the strategy `cast` stores the weights in low precision",
     "emulate": "compute on a CPU what a GPU would: the same rounding and CUDA's autocast lists",
     "error budget": "how far the outputs may be from FP32: `--max-error`, relative L2, 0.01 by default",
     "FP32 island": "modules kept in FP32 inside a part that runs in low precision",
-    "held-out inputs": "batches that plans are verified on and not made from",
+    "held-out inputs": "batches that plans are verified on, but not derived from",
     "local error": "an operation's error in a format, on inputs from the FP32 run",
-    "operation": "one call of PyTorch's in the recording, such as `aten.mm`",
+    "operation": "one call of a PyTorch function in the recording, such as `aten.mm`",
     "plan": "a precision for every module and the functions kept in FP32",
     "predicted": "computed from measurements of single operations",
     "verdict": "`safe`, `sensitive`, `unsafe` or `untested`, for an operation in a format",
     "verified": "run as its artefact in a fresh process",
 }
-"""Entries of docs/glossary.md that a report has with it."""
+"""Entries of docs/glossary.md that the report repeats."""
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 

@@ -25,12 +25,12 @@ from .rule import SEVERITIES, Rule
 
 Verdicts = Mapping[str, Mapping[str, Verdict]]
 APART = ("hardware", "collectives", "settings")
-"""Families of rules about how fast or where a model runs: what they find has no share in an error on the same line."""
+"""Rule families about speed or devices, which do not explain errors on the same line."""
 AMPLIFIED = 8.0
-"""How many times as far errors of an operation's inputs move the outputs as that of its result, where it amplifies them."""
+"""An operation amplifies errors if its inputs' errors move the outputs this many times as far as its result's."""
 
 WEIGHTY = 0.25
-"""Share of the largest effect of what lies together, from which an operation may have to do with all of it."""
+"""Share of the largest effect in a group of findings, from which an operation may be the cause of all."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class FlowGraph:
     measured: Calibration
     verdicts: Verdicts
 
-    def broken(self, name: str, fmt: str) -> bool:
+    def is_broken(self, name: str, fmt: str) -> bool:
         """Whether the node alone in low precision raises, or gives Inf or NaN where FP32 is finite."""
         error = self.measured.errors.get(name, {}).get(fmt)
         contribution = self.measured.contributions.get(name, {}).get(fmt)
@@ -111,14 +111,14 @@ def _beginnings(graph: FlowGraph, fmt: str) -> dict[str, str]:
     """{broken node: the first broken node upstream of it}; a node that raises is its own cause."""
     result: dict[str, str] = {}
     for name, node in graph.nodes.items():
-        if graph.broken(name, fmt):
+        if graph.is_broken(name, fmt):
             sources = () if graph.measured.errors[name][fmt].unsupported else node.inputs
             result[name] = next((result[source] for source in sources if source in result), name)
     return result
 
 
 def _breaks(graph: FlowGraph, finding: Finding) -> bool:
-    return any(graph.broken(finding.node, fmt) for fmt in finding.formats)
+    return any(graph.is_broken(finding.node, fmt) for fmt in finding.formats)
 
 
 def _place(
@@ -232,7 +232,7 @@ class _Uses:
 
 def _computes_low(resolution: Resolution, name: str) -> bool:
     """Whether the kernel's result is low; for discrete results, whether an input is."""
-    gives = resolution.computed(name)
+    gives = resolution.computed_format(name)
     return resolution.low(name) or is_low(gives) or (not gives and name in resolution.reads_low)
 
 
@@ -294,7 +294,7 @@ def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph:
     if finding.node in plainly.computing:
         return "kept"
     if finding.node in under.reading:  # in FP32 it refuses nothing, and what is finite stays so, however it was rounded
-        return "elsewhere" if graph.broken(finding.node, plan.format) else "reads"
+        return "elsewhere" if graph.is_broken(finding.node, plan.format) else "reads"
     return "kept" if finding.node in plainly.reading else "elsewhere"
 
 

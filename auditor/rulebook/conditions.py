@@ -141,12 +141,12 @@ def _leaf(given: dict[str, Any], at: Place) -> Condition:
     _allow(given, at, ("fact", *allowed))
     comparisons = {name: value for name, value in given.items() if name != "fact"}
     if not comparisons:
-        nothing = f"compares {fact} with nothing; it allows {', '.join(allowed)}"
+        nothing = f"has no comparison for {fact}; allowed: {', '.join(allowed)}"
         raise refusal(nothing, slug="rule-missing-key", at=(*at, "fact"))
     for name, value in comparisons.items():
         kind = "flag" if name == "present" else fact_at(fact).type.removesuffix("s")
         if not isinstance(value, _PYTHON[kind]) or (kind == "number" and isinstance(value, bool)):
-            raise refusal(f"{fact} is a {kind}; {value!r} is none", slug="rule-bad-type", at=(*at, name))
+            raise refusal(f"{fact} is a {kind}, and {value!r} is not", slug="rule-bad-type", at=(*at, name))
     return Condition("fact", fact, comparisons)
 
 

@@ -16,10 +16,10 @@ Arguments = dict[str, Any]
 Gemm = tuple[int, int, int]
 
 LARGEST_TILE = 64
-"""Alignments beyond it are not told apart."""
+"""The largest alignment that matters."""
 
 _NOT_APPLICABLE = (ValueError, KeyError, IndexError, TypeError, ZeroDivisionError)
-"""What a formula raises on an overload, rank or size it was not made for; the fact is then unknown."""
+"""Exceptions of a formula on an unsupported overload, rank or size; the fact is then unknown."""
 
 
 def reduction_length(node: fx.Node) -> int | None:
@@ -154,4 +154,4 @@ _GEMMS: Mapping[str, Callable[[Arguments, fx.Node], Gemm]] = {
     "transposed_convolution": _transposed_convolution,
     "einsum": _einsum,
 }
-"""Formulas under the names that the rows of operations have for them."""
+"""Formulas by their name in operations.toml."""

@@ -21,7 +21,7 @@ OF_NODE = (
     *(values.numel, reduction_length, sequence_length, values.reduce_op),
     *(values.whole_numbers, values.reads_whole_numbers, values.squares, values.centres, values.shifts_by_max),
 )
-"""Facts that are found by functions of their names."""
+"""Facts computed by functions with their names."""
 
 
 def gather(
@@ -190,7 +190,7 @@ class Uses:
         reads = any(self._hands_on(item, node) for item in node.all_input_nodes)
         if not values.is_floating(node) or row_of(node).cast:
             return reads and not values.is_floating(node)
-        if is_low(self._cast.computed(node.name)):
+        if is_low(self._cast.computed_format(node.name)):
             return False
         return reads or (self._is_high(node) and (_is_made(node) or not self._under.low(node.name)))
 

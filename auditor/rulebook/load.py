@@ -39,7 +39,7 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
         paths = sorted(Path(directory).glob("*/*.toml"))
         if not paths:
             raise AuditorError(
-                f"{directory} holds no rule; expected <family>/<CODE>-<name>.toml", slug="rule-none-found"
+                f"{directory} contains no rule; expected <family>/<CODE>-<name>.toml", slug="rule-none-found"
             )
         common = Path(directory) / "nodes.toml"
         shared = _validate(common, _NODES, _table(common)) if common.exists() else {}
@@ -110,9 +110,9 @@ def _check_drawn(rule: Rule, chain: Chain) -> None:
     drawn = [name for path in chain.steps for name in path]
     for name in drawn:
         if name.rstrip("?") not in rule.match.nodes:
-            _refuse(rule.path, ("match", "chain", "paths"), f"{name!r} is not described under nodes")
+            _refuse(rule.path, ("match", "chain", "paths"), f"{name!r} is not defined under nodes")
     if chain.report not in drawn:
-        _refuse(rule.path, ("match", "chain", "report"), f"{chain.report!r} is on no path, or may be missing")
+        _refuse(rule.path, ("match", "chain", "report"), f"{chain.report!r} is on no path, or optional")
 
 
 def _check_codes(rules: Sequence[Rule]) -> None:
@@ -135,7 +135,7 @@ def _check_superseded(rules: dict[str, Rule]) -> None:
             if code not in rules:
                 _refuse(rule.path, ("supersedes",), f"no rule is called {code!r}")
             if left_out := ", ".join(sorted(set(rules[code].formats).difference(rule.formats))):
-                _refuse(rule.path, ("supersedes",), f"{code} also speaks of {left_out}, which {rule.code} does not")
+                _refuse(rule.path, ("supersedes",), f"{code} also covers {left_out}, which {rule.code} does not")
             if nx.has_path(order, code, rule.code):
                 _refuse(rule.path, ("supersedes",), f"{code} supersedes {rule.code} in turn")
 

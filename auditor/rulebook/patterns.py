@@ -15,7 +15,7 @@ from .facts import NodeFacts
 from .rule import Chain, ChainNode, Match
 
 Edges = Sequence[tuple[str, str]]
-"""(role, role that reads its value)."""
+"""(chain position, position that reads its value)."""
 
 
 class Matcher:

@@ -17,7 +17,7 @@ from .conditions import ALWAYS, Condition, all_of, refusal
 from .facts import EACH, FACTS, Fact, address_problem
 
 FORMATS = "formats"
-"""A field of its own: the formats that a finding speaks of."""
+"""Special field: the formats of a finding."""
 
 
 def facts_shown(message: str, formats: Collection[str]) -> list[str]:
@@ -100,7 +100,7 @@ def _template(message: str) -> str:
     except PydanticCustomError:
         raise
     except (ValueError, TypeError, LookupError) as error:
-        raise refusal(f"is no valid template: {error}") from error
+        raise refusal(f"is not a valid template: {error}") from error
     return message.strip()
 
 

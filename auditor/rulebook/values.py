@@ -162,11 +162,11 @@ def _round_literal(literal: float, name: str) -> float:
 
 
 LEAST = 1e3
-"""Magnitude from which on a literal hides scores instead of scaling or shifting them."""
+"""Minimum magnitude of a literal that masks scores instead of scaling or shifting them."""
 EXACT = 1e-6
-"""What FP32 leaves of a literal."""
+"""Relative precision of a literal in FP32."""
 NEAR = 0.1
-"""What scores may take away from a mask that is added to them."""
+"""Tolerance for scores that are added to a mask's literal."""
 
 
 def literal_results(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str]:

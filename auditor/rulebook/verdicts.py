@@ -28,7 +28,7 @@ GRADES = ("safe", "sensitive", "untested", "unsafe")
 """Verdicts, the worst last."""
 
 QUIET = Noise()
-"""FP32 that is always the same."""
+"""Noise of a reproducible model."""
 
 
 def verdict_of(
@@ -47,21 +47,21 @@ def verdict_of(
     noise of FP32 are ignored.
     """
     if error is None or contribution is None:
-        return Verdict("untested", "it was not reached while measuring")
+        return Verdict("untested", "the measurement did not reach it")
     if node.dtype in ("float64", "complex128"):
-        return Verdict("untested", f"it computes in {node.dtype}, which no format here replaces")
+        return Verdict("untested", f"it computes in {node.dtype}, which the audited formats do not replace")
     if error.cause == "nested":
         return Verdict("untested", "it works on nested tensors, whose entries are not compared")
     if not exposed and not node.floating:
         return Verdict("safe", "it is no floating-point operation")
     if not exposed:
-        return Verdict("safe", "the author keeps it in FP32 under both strategies")
+        return Verdict("safe", "the model's code keeps it in FP32 under both strategies")
     if error.unsupported:
         return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
     if contribution.decided_by == "not-run":
         broken = error.overflow or error.nan
-        what = "it turns non-finite" if broken else "only a run can tell what it does to the outputs"
-        return Verdict("untested", f"{what}, and the runs that an audit affords did not get to it")
+        what = "it turns non-finite" if broken else "only a run can measure its effect on the outputs"
+        return Verdict("untested", f"{what}, and the audit's limited number of runs did not include it")
     if SENSITIVE_SHARE * max_error < contribution.isolated <= noise.floor:
         return Verdict("safe", f"{effect_of(contribution)}, {within(noise)}")
     if not contribution.isolated <= max_error:
@@ -73,7 +73,7 @@ def verdict_of(
 
 def within(noise: Noise) -> str:
     """A clause: not more than the differences between FP32 runs."""
-    return f"no more than {FLOOR:g} times what runs in FP32 differ by ({noise.error:.2g})"
+    return f"at most {FLOOR:g} times the difference between FP32 runs ({noise.error:.2g})"
 
 
 def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
@@ -152,9 +152,9 @@ def _vanishes(error: NodeError, fmt: str) -> str:
 
 def _safe_reason(error: NodeError, contribution: Contribution) -> str:
     if error.overflow or error.nan:
-        return f"it turns non-finite, but the outputs absorb that (run); {effect_of(contribution)}"
+        return f"it turns Inf or NaN, but in a run the outputs stay finite; {effect_of(contribution)}"
     if error.underflow > 0.5:
-        return f"{error.underflow:.0%} of it underflows; {effect_of(contribution)}"
+        return f"{error.underflow:.0%} of its entries underflow; {effect_of(contribution)}"
     return effect_of(contribution)
 
 
@@ -190,7 +190,9 @@ def judge(
             strategies = tuple(strategy for strategy, dtypes in used.items() if dtypes.touches_low(name))
             exposed[name][fmt] = strategies
             if own.get(name, fmt) != fmt:
-                verdicts[name][fmt] = Verdict("safe", f"the author runs it in {label(own[name])}, whatever the plan")
+                verdicts[name][fmt] = Verdict(
+                    "safe", f"the model's code runs it in {label(own[name])} under every plan"
+                )
                 continue
             verdict = of(measured, name, node, strategies, fmt)
             if measured.first is not None:
@@ -223,16 +225,18 @@ def reports_of(
         alike[capture.twins.get(name, name)].append(name)
     result = []
     for first, same in alike.items():
-        node, errors = capture.nodes[first], _merged(measured.errors, same, worse)
+        node, errors = capture.nodes[first], _merge_results(measured.errors, same, worse)
         tested = node.floating or any(error.disagreement is not None for error in errors.values())
         ranges = [measured.ranges[name] for name in same if name in measured.ranges]
         report = NodeReport(
             node=replace(node, inputs=tuple(capture.twins.get(source, source) for source in node.inputs)),
             findings=tuple(dict.fromkeys(rule for name in same for rule in rules[name])),
             errors=errors if tested else {},
-            contributions=_merged(measured.contributions, same, larger_effect) if tested else {},
-            verdicts=_merged(judged.verdicts, same, lambda *two: max(two, key=lambda one: GRADES.index(one.verdict))),
-            exposed=_merged(judged.exposed, same, lambda one, other: tuple(dict.fromkeys((*one, *other)))),
+            contributions=_merge_results(measured.contributions, same, larger_effect) if tested else {},
+            verdicts=_merge_results(
+                judged.verdicts, same, lambda *two: max(two, key=lambda one: GRADES.index(one.verdict))
+            ),
+            exposed=_merge_results(judged.exposed, same, lambda one, other: tuple(dict.fromkeys((*one, *other)))),
             range=reduce(lambda *two: merge_magnitudes(two), ranges) if ranges else None,
             flops=flops[first],
             written=first in literal,
@@ -242,7 +246,9 @@ def reports_of(
     return tuple(result)
 
 
-def _merged(found: Mapping[str, Mapping[str, T]], same: Sequence[str], merge: Callable[[T, T], T]) -> dict[str, T]:
+def _merge_results(
+    found: Mapping[str, Mapping[str, T]], same: Sequence[str], merge: Callable[[T, T], T]
+) -> dict[str, T]:
     """{format: the merged results of these operations}."""
     first, *others = [found[name] for name in same if name in found] or [{}]
     return {fmt: reduce(merge, [one[fmt] for one in others], of_first) for fmt, of_first in first.items()}

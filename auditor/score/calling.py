@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ..errors import first_line, let_through
 from ..isolation import isolated
 from ..isolation.members import named_modules, named_parameters
-from ..isolation.process import swapped, uncompiled, unfused
+from ..isolation.process import disable_compilers, disable_fused_path, swap_attribute
 from ..loading.importer import as_script
 from ..loading.target import blame
 from ..records.plan import Evaluation, Score
@@ -26,7 +26,7 @@ from ..stages import beat
 from ..trees import tensors_in
 from .function import Scoring
 
-ALLOWED = "a score is a number, or an iterable of numbers, one for each sample or batch"
+ALLOWED = "a score must be a number, or an iterable of numbers, one for each sample or batch"
 
 
 class NoScore(Exception):
@@ -42,14 +42,14 @@ class ScoreResult:
     calls: int
 
     @property
-    def counted(self) -> str:
+    def count_text(self) -> str:
         """The number of values, in words."""
         if self.single:
             return "a single number"
         return f"{len(self.values):,} number{'s' * (len(self.values) != 1)}"
 
 
-def given_by(
+def call_scoring(
     scoring: Scoring,
     model: nn.Module,
     *,
@@ -70,9 +70,9 @@ def given_by(
         if count is not None:
             beat(f"{plan.replace('_', ' ')}: {count:,}{f' of {most:,}' if most and most > 1 else ''}")
         if time.monotonic() > deadline:
-            raise NoScore(f"the function gave no score within {limit:g} seconds")
+            raise NoScore(f"the function returned no score within {limit:g} seconds")
 
-    def called(module: nn.Module, args: Any) -> None:
+    def call_model(module: nn.Module, args: Any) -> None:
         nonlocal calls
         if module is model:
             calls += 1
@@ -80,8 +80,14 @@ def given_by(
 
     kept = tensors_in([cell.cell_contents for cell in getattr(scoring.function, "__closure__", None) or ()])
     try:
-        with isolated(model, scoring.function, kept, seed=seed), unfused(), uncompiled(), torch.no_grad(), around():
-            with _importable(scoring), register_module_forward_pre_hook(called):
+        with (
+            isolated(model, scoring.function, kept, seed=seed),
+            disable_fused_path(),
+            disable_compilers(),
+            torch.no_grad(),
+            around(),
+        ):
+            with _importable(scoring), register_module_forward_pre_hook(call_model):
                 before = _made_of(model)
                 values, single = _values(scoring.function(model), in_time, most)
                 _check_same(before, _made_of(model))
@@ -105,7 +111,7 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises: NoScore where the function changed the model, since its score is then not the plan's."""
     changed = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
     if changed is not None:
-        why = "so that what it says is of another one: have it only call the model"
+        why = "so the score is not the plan's: the function must only call the model"
         raise NoScore(f"the function changed the model ({changed}), {why}")
 
 
@@ -118,7 +124,7 @@ def number(value: Any, what: str) -> float:
     if not isinstance(value, bool | int | float):
         raise NoScore(f"{what} is {_describe(value)}: {ALLOWED}")
     if not math.isfinite(found := float(value)):
-        raise NoScore(f"{what} is {found}: a score is finite")
+        raise NoScore(f"{what} is {found}: a score must be finite")
     return found
 
 
@@ -127,15 +133,17 @@ def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tup
     if isinstance(given, torch.Tensor | np.ndarray) and given.ndim == 1:
         given = [given]
     elif isinstance(given, str | bytes | Mapping | Set | torch.Tensor | np.ndarray) or not isinstance(given, Iterable):
-        return (number(given, "what the function gave"),), True
+        return (number(given, "the function's result"),), True
     values: list[float] = []
     for item in given:
         values.extend(_of_item(item, len(values)))
         in_time(len(values))
         if most is not None and len(values) > most:
-            raise NoScore(f"the function gave more numbers than in FP32, where it gave {most:,}: they are no pairs")
+            raise NoScore(
+                f"the function returned more numbers than in FP32, where it returned {most:,}: they cannot be paired"
+            )
     if not values:
-        raise NoScore(f"the function gave no number at all: {ALLOWED}")
+        raise NoScore(f"the function returned no number: {ALLOWED}")
     return tuple(values), False
 
 
@@ -154,12 +162,15 @@ def _describe(value: Any) -> str:
 def _importable(scoring: Scoring) -> Iterator[None]:
     """In the body, imports inside the function resolve relative to its file."""
     place = scoring.place
-    with swapped(sys, "path", list(sys.path)), as_script(place.script, place.folders) if place else nullcontext():
+    with (
+        swap_attribute(sys, "path", list(sys.path)),
+        as_script(place.script, place.folders) if place else nullcontext(),
+    ):
         yield
 
 
 ROUNDING = 1e-9
-"""Share of `max_drop` by which a drop may exceed it and be it: 0.99 - 0.98 is more than 0.01 in binary."""
+"""Rounding tolerance of `max_drop`, as a share: 0.99 - 0.98 is more than 0.01 in binary."""
 
 
 def fp32_score(scoring: Scoring, given: ScoreResult) -> Evaluation:
@@ -175,7 +186,9 @@ def compare_scores(scoring: Scoring, fp32: ScoreResult, plan: ScoreResult | str)
     if isinstance(plan, str):
         return _without(scoring, plan)
     if (plan.single, len(plan.values)) != (fp32.single, len(fp32.values)):
-        return _without(scoring, f"the function gave {plan.counted}, and {fp32.counted} in FP32: they are no pairs")
+        return _without(
+            scoring, f"the function returned {plan.count_text}, and {fp32.count_text} in FP32: they cannot be paired"
+        )
     try:
         value, reference = _value(scoring, plan.values), _value(scoring, fp32.values)
     except NoScore as error:

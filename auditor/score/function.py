@@ -13,11 +13,11 @@ from ..loading.target import Target, named_in, parse
 from ..records.plan import DIRECTIONS
 
 LOWER, OF_MEAN = "lower_is_better", "of_mean"
-"""Attributes that the user's function may have."""
+"""Optional attributes of the user's function."""
 
 
 @dataclass(frozen=True)
-class Place:
+class ImportPath:
     """Where a fresh process can import the function. text: as for `--evaluate`; script, folders: see `as_script`."""
 
     text: str
@@ -39,7 +39,7 @@ class Scoring:
     better: str = "higher"
     max_drop: float | None = None
     of_mean: Callable[[float], Any] | None = None
-    place: Place | None = None
+    place: ImportPath | None = None
 
 
 def find_function(
@@ -51,16 +51,16 @@ def find_function(
     importing a target.
     """
     if not text.strip():
-        raise LoadError("--evaluate names no function: write --evaluate file.py:name", slug="missing-score")
+        raise LoadError("--evaluate needs a function: write --evaluate file.py:name", slug="missing-score")
     own = ":" not in text and not text.endswith(".py")
     of_target = parse(target) if own else None
     if of_target is not None and of_target.hub:
-        raise LoadError(f"{target} has no file to look in: write --evaluate file.py:name", "missing-score")
+        raise LoadError(f"{target} has no file that could define it: write --evaluate file.py:name", "missing-score")
     parsed = parse(f"{of_target.script}:{text}" if of_target is not None else text)
     if parsed.symbol is None or parsed.hub:
-        raise LoadError(f"{text!r} names no function: write --evaluate file.py:name", slug="missing-score")
+        raise LoadError(f"{text!r} does not name a function: write --evaluate file.py:name", slug="missing-score")
     result = named_in(parsed, "give --evaluate file.py:name of a function that takes the model", "missing-score", seed)
-    place = Place(f"{parsed.script}:{_call(parsed)}", parsed.script, parsed.folders)
+    place = ImportPath(f"{parsed.script}:{_call(parsed)}", parsed.script, parsed.folders)
     scoring = _scoring(result, f"{parsed.symbol} in {parsed.label}", text, better, max_drop, place)
     if not parsed.args and not parsed.kwargs:
         return scoring
@@ -74,10 +74,10 @@ def in_hand(function: Any, *, better: str | None = None, max_drop: float | None 
 
 
 def _scoring(
-    function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: Place | None
+    function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: ImportPath | None
 ) -> Scoring:
     if isinstance(function, type | nn.Module) or not callable(function):
-        wanted = "a score is a function of the model, func(model) -> a number, or one for each sample"
+        wanted = "evaluate must be a function, func(model) -> a number, or one for each sample"
         raise LoadError(f"{what} is of type {type(function).__name__}: {wanted}", slug="missing-score")
     own = DIRECTIONS[bool(getattr(function, LOWER, False))]
     return Scoring(function, name, better or own, max_drop, getattr(function, OF_MEAN, None), place)

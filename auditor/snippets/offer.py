@@ -54,9 +54,7 @@ def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[P
             raise PlanError(f"{name!r} is not among the plans; choose one of {known}.", slug="no-such-plan")
         if name not in able:
             low = label(audit.plans[name].format)
-            raise PlanError(
-                f"torch has no arithmetic in {low}: there is no code that runs {name!r}.", slug="no-arithmetic"
-            )
+            raise PlanError(f"torch cannot compute in {low}: no code can run {name!r}.", slug="no-arithmetic")
         return able[name], ""
     first = able.get(audit.recommended or "")
     if first is not None and first.strategy in strategies:
@@ -75,21 +73,21 @@ def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
     chosen = choose(audit, tool.strategies, name)
     if chosen is None:
         if audit.plans and not any(runs(plan.format) for plan in audit.plans.values()):
-            return comment(f"{tool.title}: no plan can be run, as torch has no arithmetic in their formats.")
+            return comment(f"{tool.title}: no plan can be run, since torch cannot compute in their formats.")
         wanted = " or ".join(tool.strategies)
-        return comment(f"{tool.title}: no plan of strategy {wanted} holds the budget.", tool.otherwise)
+        return comment(f"{tool.title}: no plan of strategy {wanted} meets the error budget.", tool.otherwise)
     plan, remark = chosen
-    cannot = f"{tool.title}: this cannot express {plan.name!r}"
+    cannot = f"{tool.title}: cannot express {plan.name!r}"
     if plan.strategy not in tool.strategies:
         return comment(f"{cannot}, a plan of strategy {plan.strategy}.", tool.otherwise)
     if why := tool.impossible(audit, plan):
         return comment(f"{cannot}.", why)
-    error = "It failed when it was run, or was not run: audit the model again before you use it."
+    error = "The plan failed in a run, or was not run: audit the model again before you use it."
     if plan.measured_error is not None:
         verdict = "Verified" if plan.verified else "NOT within the budget"
         error = (
-            f"{verdict}: measured error {plan.measured_error:.2g} for a budget of {audit.max_error:.2g}, on the patched "
-            "model itself. This tool was not run."
+            f"{verdict}: measured error {plan.measured_error:.2g}, budget {audit.max_error:.2g}, for "
+            "the patched model. The code for this tool was not run."
         )
     return comment(f"{tool.title}: the plan {plan.name!r}. {error}", remark) + tool.render(audit, plan)
 

@@ -16,9 +16,9 @@ _FP16_NOTE = (
     "gradient overflows and doubles after 2000 steps that did not; steps that overflow are skipped. If it goes on "
     "falling, some gradient does not fit FP16 at all."
 )
-_MEASURED = "The first scale comes from this model's own gradients."
-_GUESSED = "The first scale is torch's own default: an audit with --mode training finds one for this model."
-_BF16_NOTE = "BF16 has the exponent range of FP32 and needs no scaling: the scaler is disabled and passes all through."
+_MEASURED = "The initial scale was determined from this model's gradients."
+_GUESSED = "The initial scale is torch's default: an audit with --mode training determines one for this model."
+_BF16_NOTE = "BF16 has the range of FP32 and needs no scaling: the disabled scaler changes nothing."
 
 _STEP = '''
 import torch

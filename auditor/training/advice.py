@@ -15,13 +15,13 @@ from ..records.training import Advice, Training
 from .step import LOSS
 
 DOMINANT = 0.5
-"""Share of the squared gradient norm from which an embedding is said to dominate."""
+"""Minimum share of the squared gradient norm at which an embedding dominates."""
 
 OUTLIER = 10.0
-"""Times the median gradient norm of all modules."""
+"""Multiple of the median gradient norm that makes an outlier."""
 
 LOST = 0.1
-"""Share of lost updates from which FP32 master weights are asked for."""
+"""Share of lost updates above which FP32 master weights are recommended."""
 
 ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 
@@ -53,8 +53,8 @@ def embedding_dominates(training: Training, captured: Capture) -> Iterable[Advic
             yield Advice(
                 "embedding-dominates",
                 f"Shrink the gradient of {parameter.name}",
-                f"It makes {share:.0%} of the squared gradient norm. GLM-130B trained stably once the embedding's gradient "
-                "was shrunk to 0.1: `x = 0.1 * x + 0.9 * x.detach()` behind the embedding.",
+                f"It contributes {share:.0%} of the squared gradient norm. GLM-130B trained stably after shrinking the "
+                "embedding's gradient to 0.1: `x = 0.1 * x + 0.9 * x.detach()` after the embedding.",
                 {"share": share, "norm": parameter.gradient.norm},
             )
 
@@ -73,9 +73,9 @@ def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]
         listed = ", ".join(f"{_place(m)} ({norms[m] / middle:.0f} times)" for m in high[:4])
         yield Advice(
             "gradient-outliers",
-            "Watch the gradient norm of single layers",
-            f"Against the median of {middle:.2g}: {listed}. A loss spike follows a spike of the gradient norm; log these, "
-            "and clip.",
+            "Monitor the gradient norm of single layers",
+            f"Compared with the median of {middle:.2g}: {listed}. A spike of the gradient norm "
+            "precedes one of the loss: log these norms, and clip.",
             {"median": middle, "largest": norms[high[0]]},
         )
 
@@ -89,9 +89,9 @@ def master_weights(training: Training, captured: Capture) -> Iterable[Advice]:
         yield Advice(
             "master-weights",
             "Keep FP32 master weights in BF16 training",
-            f"With weights stored in BF16, {share:.0%} of Adam's first updates at a learning rate of {rate:g} are smaller "
-            f"than half a spacing and are lost ({training.bf16.lost_adam[1e-4]:.0%} at 1e-4). Under autocast weights stay "
-            "FP32 and nothing is lost; otherwise use a master copy or stochastic rounding.",
+            f"With BF16 weights, {share:.0%} of Adam's first updates at learning rate {rate:g} are "
+            f"below half a spacing and lost ({training.bf16.lost_adam[0.0001]:.0%} at 1e-4). Autocast "
+            "keeps weights in FP32; otherwise use a master copy or stochastic rounding.",
             {"learning_rate": rate, "lost": share},
         )
 
@@ -106,13 +106,13 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
     squares = sum(n * min(max(edge - e, 0.0), 1.0) for e, n in pool.exponents.items()) / pool.nonzero
     damped = sum(n for e, n in pool.exponents.items() if 2.0 ** (e + 1) <= ADAM_EPS) / pool.nonzero
     text = (
-        f"Adam stores (1 - beta2) times the squared gradient. In FP16 {_share(squares)} of these are zero, and eps = {ADAM_EPS:g} "
-        "is too: such a step divides by zero, and weights turn Inf or NaN. In BF16 eps survives, but the moving averages lose "
-        "what is below 1/256 of them."
+        f"Adam stores (1 - beta2) times the squared gradient. In FP16 {_share(squares)} of these "
+        f"are zero, and so is eps = {ADAM_EPS:g}: the step divides by zero, and weights turn Inf "
+        "or NaN. In BF16 eps survives, but moving averages lose updates below 1/256 of their value."
     )
     if damped > LOST:
         text += (
-            f" In any format, eps outweighs {_share(damped)} of the gradients: a smaller one lets those weights move."
+            f" In any format, eps exceeds {_share(damped)} of the gradients: a smaller eps lets those weights change."
         )
     yield Advice(
         "adam-eps",
@@ -128,8 +128,8 @@ def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
         yield Advice(
             "low-collective",
             f"Reduce in FP32 in {_place(node.owner)}",
-            f"{node.op} at {node.source or node.owner} adds what the ranks hold in the dtype that it is given: raise to FP32 "
-            "before it.",
+            f"{node.op} at {node.source or node.owner} sums the ranks' values in their own dtype: "
+            "cast to FP32 before it.",
             {"module": node.owner},
         )
 
@@ -140,12 +140,12 @@ def reduce_dtype(training: Training, captured: Capture) -> Iterable[Advice]:
     largest = max((p.gradient.max_abs for p in training.parameters), default=0.0)
     if window is not None and window.init is not None and largest > 0 and training.format == "fp16":
         ranks = FORMATS["fp16"].largest / (largest * window.init)
-        many = f"the sum of {math.ceil(ranks)} equal gradients" if ranks > 1 else "the largest gradient by itself"
+        many = f"the sum of {math.ceil(ranks)} equal gradients" if ranks > 1 else "the largest single gradient"
         yield Advice(
             "reduce-dtype",
             "Reduce gradients over ranks in FP32",
-            f"At a loss scale of {window.init:g} {many} overflows FP16. Under autocast "
-            "gradients are FP32 and so is their sum; that changes with an FP16 compression hook or FSDP's `reduce_dtype`.",
+            f"At a loss scale of {window.init:g} {many} overflows FP16. Under autocast gradients and "
+            "their sum are FP32; an FP16 compression hook or FSDP's `reduce_dtype` changes that.",
             {"ranks": ranks},
         )
 
@@ -158,8 +158,9 @@ def clip_after_unscale(training: Training, captured: Capture) -> Iterable[Advice
         yield Advice(
             "clip-after-unscale",
             "Clip after unscaling",
-            f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it reads {norm * window.init:.3g}. Clipping "
-            f"that to 1, in place of {norm:.3g}, would divide the gradients by {max(norm * window.init / max(norm, 1), 1):.3g}.",
+            f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it is "
+            f"{norm * window.init:.3g}. Clipping that value to 1 would divide the gradients by "
+            f"{max(norm * window.init / max(norm, 1), 1):.3g} too much.",
             {"norm": norm, "scaled": norm * window.init},
         )
 
@@ -172,8 +173,8 @@ def zero_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
         yield Advice(
             "zero-gradients",
             "Audit again after some steps",
-            f"The gradient is entirely zero of {', '.join(zero[:4])}{more}: all that is said here, the loss scales too, is of "
-            "the others.",
+            f"The gradient is zero for {', '.join(zero[:4])}{more}: all results, including loss "
+            "scales, exclude these parameters.",
             {"parameters": len(zero)},
         )
 
@@ -189,7 +190,7 @@ ADVICE = (
     clip_after_unscale,
     zero_gradients,
 )
-"""Every piece of advice, those first that decide whether training works at all."""
+"""All recommendations; those without which training fails come first."""
 
 
 def advice_of(training: Training, captured: Capture) -> tuple[Advice, ...]:

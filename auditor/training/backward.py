@@ -25,19 +25,21 @@ from ..records import NodeError
 from ..records.training import BackwardNode, GradientChange
 
 RERUNS, FEWEST = 64, 16
-"""Operations at most that a step is run again for, in each format, and at least, however large it is."""
+"""Maximum number of operations tested by another step, per format; and the minimum for large steps."""
 
 ELEMENTS = 2_000_000_000
-"""Elements of all results of all those steps together, beyond the fewest."""
+"""Total elements of results over these steps, beyond the minimum number."""
 
 MOST_SCALED = 24
-"""Powers of two that a step with one operation low is scaled by at most."""
+"""Largest power of two that scales the loss of a step with one low operation."""
 
-OTHER_GRADIENTS = "the recorded operations have other gradients than the model, as with an autograd.Function of its own"
+OTHER_GRADIENTS = (
+    "the recorded operations do not have the model's gradients, for example because of its own autograd.Function"
+)
 
 Leaves = list[torch.Tensor | None]
 Key = tuple[str, int]
-"""A node, and which of its tensors."""
+"""A node, and the index of one of its tensors."""
 Gradients = dict[Key, torch.Tensor | None]
 
 
@@ -56,7 +58,7 @@ class BackwardTest:
     scale: float = 1.0
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """Whether it turns finite gradients into Inf or NaN."""
         return bool(self.error.overflow or self.error.nan)
 
@@ -68,9 +70,9 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
     again = _worth_a_run(first, tested)
     nodes = []
     for name, result in tested.items():
-        runs = {f: one_low(first, name, f, one.scale) for f, one in result.items() if one.broken or name in again}
+        runs = {f: one_low(first, name, f, one.scale) for f, one in result.items() if one.is_broken or name in again}
         # Where the operation alone breaks gradients that reach no parameter, what a step loses that is all low.
-        broken = [fmt for fmt, one in result.items() if one.broken]
+        broken = [fmt for fmt, one in result.items() if one.is_broken]
         reaches = {fmt: _broken_parameter(first, runs[fmt]) or lost[fmt].get(name) for fmt in broken}
         ran = [fmt for fmt, low in runs.items() if low.failure is None and first.faithful]
         node = first.capture.nodes[name]

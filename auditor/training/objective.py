@@ -18,7 +18,7 @@ from ..errors import LoadError, let_through
 from ..isolation import isolated
 from ..loading import load
 from ..loading.inputs import as_batches, forward_parameters, named_inputs
-from ..loading.state import in_eval, raised, switch
+from ..loading.state import in_eval, switch, upcast_model
 from ..loading.subject import from_object
 from ..loading.target import blame, call, named_in, parse
 from ..records import Batch, Objective, Subject
@@ -28,7 +28,7 @@ LOSS_NAMES = ("loss_fn", "get_loss", "criterion")
 TARGET_NAMES = ("get_targets", "targets")
 OWN_LOSS = "the model's own loss"
 WHOLE_BATCH = "batch"
-"""A loss function whose only parameter besides the outputs has this name is given the whole batch."""
+"""Name of a loss's only parameter after the outputs that receives the whole batch."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -44,7 +44,7 @@ def training_subject(
     inputs, targets = split(batches, loss_fn, model)
     subject = from_object(model, [(args, {**own, **kwargs}) for args, own in inputs])
     source = f"loss_fn={_name(loss_fn)}" if loss_fn is not None else OWN_LOSS
-    return checked(replace(subject, objective=Objective(loss_fn, targets, source)))
+    return check_training(replace(subject, objective=Objective(loss_fn, targets, source)))
 
 
 def split(
@@ -57,12 +57,12 @@ def split(
     """
     if loss_fn is None:
         return tuple(batches), tuple(((), {}) for _ in batches)
-    names = _required(loss_fn)
+    names = _loss_arguments(loss_fn)
     pairs = [_split_one(batch, names, loss_fn, model) for batch in batches]
     return tuple(inputs for inputs, _ in pairs), tuple(targets for _, targets in pairs)
 
 
-def checked(subject: Subject) -> Subject:
+def check_training(subject: Subject) -> Subject:
     """Compute the loss of every batch once, in training mode; the model and the generators are restored.
 
     Raises: LoadError(slug="no-loss" | "bad-loss" | "no-gradient").
@@ -71,7 +71,7 @@ def checked(subject: Subject) -> Subject:
     assert objective is not None
     step = TrainingStep(subject.model, objective.loss_fn)
     for batch in step_batches(subject):
-        with raised(subject), isolated(step, batch), in_training(subject.model), torch.enable_grad():
+        with upcast_model(subject), isolated(step, batch), in_training(subject.model), torch.enable_grad():
             try:
                 loss = step(*pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
             except Exception as error:
@@ -102,9 +102,11 @@ def _check_loss(loss: Any, objective: Objective) -> None:
         )
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
-        raise LoadError(f"{objective.source} gave {what}: a loss is one floating-point number", slug="bad-loss")
+        raise LoadError(
+            f"{objective.source} returned {what}: a loss must be one floating-point number", slug="bad-loss"
+        )
     if not bool(torch.isfinite(loss)):
-        raise LoadError(f"{objective.source} is {float(loss)} in FP32 already: fix the step first", slug="bad-loss")
+        raise LoadError(f"{objective.source} is already {float(loss)} in FP32: fix the step first", slug="bad-loss")
     if not loss.requires_grad:
         raise LoadError(
             f"{objective.source} depends on no parameter that requires a gradient: unfreeze one, or audit in mode "
@@ -113,7 +115,7 @@ def _check_loss(loss: Any, objective: Objective) -> None:
         )
 
 
-def _required(loss_fn: Callable[..., Any]) -> list[str] | None:
+def _loss_arguments(loss_fn: Callable[..., Any]) -> list[str] | None:
     """Names of the loss's arguments after the outputs; None if it takes any number."""
     function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     try:
@@ -170,7 +172,7 @@ def load_training(
     entry per batch of inputs; else the last entries of every batch. `audit_spec()` may have `loss` and `targets`.
     Raises: LoadError, those of `load` and slug="missing-loss" | "no-loss" | "bad-loss" | "bad-targets" | "no-gradient".
     """
-    return checked(
+    return check_training(
         load(target, inputs=inputs, weights=weights, seed=seed, objective=partial(_with_objective, target, loss, seed))
     )
 
@@ -190,8 +192,8 @@ def _with_objective(
         subject = replace(subject, batches=batches, held_out=held_out)
     if len(targets) != len(subject.batches):
         raise LoadError(
-            f"{label} has targets for {len(targets)} batches and inputs for {len(subject.batches)}: give one entry "
-            "of targets per batch of inputs",
+            f"{label} has targets for {len(targets)} batches, and inputs for {len(subject.batches)}: "
+            "give one entry of targets per batch of inputs",
             slug="bad-targets",
         )
     return replace(subject, objective=Objective(loss_fn, tuple(targets), source))

@@ -22,15 +22,15 @@ from ..errors import LoadError, let_through
 from ..execution.policy import PrecisionChoice, choice_from_scopes, plain
 from ..execution.step import LowStep, Step, failure_of_step, gradient_error, unscale
 from ..isolation import isolated
-from ..isolation.answer import copied, from_the_start
-from ..isolation.process import unfused
+from ..isolation.answer import copy_batch, from_the_start
+from ..isolation.process import disable_fused_path
 from ..numerics.casting import widen
 from ..numerics.formats import dtype_of
 from ..records import Plan
 from .step import LOSS, TrainingStep, in_the_model
 
 FAITHFUL = 1e-3
-"""Relative L2 up to which the gradients of the recorded operations count as those of the step itself."""
+"""Largest relative L2 difference between the recorded operations' gradients and the step's own that counts as equal."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def settle(step: Step) -> Step:
     """
     own = own_step(step, FP32)
     if own.failure is not None:
-        raise LoadError(f"the training step raised in FP32 already: {own.failure}; fix it first", slug="bad-loss")
+        raise LoadError(f"the training step already raised in FP32: {own.failure}; fix it first", slug="bad-loss")
     result = {}
     for name, gradient in step.by_parameter.items():
         theirs = own.gradients.get(name)
@@ -132,8 +132,8 @@ def _kind(outputs: Any, own: bool) -> str:
 
 
 def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: float) -> LowStep:
-    with torch.enable_grad(), unfused():
-        args, kwargs = copied(step.batch)
+    with torch.enable_grad(), disable_fused_path():
+        args, kwargs = copy_batch(step.batch)
         with _around(step, low):
             module(*args, **kwargs)
         loss, step.returned = module.kept[-1], module.returned

@@ -16,7 +16,7 @@ from ..execution.policy import Policy
 from ..execution.resolve import resolve
 from ..execution.step import Step, bind_step, gradient_error, run_step
 from ..numerics.formats import FORMATS
-from ..numerics.histogram import flushed, largest_scale, magnitudes_of, merge_magnitudes, significant
+from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
 from ..records import Batch, Capture, Magnitudes, Objective, Plan, Subject
 from ..records.training import (
     BackwardNode,
@@ -37,7 +37,7 @@ from .step import LOSS, capture_step, step_batches
 from .window import HEADROOM, RATES, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 
 QUARTERS = 12
-"""How often the loss scale is quartered at most, until a step's gradients are finite on every batch."""
+"""Maximum number of times the loss scale is quartered until gradients are finite on every batch."""
 
 
 @dataclass
@@ -112,7 +112,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
     bf16 = None
     if "bf16" in prepared.formats:
         adam, sgd = ({rate: lost(parameters, rate) for rate in RATES} for lost in (lost_by_adam, lost_by_sgd))
-        share = flushed(merge_magnitudes(by_module.values()).exponents, FORMATS["bf16"])
+        share = underflow_share(merge_magnitudes(by_module.values()).exponents, FORMATS["bf16"])
         bf16 = Bf16Outlook(share, adam, sgd)
     idle = {f for f in prepared.formats if f"autocast_{f}" in plans and lowerings[f].plan is None}
     format, reason = format_to_train_in(prepared.formats, scale, errors, recommended, idle)
@@ -143,7 +143,7 @@ def _refuse_broken(step: Step) -> None:
     for name, gradient in step.by_parameter.items():
         if not bool(torch.isfinite(gradient).all()):
             raise LoadError(
-                f"the gradient of {name} is not finite in FP32 already: fix the loss or the inputs first",
+                f"the gradient of {name} is not finite even in FP32: fix the loss or the inputs first",
                 slug="bad-loss",
             )
 

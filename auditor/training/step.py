@@ -16,7 +16,7 @@ from ..errors import CaptureError
 from ..records import Batch, Call, Capture, Node, Placeholder, Subject
 
 LOSS = "(loss)"
-"""Owner of the operations of the loss, which belong to no module of the model."""
+"""Owner name for operations of the loss, which belong to no module of the model."""
 
 _PREFIX = "model"
 
@@ -69,7 +69,7 @@ def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> C
     step = TrainingStep(subject.model, subject.objective.loss_fn)
     captured = capture(replace(subject, model=step, batches=step_batches(subject)), formats, seed)
     if len(captured.outputs) != 1:
-        raise CaptureError(f"{subject.name}: the graph of a training step returns one loss", slug="capture-failed")
+        raise CaptureError(f"{subject.name}: a training step must return one loss", slug="capture-failed")
     told = in_its_terms(captured)
     name = _of_torch(subject.objective.loss_fn)
     nodes = (

@@ -22,33 +22,33 @@ from ..errors import LoadError, MeasureError, first_line, printable
 from ..folder import OWN
 from ..numerics.metrics import output_error
 from ..processes import HERE, Process, how_ended, wait_until
-from ..records import Batch, Timed, Times
+from ..records import Batch, TimeAndMemory, Times
 from ..score import ScoreResult
 from ..stages import beat
 from ..trees import tensors_in
 from .running import NOT_RUN, Answers, Question, Runs, said_no_memory
 
 TIMEOUT = 1800.0
-"""Seconds after which a plan that has not answered is given up."""
+"""Seconds until a plan without a result counts as failed."""
 
 GRACE = 1.0
-"""Seconds that the process has to end when there is nothing left to run."""
+"""Seconds for the process to end once all jobs are done."""
 
 STARTED = "started.pt"
-"""The file of a job that says how it began: `failed`, what the user's code raised; `unread`, why there are no inputs; else
-`answer`, what the model answers in FP32 on the first batch, where it was built for this job."""
+"""The file with the state at the start of a job. `failed`: what the user's code raised; `unread`: why inputs are
+missing; `answer`: FP32 outputs for the first batch, if the model was built for this job."""
 
 COUNTED = "counted"
-"""The file that says how far the process is with a plan, where that is worth a word."""
+"""The file with the progress of a plan, if worth reporting."""
 
 ALIKE = 1e-3
-"""Relative L2 difference up to which two FP32 answers are of one model: rounding is 1e-6, another initialisation is 1."""
+"""Largest relative L2 difference between FP32 outputs of equal models: rounding gives 1e-6, other weights give 1."""
 
-REBUILD = "patched_model.py calls that code once more, in the same working directory: make that possible. No verdict"
-"""What to say where the user's code fails before any plan is applied."""
+REBUILD = "patched_model.py runs that code again, in the same working directory, so it must be repeatable. No verdict"
+"""Message where the user's code fails before any plan is applied."""
 
 LATER = 20.0
-"""Seconds that a process has beyond a score's time to start, to build the model, and to say by itself that the time is over."""
+"""Extra seconds beyond a score's time limit, to start, build the model and report the timeout itself."""
 
 _BOOT = """
 import json, sys
@@ -56,7 +56,7 @@ sys.path[:] = json.loads(sys.argv.pop())
 from auditor.verify.worker import main
 main()
 """
-"""`python -m` would look for modules in the working directory first, and run the package as `__main__`."""
+"""Start code, since `python -m` would put the working directory first and run the package as `__main__`."""
 
 _standby: Process | None = None
 
@@ -222,7 +222,7 @@ class Verifier:
         except MeasureError:
             difference = float("inf")
         if not difference <= self._limit:
-            raise NotHandedOver("the factory makes another model each time: seed it, or give --weights")
+            raise NotHandedOver("the factory returns a different model each time: seed it, or give --weights")
 
     def _run(self, job: Mapping[str, Any], files: Sequence[Path], timeout: float) -> str:
         """Run a job; returns how the process ended if it left a plan without a result.
@@ -242,14 +242,14 @@ class Verifier:
         hand(process, job)
         counted = self.scratch / COUNTED
 
-        def answered() -> int:
+        def count_answers() -> int:
             beat(counted.read_text(encoding="utf-8") if counted.exists() else "")
             return sum(file.exists() for file in files)
 
-        if not wait_until(lambda: process.poll() is not None or answered() == len(files), timeout, answered):
+        if not wait_until(lambda: process.poll() is not None or count_answers() == len(files), timeout, count_answers):
             self._give_up()
-            return f"the process that ran it gave no answer within {timeout:g} seconds"
-        if answered() == len(files):
+            return f"the process that ran it did not respond within {timeout:g} seconds"
+        if count_answers() == len(files):
             return ""
         failure = _ending(process)
         self._give_up()
@@ -264,14 +264,14 @@ class Verifier:
 def _read(file: Path) -> Any:
     """The result of one plan, or the reason why there is none."""
     try:
-        with torch.serialization.safe_globals([Answers, ScoreResult, Timed, Times]):
+        with torch.serialization.safe_globals([Answers, ScoreResult, TimeAndMemory, Times]):
             return torch.load(file, weights_only=True, mmap=True)  # read where it is compared
     except Exception as error:
-        return f"its outputs cannot be read outside of its process: {first_line(error)[:200]}"
+        return f"its outputs cannot be passed between processes: {first_line(error)[:200]}"
 
 
 def _ending(process: Process) -> str:
     """How a process ended, with its last line of output."""
     last = printable("".join(process.last_words()[-1:]).strip())
-    silent = " and no answer" if process.returncode >= 0 else ""
+    silent = " without a result" if process.returncode >= 0 else ""
     return f"the process that ran it {how_ended(process.returncode)}{silent}" + (f": {last[:300]}" if last else "")

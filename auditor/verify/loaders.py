@@ -20,10 +20,10 @@ from ..records import Plan
 from .running import FP32, TODAY
 
 PROGRAM, ONNX = ".pt2", ".onnx"
-"""What the names of files end with that hold a plan of the name before."""
+"""File suffixes of a plan's exported program and ONNX model."""
 
 AS_IT_IS = ".rounded"
-"""What names of plans end with that an ONNX model runs operation by operation, as the file has them."""
+"""Suffix of a plan's name for running its ONNX model unoptimized, as in the file."""
 
 PROVIDER = "CPUExecutionProvider"
 
@@ -31,7 +31,7 @@ _NAMES = {"tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}
 
 
 @contextmanager
-def patched(
+def patch_model(
     model: nn.Module, plans: Collection[str], apply: Callable[[nn.Module, str], object], plan: str
 ) -> Iterator[nn.Module]:
     """In the body, the model under one of the plans, or in FP32 including low weights; then it is restored."""
@@ -44,7 +44,7 @@ def patched(
 
 def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractContextManager[nn.Module]:
     """As `patched`, for plans without a file."""
-    return patched(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
+    return patch_model(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
 
 
 def load_program(folder: Path, device: str, plan: str) -> AbstractContextManager[nn.Module]:

@@ -21,12 +21,12 @@ from ..capture.source import raised_at
 from ..devices import is_native, type_of
 from ..errors import AuditorError, first_line, let_through, out_of_memory
 from ..isolation import isolated
-from ..isolation.answer import answer, copied
+from ..isolation.answer import answer, copy_batch
 from ..isolation.members import modules_of
 from ..isolation.process import Flags, ieee, reseed, under
 from ..isolation.tensors import memory
-from ..records import Batch, Timed, Times
-from ..score import NoScore, ScoreResult, Scoring, find_function, given_by
+from ..records import Batch, TimeAndMemory, Times
+from ..score import NoScore, ScoreResult, Scoring, call_scoring, find_function
 from ..trees import tensors_in
 
 T = TypeVar("T")
@@ -35,27 +35,27 @@ Call = Callable[..., Any]
 Number = Callable[[], float]
 
 Load = Callable[[str], AbstractContextManager[nn.Module]]
-"""Gives the model under a plan, by its name, for a body."""
+"""A context manager that provides the model under a named plan."""
 
 FP32, TODAY = "fp32", "fp32_today"
-"""What the model itself is called among the plans: as it is, and under the flags of the audit's caller."""
+"""Plan names for the model itself: unchanged, and under the caller's own flags."""
 
 WARM_UP = 3
-"""Forwards before those that are timed: kernels are looked up, memory is reserved, what is built on first use is built."""
+"""Untimed warm-up forwards: they load kernels, reserve memory and build caches."""
 
 FEWEST, MOST = 7, 50
-"""Forwards that are timed; how many of them, `SECONDS` says."""
+"""Minimum and maximum of timed forwards; `SECONDS` decides between them."""
 
 SECONDS = 2.0
-"""What the timed forwards take together, where the fewest do not take longer."""
+"""Total seconds of the timed forwards, unless the minimum number takes longer."""
 
 PATIENCE = 30.0
-"""Seconds of warm-up, building apart, after which a model that slow is warm."""
+"""Seconds of warm-up, without compilation, after which timing starts."""
 
 NO_MEMORY = "out of memory"
 
 NOT_RUN = "not run, "
-"""How the reason begins why a plan has no answer that says nothing of precision: time, a file, the end of its process."""
+"""Prefix of reasons unrelated to precision: a timeout, a file, or the end of its process."""
 
 
 def failure_of(error: BaseException) -> str:
@@ -143,7 +143,7 @@ class Runs:
             found = find_function(scoring, seed=self.seed) if isinstance(scoring, str) else scoring
         except Exception as error:
             return failure_of(error)
-        run = partial(given_by, found, seed=self.seed, around=around, most=most, limit=limit, plan=plan)
+        run = partial(call_scoring, found, seed=self.seed, around=around, most=most, limit=limit, plan=plan)
         return self._run_or_reason(plan, nullcontext(), run)
 
     def generate(self, plan: str, compare: Callable[..., Any]) -> dict[str, list[torch.Tensor]] | str:
@@ -151,7 +151,7 @@ class Runs:
         around = partial(as_on, self.device)
         return self._run_or_reason(plan, ieee(), lambda model: compare(model, around=around))
 
-    def time(self, plan: str, flags: Flags, threads: int) -> Timed | str:
+    def time(self, plan: str, flags: Flags, threads: int) -> TimeAndMemory | str:
         """Time and memory of one forward on the first batch; for TODAY under the caller's flags."""
         torch.set_num_threads(threads)
         around = under(flags) if plan == TODAY else ieee()
@@ -170,7 +170,7 @@ class Runs:
 
 
 Question = Callable[[Runs, str], Any]
-"""What is asked of the model under a plan: a method of Runs, or a `partial` of one, which another process can be handed."""
+"""A method of Runs, or a `partial` of one, to call for each plan in another process."""
 
 
 def run_patched(
@@ -196,12 +196,12 @@ class Forward:
     def run(self, call: Call, measure: Callable[[str], AbstractContextManager[Number]]) -> float:
         """Run one forward with `call` in the model's place, no operations intercepted; returns the measurement."""
         with isolated(self.model, self.batch, seed=self.seed):
-            args, kwargs = copied(self.batch)
+            args, kwargs = copy_batch(self.batch)
             with torch.no_grad(), _disable_current_modes(), measure(self.device) as result:
                 call(*args, **kwargs)
         return result()
 
-    def times(self, call: Call) -> Times:
+    def time_eager(self, call: Call) -> Times:
         """Median and quartiles over repeats, after warm-up."""
         begun = time.monotonic()
         for _ in range(WARM_UP):
@@ -213,58 +213,58 @@ class Forward:
         low, median, high = statistics.quantiles(result, n=4, method="inclusive")
         return Times(median, low, high, wanted)
 
-    def compiled(self) -> Times:
+    def time_compiled(self) -> Times:
         """The times with torch.compile."""
         try:
-            return self.times(torch.compile(self.model, dynamic=False))
+            return self.time_eager(torch.compile(self.model, dynamic=False))
         finally:
             torch.compiler.reset()
 
-    def capture_graph(self) -> Times:
+    def time_cuda_graph(self) -> Times:
         """The times of replaying a CUDA graph of the forward; its inputs stay in place."""
         graph = torch.cuda.CUDAGraph()
-        args, kwargs = copied(self.batch)
+        args, kwargs = copy_batch(self.batch)
         reseed(self.seed)
         with torch.no_grad(), torch.cuda.graph(graph):
             self.model(*args, **kwargs)
-        return self.times(lambda *args, **kwargs: graph.replay())
+        return self.time_eager(lambda *args, **kwargs: graph.replay())
 
-    def memory(self) -> int:
+    def measure_memory(self) -> int:
         """Bytes of the model and its inputs, and the allocator's peak during a forward beyond them."""
         most = int(self.run(self.model, peak))
         held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
-        held += tensors_in(copied(self.batch))
+        held += tensors_in(copy_batch(self.batch))
         storages = {s._cdata: s.nbytes() for x in held if x is not None for s in memory(x)}
         return most + sum(storages.values())
 
 
-def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> Timed:
+def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> TimeAndMemory:
     """Time one forward: plain, compiled, and on CUDA as a graph; a variant that fails has a reason instead.
 
     apart: whether this process exists only for this: compiling leaves traces, so elsewhere only the plain variant runs.
     The model is restored.
     """
     forward = Forward(model, batch, device, seed)
-    ways: dict[str, Callable[[], Any]] = {"eager": lambda: forward.times(model), "memory": forward.memory}
-    missing = {"compiled": "the model was handed over as an object: compiling it would leave traces in its process"}
+    ways: dict[str, Callable[[], Any]] = {"eager": lambda: forward.time_eager(model), "memory": forward.measure_memory}
+    missing = {"compiled": "the model was given as an object: compiling it would change its process"}
     if apart:
-        ways, missing = {**ways, "compiled": forward.compiled}, {}
+        ways, missing = {**ways, "compiled": forward.time_compiled}, {}
         if device.startswith("cuda"):
-            ways["cuda_graph"] = forward.capture_graph
+            ways["cuda_graph"] = forward.time_cuda_graph
     result: dict[str, Any] = {}
     with isolated(model, batch):
         try:
             answer(model, batch, seed=seed)  # whose writes are seen, and undone
         except Exception as error:
             let_through(error, memory=False)
-            return Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), failure_of(error)))
+            return TimeAndMemory(missing=dict.fromkeys(("eager", "compiled", "memory"), failure_of(error)))
         for name, measure in ways.items():
             try:
                 result[name] = measure()
             except Exception as error:
                 let_through(error, memory=False)
                 missing[name] = failure_of(error)
-    return Timed(**result, missing=missing)
+    return TimeAndMemory(**result, missing=missing)
 
 
 @contextmanager

@@ -26,13 +26,13 @@ from ..errors import out_of_memory
 from ..isolation.answer import answer
 from ..isolation.process import ieee, reseed
 from ..loading.importer import import_source
-from ..loading.placement import copied
+from ..loading.placement import copy_to_device
 from ..loading.state import materialise, switch
 from ..loading.target import blame
 from ..records import Batch
 from ..stages import Stages
 from .artefact import COUNTED, STARTED
-from .loaders import load_program, patched
+from .loaders import load_program, patch_model
 from .running import FP32, Load, Runs, failure_of
 
 
@@ -108,7 +108,7 @@ class Worker:
         try:
             if self.model is not None:
                 module = import_source("patched_model", file)
-                return partial(patched, self.model, module.PLANS, module.apply), {}
+                return partial(patch_model, self.model, module.PLANS, module.apply), {}
             sys.argv = [str(file)]  # a source that looks at its arguments finds none
             module = import_source("patched_model", file)
             model = build_model(module, self.settings)
@@ -116,7 +116,7 @@ class Worker:
                 return None, unread
             materialise(model, self.batches[0], self.settings["seed"])
             what, self.model = "running the model in FP32", model
-            load = partial(patched, model, module.PLANS, module.apply)
+            load = partial(patch_model, model, module.PLANS, module.apply)
             with ieee(), load(FP32):
                 result = answer(model, self.batches[0], seed=self.settings["seed"])
                 return load, {"answer": [x.cpu() for x in result]}
@@ -135,7 +135,7 @@ class Worker:
             places = iter(self.settings["places"])
             self.batches = pytree.tree_map_only(torch.Tensor, lambda x: x.to(next(places)), batches)
         except Exception as error:
-            return {"unread": f"the inputs cannot be read in another process ({failure_of(error)})"}
+            return {"unread": f"the inputs cannot be loaded in another process ({failure_of(error)})"}
         return {}
 
 
@@ -148,7 +148,7 @@ def build_model(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     offload.onto(model)
     switch(model, training=False)
     device = settings["device"]
-    return copied(model, device) if is_native(device) and not is_spread(device) else model
+    return copy_to_device(model, device) if is_native(device) and not is_spread(device) else model
 
 
 def write(file: Path, content: Any) -> None:

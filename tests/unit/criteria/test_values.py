@@ -235,8 +235,8 @@ def test_margins_by_hand() -> None:
     assert margins.change(reference, low) == pytest.approx(0.25)
     # a normal error of 0.5 flips the second in Phi(-1) = 0.1587 of cases, the first in Phi(-4) = 0.00003
     assert margins.flips(0.5) == pytest.approx((0.158655 + 0.000032) / 2, rel=1e-3)
-    assert margins.flips(margins.allowed) == pytest.approx(0.1)
-    assert margins.share(reference, low) == pytest.approx(0.25 / margins.allowed)
+    assert margins.flips(margins.allowed_change) == pytest.approx(0.1)
+    assert margins.share(reference, low) == pytest.approx(0.25 / margins.allowed_change)
 
 
 def test_candidates_on_a_grid_may_be_equal() -> None:
@@ -278,7 +278,7 @@ REFERENCE = NamedTensors(
 def test_the_largest_share_counts_and_the_others_are_judged_together() -> None:
     found = criteria_for(criteria_of({"boxes": "max_abs <= 0.5"}), 0.2, REFERENCE)
     low = [torch.tensor([10.25, 20.0]), torch.tensor([3.0, 4.5]), torch.tensor([1, 2])]
-    held = found.held(REFERENCE, low)
+    held = found.evaluate(REFERENCE, low)
     assert [str(one.criterion) for one in held] == ["boxes: max_abs <= 0.5", "the other outputs: rel_l2 <= 0.2"]
     assert [one.value for one in held] == pytest.approx([0.25, 0.1])
     assert [one.share for one in held] == pytest.approx([0.5, 0.5])
@@ -289,9 +289,9 @@ def test_the_largest_share_counts_and_the_others_are_judged_together() -> None:
 def test_outputs_go_by_the_names_of_their_own_reference() -> None:
     found = criteria_for(criteria_of({"boxes": "max_abs <= 0.5"}), 0.2, REFERENCE)
     turned = NamedTensors([torch.tensor([3.0]), torch.tensor([10.0])], ("z", "boxes"))
-    assert found.held(turned, [torch.tensor([3.0]), torch.tensor([11.0])])[0].value == 1.0
+    assert found.evaluate(turned, [torch.tensor([3.0]), torch.tensor([11.0])])[0].value == 1.0
     without = NamedTensors([torch.tensor([3.0])], ("z",))
-    assert found.held(without, [torch.tensor([3.0])])[0].value is None
+    assert found.evaluate(without, [torch.tensor([3.0])])[0].value is None
     assert found(without, [torch.tensor([3.0])]) == 0.0
 
 

@@ -17,7 +17,7 @@ from auditor.errors import AuditorError
 from auditor.fleet import running
 from auditor.fleet.index import headline, render, rows_of, worse
 from auditor.fleet.running import KEPT, Outcome, Task, asked_of, keep, run, run_all, standing
-from auditor.fleet.targets import Target, read
+from auditor.fleet.targets import FleetTarget, read
 from tests.unit.report.factory import make_audit
 
 
@@ -26,7 +26,7 @@ def scripted(monkeypatch, tmp_path):
     """Tasks whose audit is a script of this test."""
 
     def task(name, script, **how):
-        return Task(Target(name, (script,), tmp_path), tmp_path / name, **how)
+        return Task(FleetTarget(name, (script,), tmp_path), tmp_path / name, **how)
 
     monkeypatch.setattr(running, "command_of", lambda task: [sys.executable, "-c", task.target.words[0]])
     return task
@@ -111,7 +111,7 @@ def document(audit):
 
 
 def target(name, folder, *words):
-    return Target(name, (*words, f"{name}.py"), folder)
+    return FleetTarget(name, (*words, f"{name}.py"), folder)
 
 
 def test_rows_link_to_reports_and_say_why_there_is_none(tmp_path, audit):
@@ -167,7 +167,7 @@ def test_a_changed_file_or_option_is_asked_for_anew(tmp_path):
     assert asked_of(target("a", tmp_path, "--seed=1")) != first
     (tmp_path / "a.py").write_text("x = 2", encoding="utf-8")
     assert asked_of(target("a", tmp_path)) != first
-    symbol = Target("a", ("a.py:Net(2)",), tmp_path)
+    symbol = FleetTarget("a", ("a.py:Net(2)",), tmp_path)
     was = asked_of(symbol)
     (tmp_path / "a.py").write_text("x = 3", encoding="utf-8")
     assert asked_of(symbol) != was

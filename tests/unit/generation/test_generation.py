@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.generation.compare import Continued, Decoding, expected_flips, figures
+from auditor.generation.compare import Decoding, ReferenceTokens, expected_flips, figures
 from auditor.generation.decode import Prompts, prompts_of
 
 transformers = pytest.importorskip("transformers")
@@ -70,7 +70,7 @@ class Rereading(Steps):
 
 def tokens_of(
     model: nn.Module, given: dict[str, Tensor] | tuple[Tensor, ...], folder: Path, steps: int = 10
-) -> Continued:
+) -> ReferenceTokens:
     batch = ((), given) if isinstance(given, dict) else (given, {})
     return Decoding(steps, 0.0, 0).reference(model, prompts_of(model, batch), folder / "logits.pt", nullcontext)
 
@@ -149,7 +149,7 @@ def test_figures_by_hand() -> None:
     counts = torch.tensor([[True] * 4, [True, True, False, False]])
     ids = torch.ones(2, 3, dtype=torch.long)
     margins = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 9.0, 9.0]])
-    batch = Continued(Prompts("step", ids, ids), torch.zeros(2, 4, dtype=torch.long), margins, counts, Path())
+    batch = ReferenceTokens(Prompts("step", ids, ids), torch.zeros(2, 4, dtype=torch.long), margins, counts, Path())
     found = figures([batch], {"cached": [rows], "one_pass": [rows]})
     assert found.kl == pytest.approx((1 + 2 + 3 + 4 + 10 + 20) / 6)
     assert found.kl_most == 20.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.records import Timed, Times, Timing, Today
+from auditor.records import TimeAndMemory, Times, Timing, Today
 from auditor.report import words
 from auditor.report.plans import times
 from auditor.report.reporters import html as render
@@ -24,7 +24,7 @@ from tests.unit.report.factory import make_audit
     ],
 )
 def test_times_have_a_unit_and_a_spread(measured: Times, words: str) -> None:
-    timing = Timing("cpu", 8, 2, Timed(eager=measured), Timed(eager=measured))
+    timing = Timing("cpu", 8, 2, TimeAndMemory(eager=measured), TimeAndMemory(eager=measured))
     assert times(replace(make_audit(), timing=timing))[1] == f"FP32: {words}"
 
 

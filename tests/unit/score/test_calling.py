@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError
-from auditor.score import NoScore, ScoreResult, Scoring, compare_scores, find_function, fp32_score, given_by
+from auditor.score import NoScore, ScoreResult, Scoring, call_scoring, compare_scores, find_function, fp32_score
 
 INPUTS = torch.linspace(-1, 1, 12).reshape(6, 2)
 
@@ -24,7 +24,7 @@ def net() -> nn.Linear:
 
 
 def scored(function: Any, model: nn.Module | None = None, **how: Any) -> ScoreResult:
-    return given_by(Scoring(function, "score"), model or net(), **how)
+    return call_scoring(Scoring(function, "score"), model or net(), **how)
 
 
 def test_an_iterable_is_a_number_for_each_sample_or_batch() -> None:
