@@ -106,7 +106,7 @@ def make_criterion(
     found = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
     found, how = replace(found, limit=_number(limit, f"the limit of '{output}: {found.measure_text}'")), found.how
     if sign is not None and sign != how.sign:
-        more = "more" if how.sign == ">=" else "less"
+        more = "higher" if how.sign == ">=" else "lower"
         raise AuditorError(f"{more} values of {kind} are better: write '{found}'. It is: {how.says}"[:400], slug=SLUG)
     if not how.least <= found.limit <= how.most or math.isinf(found.limit):
         within = f"from {how.least:g} to {how.most:g}" if math.isfinite(how.most) else "0 or more, and finite"

@@ -51,7 +51,7 @@ def test_it_is_known_for_the_body_alone() -> None:
     with temporary_strategy(mine):
         assert strategy_of("mine") is mine
         assert names() == (*SHIPPED, "mine")
-        with pytest.raises(AuditorError, match="there is one of that name already"):
+        with pytest.raises(AuditorError, match="the name is already taken"):
             register(Mine())
     assert names() == SHIPPED
     with pytest.raises(KeyError):

@@ -102,9 +102,9 @@ def test_named_plan_and_directory(plan, tmp_path):
     [
         ("{", [], "is not a plan"),
         ({**document(), "recommended": None}, [], "no plan is recommended; choose one of autocast_bf16"),
-        ({**document(), "parameters": 27}, [], "made for a model of 27 parameters, this one has 26"),
+        ({**document(), "parameters": 27}, [], "made for a model with 27 parameters, this one has 26"),
         (document(), ["--plan", "gone"], "choose one of autocast_bf16, cast_fp16"),
-        (document(), ["--out", "model.py"], "'model.py' cannot be written to (Not a directory)"),
+        (document(), ["--out", "model.py"], "cannot write to 'model.py' (Not a directory)"),
         (document(), ["--weights", "absent.pt"], "absent.pt does not exist"),
     ],
 )

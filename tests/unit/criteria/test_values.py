@@ -111,14 +111,14 @@ def test_a_function_is_called_with_the_two_tensors() -> None:
             torch.ones(2, 3),
             "iou is for boxes, four numbers in the last dimension, and it is float32[2, 3]",
         ),
-        ("kl <= 0.5", torch.ones(2, 3).long(), "kl is for outputs of floating-point numbers, and it is int64[2, 3]"),
-        ("top1 >= 0.5", torch.tensor(1.0), "top1 goes over dimension -1, and it is float32[]"),
-        ("kl(dim=2) <= 0.5", torch.ones(2, 3), "kl(dim=2) goes over dimension 2, and it is float32[2, 3]"),
+        ("kl <= 0.5", torch.ones(2, 3).long(), "kl needs floating-point outputs, and it is int64[2, 3]"),
+        ("top1 >= 0.5", torch.tensor(1.0), "top1 uses dimension -1, and it is float32[]"),
+        ("kl(dim=2) <= 0.5", torch.ones(2, 3), "kl(dim=2) uses dimension 2, and it is float32[2, 3]"),
         ("kl <= 0.5", torch.ones(2, 1), "compares the entries of dimension -1, and it, float32[2, 1], has one there"),
-        ("topk(5) >= 0.5", torch.ones(2, 3), "topk(5) wants more entries than dimension -1 of it has"),
+        ("topk(5) >= 0.5", torch.ones(2, 3), "topk(5) needs more entries than dimension -1 of it has"),
         ("cosine >= 0.5", torch.ones(2, dtype=torch.complex64), "cosine is for real numbers, and it is complex64[2]"),
         ("kl <= 0.5", torch.nested.nested_tensor([torch.ones(2)]), "kl is for tensors of one shape, and it is nested"),
-        ("kl <= 0.5", torch.tensor([[INF, 1.0]]), "whose FP32 values are not finite where it counts"),
+        ("kl <= 0.5", torch.tensor([[INF, 1.0]]), "its FP32 values are not finite there"),
     ],
 )
 def test_what_does_not_fit_says_why(text: str, reference: Tensor, why: str) -> None:
@@ -313,10 +313,10 @@ def test_values_over_runs_are_the_worst_and_what_no_run_has_does_not_hold() -> N
     [
         (
             "box: max_abs <= 1",
-            "the model returns no 'box', which 'box: max_abs <= 1' speaks of: did you mean boxes? It returns boxes, z, ids",
+            "the model has no output 'box', which 'box: max_abs <= 1' names: did you mean boxes? It returns boxes, z, ids",
         ),
-        ("nothing.like.it: max_abs <= 1", "speaks of. It returns boxes, z, ids"),
-        ("ids: max_abs <= 1", "'ids: max_abs <= 1': max_abs is for outputs of floating-point numbers"),
+        ("nothing.like.it: max_abs <= 1", "names. It returns boxes, z, ids"),
+        ("ids: max_abs <= 1", "'ids: max_abs <= 1': max_abs needs floating-point outputs"),
     ],
 )
 def test_names_that_the_model_does_not_return(text: str, said: str) -> None:

@@ -126,7 +126,7 @@ class Plain(nn.Module):
     [
         (Plain, (torch.ones(2, 4),), "no step"),
         (llama, {"input_ids": IDS[:, :1]}, "fewer than 2 tokens"),
-        (Steps, (torch.ones(2, dtype=torch.long),), "hold no prompts"),
+        (Steps, (torch.ones(2, dtype=torch.long),), "contain no prompts"),
     ],
 )
 def test_what_cannot_be_continued_is_said_in_one_line(make, given, said) -> None:
@@ -227,5 +227,5 @@ def test_the_command_takes_text_and_verifies_in_a_fresh_process(tmp_path: Path) 
     found = plan["plans"]["autocast_bf16"]["generated"]
     assert found["failure"] is None
     assert found["kl"] > 0
-    assert "2 prompts continued by 16 tokens each" in done.stdout
+    assert "FP32 continued 2 prompts by 16 tokens each" in done.stdout
     assert "Divergence by position" in (tmp_path / "found" / "report.html").read_text()

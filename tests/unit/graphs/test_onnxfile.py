@@ -63,7 +63,7 @@ def test_bf16_is_checked_and_what_has_no_kernel_named(found: Audit) -> None:
     lacking, _, rest = refused.partition("(")
     (first, *_) = [node for node in model.graph.node if node.op_type == lacking]
     assert types[first.output[0]] == onnx.TensorProto.BFLOAT16
-    assert rest.endswith("; its types are checked")
+    assert rest.endswith("; only its types were checked")
     line = program_line(plan)
     assert f"checked, not run: {said.failure}; relative L2 error" in line
     assert f"{ratio(said.rounded_error)} in onnxruntime with every BF16 value rounded as on a GPU" in line
@@ -248,5 +248,5 @@ def test_a_graph_in_a_node_is_refused() -> None:
         for which, op in (("then", "Exp"), ("else", "Neg"))
     }
     nodes = [helper.make_node("If", ["asked"], ["y"], **branches)]
-    with pytest.raises(ValueError, match="If has a graph of its own"):
+    with pytest.raises(ValueError, match="If contains a subgraph"):
         insert_rounding(read(low_model(low, nodes, helper.make_tensor("asked", TensorProto.BOOL, [], [True]))), "fp16")

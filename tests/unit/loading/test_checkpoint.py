@@ -84,7 +84,7 @@ def test_a_checkpoint_stored_low_is_read_as_the_same_values_in_fp32(
     name = str(dtype).removeprefix("torch.")
     assert (found.raised, found.stored_low) == ("weights", {name: numbers(model)})
     assert found.warnings == (
-        f"the checkpoint stores all of {numbers(model):,} weights in {name}: the reference is the same values in FP32; what "
+        f"the checkpoint stores all of {numbers(model):,} weights in {name}: the reference uses these values in FP32, so errors exclude the earlier rounding to "
         f"{name} had cost before is in no error",
     )
 
@@ -107,7 +107,7 @@ def test_what_the_checkpoint_lacks_is_told_as_random(copy: Path) -> None:
 def test_what_the_model_has_no_place_for_is_told(copy: Path) -> None:
     with_weights(copy, lambda state: state.update(one=torch.ones(2), two=torch.ones(2)))
     (note,) = load(f"hf:{copy}").warnings
-    assert note == "tensors of the checkpoint that the model does not have are left out (2: one, two)"
+    assert note == "weights of the checkpoint that the model lacks are ignored (2: one, two)"
 
 
 def test_a_class_that_transformers_does_not_have_is_told(copy: Path) -> None:
@@ -157,12 +157,12 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "the weights are another model's": (
         lambda f: save_file({"a": torch.ones(2)}, f / WEIGHTS, metadata={"format": "pt"}),
         "weights-mismatch",
-        "holds nothing of LlamaForCausalLM: it has a, and",
+        "has no weight of LlamaForCausalLM: it has a,",
     ),
     "there is nothing in it": (
         lambda f: save_file({}, f / WEIGHTS, metadata={"format": "pt"}),
         "bad-weights",
-        "holds no state dict",
+        "contains no state dict",
     ),
     "the dtype is none": (lambda f: with_config(f, dtype="bloat16"), "model-raises", "bloat16"),
     "it is quantised": (

@@ -129,7 +129,7 @@ def test_what_a_hook_cannot_load_is_one_line(tmp_path: Path) -> None:
     before = portrait(model)
     for file in tmp_path.glob("*.dat"):
         file.unlink()
-    with pytest.raises(LoadError, match="is offloaded, and its hook cannot load it") as caught:
+    with pytest.raises(LoadError, match="is offloaded and cannot be loaded by its hook") as caught:
         from_object(model, X)
     assert caught.value.slug == "meta-weights"
     assert "\n" not in str(caught.value)

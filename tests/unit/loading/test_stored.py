@@ -89,7 +89,7 @@ def test_what_was_low_comes_back_on_its_own_memory() -> None:
 
 
 def test_a_model_that_casts_to_what_all_of_it_is_stored_in_has_no_reference() -> None:
-    with pytest.raises(LoadError, match="does not run with the same values in FP32") as caught:
+    with pytest.raises(LoadError, match="does not run when its weights are converted to FP32") as caught:
         from_object(Model(hard, low=low()), torch.ones(2, 4))
     assert caught.value.slug == "low-precision-model"
     assert "\n" not in str(caught.value)

@@ -148,7 +148,7 @@ def test_what_is_within_the_noise_is_no_error_and_said_to_be() -> None:
     for report in over:  # without the noise each of these would break the budget
         verdict = report.verdicts["fp16"]
         assert verdict.verdict == "safe"
-        assert f"no more than 3 times what runs in FP32 differ by ({noise.error:.2g})" in verdict.reason
+        assert f"at most 3 times the difference between FP32 runs ({noise.error:.2g})" in verdict.reason
     assert not [finding for finding in audit.findings if finding.severity != "info"]
     for plan in audit.plans.values():
         ran = plan.verification

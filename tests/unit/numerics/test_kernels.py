@@ -274,7 +274,9 @@ def test_the_lengths_that_are_transformed(op: Any, args: tuple[Any, ...], length
 
 def test_other_lengths_are_refused_in_float16_and_all_in_bfloat16() -> None:
     assert run_op(aten.fft_fft.default, (REAL,), {}).dtype is torch.complex32
-    with pytest.raises(UnsupportedInFormat, match="fft_fft has no float16 kernel on CUDA for a length of 12, no power"):
+    with pytest.raises(
+        UnsupportedInFormat, match="fft_fft has no float16 kernel on CUDA for length 12, which is not a power"
+    ):
         run_op(aten.fft_fft.default, (REAL, 12), {})
     with pytest.raises(UnsupportedInFormat, match="fft_fft has no bfloat16 kernel on CUDA"):
         run_op(aten.fft_fft.default, (REAL.bfloat16(),), {})

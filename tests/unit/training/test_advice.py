@@ -254,7 +254,7 @@ def test_what_has_no_gradient_yet_is_said() -> None:
 
     batch = (torch.randn(4, 8), torch.randn(4, 8))
     _, training = audited(Adapter(), batch, nn.functional.mse_loss, strategies=("autocast",))
-    assert advice(training, "zero-gradients").startswith("The gradient is entirely zero of a.weight: ")
+    assert advice(training, "zero-gradients").startswith("The gradient is zero for a.weight: ")
 
 
 def test_a_sum_over_ranks_is_said_where_it_stands(tmp_path: Path) -> None:
@@ -301,7 +301,9 @@ def test_a_layer_far_above_the_others_is_said_with_its_factor() -> None:
     norms = {module: value**0.5 for module, value in squares.items()}
     middle = sorted(norms.values())[2]
     said = advice(training, "gradient-outliers")
-    assert said.startswith(f"Against the median of {middle:.2g}: layers.2 ({norms['layers.2'] / middle:.0f} times)")
+    assert said.startswith(
+        f"Compared with the median of {middle:.2g}: layers.2 ({norms['layers.2'] / middle:.0f} times)"
+    )
 
 
 def empty_window() -> object:
@@ -328,6 +330,6 @@ def test_nothing_low_is_said(trained: Trained) -> None:
         parameters=tuple(replace(p, low=False) for p in training.parameters),
     )
     section = html(audit).partition('<section id="training">')[2].partition("</section>")[0]
-    assert "No gradient is in a low format" in section
-    assert "Nothing stands out" in section
+    assert "No gradient is in low precision" in section
+    assert "The measurements show no problem" in section
     assert loop_code(audit) is None

@@ -75,9 +75,9 @@ def test_a_step_that_trains_is_under_autocast_where_no_plan_for_it_was_asked_for
 def test_the_headline_says_that_training_stays_in_fp32(cancelling: tuple[Audit, Training]) -> None:
     found, training = cancelling
     seen = view(found)
-    assert seen.headline == "Keep it in FP32 to train it; plans that hold the budget for inference are below."
+    assert seen.headline == "Keep it in FP32 to train it; plans within the budget for inference are below."
     assert seen.proof == f"{training.recommendation}."
-    named = re.search(r"Outputs alone hold the budget under (\w+)\.", found.recommendation)
+    named = re.search(r"For inference, (\w+)\.", found.recommendation)
     plan = found.plans[named[1]]
     assert plan.measured_error is not None and plan.measured_error <= found.max_error
 
@@ -184,4 +184,4 @@ def test_a_step_that_raises() -> None:
 
     _, training = audited(nn.Linear(8, 8), (torch.randn(4, 8),), strict, formats=("fp16",), strategies=("cast",))
     assert training.errors["fp16"] is None
-    assert "in no format does one training step give finite gradients" in training.recommendation
+    assert "no format gives finite gradients in a training step" in training.recommendation

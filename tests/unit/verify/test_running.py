@@ -147,7 +147,7 @@ def test_every_forward_is_the_first_of_a_model_in_peace(monkeypatch: pytest.Monk
     assert set(seen[1:]) == {(1, 1, 1.0, (None, False), 256.0)}
     assert (model.calls, model.cache, float(model.steps), float(model.large[0])) == (0, [], 0, 0)
     assert torch.equal(x, X)
-    assert found.missing["compiled"].startswith("the model was handed over as an object")
+    assert found.missing["compiled"].startswith("the model was given as an object")
 
 
 def test_memory_is_that_of_weights_inputs_and_what_lives_at_one_time() -> None:

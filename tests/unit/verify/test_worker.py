@@ -140,7 +140,7 @@ def test_what_goes_wrong_is_one_line(function: str) -> None:
     asked = runs(PATCHED, of_ones())
     assert asked.score("broken", function) == "ValueError: no such scope"
     assert "has no 'gone'" in str(asked.score(FP32, function.replace("weights", "gone")))
-    more = "the function gave more numbers than in FP32, where it gave 1: they are no pairs"
+    more = "the function returned more numbers than in FP32, where it returned 1: they cannot be paired"
     assert asked.score(FP32, function, most=1) == more
 
 
