@@ -42,8 +42,8 @@ def choose(asked: object) -> str:
     there = [f"{kind}:{number}" for number in range(device.device_count() if device.is_available() else 0)]
     if there and (result := f"{kind}:{index or device.current_device()}") in there:
         return result
-    sees = f"use {', '.join(there)}" if there else "no CUDA device: use cpu or auto"
-    raise AuditorError(f"device {asked} does not exist, torch has {sees}", slug="no-cuda")
+    sees = f"{', '.join(there)} only: use one of them" if there else "no CUDA device: use cpu or auto"
+    raise AuditorError(f"device {asked} does not exist: torch sees {sees}", slug="no-cuda")
 
 
 def follow(asked: object, found: Collection[str]) -> str:

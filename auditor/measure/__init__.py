@@ -1,1 +1,2 @@
-"""What every operation does in every format, forwards and backwards, and how far that moves outputs and gradients."""
+"""Measures the error of every operation in every format, forwards and backwards, and its effect on outputs and
+gradients."""

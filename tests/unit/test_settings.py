@@ -220,7 +220,7 @@ def test_devices_have_a_number(asked: object, device: str) -> None:
 
 @pytest.mark.usefixtures("two")
 def test_a_gpu_that_is_not_there_is_told_from_those_that_are() -> None:
-    with pytest.raises(AuditorError, match="sees cuda:0, cuda:1 alone") as caught:
+    with pytest.raises(AuditorError, match="sees cuda:0, cuda:1 only") as caught:
         choose("cuda:2")
     assert caught.value.slug == "no-cuda"
 

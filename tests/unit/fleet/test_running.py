@@ -307,7 +307,7 @@ def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(fleet, tmp_
         ("[[target]]\nname = 'a'\n", (), "target 'a' has no `target`"),
         (FLEET, ("--baseline", "nowhere"), "nowhere is no directory of an earlier fleet"),
         (FLEET, ("--out", "targets.toml"), "targets.toml"),
-        (None, (), "cannot be read"),
+        (None, (), "cannot read"),
     ],
 )
 def test_wrong_input_is_one_line_and_writes_nothing(fleet, tmp_path, capsys, text, options, said):

@@ -117,7 +117,7 @@ def test_what_onnx_has_no_operation_for_is_named_in_one_line() -> None:
 
 
 def test_what_is_missing_is_one_line(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AuditorError, match="are fp32 or low, not half"):
+    with pytest.raises(AuditorError, match="can be fp32 or low, not half"):
         with_onnx(audit, "half")
     with pytest.raises(AuditorError, match="strategies graph") as caught:
         with_onnx(replace(audit, programs={}))

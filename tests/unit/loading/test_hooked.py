@@ -90,7 +90,7 @@ def test_the_weights_of_hooks_are_the_models_for_a_while(name: str, how: str, tm
         assert not any(hasattr(module, "_hf_hook") or "forward" in vars(module) for module in offloaded.modules())
         assert all(torch.equal(value, model.state_dict()[key]) for key, value in offloaded.state_dict().items())
     (note, *_) = from_object(offloaded, x).warnings
-    assert note.startswith(f"accelerate's hooks hold {len(outside)} of the model's tensors: they are in memory for the")
+    assert note.startswith(f"accelerate offloads {len(outside)} of the model's tensors: they are in memory during the")
     assert portrait(offloaded) == before
     assert torch.equal(offloaded(x), model(x))
 

@@ -135,8 +135,11 @@ def scripted(folder: Path) -> Path:
 
 UNREAD = {
     "a class of the user's": (torch_file({"model": state(), "config": Mine()}), r"since it contains [\w.]*Mine: save"),
-    "that, in the format before zip": (torch_file(Mine(), _use_new_zipfile_serialization=False), r"holds [\w.]*Mine: "),
-    "a whole model": (torch_file(nn.Linear(2, 2)), r"holds torch\.nn\.modules\.linear\.Linear: save plain tensors"),
+    "that, in the format before zip": (
+        torch_file(Mine(), _use_new_zipfile_serialization=False),
+        r"contains [\w.]*Mine: ",
+    ),
+    "a whole model": (torch_file(nn.Linear(2, 2)), r"contains torch\.nn\.modules\.linear\.Linear: save plain tensors"),
     "TorchScript": (scripted, r"w\.pt is a TorchScript archive, .*torch\.jit\.load"),
     "no tensors": (torch_file({"model": {"epoch": 1}, "_extra_state": 3}), r"w\.pt contains no state dict"),
 }

@@ -100,7 +100,7 @@ def test_bf16_holds_the_literal_that_fp16_refuses() -> None:
     ],
 )
 def test_products_refuse_mixed_dtypes(target: Any, args: tuple[Any, ...]) -> None:
-    assert refusal(target, *args) == f"{operation_of(target).name} got float16 and float32 together"
+    assert refusal(target, *args) == f"{operation_of(target).name} has inputs of different dtypes, float16 and float32"
 
 
 def test_elementwise_operations_promote_mixed_dtypes() -> None:
@@ -280,7 +280,7 @@ def test_other_lengths_are_refused_in_float16_and_all_in_bfloat16() -> None:
         run_op(aten.fft_fft.default, (REAL, 12), {})
     with pytest.raises(UnsupportedInFormat, match="fft_fft has no bfloat16 kernel on CUDA"):
         run_op(aten.fft_fft.default, (REAL.bfloat16(),), {})
-    with pytest.raises(UnsupportedInFormat, match="a length of 14"):
+    with pytest.raises(UnsupportedInFormat, match="for length 14"):
         run_op(aten.fft_irfft.default, (PAIRS,), {})
 
 

@@ -96,7 +96,7 @@ def test_its_plan_is_predicted_and_simulated_and_not_run(audit: Audit) -> None:
     assert (plan.measured_error, plan.verified) == (None, False)
     said, _, error = plan.verification.failure.rpartition(" ")
     assert said == (
-        "torch cannot compute in E6M9, so the plan cannot be run; replaying the recorded graph with every value "
+        "torch has no arithmetic in E6M9, so the plan cannot be run; replaying the recorded graph with every value "
         "rounded gives an error of"
     )
     assert float(error) == pytest.approx(plan.predicted_error, rel=1.0)

@@ -102,7 +102,7 @@ def test_one_that_never_ends_is_ended_where_it_calls_the_model_or_gives_a_number
         with pytest.raises(NoScore, match=r"no score within 0.2 seconds"):
             scored(function, limit=0.2)
         assert time.monotonic() - start < 5
-    with pytest.raises(NoScore, match="gave more numbers than in FP32, where it gave 3"):
+    with pytest.raises(NoScore, match="returned more numbers than in FP32, where it returned 3"):
         scored(endless, most=3)
 
 
@@ -226,7 +226,7 @@ def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
     [
         ("{}:nowhere", "", "missing-score", "own_scores.py has no 'nowhere'"),
         ("", "", "missing-score", "--evaluate needs a function: write --evaluate file.py:name"),
-        ("{}:number", "", "missing-score", "is of type int: evaluate must be a function, func(model)"),
+        ("{}:number", "", "missing-score", "is of type int: evaluate must be a function"),
         ("{}:layer", "", "missing-score", "is of type Linear"),
         ("accuracy", "timm:resnet18", "missing-score", "has no file that could define it"),
         ("nowhere.py:accuracy", "", "missing-target", "does not exist"),

@@ -116,7 +116,7 @@ def act(*seen):
     ended = "not run, the process that ran it"
     assert [found[name] for name in PLANS[:2]] == [
         f"{ended} was killed by SIGSEGV",
-        f"{ended} ended with exit code 3 and no answer: \ufffd\ufffd\\x00 last",
+        f"{ended} ended with exit code 3 without a result: \ufffd\ufffd\\x00 last",
     ]
     assert torch.equal(again["cast_bf16"].outputs[0][0], found["cast_bf16"].outputs[0][0])
     assert len(processes) == 4
