@@ -121,7 +121,7 @@ def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: P
 
 
 class _Turning:
-    """Follows wrong entries, and then Inf and NaN, through two runs."""
+    """Follows entries that are wrong, and later Inf or NaN, through the FP32 run and the low run."""
 
     def __init__(self, capture: Capture, policy: Policy) -> None:
         self.capture, self._policy, self._row = capture, policy, FORMATS[policy.format]

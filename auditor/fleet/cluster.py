@@ -16,7 +16,7 @@ from .running import Outcome, Task, asked_of, run
 
 
 def run_all(tasks: Sequence[Task], address: str, done: Callable[[Task, Outcome], None]) -> None:
-    """Run all audits on a cluster; `done` is called when an audit has ended and its files are here.
+    """Run all audits on a cluster; `done` is called when an audit has ended and its files are copied back.
 
     If a node is lost, its task restarts elsewhere, up to its number of retries; other tasks are unaffected. The
     targets' files must exist at the same paths on every node. Raises: AuditorError(slug="no-ray").

@@ -101,7 +101,7 @@ class Decoding:
 
 
 def describe_reference(decoding: Decoding, batches: Sequence[ReferenceTokens]) -> Generation:
-    """A description of the tokens that FP32 generated."""
+    """The record of the tokens that FP32 generated."""
     counted = sum(int(one.counts.sum()) for one in batches)
     return Generation(sum(len(one.tokens) for one in batches), decoding.steps, counted, decoding.temperature)
 

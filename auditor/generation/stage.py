@@ -40,12 +40,12 @@ class Generating:
 
     @property
     def checks(self) -> Sequence[ReferenceTokens]:
-        """Describe what plans decode."""
+        """The batches on which plans decode."""
         return self.held_out or self.batches
 
     @property
     def reference(self) -> Generation:
-        """Describe the tokens that FP32 generated."""
+        """The record of the tokens that FP32 generated."""
         return describe_reference(self.decoding, self.checks)
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:

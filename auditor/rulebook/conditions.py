@@ -90,13 +90,13 @@ def describe(condition: Condition) -> str:
 
 def _words(fact: str, comparison: str, value: Any) -> str:
     if comparison == "present":
-        kinds = ("no", "some") if fact_at(fact).type.endswith("s") else ("unknown", "known")
-        return f"{kinds[value]} {fact}"
-    if isinstance(value, bool):
-        return fact if value else f"not {fact}"
+        kinds = ("empty", "not empty") if fact_at(fact).type.endswith("s") else ("unknown", "known")
+        return f"`{fact}` is {kinds[value]}"
     unit = fact_at(fact).unit
     suffix = f" {unit}" if unit not in ("", "1") else ""
-    return f"{fact} {comparison.replace('_', ' ')} {value}{suffix}"
+    verb = comparison if comparison in ("matches", "contains") else f"is {comparison.replace('_', ' ')}"
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return f"`{fact}` {verb.removesuffix(' equals')} {shown}{suffix}"
 
 
 def _leaf_holds(condition: Condition, facts: NodeFacts) -> bool | None:

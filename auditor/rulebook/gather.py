@@ -114,8 +114,8 @@ def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> d
 def positions(capture: Capture) -> dict[str, set[str]]:
     """Node names by position. First layers: no layer upstream. Last layers: none between them and an output.
 
-    Only some inputs of a layer are computed from parameters alone (a weight norm's product counts); norms and scales
-    are not layers. A model with several branches has several first and last layers.
+    A layer has inputs computed from parameters alone (a weight norm's product counts), and others; norms and scales are
+    not layers. A model with several branches has several first and last layers.
     """
     fixed = {item.name for item in capture.placeholders if item.kind != "input"}
     of_parameters = {item.name for item in capture.placeholders if item.kind == "parameter"}

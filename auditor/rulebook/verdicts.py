@@ -82,26 +82,26 @@ def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
     beyond: a limit that it exceeds, so enough digits are written to show that.
     """
     if not math.isfinite(contribution.isolated):
-        return "the outputs turn non-finite"
+        return "the outputs turn Inf or NaN"
     if contribution.criterion:
         return _share_of_budget(contribution, 1.0)
     written = (f"{contribution.isolated:.{digits}g}" for digits in (2, 3, 4, 6))
     moved = next((text for text in written if float(text) > beyond), f"{contribution.isolated:.9g}")
-    moves = "is predicted to move" if contribution.decided_by == "first-order" else "moves"
-    return f"{_company(contribution)} it {moves} the outputs by {moved}"
+    changes = "is predicted to change" if contribution.decided_by == "first-order" else "changes"
+    return f"{_company(contribution)} it {changes} the outputs by {moved}"
 
 
 def _share_of_budget(contribution: Contribution, max_error: float) -> str:
     """The share of the error budget, or of the tightest criterion."""
     predicted = contribution.decided_by == "first-order"
     alone = f"{_company(contribution)} it"
-    takes = f"{alone} is predicted to take" if predicted else f"{alone} takes"
+    uses = f"{alone} is predicted to use" if predicted else f"{alone} uses"
     criterion = contribution.criterion
     if not criterion:
-        return f"{takes} {contribution.isolated / max_error:.0%} of the error budget"
+        return f"{uses} {contribution.isolated / max_error:.0%} of the error budget"
     if not strict(criterion):
-        return f"{takes} {_part(contribution.isolated)} what '{criterion}' allows"
-    does = ("is predicted to break", "breaks") if contribution.isolated > 1 else ("is predicted to hold", "holds")
+        return f"{uses} {_part(contribution.isolated)} the limit '{criterion}'"
+    does = ("is predicted to violate", "violates") if contribution.isolated > 1 else ("is predicted to meet", "meets")
     return f"{alone} {does[not predicted]} '{criterion}'"
 
 
@@ -118,8 +118,8 @@ def _part(share: float) -> str:
 def _company(contribution: Contribution) -> str:
     """Whether it ran low alone."""
     if contribution.decided_by != "group":
-        return "alone"
-    return f"low together with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'}"
+        return "run alone,"
+    return f"run low with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'},"
 
 
 def _unsafe_reason(
@@ -127,7 +127,7 @@ def _unsafe_reason(
 ) -> str:
     effect = effect_of(contribution, max_error)
     if math.isfinite(contribution.isolated) and not contribution.criterion:
-        effect = f"{effect}, over the budget of {max_error:.2g}"
+        effect = f"{effect}, above the budget of {max_error:.2g}"
     if error.cause == "underflow":
         return f"underflow: {_vanishes(error, fmt)}; {effect}"
     if error.overflow and span is not None:
@@ -138,7 +138,7 @@ def _unsafe_reason(
         return f"overflow: {magnitude}; {effect}"
     if error.disagreement:
         return f"{error.disagreement:.2%} of its discrete results flip; {effect}"
-    return f"{error.cause}: {effect}" if error.cause else effect
+    return f"{effect} ({error.cause})" if error.cause else effect
 
 
 def _vanishes(error: NodeError, fmt: str) -> str:

@@ -120,7 +120,7 @@ def test_where_memory_is_limited_they_lie_in_files(tmp_path: Path) -> None:
             assert is_offloaded(model[0].weight)
         gc.collect()
         notes = from_object(model, torch.ones(2, 512)).warnings
-    assert "they lie in mapped files for the audit" in notes[0]
+    assert "they lie in mapped files during the audit" in notes[0]
 
 
 def test_what_a_hook_cannot_load_is_one_line(tmp_path: Path) -> None:

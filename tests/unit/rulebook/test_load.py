@@ -273,7 +273,7 @@ def test_all_of_a_rule_is_in_its_data(tmp_path: Path) -> None:
     (rule,) = load_rules([tmp_path])
     data = json.loads(json.dumps(as_data(rule)))
     assert data["looks_for"] == ["operations: `aten.sum`"]
-    assert data["fires_where"] == "not upcast, and reduction_length above 8 elements"
+    assert data["fires_where"] == "`upcast` is false, and `reduction_length` is above 8 elements"
     assert data["example"]["inputs"] == ["torch.ones(4)"]
     assert {"code", "name", "family", "why", "advice", "message", "references", "supersedes"} <= data.keys()
 
