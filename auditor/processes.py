@@ -117,7 +117,7 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
     news: list[Any] = [""]  # stages, and at the end an exit code
     code: int | None = None
 
-    def ended() -> bool:
+    def has_ended() -> bool:
         nonlocal code
         if code is None:
             number, status = os.waitpid(child, os.WNOHANG)
@@ -132,14 +132,14 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
         return len(news)
 
     try:
-        in_time = wait_until(lambda: ended() or isinstance(news[-1], int), timeout, listen)
+        in_time = wait_until(lambda: has_ended() or isinstance(news[-1], int), timeout, listen)
         listen()
         if isinstance(news[-1], int):
-            wait_until(ended, GRACE)
+            wait_until(has_ended, GRACE)
     finally:
-        if not ended():
+        if not has_ended():
             os.kill(child, signal.SIGTERM)
-            if not wait_until(ended, GRACE):
+            if not wait_until(has_ended, GRACE):
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
     if news[-1] == 130:

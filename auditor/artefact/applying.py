@@ -84,7 +84,7 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     paths_of_all = {path for paths in names.values() for path in paths}
     scopes = rename_scopes(plan["scopes"], paths_of_all)
     refuse_other_model(paths_of_all, scopes)
-    stored = runtime.stored(inner, scopes)
+    stored = runtime.storage_precisions(inner, scopes)
     refuse_lost_weights(inner, stored, plan.get("stored_low") or {})
     wrapping = {module: runtime.wrapping(module, paths, scopes, stored) for module, paths in names.items()}
     keeping = {

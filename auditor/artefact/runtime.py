@@ -130,7 +130,7 @@ class Runtime:
         raise NotImplementedError
 
     @staticmethod
-    def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
+    def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
         """{id of a parameter or buffer: precision it is stored in}; others are not converted."""
         return {}
 

@@ -75,7 +75,7 @@ class CastRuntime(Runtime):
         return result if dtype is None else convert(result, dtype)
 
     @staticmethod
-    def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
+    def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
         """Every parameter and buffer; a tied one is FP32 if any module that shares it is FP32."""
         return by_scope(named_tensors(model), scopes)
 
@@ -103,7 +103,7 @@ class GraphRuntime(Runtime):
     """Patches nothing: plans of the strategy `graph` are exported programs."""
 
     @staticmethod
-    def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
+    def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
         """Raises ValueError: a program cannot be applied to a live module."""
         raise ValueError(
             "a plan of strategy graph cannot be applied to a module: it is an exported program, "

@@ -23,7 +23,7 @@ ValueOf = Callable[[fx.Node], Any]
 class Semantics:
     """How the nodes of a graph compute their results: as recorded, in FP32; subclasses override that."""
 
-    def given(self, n: fx.Node, value: Any) -> Any:
+    def placeholder_value(self, n: fx.Node, value: Any) -> Any:
         """The value of a placeholder, from the caller's argument."""
         return value
 
@@ -138,7 +138,7 @@ class Executor(fx.Interpreter):
             if here and unread and n.name not in again and n.op != "output":
                 continue
             self.at = n
-            result = self.semantics.given(n, handed) if n.op == "placeholder" else self.run_node(n)
+            result = self.semantics.placeholder_value(n, handed) if n.op == "placeholder" else self.run_node(n)
             if not (here and self.semantics.same(result, known[n.name])):
                 self.env[n] = result
             yield n, result

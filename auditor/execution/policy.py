@@ -337,7 +337,7 @@ class Policy(Semantics):
         looking = next(call for call in reversed(self.enclosing(node.name)) if call.depth <= depth)
         return result if self._computes_in(looking) != "fp32" else Literals()
 
-    def given(self, n: fx.Node, value: Any) -> Any:
+    def placeholder_value(self, n: fx.Node, value: Any) -> Any:
         """A placeholder's value, in the dtype it is stored in."""
         precision = self.stored.get(n.name)
         return value if precision is None else round_tree(value, FORMATS[precision])

@@ -124,7 +124,7 @@ class _Algebra(Semantics):
         """Whether two results have the same format for their readers."""
         return result.dtype == other.dtype
 
-    def given(self, n: fx.Node, value: Any) -> NodeType:
+    def placeholder_value(self, n: fx.Node, value: Any) -> NodeType:
         """The format that a placeholder is stored in."""
         own = _own(n)[0]
         dtype = self.policy.stored.get(n.name, own) if own else own

@@ -60,11 +60,11 @@ def _nothing_saved(asked: list[bool]) -> Iterator[None]:
     """In the body autograd saves no tensors for a backward pass, since nobody differentiates an answer. Otherwise
     emulated low products would keep a copy of every weight. asked: set where the model's forward takes gradients."""
 
-    def wanted(_: None) -> torch.Tensor:
+    def refuse(_: None) -> torch.Tensor:
         asked.append(True)
         raise RuntimeError("a saved tensor was not kept")
 
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: None, wanted):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: None, refuse):
         yield
 
 

@@ -220,7 +220,7 @@ class _Rehearsing:
                     select.select([pipe], [], [])
                     last = pickle.load(pipe)
                     if last[0] == "step":
-                        self._told(title, last[1])
+                        self._report_progress(title, last[1])
             except EOFError:
                 _, status = os.waitpid(child, 0)
             except BaseException:
@@ -231,7 +231,7 @@ class _Rehearsing:
             return "bad", f"its process {how_ended(os.waitstatus_to_exitcode(status))}"
         return last
 
-    def _told(self, title: str, done: int) -> None:
+    def _report_progress(self, title: str, done: int) -> None:
         try:
             self.tell("rehearse", title, done, self.steps)
         except Exception as error:

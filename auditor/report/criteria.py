@@ -68,7 +68,7 @@ def proposal_words(offer: Proposal) -> str:
             f"By default no entry of {offer.output} may differ from FP32's ({offer.because}): --criterion '{allowing}' allows a "
             "share X of them."
         )
-    return f"{offer.output}: {offer.because}. To set a limit for it: --criterion '{offer.criterion}'"
+    return f"Output {offer.output!r}: {offer.because}. To set a limit: --criterion '{offer.criterion}'"
 
 
 def score_headline(audit: Audit) -> str:

@@ -120,7 +120,7 @@ def test_what_is_said_of_noise() -> None:
     names = tuple(dict.fromkeys(report.node.name for report in audit.nodes))
     found = noise(replace(audit, noise=Noise(2, 0.1, 0.1, 0.3, {}, dict.fromkeys(names, 0.1), names)))
     said = found["Not deterministic"]
-    assert said.count("off by") == NAMED and said.endswith("more, in measurements.json")
+    assert said.count("differs by") == NAMED and said.endswith("more, in measurements.json")
 
 
 def test_the_advice_is_about_the_limit_only_where_a_score_is_beyond_it() -> None:
