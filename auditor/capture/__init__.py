@@ -1,2 +1,1 @@
-"""Capture: records one real run of a Subject as a torch.fx graph of ATen operations, each with its module and source
-line."""
+"""Records one real run of a Subject as a torch.fx graph of ATen operations, each with its module and source line."""

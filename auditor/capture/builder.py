@@ -23,8 +23,7 @@ _GRADIENT = "gradient"
 
 @dataclass(frozen=True)
 class Mark:
-    """Facts about an operation that the graph lacks. depth: of its region; in_place: the in-place operation it
-    replaces.
+    """Facts about an operation that the graph lacks. depth: of its region; in_place: the operation it replaces.
 
     function: the torch function call that it belongs to.
     """

@@ -38,8 +38,7 @@ _READING: frozenset[Any] = frozenset(
 
 
 class Calls:
-    """The open calls of a model's modules, the root's first. A module missing from `named_modules` counts as its
-    caller.
+    """The open calls of a model's modules, the root's first. An unlisted module counts as its caller.
 
     elsewhere: whether modules were called in another thread, whose operations are not recorded.
     """

@@ -190,8 +190,7 @@ def _cast_listed(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _teach(operator: HigherOrderOperator) -> None:
-    """Make `torch.cond` and similar operators run their bodies under the first mode, which then sees the operations
-    inside."""
+    """Make `torch.cond` and similar operators run their bodies under the first mode, which sees the operations."""
     if _Whole in operator.python_key_table:
         return
 

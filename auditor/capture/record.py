@@ -332,8 +332,7 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the generator, which the draw contains. None stays: overloads such as `randn(..., generator=None)` need
-    it."""
+    """Remove the generator, which the draw contains. None stays: some overloads require it."""
     return {key: value for key, value in kwargs.items() if key != "generator" or value is None}
 
 

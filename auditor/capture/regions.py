@@ -40,8 +40,7 @@ class _OpenRegion(NamedTuple):
 class _Stack:
     """The open regions in the body of `one_stack`.
 
-    casts: {(id of a weight, dtype, whether gradients are on): (the weight, its cast)}, since the outermost region
-    opened.
+    casts: {(id of a weight, dtype, whether gradients are on): (the weight, its cast)} of the open regions.
     """
 
     depth_of: Callable[[], int]
@@ -68,8 +67,7 @@ def entered_at() -> int:
 
 
 def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast `x` to `dtype`; inside a region a weight is cast once, so its uses' gradients are summed in low
-    precision."""
+    """Cast `x` to `dtype`; inside a region a weight is cast once, so gradients of its uses are summed low."""
     stack = _STATE.stack
     kept = x.requires_grad and x.is_leaf and x.dtype is torch.float32 and not x._is_view()
     if not kept or stack is None or not stack.entered or not torch.is_autocast_cache_enabled():

@@ -69,8 +69,7 @@ class Values:
         self._add(x, Entry(node, geometry_of(x), self._memory_of(x)))
 
     def bind_view(self, x: torch.Tensor, node: fx.Node, source: torch.Tensor, view: View | None) -> None:
-        """Register `x` as a view of `source`. view: None if the operation is unknown and must follow from the memory
-        layout.
+        """Register `x` as a view of `source`. view: None if it must be derived from the memory layout.
 
         The source may be `x` itself before it changed shape.
         """

@@ -1,2 +1,1 @@
-"""Measures the error of every operation in every format, forwards and backwards, and its effect on outputs and
-gradients."""
+"""Measures every operation's error in every format, forwards and backwards, and its effect on outputs and gradients."""

@@ -45,9 +45,8 @@ class Estimates:
     """Results of the backward passes, per value, format and kind of error.
 
     A value is a node's, under the node's name, or that value as one product reads it: see `reading`. outputs_norm: the
-    divisor of effects. at_once: number of passes whose gradients are processed together. passes: those that reached the
-    value. returned: {id of an output: its random signs in this pass}, the part of its gradient that comes from no
-    reader.
+    divisor of effects. at_once: number of passes processed together. passes: those that reached the value. returned:
+    {id of an output: its random signs in this pass}, the part of its gradient without a reader.
     """
 
     measurement: Measurement

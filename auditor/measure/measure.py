@@ -86,7 +86,7 @@ def measure(
     *,
     back: Back = "trusted",
 ) -> Measurement:
-    """Run the reference once with autograd; meanwhile run each node alone in each format, and the model low once per
+    """Run the reference once with autograd, beside it each node alone in each format, and the model low once per
     format.
 
     The model's own tensors are read, never written: the graph runs on detached leaves. back: see Reference; for models

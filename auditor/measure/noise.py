@@ -98,8 +98,7 @@ def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise)
 
 
 def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, float], tuple[str, ...]]:
-    """The difference of each operation's results between two runs of the graph, and the non-deterministic
-    operations."""
+    """The difference of each operation's results between two graph runs, and the non-deterministic operations."""
     first, apart, sources = dict[str, Any](), dict[str, float](), list[str]()
 
     def compare(n: fx.Node, result: Any) -> None:

@@ -161,8 +161,7 @@ class Sums:
         return result
 
     def scatter(self) -> float:
-        """Relative standard error of the root of the finest sum, from the spread of its terms; nan for fewer than
-        four."""
+        """Relative standard error of the root of the finest sum, from its terms; nan for fewer than four."""
         terms, total = len(self.finest), self.squares[0]
         if terms < _FEW_TERMS or not total:
             return math.nan

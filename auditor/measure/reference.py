@@ -142,8 +142,7 @@ def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
 
 
 class _ByStatistics(torch.autograd.Function):
-    """The identity on a result w (x - mean) / sqrt(variance + eps) + b; backward adds gradients of mean and
-    variance."""
+    """The identity on a result w (x - mean) / sqrt(variance + eps) + b, with gradients of mean and variance."""
 
     @staticmethod
     def forward(

@@ -99,8 +99,7 @@ class Reruns:
         return self._error(self._low(names), self._reference)
 
     def region(self, names: Collection[str]) -> tuple[float | None, float | None, str | None]:
-        """Worst error of the values that leave these operations when all are low, and of the outputs; or why they
-        fail."""
+        """Worst error of values leaving these operations when all are low, and of the outputs; or why they fail."""
         low, values = self._low(names), self._reference.values
         try:
             outputs, _ = self._run(low, self._reference)
@@ -168,8 +167,7 @@ def regions_of(
 def of_verdicts(
     regions: Iterable[FlaggedRegion], capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]
 ) -> tuple[FlaggedRegion, ...]:
-    """Regions with two or more operations that are sensitive or unsafe, by node names; duplicates over paths
-    removed."""
+    """Regions with two or more sensitive or unsafe operations, by node names, without duplicates over paths."""
     result = dict[tuple[str, tuple[str, ...]], FlaggedRegion]()
     for region in regions:
         names = tuple(capture.twins.get(name, name) for name in region.nodes)

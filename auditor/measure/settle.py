@@ -1,5 +1,4 @@
-"""Runs operations in low precision where first-order estimates are missing or too close to the budget: groups, then
-halves, then single operations.
+"""Runs operations low where first-order estimates are missing or too close to the budget: groups, halves, single ones.
 
 A group that moves the outputs by little bounds the effect of each member; otherwise it is halved, down to single
 operations, whose effect is measured. Operations beyond the run limit are untested.
@@ -45,8 +44,7 @@ _TOLD = 1e-3
 def settle(
     measurement: Measurement, first: FirstOrder, yardstick: Yardstick = PLAIN
 ) -> tuple[Contributions, dict[str, Linearity]]:
-    """Contributions, with runs where first order is insufficient, and the accuracy of its predictions in each
-    format."""
+    """Contributions, with runs where first order is insufficient, and the accuracy of its predictions by format."""
     result = {name: dict(by_format) for name, by_format in first.contributions.items()}
     checks: dict[str, Linearity] = {}
     for fmt in measurement.formats:
@@ -62,8 +60,7 @@ def settle(
 
 @dataclass(frozen=True)
 class _Ran:
-    """A run with some operations low: its error, whether it changed a choice, and the criterion with the largest
-    share."""
+    """A run with some operations low: its error, whether it changed a choice, and the tightest criterion."""
 
     names: Sequence[str] = ()
     error: float = math.inf

@@ -90,9 +90,7 @@ class NodeReport:
     node: Annotated[Node, FileField("the operation")]
     findings: Annotated[tuple[str, ...], FileField("codes of the rules that fired on it")]
     verdicts: Annotated[Mapping[str, Verdict], FileField("by format: its verdict and the reason")]
-    exposed: Annotated[
-        Mapping[str, tuple[str, ...]], FileField("by format: strategies that would run it in low precision")
-    ]
+    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that would run it low")]
     errors: Annotated[Mapping[str, NodeError], FileField("by format: the operation's own error")]
     contributions: Annotated[Mapping[str, Contribution], FileField("by format: how far its error moves the outputs")]
     flops: Annotated[int, FileField("floating-point operations, for matrix products and convolutions; else 0", least=0)]
@@ -111,9 +109,7 @@ class Audit:
 
     subject: Annotated[Provenance, FileField("the model and its inputs")]
     live: Unwritten[Subject | None] = None
-    parameters: Annotated[
-        int, FileField("number of parameters, shared ones once; `apply` rejects other models", least=0)
-    ]
+    parameters: Annotated[int, FileField("number of parameters, shared ones once; `apply` requires it", least=0)]
     structure: Annotated[str, FileField("digest of modules and parameters; `apply` rejects other models")] = ""
     inputs: Annotated[tuple[str, ...], FileField("dtype and shape of each tensor of the first batch")]
     tied_parameters: Annotated[Groups, FileField("groups of names in the state dict that are one parameter")] = ()
@@ -122,11 +118,9 @@ class Audit:
     max_error: Annotated[float, FileField("the largest error that a plan may have", least=0, exact=True)]
     metric: Annotated[str, FileField("the error measure")]
     criteria: Annotated[tuple[str, ...], FileField("criteria that were set; errors are shares of their limits")] = ()
-    proposals: Annotated[
-        tuple[Proposal, ...], FileField("criteria that the user did not set: defaults and suggestions")
-    ] = ()
+    proposals: Annotated[tuple[Proposal, ...], FileField("criteria not set by the user: defaults, suggestions")] = ()
     capture_method: Annotated[
-        str, FileField("`path`: the graph depends on input values; `run`: it does not", choices=("run", "path"))
+        str, FileField("`path`: the graph depends on values; `run`: not", choices=("run", "path"))
     ]
     environment: Annotated[Environment, FileField("device, versions and settings of the audit")]
     recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
@@ -141,15 +135,11 @@ class Audit:
     graph_inputs: Annotated[tuple[str, ...], MeasurementField("inputs, by name in the captured graph")] = ()
     graph_outputs: Annotated[tuple[str, ...], MeasurementField("name in the graph of each returned tensor")] = ()
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
-    regions: Annotated[
-        tuple[FlaggedRegion, ...], MeasurementField("connected sensitive or unsafe operations, run together")
-    ] = ()
+    regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected risky operations, run low together")] = ()
     linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predictions compared with runs")] = ()
     noise: Annotated[Noise | None, MeasurementField("difference between repeated FP32 runs")] = None
     findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, each place separately")]
-    contributions: Annotated[Contributions, FileField("largest contribution by format, module, op")] = field(
-        default_factory=dict
-    )
+    contributions: Annotated[Contributions, FileField("largest by format, module, op")] = field(default_factory=dict)
     warnings: Annotated[tuple[str, ...], FileField("limitations of this audit, in words")]
     training: Annotated[Training | None, FileField("results for a training step; `null` in mode `inference`")] = None
     evaluation: Annotated[Evaluation | None, FileField("the user's scoring function; `null`: none")] = None

@@ -50,15 +50,11 @@ class TokenComparison:
     flips: Annotated[float | None, FileField("tokens per 1,000 that are chosen differently", least=0)] = None
     flips_low: Annotated[float | None, FileField("lower end of the 95 % interval of `flips`", least=0)] = None
     flips_high: Annotated[float | None, FileField("its upper end", least=0)] = None
-    predicted_flips: Annotated[float | None, FileField("first-order prediction of `flips`; `null`: not available")] = (
-        None
-    )
-    first_flip: Annotated[
-        int | None, FileField("tokens to the first flip, median over prompts; `null`: no flip in half")
-    ] = None
+    predicted_flips: Annotated[float | None, FileField("first-order prediction of `flips`; `null`: unavailable")] = None
+    first_flip: Annotated[int | None, FileField("tokens to the first flip, median prompt; `null`: none in half")] = None
     first_flip_10: Annotated[int | None, FileField("the same for the worst 10 % of prompts; `null`: none")] = None
     kl_by_position: Annotated[
-        tuple[float, ...], FileField("mean divergence by position, in up to 32 equal intervals of steps")
+        tuple[float, ...], FileField("mean by position, in up to 32 equal intervals of steps")
     ] = ()
     one_pass_kl: Annotated[
         float | None, FileField("`kl` if the plan reads all tokens in one pass, without a cache")

@@ -153,9 +153,7 @@ class Node:
     called_from: CalledFrom = None
     caller_path: Annotated[str | None, FileField("the file of `called_from`")] = None
     column: Annotated[int | None, FileField("column in the line of `source`; `null`: unknown", least=1)] = None
-    caller_column: Annotated[int | None, FileField("column in the line of `called_from`; `null`: unknown", least=1)] = (
-        None
-    )
+    caller_column: Annotated[int | None, FileField("column in that of `called_from`; `null`: unknown", least=1)] = None
     batch: Annotated[int, FileField("number of the batch in whose run it was recorded", least=1)] = 1
 
 

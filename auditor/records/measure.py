@@ -21,12 +21,10 @@ Distance = Callable[["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"], float]
 class NodeError:
     """Errors of one node in one format, on the calibration inputs; for a backward pass, of the gradients it returns."""
 
-    local_error: Annotated[
-        float | None, FileField("error of the operation alone: on rounded FP32 inputs; relative L2")
-    ] = None
-    propagated_error: Annotated[
-        float | None, FileField("accumulated error in a run with everything low; relative L2")
-    ] = None
+    local_error: Annotated[float | None, FileField("of the operation alone on rounded FP32 inputs; relative L2")] = None
+    propagated_error: Annotated[float | None, FileField("accumulated, in a run with everything low; relative L2")] = (
+        None
+    )
     disagreement: Annotated[float | None, FileField("share of discrete results that differ", least=0, most=1)] = None
     overflow: Annotated[int, FileField("elements that are finite in FP32 and infinite in the format", least=0)] = 0
     nan: Annotated[int, FileField("elements that are finite in FP32 and NaN in the format", least=0)] = 0
@@ -174,7 +172,7 @@ class Finding:
     source: Annotated[str | None, FileField("source line, as for operations")]
     severity: Annotated[str, FileField("severity under the recommended plan", choices=("error", "warning", "info"))]
     confidence: Annotated[
-        str, FileField("`high` if measured to be unsafe, else the rule's", choices=("high", "medium", "low"))
+        str, FileField("`high` if measured unsafe, else the rule's", choices=("high", "medium", "low"))
     ]
     formats: Annotated[tuple[str, ...], FileField("formats it concerns")]
     message: Annotated[str, MeasurementField("the problem here, with this model's numbers")] = ""
@@ -208,13 +206,9 @@ class FlaggedRegion:
     nodes: Annotated[tuple[str, ...], FileField("names of the low nodes in the captured graph")]
     scope: Annotated[str, FileField("the innermost module that contains all of them")]
     local_error: Annotated[float | None, FileField("worst error of its results; `null`: not finite")]
-    error: Annotated[
-        float | None, FileField("error of the model's outputs; relative L2, or share of a criterion's limit")
-    ]
+    error: Annotated[float | None, FileField("error of the outputs; relative L2, or share of a criterion's limit")]
     explained: Annotated[
         float,
-        FileField(
-            "root of the sum of squares of its operations' own errors; below `error` if they reinforce each other"
-        ),
+        FileField("its operations' own errors, as root sum of squares; below `error` if they reinforce"),
     ]
     failure: Annotated[str | None, FileField("why the run failed")] = None

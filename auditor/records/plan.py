@@ -82,9 +82,7 @@ class TimeAndMemory:
     eager: Annotated[Times | None, FileField("times of a plain call; `null`: see `missing`")] = None
     compiled: Annotated[Times | None, FileField("times under `torch.compile`; `null`: see `missing`")] = None
     cuda_graph: Annotated[Times | None, FileField("times of a CUDA graph replay; `null`: see `missing`")] = None
-    memory: Annotated[
-        int | None, FileField("peak memory in bytes, including weights; `null`: see `missing`", least=0)
-    ] = None
+    memory: Annotated[int | None, FileField("peak bytes, including weights; `null`: see `missing`", least=0)] = None
     memory_share: Annotated[float | None, FileField("`memory` divided by FP32's; `null` for FP32", least=0)] = None
     decides: Annotated[bool, FileField("whether the recommendation uses `eager` and `memory`, as on a GPU")] = False
     missing: Annotated[Mapping[str, str], FileField("reasons for missing measurements, by name")] = empty()
@@ -124,9 +122,9 @@ class Score:
 
     value: Annotated[float | None, FileField("score of the model under the plan; `null`: see `failure`")]
     difference: Annotated[float | None, FileField("`value` minus the FP32 model's score")] = None
-    standard_error: Annotated[
-        float | None, FileField("standard error of `difference`, over pairs; `null`: fewer than two")
-    ] = None
+    standard_error: Annotated[float | None, FileField("of `difference`, over pairs; `null`: fewer than two pairs")] = (
+        None
+    )
     passed: Annotated[bool | None, FileField("whether it is within `max_drop`; `null`: none was given")] = None
     failure: Annotated[str | None, FileField("why there is no score, in one line")] = None
 
@@ -143,12 +141,8 @@ class ScopeChoice:
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
     because: Annotated[tuple[str, ...], FileField("rule codes and reasons in words; empty if it runs low")] = ()
     output: Annotated[str, FileField("`keep`: its result is not converted", choices=("cast", "keep"))] = "cast"
-    cost: Annotated[float | None, FileField("share of the plan's cost saved by running it low; `null`: it is low")] = (
-        None
-    )
-    keep: Annotated[
-        tuple[str, ...], FileField("torch functions kept in FP32 in a low scope; `pow` includes x ** 2")
-    ] = ()
+    cost: Annotated[float | None, FileField("share of the plan's cost saved by running it low; `null`: is low")] = None
+    keep: Annotated[tuple[str, ...], FileField("torch functions kept FP32 in a low scope; `pow` includes x ** 2")] = ()
 
 
 @dataclass(frozen=True)
@@ -171,9 +165,7 @@ class Reason:
     ]
     words: Annotated[str, FileField("the reason in one clause, with its evidence")]
     modules: Annotated[tuple[str, ...], FileField("FP32 modules with this reason")] = ()
-    operations: Annotated[
-        tuple[str, ...], FileField("operations with this reason, in low modules or without a precision")
-    ] = ()
+    operations: Annotated[tuple[str, ...], FileField("operations in low modules, or without a precision")] = ()
     by: Annotated[str | None, FileField("the module or operation that decides, if another")] = None
     adds: Annotated[float | None, FileField("error added by running it low alone; `null`: not possible")] = None
     left: Annotated[float | None, FileField("error budget that the plan leaves unused")] = None
@@ -185,9 +177,7 @@ class Reason:
 class Verification:
     """Results of running the artefact, or the all-low model: batches without gradients, the first also with them."""
 
-    measured_error: Annotated[
-        float | None, FileField("largest error of runs without gradients; `null`: not finite or failed")
-    ]
+    measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: not finite, failed")]
     finite: Annotated[bool, FileField("whether the outputs were finite")]
     inputs: Annotated[
         str, FileField("`held-out`: inputs that no plan was derived from", choices=("held-out", "audited"))
@@ -196,17 +186,11 @@ class Verification:
         "emulated"
     )
     failure: Annotated[str | None, FileField("why it did not run, in one line")] = None
-    joint: Annotated[float | None, FileField("relative L2 of all outputs, if `measured_error` is another measure")] = (
-        None
-    )
+    joint: Annotated[float | None, FileField("relative L2 of all outputs, unless `measured_error` is that")] = None
     criteria: Annotated[tuple[CriterionValue, ...], FileField("the criteria that were set, each with its value")] = ()
     apart: Annotated[Mapping[str, float], FileField("by output: errors over ten times the joint error")] = empty()
-    with_gradients: Annotated[float | None, FileField("`measured_error` with gradients enabled; `null`: not run")] = (
-        None
-    )
-    ungraded: Annotated[str | None, FileField("exception of the FP32 model with gradients enabled; `null`: none")] = (
-        None
-    )
+    with_gradients: Annotated[float | None, FileField("`measured_error` with gradients on; `null`: not run")] = None
+    ungraded: Annotated[str | None, FileField("exception of the FP32 model with gradients on; `null`: none")] = None
     noise: Annotated[float | None, FileField("difference between FP32 runs, a bound on the accuracy of errors")] = None
     floor: Annotated[float, FileField("noise floor up to which errors are ignored: three times `noise`, or 0")] = 0.0
     nonfinite: Annotated[NonFinite | None, FileField("the first operation with Inf or NaN; `null`: none")] = None
@@ -243,9 +227,7 @@ class Onnx:
     """A program as an ONNX model."""
 
     file: Annotated[str, FileField("name of the file beside plan.json")]
-    ends: Annotated[
-        str, FileField("dtype of inputs and outputs: `fp32`, or `low`: the plan's", choices=("fp32", "low"))
-    ]
+    ends: Annotated[str, FileField("type of inputs and outputs: `fp32`, or `low`: the plan's", choices=("fp32", "low"))]
     nodes: Annotated[int, FileField("number of floating-point operations, without casts and constants", least=0)]
     high: Annotated[int, FileField("those of them in FP32", least=0)]
     casts: Annotated[int, FileField("number of casts in the graph", least=0)]
@@ -253,9 +235,7 @@ class Onnx:
     error: Annotated[float | None, FileField("relative L2 of the runtime's outputs; `null`: it did not run")]
     program_error: Annotated[float | None, FileField("the same for the plan's exported program")]
     failure: Annotated[str | None, FileField("why it did not run, in one line")] = None
-    rounded_error: Annotated[float | None, FileField("error with every value rounded to the format, as on a GPU")] = (
-        None
-    )
+    rounded_error: Annotated[float | None, FileField("error with each value rounded to the format, as on a GPU")] = None
 
 
 @dataclass(frozen=True)
@@ -280,11 +260,11 @@ class Plan:
     format: Annotated[str, FileField("name of the low format, such as `fp16`")]
     scopes: Annotated[Mapping[str, ScopeChoice], FileField("precision by module; others have their nearest parent's")]
     predicted_error: Annotated[
-        float, FileField("error predicted without a run: root of the sum of squares of all rounding errors")
+        float, FileField("predicted without a run: root sum of squares of all rounding errors")
     ] = math.nan
     low_precision_flops: Annotated[float, FileField("share of the FLOPs that run low", least=0, most=1)] = math.nan
     predicted_speedup: Annotated[
-        float, FileField("predicted speed-up over FP32, see [costs](method.md#what-a-choice-costs)")
+        float, FileField("predicted, over FP32, see [costs](method.md#what-a-choice-costs)")
     ] = math.nan
     measured_error: Annotated[
         float | None, FileField("measured error of the artefact, worst batch; `null`: not finite or failed")
@@ -304,12 +284,8 @@ class Plan:
             choices=("none", "inputs", "weights", "attributes", "kept"),
         ),
     ] = "none"
-    stored_low: Annotated[Mapping[str, int], FileField("by dtype: number of weights in it; `apply` rejects more")] = (
-        empty()
-    )
-    reach: Annotated[
-        float | None, FileField("smallest error of a run with anything low, if the plan has nothing low")
-    ] = None
+    stored_low: Annotated[Mapping[str, int], FileField("by dtype: weights in it; `apply` rejects more")] = empty()
+    reach: Annotated[float | None, FileField("if the plan has nothing low: smallest error of a low run")] = None
     target: Annotated[str | None, FileField("the GPU that `predicted_speedup` is for")] = None
     memory: Annotated[MemoryUse | None, FileField("memory of one forward under the plan")] = None
     fp32_memory: Annotated[MemoryUse | None, FileField("the same without the plan")] = None
@@ -317,9 +293,7 @@ class Plan:
     score: Annotated[Score | None, FileField("the user's score of the model under the plan")] = None
 
     timed: Annotated[TimeAndMemory | None, FileField("time and memory of one forward of the patched model")] = None
-    generated: Annotated[TokenComparison | None, FileField("tokens decoded under the plan; `null`: not requested")] = (
-        None
-    )
+    generated: Annotated[TokenComparison | None, FileField("tokens decoded under the plan; `null`: none asked")] = None
 
     @property
     def holds(self) -> bool:

@@ -19,9 +19,7 @@ class ModuleGradients:
 
     module: Annotated[str, FileField("path of the module; `(loss)` for operations outside the model")]
     activations: Annotated[Magnitudes, FileField("histogram of the gradients of its operations' results")]
-    low: Annotated[
-        Magnitudes | None, FileField("those that autocast makes low, without values that even FP32 would lose")
-    ]
+    low: Annotated[Magnitudes | None, FileField("those that autocast makes low, without those that FP32 would lose")]
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class LossScale:
     starved: Annotated[str | None, FileField("module with most underflow at the upper end; `null`: none")]
     flushed: Annotated[Mapping[int, float], FileField("by log2 of the scale: share turned to zero", least=0, most=1)]
     subnormal: Annotated[
-        Mapping[int, float], FileField("by log2 of the scale: share that becomes subnormal", least=0, most=1)
+        Mapping[int, float], FileField("by log2 of the scale: share that is subnormal", least=0, most=1)
     ]
 
 
