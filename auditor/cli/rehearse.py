@@ -55,7 +55,7 @@ class Rehearse(Verb):
                 warnings.simplefilter("ignore")
             with user_code(target, self.seed):
                 step, batches = self._step(target), self._batches(target)
-                found = rehearse(
+                result = rehearse(
                     step,
                     batches,
                     self.steps,
@@ -65,9 +65,9 @@ class Rehearse(Verb):
                     progress=progress,
                     target=self.target,
                 )
-        files = found.save(directory)
+        files = result.save(directory)
         progress.close()
-        say(to_terminal(overview(found), looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
+        say(to_terminal(overview(result), looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
         return 0
 
     def _step(self, target: Any) -> Any:

@@ -103,15 +103,20 @@ def make_criterion(
         close = difflib.get_close_matches(kind.lower(), KINDS, n=1)
         hint = f": did you mean {close[0]}?" if close else "."
         raise AuditorError(f"{kind!r} is not a criterion{hint} Available: {', '.join(KINDS)}", slug=SLUG)
-    found = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
-    found, how = replace(found, limit=_number(limit, f"the limit of '{output}: {found.measure_text}'")), found.how
+    criterion = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
+    criterion, how = (
+        replace(criterion, limit=_number(limit, f"the limit of '{output}: {criterion.measure_text}'")),
+        criterion.how,
+    )
     if sign is not None and sign != how.sign:
         more = "higher" if how.sign == ">=" else "lower"
-        raise AuditorError(f"{more} values of {kind} are better: write '{found}'. It is: {how.says}"[:400], slug=SLUG)
-    if not how.least <= found.limit <= how.most or math.isinf(found.limit):
+        raise AuditorError(
+            f"{more} values of {kind} are better: write '{criterion}'. It is: {how.says}"[:400], slug=SLUG
+        )
+    if not how.least <= criterion.limit <= how.most or math.isinf(criterion.limit):
         within = f"from {how.least:g} to {how.most:g}" if math.isfinite(how.most) else "0 or more, and finite"
-        raise AuditorError(f"the limit of {kind} must be {within}, not {found.limit:g}", slug=SLUG)
-    return found
+        raise AuditorError(f"the limit of {kind} must be {within}, not {criterion.limit:g}", slug=SLUG)
+    return criterion
 
 
 def _number(value: Any, what: str) -> float:

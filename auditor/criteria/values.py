@@ -183,15 +183,12 @@ def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | Non
         if kind in ("kl", "nats", "top1", "topk") and reference.shape[dim] < 2:
             return f"{kind} compares the entries of dimension {dim}, and {name}, {shape}, has one there"
         if kind == "topk" and reference.shape[dim] < criterion.option("k", 1):
-            return (
-                f"{criterion.measure_text} needs more entries than dimension {dim} of {name} has: its shape is {shape}"
-            )
-    found = value(criterion, reference, reference)
-    if not how.holds(found, criterion.limit) and not (math.isnan(found) and criterion.function is None):
+            return f"{criterion.measure_text} needs more entries than dimension {dim} of {name} has: {shape}"
+    own_value = value(criterion, reference, reference)
+    if not how.holds(own_value, criterion.limit) and not (math.isnan(own_value) and criterion.function is None):
         return (
-            f"{criterion.measure_text} of {name} is {found:g} without any difference, which already "
-            f"violates {criterion.limit:g}"
+            f"{criterion.measure_text} of {name} is {own_value:g} for equal outputs, which violates {criterion.limit:g}"
         )
-    if math.isnan(found):
+    if math.isnan(own_value):
         return f"{criterion.measure_text} cannot be computed for {name}: its FP32 values are not finite there"
     return None

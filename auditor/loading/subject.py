@@ -95,7 +95,7 @@ def from_object(
             name or type(model).__name__,
             target,
             "example_inputs",
-            "the model given as an object",
+            "a live nn.Module",
             warnings=notes,
         )
 

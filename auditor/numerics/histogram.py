@@ -87,14 +87,14 @@ def merge_magnitudes(parts: Iterable[Magnitudes]) -> Magnitudes:
     return Magnitudes(largest, least, zeros, dict(sorted(exponents.items())), nonfinite, math.sqrt(square), rounding)
 
 
-def significant(found: Magnitudes) -> Magnitudes:
+def significant(histogram: Magnitudes) -> Magnitudes:
     """One tensor's histogram without entries that even FP32 loses next to its largest.
 
     Saturated outputs leave gradients of 1e-30 next to those of 1e-3: no format needs to represent the former.
     """
-    top = max(found.exponents, default=0)
-    kept = {e: n for e, n in found.exponents.items() if e >= top - SIGNIFICANT_BITS}
-    return replace(found, exponents=kept)
+    top = max(histogram.exponents, default=0)
+    kept = {e: n for e, n in histogram.exponents.items() if e >= top - SIGNIFICANT_BITS}
+    return replace(histogram, exponents=kept)
 
 
 def underflow_share(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
@@ -117,11 +117,11 @@ def _share(exponents: Mapping[int, int], within: Callable[[int], bool]) -> float
     return sum(n for e, n in exponents.items() if within(e)) / total if total else 0.0
 
 
-def largest_scale(found: Magnitudes, fmt: Format) -> float:
+def largest_scale(histogram: Magnitudes, fmt: Format) -> float:
     """The largest power of two that overflows no entry in `fmt`; inf if all are zero."""
-    if found.max_abs == 0:
+    if histogram.max_abs == 0:
         return math.inf
-    return 2.0 ** math.floor(math.log2(fmt.largest) - math.log2(found.max_abs))
+    return 2.0 ** math.floor(math.log2(fmt.largest) - math.log2(histogram.max_abs))
 
 
 @dataclass(frozen=True)

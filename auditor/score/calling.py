@@ -123,9 +123,9 @@ def number(value: Any, what: str) -> float:
         value = value.item()
     if not isinstance(value, bool | int | float):
         raise NoScore(f"{what} is {_describe(value)}: {ALLOWED}")
-    if not math.isfinite(found := float(value)):
-        raise NoScore(f"{what} is {found}: a score must be finite")
-    return found
+    if not math.isfinite(result := float(value)):
+        raise NoScore(f"{what} is {result}: a score must be finite")
+    return result
 
 
 def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tuple[tuple[float, ...], bool]:

@@ -60,9 +60,9 @@ def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossS
     )
 
 
-def _count_underflows(found: Magnitudes, shift: int) -> int:
+def _count_underflows(magnitudes: Magnitudes, shift: int) -> int:
     """The number of a module's gradients that underflow at the top of the window."""
-    return round(underflow_share(found.exponents, FP16, shift) * found.nonzero)
+    return round(underflow_share(magnitudes.exponents, FP16, shift) * magnitudes.nonzero)
 
 
 def scaler_code(init: float) -> str:

@@ -46,7 +46,7 @@ def test_gradients_that_are_finite_and_wrong_are_not_recommended(cancelling: tup
     assert training.errors["bf16"] == pytest.approx(1.0)
     assert all(plan.verified for plan in found.plans.values())  # the outputs are fine
     assert found.recommended is None  # the plan that is recommended is about the step too
-    assert "Train in FP32: the gradients of FP16 are" in found.recommendation
+    assert "Train in FP32: the gradients of FP16 have" in found.recommendation
     assert loop_code(found) is None
 
 
