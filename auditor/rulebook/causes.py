@@ -188,8 +188,8 @@ def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
 
 
 def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) -> str:
-    """The operation that computed the amplifier's inaccurate input, through moves, masks and shifts; itself if it has
-    two.
+    """The operation that computed the amplifier's inaccurate input, through moves, masks and shifts. With two
+    inaccurate inputs it is the amplifier.
 
     Of these the furthest upstream with a finding.
     """

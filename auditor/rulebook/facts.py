@@ -51,7 +51,7 @@ class NodeFacts:
     casts_up: bool = _fact("", "is itself a cast to float32 or more, or creates a tensor in it")
     casts_up_input: bool = _fact("", "one of its inputs is directly a cast to float32 or more, ignoring reshapes")
     low_where: str | None = _fact(
-        "", "strategies under which it computes low: under autocast, in a cast model, or in both"
+        "", "strategies under which it computes low: under autocast, with cast weights, or both"
     )
     autocast_off: bool = _fact("", "the user's code disabled autocast around it")
     autocast: str = _fact("", "what CUDA autocast does to it: lower, fp32, fp32_unless_dtype, promote, banned, none")

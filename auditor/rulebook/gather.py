@@ -141,9 +141,9 @@ def positions(capture: Capture) -> dict[str, set[str]]:
 
 
 WORDS = {
-    (True, True): "under autocast and in a cast model",
-    (True, False): "under autocast (not in a cast model)",
-    (False, True): "in a cast model (not under autocast)",
+    (True, True): "under autocast and with cast weights",
+    (True, False): "under autocast (not with cast weights)",
+    (False, True): "with cast weights (not under autocast)",
     (False, False): None,
 }
 

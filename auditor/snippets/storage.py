@@ -15,7 +15,7 @@ _CAST_NOTE = (
     "stated since its default differs between versions of torch.",
     "fully_shard leaves buffers alone. `lower_buffers` stores them as the plan does; the running statistics of a "
     "BatchNorm that trains lose their updates that way: keep such modules in FP32.",
-    "`blocks` are paths of modules to shard on their own besides, such as the layers of a transformer.",
+    "`blocks` are paths of further modules to shard separately, such as the layers of a transformer.",
 )
 
 _CAST = '''
@@ -60,7 +60,7 @@ _AUTOCAST_NOTE = (
     "An autocast plan needs its weights in FP32, and torch.autocast, inside the patched model, casts: the policy must "
     "cast nothing. Parameters are therefore gathered in FP32, which is twice the traffic; a plan of strategy cast, if the "
     "audit has one, gathers them in low precision (--plan cast_{format}).",
-    "patched_model.py lies beside plan.json. `blocks` are paths of modules to shard on their own besides the model.",
+    "patched_model.py lies beside plan.json. `blocks` are paths of further modules to shard separately.",
 )
 
 _AUTOCAST = '''
@@ -122,11 +122,12 @@ def _unshardable(audit: Audit, plan: Plan) -> str | None:
 
 
 _KEPT_NOTE = (
-    "transformers 5 or newer. Each entry is searched, as a regular expression, in the names of the checkpoint; what it "
-    "finds is stored in FP32, for dtype FP16 and BF16 alike. This is about storage only: nothing raises what enters an "
-    "FP32 module, and most layers refuse FP16 or BF16 inputs beside FP32 weights. patched_model.py, which the audit "
-    "wrote beside plan.json, does that; it also refuses the model if a weight was missed.",
-    "model_class is the class that was audited, not an Auto class: names start at it.",
+    "transformers 5 or newer. Each entry is a regular expression: weights with a matching "
+    "name are stored in FP32, for dtype FP16 and BF16 alike. This only affects storage, and "
+    "most layers refuse FP16 or BF16 inputs beside FP32 weights. patched_model.py, which the "
+    "audit wrote beside plan.json, converts the inputs; it also rejects the model if a "
+    "weight was missed.",
+    "model_class is the audited class, not an Auto class: weight names start at it.",
 )
 
 _LOAD = '''

@@ -7,8 +7,9 @@ from ..records import Audit, Plan
 from .offer import Tool, comment, dtype_text
 
 _PATCHED_NOTE = (
-    "patched_model.py lies beside plan.json. The patched model has autocast regions of its own: put no torch.autocast "
-    "around it. The loss is outside of them: compute it in FP32, from outputs raised with .float()."
+    "patched_model.py lies beside plan.json. The patched model has its own autocast regions: "
+    "put no torch.autocast around it. The loss is outside these regions: compute it in FP32, "
+    "from outputs converted with .float()."
 )
 _USUAL_SCALE = 65536.0
 _FP16_NOTE = (
