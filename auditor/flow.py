@@ -132,7 +132,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
 def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generating: Generating | None) -> GraphPlans:
     """The results of all low, and the plans with their scores, including exported programs if requested."""
     options = bench.options
-    with stages("baseline", ", ".join(f"plain {name}" for name in options.scope_strategies)):
+    with stages("baseline", ", ".join(f"{name} without a plan" for name in options.scope_strategies)):
         planner = Planner(bench)
         baselines = planner.baselines()
         today = today_of(bench)

@@ -114,7 +114,7 @@ class Table:
 
 
 def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
-    """Build the table for a plan in a format. graph: the exported graph with recorded shapes."""
+    """The solver's table of operations and values, for a format. graph: the exported graph with recorded shapes."""
     costs, captured, asked = costs_of(graph), align_nodes(graph, bench.capture.first), bench.options
     returned, share = graph.output_node().all_input_nodes, FUSED if asked.objective == "time" else TIE
     operations, values, makers = dict[str, GraphOperation](), dict[str, Value](), dict[Any, str]()

@@ -257,7 +257,7 @@ def snippets(audit: Audit) -> tuple[Code, ...]:
     others = (name for name, other in audit.plans.items() if name != plan.name and other.program is None)
     chosen = f"name = {next(others, plan.name)!r}\nmodel = auditor.apply(model, plan, name)\n"
     return (
-        Code("Build the model patched", f"import patched_model\n\n{about}model = patched_model.build()\n"),
+        Code("Build the patched model", f"import patched_model\n\n{about}model = patched_model.build()\n"),
         Code("Patch a model you already have", "import patched_model\n\nmodel = patched_model.apply(model)\n"),
         Code("Choose another plan", f'import auditor\n\nplan = auditor.load_plan("plan.json")\n{chosen}'),
     )
