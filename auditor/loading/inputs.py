@@ -179,7 +179,7 @@ def _one_call(value: Any, source: str) -> Batch:
         case tuple() | list():
             return tuple(value), {}
     what = "nothing" if value is None else f"a {type(value).__name__}"
-    raise LoadError(f"{source} returned {what}: {FORMS}", slug="bad-inputs")
+    raise LoadError(f"got {what} from {source}: {FORMS}", slug="bad-inputs")
 
 
 def reject_iterators(arguments: Any, source: str) -> None:
