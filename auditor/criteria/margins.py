@@ -1,4 +1,4 @@
-"""Decisions: how far their two candidates are apart, and how many flip where an error of a given size comes on top."""
+"""Margins of decisions: the gap between the two best candidates, and how many flip under an error of a given size."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from .criterion import Criterion
 from .values import rows
 
 BISECTIONS = 40
-"""Halvings of the interval, in powers of two, that the allowed change of the margins is sought in."""
+"""Number of bisections, over powers of two, to determine the allowed change of the margins."""
 
 
 @dataclass(frozen=True)
 class Margins:
-    """The decisions of one output: the largest entry of a row, the k-th against the next, or an entry against a threshold.
+    """The decisions of one output: the largest entry of a row, the k-th against the next, or an entry against a
+    threshold.
 
-    first, second: [decisions], where the candidates lie among the output's entries; no second: the threshold. signs: which
-    candidate is larger. size: what they are apart, float64. lost: share of all that flips where one decision of each does.
-    limit: share of flips that the criterion allows.
+    first, second: [decisions], indices of both candidates; no second: the threshold. signs: which candidate is larger.
+    size: the margin, float64. lost: share of flips if every decision flipped. limit: the share that the criterion
+    allows.
     """
 
     first: torch.Tensor
@@ -34,12 +35,12 @@ class Margins:
     limit: float
 
     def flips(self, change: float) -> float:
-        """Share of flips where every margin changes by a normal error of this standard deviation."""
+        """Expected share of flips where every margin changes by a normal error with this standard deviation."""
         return self.lost * float(torch.special.ndtr(-self.size / change).mean()) if change > 0 else 0.0
 
     @cached_property
-    def allowed(self) -> float:
-        """The change of the margins at which as many flip as the limit allows."""
+    def allowed_change(self) -> float:
+        """The standard deviation at which the expected share of flips equals the limit."""
         low, high = -64.0, 64.0
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
@@ -47,11 +48,11 @@ class Margins:
         return float(2.0**low)
 
     def change(self, reference: torch.Tensor, candidate: torch.Tensor) -> float:
-        """Root mean square of what the margins differ by.
+        """Root mean square of the differences between the margins of both runs.
 
-        Where all entries of the candidate lie on a half format's grid, two that would be less than its spacing h apart are
-        often equal, and half of those flips: as an error uniform in [-h, h], whose variance h^2 / 3 is h^2 / 6 more than
-        that of two roundings.
+        Where the candidate lies on a half format's grid, two entries closer than its spacing h are often equal, and
+        half of those flip. That acts as an error uniform in [-h, h], whose variance h^2 / 3 is h^2 / 6 more than that
+        of two roundings.
         """
         ours, theirs = (self._candidates(x) for x in (reference, candidate))
         square = (theirs[0] - theirs[1] - ours[0] + ours[1]).square().mean()
@@ -63,7 +64,7 @@ class Margins:
         return float(square.sqrt())
 
     def _candidates(self, x: torch.Tensor) -> torch.Tensor:
-        """Both candidates of every decision, float64 [2, decisions]; zero in the threshold's place."""
+        """Both candidates of every decision, float64 [2, decisions]; zero in place of the threshold."""
         entries = x.detach().flatten()
         first = entries[self.first].double()
         return torch.stack(
@@ -71,14 +72,14 @@ class Margins:
         )
 
     def share(self, reference: torch.Tensor, candidate: torch.Tensor) -> float:
-        """The change of the margins beside the one that is allowed."""
-        return self.change(reference, candidate) / self.allowed
+        """The change of the margins divided by the allowed change."""
+        return self.change(reference, candidate) / self.allowed_change
 
 
 def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion counts, where it allows some to flip; None for other kinds, and where none can.
+    """The decisions that a criterion counts, where its limit allows some to flip; None for other measures.
 
-    Decisions between entries that are equal, or not finite, are left out: they count as never flipped.
+    Decisions between equal or non-finite entries are left out: they count as never flipped.
     """
     kinds = ("top1", "topk", "flips")
     numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
@@ -107,5 +108,5 @@ def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
 
 
 def _is_on_grid(x: torch.Tensor, dtype: torch.dtype | None) -> bool:
-    """Whether a format holds every entry."""
+    """Whether every entry is exactly representable in a format."""
     return dtype is not None and bool((x.to(dtype).to(x.dtype) == x).all())

@@ -1,4 +1,4 @@
-"""The key-value cache in fewer bits: what a model keeps of a text between two steps, rounded as it is stored."""
+"""Rounds a key-value cache after each step of decoding, as if it was stored in fewer bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORED: dict[str, int] = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1, "int8": 1}
 
 
 def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors that one step hands to the next: keys and values of each layer, or the state of a step function."""
+    """The floating-point tensors that one step passes to the next: keys and values of each layer, or the state of a step function."""
     if isinstance(state, torch.Tensor):
         yield from [state] * state.is_floating_point()
     elif isinstance(state, dict):
@@ -31,10 +31,9 @@ def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
 
 
 class CacheRounding:
-    """Rounds what is in a cache after each step, in place.
+    """Rounds all tensors of a cache after each step, in place.
 
-    Scales are set by the prompt, each by its tensor's largest entry: a later entry beyond that saturates, and one that was
-    rounded before is rounded to itself. sizes: entries of one text after each step. saturated: the share of all entries.
+    The prompt sets the scales, each by the largest entry of its tensor. Later entries beyond the scale saturate. sizes: entries of one text after each step. saturated: the share of all entries.
     """
 
     def __init__(self, stored: str, texts: int) -> None:
@@ -65,7 +64,7 @@ class CacheRounding:
         return self._beyond / max(self._entries, 1)
 
     def bytes_of(self, first: int) -> tuple[float, float]:
-        """(bytes that a text takes however long it is, bytes for each of its tokens). first: tokens of the prompt."""
+        """Bytes of a text that do not depend on its length, and bytes per token. first: tokens of the prompt."""
         steps = len(self.sizes) - 1
         each = (self.sizes[-1] - self.sizes[0]) / steps if steps else self.sizes[0] / max(first, 1)
         width = STORED[self.stored]

@@ -1,4 +1,4 @@
-"""Remedies for weights stored in BF16 or FP16. Each function is applied by the rehearsal, and is the code that a report gives to paste."""
+"""Remedies for weights in BF16 or FP16: the rehearsal applies each function; reports print its code to paste."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fp32_updates(optimizer: Any, rounding: str) -> None:
 
 
 def fp32_accumulation(optimizer: Any) -> None:
-    """Gradients of several backward passes are summed in FP32. `zero_grad` has to set them to None, as it does by default."""
+    """Gradients of several backward passes are summed in FP32. `zero_grad` must set them to None, its default."""
     sums: dict[Any, Any] = {}
 
     def hook_of(p: Any) -> Callable[[Any], None]:

@@ -51,33 +51,33 @@ CAPABILITIES = {
 BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
-    "cli": (1440, "settings"),
-    "criteria": (1120, "criteria"),
+    "cli": (1450, "settings"),
+    "criteria": (1140, "criteria"),
     "document": (900, "document"),
     "execution": (1260, "execution"),
-    "fleet": (430, "fleet"),
+    "fleet": (440, "fleet"),
     "generation": (900, "generation"),
-    "graphs": (1150, "graphs"),
+    "graphs": (1160, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1940, "loading"),
+    "loading": (1960, "loading"),
     "loose files": (990, "flow"),
     "measure": (2330, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2600, "plan"),
-    "progress": (300, "telling"),
+    "progress": (310, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1330, "rehearsal"),
-    "report": (3250, "report"),
+    "report": (3280, "report"),
     "rulebook": (2400, "rules"),
-    "score": (340, "criteria"),
+    "score": (360, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
     "verify": (900, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33660, 215, 24
+LINES, FILES, ROOMS = 33830, 215, 24
 """Of all of them."""
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.generation.compare import Continued, Decoding, expected_flips, figures
+from auditor.generation.compare import Decoding, ReferenceTokens, expected_flips, figures
 from auditor.generation.decode import Prompts, prompts_of
 
 transformers = pytest.importorskip("transformers")
@@ -70,7 +70,7 @@ class Rereading(Steps):
 
 def tokens_of(
     model: nn.Module, given: dict[str, Tensor] | tuple[Tensor, ...], folder: Path, steps: int = 10
-) -> Continued:
+) -> ReferenceTokens:
     batch = ((), given) if isinstance(given, dict) else (given, {})
     return Decoding(steps, 0.0, 0).reference(model, prompts_of(model, batch), folder / "logits.pt", nullcontext)
 
@@ -126,7 +126,7 @@ class Plain(nn.Module):
     [
         (Plain, (torch.ones(2, 4),), "no step"),
         (llama, {"input_ids": IDS[:, :1]}, "fewer than 2 tokens"),
-        (Steps, (torch.ones(2, dtype=torch.long),), "hold no prompts"),
+        (Steps, (torch.ones(2, dtype=torch.long),), "contain no prompts"),
     ],
 )
 def test_what_cannot_be_continued_is_said_in_one_line(make, given, said) -> None:
@@ -149,7 +149,7 @@ def test_figures_by_hand() -> None:
     counts = torch.tensor([[True] * 4, [True, True, False, False]])
     ids = torch.ones(2, 3, dtype=torch.long)
     margins = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 9.0, 9.0]])
-    batch = Continued(Prompts("step", ids, ids), torch.zeros(2, 4, dtype=torch.long), margins, counts, Path())
+    batch = ReferenceTokens(Prompts("step", ids, ids), torch.zeros(2, 4, dtype=torch.long), margins, counts, Path())
     found = figures([batch], {"cached": [rows], "one_pass": [rows]})
     assert found.kl == pytest.approx((1 + 2 + 3 + 4 + 10 + 20) / 6)
     assert found.kl_most == 20.0
@@ -278,5 +278,5 @@ def test_the_command_takes_text_and_verifies_in_a_fresh_process(tmp_path: Path) 
     found = plan["plans"]["autocast_bf16"]["generated"]
     assert found["failure"] is None
     assert found["kl"] > 0
-    assert "2 prompts continued by 16 tokens each" in done.stdout
+    assert "FP32 continued 2 prompts by 16 tokens each" in done.stdout
     assert "Divergence by position" in (tmp_path / "found" / "report.html").read_text()
