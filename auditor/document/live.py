@@ -67,7 +67,7 @@ def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], st
     audit, chosen = select(file, name)
     assert audit is not None
     plans = {
-        key: replace(plan, measured_error=None, verified=False, verification=None)
+        key: replace(plan, verification=None)
         for key, plan in audit.plans.items()
         if runs(plan.format) and plan.strategy not in GRAPHS
     }

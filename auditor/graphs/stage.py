@@ -28,7 +28,7 @@ from ..plan.modules import VISITS
 from ..plan.nonfinite import of_replay
 from ..plan.scores import InFp32
 from ..plan.search import MARGIN, RUNS, Space, choose, verified
-from ..plan.verified import answered
+from ..plan.verified import run_artefacts
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..stages import tick
@@ -111,7 +111,7 @@ def _planned(trial: Trial, score: InFp32 | None) -> Planned:
             plan = _plan(name, trial, spaces[name].table, low, file)
             plans[name] = replace(plan, predicted_error=choice.predicted_error, memory=memory_needed(module))
         tick("running the programs")
-        return answered(bench, plans, files)
+        return run_artefacts(bench, plans, files)
 
     plans = verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
     return Planned(score.under(plans, bench, files) if score else plans, baselines, files)
@@ -128,7 +128,7 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
         except OperationRefused as refused:
             name = refused.name
             if name not in low:
-                return table, Verification(None, False, failure=first_line(refused.said))
+                return table, Verification(None, failure=first_line(refused.said))
             if name in table.may_be_low():
                 kept = f"it does not run low: {refused}"[:200]
                 operation = replace(table.operations[name], kind="refused", kept=kept)

@@ -20,8 +20,8 @@ from .workbench import Workbench
 def of_replay(bench: Workbench, error: float, policy: Policy) -> Verification:
     """What a replay of the recorded graph came to, where it stands for a run of the model."""
     if math.isfinite(error):
-        return Verification(error, True)
-    return Verification(None, False, nonfinite=located(bench, policy))
+        return Verification(error, error <= bench.max_error)
+    return Verification(None, nonfinite=located(bench, policy))
 
 
 def located(bench: Workbench, policy: Policy) -> NonFinite | None:

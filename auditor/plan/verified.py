@@ -51,15 +51,17 @@ def verify(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
     result = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
     if run:
         tick("running the patched model")
-        result |= answered(bench, run)
+        result |= run_artefacts(bench, run)
     return {name: result[name] for name in plans}
 
 
-def answered(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None) -> dict[str, Plan]:
+def run_artefacts(
+    bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None
+) -> dict[str, Plan]:
     """The plans with what their artefacts answer on the inputs that plans are judged on. files: see Workbench.ask."""
     expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
     given = bench.ask(plans, Runs.answers, files)
-    return {name: judged(bench, plan, expected, given[name]) for name, plan in plans.items()}
+    return {name: judge_answers(bench, plan, expected, given[name]) for name, plan in plans.items()}
 
 
 def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
@@ -74,62 +76,56 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     return _failed(bench, plan, f"{why}; replaying the recorded graph with every value rounded {error}")
 
 
-def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
+def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
     """The plan with what its artefact answered, held against what FP32 answers; or with why it did not answer."""
     if isinstance(answer, str):
         if bench.options.native and said_no_memory(answer):
             raise torch.OutOfMemoryError(answer)  # which says nothing of the plan
         return _failed(bench, plan, answer)
-    pairs = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
-    graded = None
+    distance, noise = bench.yardstick.distance, bench.noise.found
+    pairs, graded = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)], list[Pair]()
     if expected.graded is not None and answer.graded is not None:
-        graded = on_cpu(expected.graded), answer.graded
+        graded = [(on_cpu(expected.graded), answer.graded)]
     try:
-        result = worst_of([bench.yardstick.distance(r, c) for r, c in pairs])
-        enabled = bench.yardstick.distance(*graded) if graded else None
-    except MeasureError as error:
-        return _failed(bench, plan, str(error))
-    if graded and (otherwise := _mode_matters(plan, pairs[0], graded, bench.noise.found.joint)):
+        error, enabled = (worst_of([distance(*pair) for pair in some]) for some in (pairs, graded))
+    except MeasureError as refused:
+        return _failed(bench, plan, str(refused))
+    if graded and (otherwise := _mode_matters(plan, pairs[0], graded[0], noise.joint)):
         return _failed(bench, plan, otherwise)
-    is_finite = math.isfinite(result) and (enabled is None or math.isfinite(enabled))
-    noise, plain = bench.noise.found, bench.yardstick.distance is output_error
+    worst = finite(worst_of([error, enabled]))
     ran = _verification(
         bench,
         pairs,
         graded,
         plan.predicted_error,
-        measured_error=result if is_finite else None,
-        joint=None if plain else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
+        measured_error=None if worst is None else error,
+        joint=None if distance is output_error else finite(worst_of([output_error(*pair) for pair in pairs])),
         apart=apart(pairs),
-        finite=is_finite,
-        with_gradients=enabled if is_finite else None,
+        with_gradients=enabled if graded and worst is not None else None,
         noise=noise.error,
         floor=noise.floor if noise.floor > bench.yardstick.budget else 0.0,
         ungraded=bench.noise.graded if isinstance(bench.noise.graded, str) else None,
-        nonfinite=None if is_finite or plan.program else located(bench, bench.policy(plan)),
+        nonfinite=None if worst is not None or plan.program else located(bench, bench.policy(plan)),
     )
-    holds = is_finite and max(result, enabled or 0.0) <= bench.max_error
-    verified = holds and all(one.holds for one in ran.criteria)
-    return replace(plan, measured_error=ran.measured_error, verified=verified, verification=ran)
+    holds = worst is not None and worst <= bench.max_error and all(one.holds for one in ran.criteria)
+    return replace(plan, verification=replace(ran, holds=holds))
 
 
 def _verification(
-    bench: Workbench, pairs: Sequence[Pair], graded: Pair | None, predicted: float, **said: Any
+    bench: Workbench, pairs: Sequence[Pair], graded: Sequence[Pair], predicted: float, **said: Any
 ) -> Verification:
     """What a run came to, with the user's criteria: the worst run's without gradients; held where they also are with them."""
     distance = bench.yardstick.distance
-    others = [graded] if graded else []
-    criteria = distance.values(pairs, others, predicted) if isinstance(distance, Criteria) else ()
+    criteria = distance.values(pairs, graded, predicted) if isinstance(distance, Criteria) else ()
     inputs, execution = "held-out" if bench.subject.held_out else "audited", bench.options.native
     return Verification(inputs=inputs, execution="native" if execution else "emulated", criteria=criteria, **said)
 
 
 def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
-    ran = _verification(bench, (), None, math.nan, measured_error=None, finite=False, failure=failure)
-    return replace(plan, measured_error=None, verified=False, verification=ran)
+    return replace(plan, verification=_verification(bench, (), (), math.nan, measured_error=None, failure=failure))
 
 
-def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) -> str | None:
+def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float) -> str | None:
     """What to say of a patched model that is further off with gradients enabled than rounding, and FP32's noise, explains.
 
     Two runs of one plan that round differently are each as far from FP32 as the other, give or take a unit of the format.
@@ -140,17 +136,17 @@ def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) 
     return f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
 
 
-def finite(error: float) -> tuple[float | None, bool]:
-    """What is kept of an error, and whether it is finite."""
-    return (error, True) if math.isfinite(error) else (None, False)
+def finite(error: float) -> float | None:
+    """What is kept of an error: None where it is not finite."""
+    return error if math.isfinite(error) else None
 
 
 def is_outdone(plan: Plan, baseline: Verification) -> bool:
     """Whether the model is closer to FP32 without the plan, by more than FP32's noise. With everything low the two are one."""
-    if plan.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
+    ran = plan.verification
+    if ran is None or ran.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
         return False
-    noise = FLOOR * (plan.verification.noise or 0.0) if plan.verification else 0.0
-    return plan.measured_error > baseline.measured_error + noise
+    return ran.measured_error > baseline.measured_error + FLOOR * (ran.noise or 0.0)
 
 
 def today_of(bench: Workbench) -> Today | None:
@@ -166,8 +162,8 @@ def today_of(bench: Workbench) -> Today | None:
         worst = worst_of([bench.yardstick.distance(*pair) for pair in pairs])
     except Exception as error:
         let_through(error)
-        return Today(allowed, None, False, failure_of(error))
-    return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, *finite(worst))
+        return Today(allowed, None, failure_of(error))
+    return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, finite(worst))
 
 
 WAYS = ("eager", "compiled", "cuda_graph")

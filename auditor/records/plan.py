@@ -32,9 +32,13 @@ class Today:
     """FP32 as the user's own flags have it, held against FP32 in IEEE arithmetic."""
 
     computed_in: Annotated[tuple[str, ...], FileField("what those flags let FP32 be computed in: `tf32`, `bf16`")]
-    measured_error: Annotated[float | None, FileField("against IEEE FP32, worst batch; `null`: not finite")]
-    finite: Annotated[bool, FileField("whether the outputs were")]
+    measured_error: Annotated[float | None, FileField("against IEEE FP32, worst batch; `null`: not finite or failed")]
     failure: Annotated[str | None, FileField("why it did not run")] = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether it ran, and the outputs were finite."""
+        return self.measured_error is not None
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ class Verification:
     """The emitted artefact, or the model with everything low, run for real: batches without gradients, the first with them."""
 
     measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: not finite or failed")]
-    finite: Annotated[bool, FileField("whether the outputs were")]
+    holds: Annotated[bool, FileField("whether the errors are within the budget, and every criterion holds")] = False
     inputs: Annotated[str, FileField("`held-out`: inputs no plan was made from", choices=("held-out", "audited"))] = (
         "audited"
     )
@@ -191,6 +195,11 @@ class Verification:
     noise: Annotated[float | None, FileField("how far apart runs in FP32 were; errors are no better known")] = None
     floor: Annotated[float, FileField("error up to which it holds all the same: three times `noise`, or 0")] = 0.0
     nonfinite: Annotated[NonFinite | None, FileField("its first operation that is not finite; `null`: none is")] = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether it ran, and the outputs were finite."""
+        return self.measured_error is not None
 
 
 @dataclass(frozen=True)
@@ -259,10 +268,6 @@ class Plan:
     predicted_error: Annotated[float, FileField("before anything was run: all roundings, in quadrature")] = math.nan
     low_precision_flops: Annotated[float, FileField("share of the FLOPs that run low", least=0, most=1)] = math.nan
     predicted_speedup: Annotated[float, FileField("over FP32, see [costs](method.md#what-a-choice-costs)")] = math.nan
-    measured_error: Annotated[float | None, FileField("of the artefact, worst batch; `null`: not finite or failed")] = (
-        None
-    )
-    verified: Annotated[bool, FileField("the patched model was run, and is within the budget")] = False
     verification: Annotated[Verification | None, FileField("run of the patched model; `null`: not run")] = None
     note: Annotated[str, MeasurementField("what is to be said of it beside, in words")] = ""
     reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations do not run low")] = ()
@@ -287,6 +292,16 @@ class Plan:
 
     timed: Annotated[Timed | None, FileField("time and memory of one forward of the patched model")] = None
     generated: Annotated[Generated | None, FileField("tokens that it decodes; `null`: none were asked for")] = None
+
+    @property
+    def measured_error(self) -> float | None:
+        """Of its artefact, worst batch; None where it was not run, failed, or is not finite."""
+        return self.verification.measured_error if self.verification else None
+
+    @property
+    def verified(self) -> bool:
+        """Whether its artefact was run, and is within the budget."""
+        return self.verification is not None and self.verification.holds
 
     @property
     def holds(self) -> bool:

@@ -21,7 +21,7 @@ def document(plans: dict[str, Scopes], recommended: str | None, model: nn.Module
     """What plan.json holds, as far as a snippet reads it; all plans verified. Names are `strategy_format`."""
     named = {"tied_parameters": named_parameters, "shared_modules": named_modules} if model is not None else {}
     groups = {key: list(map(list, under_several_names(of(model)))) for key, of in named.items()}
-    of = {"measured_error": 0.004, "verified": True}
+    of = {"verification": {"measured_error": 0.004, "holds": True}}
     made = {
         name: {"strategy": name.partition("_")[0], "format": name.partition("_")[2], "scopes": scopes, **of}
         for name, scopes in plans.items()

@@ -49,7 +49,7 @@ def document() -> dict:
     islands = {"": choice("bf16"), HOSTILE: choice("fp32", "NRM001", HOSTILE)}
     plans = {
         "autocast_bf16": {"strategy": "autocast", "format": "bf16", "scopes": islands, "predicted_error": 0.001},
-        "cast_fp16": {"strategy": "cast", "format": "fp16", "scopes": {"": choice("fp16")}, "verified": True},
+        "cast_fp16": {"strategy": "cast", "format": "fp16", "scopes": {"": choice("fp16")}},
     }
     return documents.document(plans, "autocast_bf16", parameters=26)
 

@@ -121,7 +121,9 @@ def bench() -> Any:
         finding("ACT003", mul.name, formats=("bf16",)),
     ]
     subject = SimpleNamespace(model=model, batches=batches)
-    return SimpleNamespace(capture=capture, subject=subject, checks=batches, usable=list, findings=findings)
+    return SimpleNamespace(
+        capture=capture, subject=subject, checks=batches, usable=list, findings=findings, max_error=0.2
+    )
 
 
 def all_low(bench, fmt, precision=""):

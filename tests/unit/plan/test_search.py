@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.plan.mincut import Candidate
 from auditor.plan.search import MARGIN, ROUNDS, RUNS, Space, choose, verified
-from auditor.records import Plan, ScopeChoice, Verdict
+from auditor.records import Plan, ScopeChoice, Verdict, Verification
 from tests.support.planning import Foretold
 from tests.support.problems import drawn, must_stay_fp32
 
@@ -96,7 +96,9 @@ def test_what_its_artefact_does_not_bear_out_is_made_for_less_error() -> None:
         return {name: choose(space, limit) for name, limit in wanted.items()}
 
     def verify(made: Mapping[str, Candidate]) -> dict[str, Plan]:
-        return {name: replace(PLAN, measured_error=3 * point.predicted_error) for name, point in made.items()}
+        return {
+            name: replace(PLAN, verification=Verification(3 * point.predicted_error)) for name, point in made.items()
+        }
 
     def holds(name: str, plan: Plan) -> bool:
         return plan.measured_error is not None and plan.measured_error <= 0.5

@@ -251,8 +251,6 @@ def _plan(strategy: str, fmt: str, island: str | None, measured: float | None) -
         predicted,
         0.93 if island else 0.981,
         1.87,
-        measured,
-        finite,
         Verification(
             measured, finite, "held-out", "emulated", None if finite else "RuntimeError: expected scalar type"
         ),
