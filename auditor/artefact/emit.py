@@ -34,8 +34,8 @@ _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched 
 Needs torch and the model's own source; safetensors, where its weights are in that format. Names of layers are data.
 
 Reading PLANS: a scope is a module; what lies inside it has its precision unless it is listed itself. `because` has the
-codes of the rules that fired and what was measured; `cost` is the predicted time that its own operations would save if
-they ran low. `keep` names functions of torch that stay FP32 in a low scope and in the modules in it, however they are
+codes of the rules that fired and what was measured; `cost` is the predicted time that it would save if it alone ran
+low. `keep` names functions of torch that stay FP32 in a low scope and in the modules in it, however they are
 called ("pow": torch.pow, x.pow, x ** 2), unless in place. Products of what they give run low again. Errors are relative
 to FP32.
 """
@@ -175,7 +175,8 @@ def _table(plan: Plan) -> dict[str, Any]:
     """What a reader wants to know of a plan, and what applying it takes."""
     keys = ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup")
     raised = {} if plan.raised == "none" else {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
-    scopes = {path: _scope(choice) for path, choice in plan.scopes.items()}
+    saves = {path: reason.saves for reason in plan.reasons for path in reason.modules}
+    scopes = {path: _scope(choice, saves.get(path)) for path, choice in plan.scopes.items()}
     return {**{key: _readable(getattr(plan, key)) for key in keys}, **raised, "scopes": scopes}
 
 
@@ -186,15 +187,15 @@ def _readable(value: Any) -> Any:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-def _scope(choice: ScopeChoice) -> dict[str, Any]:
+def _scope(choice: ScopeChoice, saves: float | None) -> dict[str, Any]:
     """What a reader wants to know of one scope; what is as everywhere is left out."""
     entry: dict[str, Any] = {"precision": choice.precision}
     if choice.keep:
         entry["keep"] = list(choice.keep)
     if choice.because:
         entry["because"] = list(choice.because)
-    if choice.cost is not None and math.isfinite(choice.cost):
-        entry["cost"] = f"{max(choice.cost, 0):.1%} of the predicted time"
+    if saves is not None:
+        entry["cost"] = f"{saves:.1%} of the predicted time"
     if choice.output != "cast":
         entry["output"] = choice.output
     return entry

@@ -133,17 +133,10 @@ def _unfit(problem: Problem) -> str:
 
 def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
-    prices = problem.energy.scopes
-
-    def saved(path: str) -> float:
-        low, high, _ = prices.get(path, (0.0, 0.0, 0.0))
-        return (high - low) / chosen.cost if chosen.cost else 0.0
-
     return {
         path: ScopeChoice(
             boundary.precision,
             output="keep" if boundary.keeps else "cast",
-            cost=saved(path) if boundary.precision == "fp32" else None,
             keep=tuple(sorted(boundary.keep)),
         )
         for path, boundary in problem.running(choice_keeping(chosen.high, problem.format)).wrapped.items()

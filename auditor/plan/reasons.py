@@ -12,7 +12,7 @@ from ..execution.policy import Policy, choice_from_scopes, choice_keeping
 from ..execution.resolve import Resolution, is_low
 from ..numerics.formats import label
 from ..numerics.operations import operation
-from ..paths import function_in, module_of, of_function
+from ..paths import function_in, module_of
 from ..records import Finding, Node, Plan, Reason
 from .mincut import Candidate
 from .modules import Modules, as_candidate, evaluate
@@ -23,18 +23,11 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 """{objective: what a plan saves}."""
 
 
-def _by_saving(problem: Problem, chosen: Candidate) -> list[str]:
-    """What a choice keeps in FP32, what saves most first."""
-    return sorted(_kept(problem, chosen), key=lambda owner: (-problem.energy.saving(owner), owner))
-
-
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
     """The choice with what gains low as well, one module after the other, as long as replays stay within the limit."""
     problem = space.problem
-    for owner in _by_saving(problem, chosen):
-        if space.left <= 0:
-            break
-        if owner == module_of(owner):
+    for owner in sorted(_kept(problem, chosen), key=lambda owner: (-problem.energy.saving(owner), owner)):
+        if owner == module_of(owner) and space.left > 0:
             point = _lowered(problem, chosen, [owner])
             gains = point.feasible and point.price < (1 - WORTH) * chosen.price
             if gains and space.may_hold(chosen, point, limit) and space.holds(point, limit):
@@ -45,88 +38,76 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
 def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
     """The plan with one reason for every module and operation that it does not run low, and the least that has to stay."""
     problem, chosen = space.problem, as_candidate(space.problem, choice_from_scopes(plan.scopes))
-    alone = {owner: _lowered(problem, chosen, [owner]) for owner in _by_saving(problem, chosen)}
-    told = {owner: _forbidden(problem, point, chosen, owner) for owner, point in alone.items()}
-    idle = {owner: low for owner, low in alone.items() if told[owner] is None and low.price >= chosen.price}
+    alone = {owner: _lowered(problem, chosen, [owner]) for owner in _kept(problem, chosen)}
+    forbidden = {owner: _forbidden(problem, point, chosen, owner) for owner, point in alone.items()}
+    idle = {owner: point for owner, point in alone.items() if not forbidden[owner] and point.price >= chosen.price}
     low = _lowered(problem, chosen, idle)
     harmless = low == chosen or (space.may_hold(chosen, low, space.budget) and space.holds(low, space.budget))
-    shown = [each for each in idle.values() if each.predicted_error > chosen.predicted_error]
+    shown = [point for point in idle.values() if point.predicted_error > chosen.predicted_error]
     if shown and not harmless:  # one run says whether any of it holds by itself
-        space.holds(min(shown, key=lambda low: low.predicted_error), space.budget)
-    most = max((_saved(chosen, each) for each in idle.values()), default=0.0)
-    modules = together(
-        replace(told[owner] or _reason(space, chosen, alone[owner], most, harmless), modules=(owner,))
-        for owner in _kept(problem, chosen)
-    )
+        space.holds(min(shown, key=lambda point: point.predicted_error), space.budget)
+    saves = {owner: max(1 - point.cost / chosen.cost, 0.0) if chosen.cost else 0.0 for owner, point in alone.items()}
+    most = max((saves[owner] for owner in idle), default=0.0)
+
+    def reason(owner: str) -> Reason:
+        why = forbidden[owner] or _reason(space, chosen, alone[owner], saves[owner], most, harmless)
+        return replace(why, modules=(owner,), saves=saves[owner])
+
+    modules = together(map(reason, alone))
     scopes = {
         path: replace(choice, because=_codes_and_words(problem, path, modules, findings))
         if choice.precision == "fp32" or choice.keep
         else choice
         for path, choice in plan.scopes.items()
     }
+    kept = _kept(problem, low if harmless else chosen)
+    least = dict.fromkeys(module_of(owner) for owner in kept if _without_operations(problem, owner) is None)
     reasons = (*_of_operations(problem, modules), *operation_reasons(problem, chosen))
-    return replace(
-        plan, scopes=scopes, reasons=reasons, least=kept_in(problem, low if harmless else chosen) if modules else ()
-    )
+    return replace(plan, scopes=scopes, reasons=reasons, least=tuple(least))
 
 
-def _saved(chosen: Candidate, low: Candidate) -> float:
-    """Share of what a choice costs that another saves."""
-    return (chosen.cost - low.cost) / chosen.cost if chosen.cost else 0.0
-
-
-def _reason(space: Modules, chosen: Candidate, low: Candidate, most: float, harmless: bool) -> Reason:
+def _reason(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
     """Why what could be low is not, from the log of replays where it is there. most: what of all that gains nothing saves most;
     harmless: whether the budget holds with all that low."""
-    before, budget, objective, gains = (
-        space.before(chosen),
-        space.budget,
-        space.problem.objective,
-        low.price < chosen.price,
-    )
+    before, budget, objective = space.before(chosen), space.budget, space.problem.objective
+    gains = low.price < chosen.price
     held = harmless and not gains  # in a replay with more than this low
     ran = not held and space.key(low) in space.log
     after = space.error(low) if ran else space.after(chosen, low)
-    adds, saves = after - before if math.isfinite(after) else None, max(_saved(chosen, low), 0.0)
     if gains or not (held or after <= budget):
         kind = "margin" if after <= budget else "budget"
-        words = added(before, after, budget, MARGIN, saves, objective, ran)
+        words = added(before, after, budget, saves, objective, ran)
     else:
-        kind, words = "no-gain", no_gain(most if saves else 0.0, objective, alone=not held)
-    return Reason(kind, words, adds=adds, left=max(budget - before, 0.0), saves=saves, ran=ran)
+        short = ", below the threshold for one more change of precision" if saves else ""
+        kind = "no-gain"
+        words = f"lowering it{'' if held else ' alone'} {gained(most if saves else 0.0, objective)}{short}"
+    return Reason(
+        kind, words, adds=after - before if math.isfinite(after) else None, left=max(budget - before, 0.0), ran=ran
+    )
 
 
 def _codes_and_words(
     problem: Problem, path: str, reasons: Sequence[Reason], findings: Sequence[Finding]
 ) -> tuple[str, ...]:
     """Rules that fired on the scope's unsafe and sensitive nodes that are kept, then the reasons of what is."""
-    said = [
-        (of_function(each), reason.words) for reason in reasons for each in reason.modules if module_of(each) == path
-    ]
-    functions = {function_in(*found) for found, _ in said if found is not None}
-    own = (node.name for node in problem.operations_of.get(path, ()))
+    said = {each: reason.words for reason in reasons for each in reason.modules if module_of(each) == path}
+    functions = said.keys() - {path}
+    own = [node.name for node in problem.operations_of.get(path, ())]
     kept = {name for name in own if not functions or problem.variable(name) in functions}
     marked = {name for name in kept if problem.verdicts[name].verdict != "safe"}
     codes = sorted({f.rule for f in findings if f.node in marked and problem.format in f.formats})
-    return (*codes, *(words if found is None else f"{found[1]}: {words}" for found, words in said))
+    words = (words if each == path else f"{each.removeprefix(f'{path}..')}: {words}" for each, words in said.items())
+    return (*codes, *words)
 
 
 def _of_operations(problem: Problem, reasons: Sequence[Reason]) -> Iterator[Reason]:
     """The reasons of kept functions as those of their operations."""
+    nodes, twins = problem.capture.nodes, problem.capture.twins
     for reason in reasons:
-        modules = tuple(path for path in reason.modules if path == module_of(path))
-        if modules:
-            yield replace(reason, modules=modules)
-        if functions := set(reason.modules).difference(modules):
-            nodes, twins = problem.capture.nodes, problem.capture.twins
-            names = tuple(name for name in nodes if problem.variable(name) in functions and name not in twins)
-            yield replace(reason, modules=(), operations=names)
-
-
-def kept_in(problem: Problem, point: Candidate) -> tuple[str, ...]:
-    """Modules that a choice keeps in FP32, whole or in part, of those with something in them that has a precision."""
-    kept = [owner for owner in _kept(problem, point) if _without_operations(problem, owner) is None]
-    return tuple(dict.fromkeys(module_of(owner) for owner in kept))
+        functions = {path for path in reason.modules if path != module_of(path)}
+        names = (name for name in nodes if problem.variable(name) in functions and name not in twins)
+        modules = tuple(path for path in reason.modules if path not in functions)
+        yield replace(reason, modules=modules, operations=tuple(names) if functions else ())
 
 
 def _kept(problem: Problem, point: Candidate) -> list[str]:
@@ -186,18 +167,17 @@ def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str
     kind, why = verdict.verdict, f"{name} is {verdict.verdict}: {verdict.reason}"
     if worst in then.conflicts and kind not in ("unsafe", "untested"):
         kind, why = "conflict", f"{name} would be handed tensors of two dtypes, which raises an error"
-    place = where or "the whole model"
+    inside, place = where == module_of(owner), where or "the whole model"
     if _in(problem, worst, owner):
         return Reason(kind, why, by=name)
     if kind == "conflict" and owner in problem.lowest.raised and owner != module_of(owner):
-        reader = name if where == module_of(owner) else f"{name} in {place}"
-        why = why.replace(name, reader, 1)
+        why = why if inside else why.replace(name, f"{name} in {place}", 1)
         return Reason(kind, f"it gives FP32 anyhow; with no function kept {why}", by=name)
     if where in group:
         return Reason("tied", f"it shares a weight with {place}, where {why}", by=where)
-    inside = where == module_of(owner)
-    words = f"low, it would hand on low values{'' if inside else f' to {place}, where'}{':' if inside else ''} {why}"
-    return Reason("inherited", words, by=name if inside else where)
+    if inside:
+        return Reason("inherited", f"low, it would hand on low values: {why}", by=name)
+    return Reason("inherited", f"low, it would hand on low values to {place}, where {why}", by=where)
 
 
 def apart(*values: float) -> tuple[str, ...]:
@@ -211,27 +191,17 @@ def apart(*values: float) -> tuple[str, ...]:
 
 def gained(saves: float, objective: str) -> str:
     """What lowering something gains, a share; nothing where it would cost."""
-    return (
-        f"saves at most {max(saves, 0.001):.1%} of the {GAINS[objective]}"
-        if saves > 0
-        else f"saves no {GAINS[objective]}"
-    )
+    return f"saves {f'at most {max(saves, 0.001):.1%} of the' if saves > 0 else 'no'} {GAINS[objective]}"
 
 
-def no_gain(most: float, objective: str, *, alone: bool) -> str:
-    """Why what could be low is not. most: what of all such saves most; alone: not all of it holds the budget together."""
-    short = ", below the threshold for one more change of precision" if most > 0 else ""
-    return f"lowering it{' alone' if alone else ''} {gained(most, objective)}{short}"
-
-
-def added(before: float, after: float, budget: float, margin: float, saves: float, objective: str, ran: bool) -> str:
-    """Why what would gain something is not lowered: the budget, of which a plan uses the share `margin`."""
+def added(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
+    """Why what would gain something is not lowered: the budget, of which a plan uses the share MARGIN."""
     if not math.isfinite(after):
         return "low, it makes the model fail or its outputs non-finite"
     first, second, allowed = apart(before, after, budget)
     return (
         f"lowering it {'takes' if ran else 'is predicted to take'} the error from {first} to {second}, where plans use "
-        f"{margin:.0%} of the budget of {allowed}, and {gained(saves, objective)}"
+        f"{MARGIN:.0%} of the budget of {allowed}, and {gained(saves, objective)}"
     )
 
 
@@ -299,14 +269,14 @@ def _why(
         return Reason("author", f"the author asks for {given}")
     if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
         runner = problem.strategy if problem.how.regional else "the autocast region around it"
-        return Reason("strategy", f"{runner} runs {_packet(node)} in FP32 by itself")
+        return Reason("strategy", f"{runner} runs {operation(node.op).packet or node.op} in FP32 by itself")
     handed = (source for source in node.inputs if resolution.dtypes.get(source) == resolution.computed(node.name))
     if (source := next(handed, None)) is None:
         return Reason("author", f"the author makes values in {given}")
     if (before := known.get(source)) is not None:
-        if before.kind == "inherited":
-            return before
-        return Reason("inherited", f"{given} reaches it from {_packet(problem.capture.nodes[source])}: {before.words}")
+        op = problem.capture.nodes[source].op
+        words = f"{given} reaches it from {operation(op).packet or op}: {before.words}"
+        return before if before.kind == "inherited" else Reason("inherited", words)
     if source in problem.capture.nodes:
         return Reason("inherited", f"{given} reaches it from {source}", by=source)
     place = next(p for p in problem.capture.placeholders if p.name == source)
@@ -316,7 +286,3 @@ def _why(
         return Reason("inherited", f"{given} reaches it from {name}")
     name = place.fqn or source
     return Reason("inherited", f"{given} reaches it from the {place.kind} {name}", by=name)
-
-
-def _packet(node: Node) -> str:
-    return operation(node.op).packet or node.op

@@ -35,11 +35,6 @@ class Today:
     measured_error: Annotated[float | None, FileField("against IEEE FP32, worst batch; `null`: not finite or failed")]
     failure: Annotated[str | None, FileField("why it did not run")] = None
 
-    @property
-    def finite(self) -> bool:
-        """Whether it ran, and the outputs were finite."""
-        return self.measured_error is not None
-
 
 @dataclass(frozen=True)
 class NonFinite:
@@ -143,7 +138,6 @@ class ScopeChoice:
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
     because: Annotated[tuple[str, ...], FileField("codes of rules and reasons in words; empty where it runs low")] = ()
     output: Annotated[str, FileField("`keep`: what leaves it stays as it is", choices=("cast", "keep"))] = "cast"
-    cost: Annotated[float | None, FileField("share of the plan's cost that lowering it saves; `null`: low")] = None
     keep: Annotated[tuple[str, ...], FileField("torch functions kept FP32 in a low scope; `pow` is x ** 2 too")] = ()
 
 

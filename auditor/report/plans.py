@@ -95,7 +95,7 @@ def _without(baseline: Verification | Today | None) -> str:
         return "not measured"
     if baseline.failure:
         return "fails to run"
-    return ratio(baseline.measured_error) if baseline.finite else "non-finite"
+    return "non-finite" if baseline.measured_error is None else ratio(baseline.measured_error)
 
 
 def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auditor.artefact.emit import emit
-from auditor.records import Origin, Plan, ScopeChoice, Verification
+from auditor.records import Origin, Plan, Reason, ScopeChoice, Verification
 
 SCOPES = {"": ScopeChoice("bf16"), "norm": ScopeChoice("fp32", ("NRM001",))}
 PLANS = {
@@ -62,8 +62,10 @@ def data_and_code(text: str) -> tuple[dict[str, Any], str]:
 
 
 def text_naming(name: str, directory: Path) -> str:
-    choice = ScopeChoice("fp32", (name, name), "keep", 0.125)
-    hostile = Plan(name, "autocast", "bf16", {"": ScopeChoice("bf16"), name: choice}, 0.0, 0.0, 1.0)
+    scopes = {"": ScopeChoice("bf16"), name: ScopeChoice("fp32", (name, name), "keep")}
+    hostile = Plan(
+        name, "autocast", "bf16", scopes, 0.0, 0.0, 1.0, reasons=(Reason("budget", "", (name,), saves=0.125),)
+    )
     place = "/nowhere/" + "".join(c for c in name if c != "\0" and not "\ud800" <= c <= "\udfff")
     source = Origin(f"{place}/model.py", None, name, name, (name,), {name: name}, weights=place)
     return emit(source, 3, {name: hostile}, name, directory)
@@ -87,8 +89,10 @@ def test_whatever_a_name_holds_only_the_tables_differ(name: str) -> None:
 
 def test_an_island_is_shown_with_rule_evidence_and_cost(tmp_path: Path) -> None:
     reasons = ("NRM001", "layer_norm_3 is unsafe: 12 values overflow FP16: alone it moves the outputs by 0.31")
-    scopes = {"": ScopeChoice("fp16"), "blocks.0.norm": ScopeChoice("fp32", reasons, "cast", 0.0031)}
-    text = emit(None, 1, {"cast_fp16": Plan("cast_fp16", "cast", "fp16", scopes, 0.001, 0.5, 1.5)}, None, tmp_path)
+    scopes = {"": ScopeChoice("fp16"), "blocks.0.norm": ScopeChoice("fp32", reasons)}
+    why = (Reason("unsafe", reasons[1], ("blocks.0.norm",), saves=0.0031),)
+    plan = Plan("cast_fp16", "cast", "fp16", scopes, 0.001, 0.5, 1.5, reasons=why)
+    text = emit(None, 1, {"cast_fp16": plan}, None, tmp_path)
     assert (
         """            'blocks.0.norm': {
                 'precision': 'fp32',

@@ -64,6 +64,15 @@ def test_all_low_is_what_its_own_run_says(holds: bool) -> None:
     assert all(reason.words.startswith("lowering it alone") != holds for reason in idle)
 
 
+def test_what_saves_less_than_one_more_change_of_precision_must_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auditor.plan.problem.ISLAND_SHARE", 1.0)
+    problem = costing(drawn("chain", "autocast", random.Random(0), unsafe=0.0), Cost(10**12, 1000, False))
+    space = Foretold(problem, 1.0)
+    (reason,) = [reason for reason in with_reasons(space, as_plan(problem, space.nothing), ()).reasons if reason.saves]
+    share = f"{reason.saves:.1%} of the time"  # alike, so that what saves most is each of them
+    assert reason.words == f"lowering it saves at most {share}, below the threshold for one more change of precision"
+
+
 def test_a_plan_is_what_it_was_made_from() -> None:
     problem = drawn("branches", "cast", random.Random(1), unsafe=0.0)
     chosen = evaluate(problem, ("a",))
