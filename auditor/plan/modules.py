@@ -13,7 +13,7 @@ from ..records import Plan, ScopeChoice
 from ..resources import table
 from .costs import cast_seconds, seconds
 from .energy import timed_in
-from .exceptions import needed
+from .exceptions import without_idle
 from .mincut import FORBIDDEN, Candidate, Choice
 from .problem import Problem
 from .search import MOST_OFF, Space
@@ -103,7 +103,7 @@ def as_candidate(problem: Problem, chosen: Callable[[str], str]) -> Candidate:
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """A choice as a plan that was not run yet."""
     fp32 = evaluate(problem, problem.energy.scopes).seconds
-    chosen = evaluate(problem, needed(problem, chosen.high))
+    chosen = evaluate(problem, without_idle(problem, chosen.high))
     resolution = problem.resolve(choice_keeping(chosen.high, problem.format))
     return Plan(
         name=problem.name,
