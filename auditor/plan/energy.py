@@ -51,7 +51,7 @@ class Energy:
 
     def settled(self, high: Collection[str]) -> frozenset[str]:
         """What is FP32, with shielded owners where the one above is."""
-        result = set(high)
+        result = self.scopes.keys() & high
         for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
             if self.tree[owner] in result:
                 result.add(owner)

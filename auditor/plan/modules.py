@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from functools import partial
 
 from ..execution.policy import Policy, choice_keeping, plain
 from ..execution.resolve import Resolution, is_low
@@ -104,7 +105,8 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """A choice as a plan that was not run yet."""
     fp32 = evaluate(problem, problem.energy.scopes).seconds
     chosen = evaluate(problem, without_idle(problem, chosen.high))
-    resolution = problem.resolve(choice_keeping(chosen.high, problem.format))
+    resolution, row = problem.resolve(choice_keeping(chosen.high, problem.format)), FORMATS[problem.format]
+    unfit = f"the {problem.device} has no {row.label} arithmetic: its speed-up is that of moving fewer bytes"
     return Plan(
         name=problem.name,
         strategy=problem.strategy,
@@ -113,7 +115,7 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         predicted_error=chosen.predicted_error,
         low_precision_flops=chosen.low_flops,
         predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,
-        note=_unfit(problem),
+        note="" if row.speed in table("plan/devices")[problem.device] else unfit,
         raised=problem.raised,
         stored_low=problem.stored_low,
         objective=problem.objective,
@@ -121,14 +123,6 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         memory=problem.memory(resolution),
         fp32_memory=problem.memory(problem.resolve(plain("fp32"))),
     )
-
-
-def _unfit(problem: Problem) -> str:
-    """A note on devices without arithmetic in the format."""
-    row = FORMATS[problem.format]
-    if row.speed in table("plan/devices")[problem.device]:
-        return ""
-    return f"the {problem.device} has no {row.label} arithmetic: its speed-up is that of moving fewer bytes"
 
 
 def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
@@ -145,30 +139,27 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
 
 def cheapest(problem: Problem, allowed: float) -> Candidate:
     """The cheapest choice that is predicted to have an error of at most `allowed`."""
-    energy = problem.energy
-
-    def made(high: Choice) -> Candidate:
-        return evaluate(problem, high.intersection(energy.scopes))
-
-    most = min(allowed, math.sqrt(FORBIDDEN) / 2)
-    return energy.cuts.cheapest(made, most, energy.groups, VISITS // max(len(problem.capture.nodes), 1))
+    energy, most = problem.energy, min(allowed, math.sqrt(FORBIDDEN) / 2)
+    tries = VISITS // max(len(problem.capture.nodes), 1)
+    return energy.cuts.cheapest(partial(evaluate, problem), most, energy.groups, tries)
 
 
 def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
     """Predicted error, time and share of low FLOPs of one choice, settled. high: what is FP32."""
     settled = problem.energy.settled(high)
     if settled not in problem.evaluated:
-        problem.evaluated[settled] = _evaluated(problem, settled)
+        problem.evaluated[settled] = _evaluate(problem, settled)
     return problem.evaluated[settled]
 
 
-def _evaluated(problem: Problem, high: Choice) -> Candidate:
-    resolution = problem.resolve(choice_keeping(high, problem.format))
-    costs, formats = problem.costs, {name: timed_in(resolution, name) for name in problem.capture.nodes}
-    elapsed = sum(seconds(costs[name], fmt, problem.device) for name, fmt in formats.items())
-    for name in problem.capture.nodes:
-        if name in resolution.cast:  # weights are not counted: autocast keeps those it has cast
-            elapsed += cast_seconds(problem.elements[name], problem.format, problem.device)
+def _evaluate(problem: Problem, high: Choice) -> Candidate:
+    resolution, costs, device = problem.resolve(choice_keeping(high, problem.format)), problem.costs, problem.device
+    formats = {name: timed_in(resolution, name) for name in problem.capture.nodes}
+    cast = sum(
+        problem.elements[name] for name in formats if name in resolution.cast
+    )  # autocast keeps weights it has cast
+    elapsed = sum(seconds(costs[name], fmt, device) for name, fmt in formats.items())
+    elapsed += cast_seconds(cast, problem.format, device)
     flops = sum(costs[name].flops for name in formats)
     low_flops = sum(costs[name].flops for name, fmt in formats.items() if is_low(fmt))
     error, cost = math.sqrt(_square(problem, resolution)), problem.whole_price(resolution, elapsed)

@@ -130,7 +130,9 @@ class Problem:
             return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
         if self.objective == "flops":
             elapsed = sum(self.node_price(name, resolution) for name in self.capture.nodes)
-        return elapsed + self.storage_price(resolution)
+        weights = (p.name for p in self.capture.placeholders if p.kind in self.how.stores - {"input"})
+        stored = {name: self.format if resolution.low(name) else "fp32" for name in weights}
+        return elapsed + sum(self.stored_price(name, precision) for name, precision in stored.items())
 
     def memory(self, resolution: Resolution) -> MemoryUse:
         """Bytes that one forward needs."""
@@ -139,11 +141,6 @@ class Problem:
     def stored_price(self, name: str, precision: str) -> float:
         """What one weight counts for, stored in a precision."""
         return self.byte_price * self.elements[name] * FORMATS[precision].bytes
-
-    def storage_price(self, resolution: Resolution) -> float:
-        """What all weights count for as they are stored."""
-        weights = (p.name for p in self.capture.placeholders if p.kind in self.how.stores - {"input"})
-        return sum(self.stored_price(n, self.format if resolution.low(n) else "fp32") for n in weights)
 
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
         """Dtypes of all nodes when every owner has the given precision."""
