@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from functools import partial
 
 from ..execution.policy import Policy, choice_keeping, plain
 from ..execution.resolve import Resolution, is_low
@@ -141,7 +140,7 @@ def cheapest(problem: Problem, allowed: float) -> Candidate:
     """The cheapest choice that is predicted to have an error of at most `allowed`."""
     energy, most = problem.energy, min(allowed, math.sqrt(FORBIDDEN) / 2)
     tries = VISITS // max(len(problem.capture.nodes), 1)
-    return energy.cuts.cheapest(partial(evaluate, problem), most, energy.groups, tries)
+    return energy.cuts.cheapest(lambda high: evaluate(problem, high & energy.scopes.keys()), most, energy.groups, tries)
 
 
 def evaluate(problem: Problem, high: Collection[str]) -> Candidate:

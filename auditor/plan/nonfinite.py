@@ -38,12 +38,9 @@ def located(bench: Workbench, policy: Policy) -> NonFinite | None:
 
 def _rules(bench: Workbench, first: NonFinite, fmt: str) -> tuple[str, ...]:
     """Codes of the rules that fired where the cause begins, or where it shows."""
-    twins = bench.capture.twins
-    spoken = [(twins.get(f.node, f.node), f.rule) for f in bench.findings if fmt in f.formats]
-    fired = [(node, rule) for node, rule in spoken if node in (first.begins, first.node)]
-    foreseen = [(node, rule) for node, rule in fired if rule not in MEASURED]
-    ordered = sorted(foreseen or fired, key=lambda each: each[0] != first.begins)
-    return tuple(dict.fromkeys(rule for _, rule in ordered))
+    spoken = [(bench.capture.twins.get(f.node, f.node), f.rule) for f in bench.findings if fmt in f.formats]
+    fired = [rule for where in (first.begins, first.node) for node, rule in spoken if node == where]
+    return tuple(dict.fromkeys([rule for rule in fired if rule not in MEASURED] or fired))
 
 
 def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:

@@ -100,13 +100,10 @@ def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: floa
 
 def in_unit(found: Calibration, unit: float) -> Calibration:
     """The same measurements, contributions times `unit`."""
-    if unit == 1.0:
-        return found
 
     def times(one: Contribution) -> Contribution:
         return replace(one, isolated=one.isolated * unit, own=one.own * unit, cast=one.cast * unit)
 
-    changed = {
-        name: {fmt: times(one) for fmt, one in by_format.items()} for name, by_format in found.contributions.items()
-    }
-    return replace(found, contributions=changed)
+    known = found.contributions.items() if unit != 1.0 else ()
+    changed = {name: {fmt: times(one) for fmt, one in by_format.items()} for name, by_format in known}
+    return replace(found, contributions=changed) if changed else found
