@@ -56,7 +56,10 @@ def yardstick_of(
 
 
 def _of_the_cpu(metric: Distance) -> Distance:
-    """The user's metric, given the outputs where it is given those of the patched models: on the CPU."""
+    """The user's metric, given the outputs where it is given those of the patched models: on the CPU.
+
+    It raises CallbackError(slug="bad-callback") where the metric does, or returns no single number.
+    """
     name = name_of(metric)
 
     def measured(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
@@ -70,20 +73,15 @@ def _of_the_cpu(metric: Distance) -> Distance:
                 f"metric={name} raised {blame(error)}: it is called as metric(reference, candidate), two lists of tensors",
                 slug="bad-callback",
             ) from error
-        return _number(result, name)
+        with suppress(AttributeError, TypeError, ValueError, RuntimeError):
+            result = result.item()  # of a tensor or an array with one entry
+        if isinstance(result, Real):
+            return float(result)
+        words = "None" if result is None else f"a value of type {type(result).__name__}"
+        raise CallbackError(f"metric={name} returned {words}: it returns one number, smaller is better", "bad-callback")
 
     measured.__name__ = name
     return measured
-
-
-def _number(found: Any, name: str) -> float:
-    """What a metric returned, as a float. Raises: CallbackError(slug="bad-callback") where it is no single number."""
-    with suppress(AttributeError, TypeError, ValueError, RuntimeError):
-        found = found.item()  # of a tensor or an array with one entry
-    if isinstance(found, Real):
-        return float(found)
-    words = "None" if found is None else f"a value of type {type(found).__name__}"
-    raise CallbackError(f"metric={name} returned {words}: it returns one number, smaller is better", "bad-callback")
 
 
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:

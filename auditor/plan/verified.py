@@ -73,7 +73,7 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
         let_through(refused)
         error = f"ends with: {first_line(refused)}"
     why = f"torch has no arithmetic in {label(plan.format)}, so the plan cannot be run"
-    return _failed(bench, plan, f"{why}; replaying the recorded graph with every value rounded {error}")
+    return _as_run(bench, plan, failure=f"{why}; replaying the recorded graph with every value rounded {error}")
 
 
 def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
@@ -81,7 +81,7 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
     if isinstance(answer, str):
         if bench.options.native and said_no_memory(answer):
             raise torch.OutOfMemoryError(answer)  # which says nothing of the plan
-        return _failed(bench, plan, answer)
+        return _as_run(bench, plan, failure=answer)
     distance, noise = bench.yardstick.distance, bench.noise.found
     pairs, graded = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)], list[Pair]()
     if expected.graded is not None and answer.graded is not None:
@@ -89,40 +89,35 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
     try:
         error, enabled = (worst_of([distance(*pair) for pair in some]) for some in (pairs, graded))
     except MeasureError as refused:
-        return _failed(bench, plan, str(refused))
+        return _as_run(bench, plan, failure=str(refused))
     if graded and (otherwise := _mode_matters(plan, pairs[0], graded[0], noise.joint)):
-        return _failed(bench, plan, otherwise)
-    worst = finite(worst_of([error, enabled]))
-    ran = _verification(
+        return _as_run(bench, plan, failure=otherwise)
+    is_finite = math.isfinite(error + enabled)
+    return _as_run(
         bench,
+        plan,
         pairs,
         graded,
-        plan.predicted_error,
-        measured_error=None if worst is None else error,
+        measured_error=error if is_finite else None,
         joint=None if distance is output_error else finite(worst_of([output_error(*pair) for pair in pairs])),
         apart=apart(pairs),
-        with_gradients=enabled if graded and worst is not None else None,
+        with_gradients=enabled if graded and is_finite else None,
         noise=noise.error,
         floor=noise.floor if noise.floor > bench.yardstick.budget else 0.0,
         ungraded=bench.noise.graded if isinstance(bench.noise.graded, str) else None,
-        nonfinite=None if worst is not None or plan.program else located(bench, bench.policy(plan)),
+        nonfinite=None if is_finite or plan.program else located(bench, bench.policy(plan)),
     )
-    holds = worst is not None and worst <= bench.max_error and all(one.holds for one in ran.criteria)
+
+
+def _as_run(bench: Workbench, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any) -> Plan:
+    """The plan with what a run of it came to, and the criteria: the worst without gradients; they hold where they do with them too."""
+    distance, inputs = bench.yardstick.distance, "held-out" if bench.subject.held_out else "audited"
+    criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
+    execution = "native" if bench.options.native else "emulated"
+    ran = Verification(inputs=inputs, execution=execution, criteria=criteria, **said)
+    worst = math.inf if ran.measured_error is None else max(ran.measured_error, ran.with_gradients or 0.0)
+    holds = worst <= bench.max_error and all(one.holds for one in criteria)
     return replace(plan, verification=replace(ran, holds=holds))
-
-
-def _verification(
-    bench: Workbench, pairs: Sequence[Pair], graded: Sequence[Pair], predicted: float, **said: Any
-) -> Verification:
-    """What a run came to, with the user's criteria: the worst run's without gradients; held where they also are with them."""
-    distance = bench.yardstick.distance
-    criteria = distance.values(pairs, graded, predicted) if isinstance(distance, Criteria) else ()
-    inputs, execution = "held-out" if bench.subject.held_out else "audited", bench.options.native
-    return Verification(inputs=inputs, execution="native" if execution else "emulated", criteria=criteria, **said)
-
-
-def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
-    return replace(plan, verification=_verification(bench, (), (), math.nan, measured_error=None, failure=failure))
 
 
 def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float) -> str | None:

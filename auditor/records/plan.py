@@ -172,7 +172,7 @@ class Reason:
 class Verification:
     """The emitted artefact, or the model with everything low, run for real: batches without gradients, the first with them."""
 
-    measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: not finite or failed")]
+    measured_error: Annotated[float | None, FileField("worst without gradients; `null`: failed, Inf or NaN")] = None
     holds: Annotated[bool, FileField("whether the errors are within the budget, and every criterion holds")] = False
     inputs: Annotated[str, FileField("`held-out`: inputs no plan was made from", choices=("held-out", "audited"))] = (
         "audited"
