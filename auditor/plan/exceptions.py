@@ -24,7 +24,7 @@ class Lowest:
     raised: frozenset[str]
 
 
-def lowest(problem: Problem) -> Lowest:
+def find_lowest(problem: Problem) -> Lowest:
     """Everything low but what cannot be together: those that make the FP32 values, those that meet them, or one function.
 
     Whichever leaves the lower price, and of equal ones the fewer.
@@ -102,7 +102,7 @@ def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:
     return result
 
 
-def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
+def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
     """{module: functions}, of modules whose own forward has products that are worth running low.
 
     Beside functions that are unsafe, a product that is dear in error may still run low; beside dear ones alone it need not.

@@ -14,8 +14,8 @@ from ..numerics.formats import FORMATS
 from ..paths import function_in
 from ..records import Capture, Contribution, MemoryUse, Node, Verdict
 from .costs import TIE, Cost, cast_seconds, elements_of, memory_of, price, traffic_seconds
-from .energy import Energy, energy_of, timed_in
-from .exceptions import Lowest, exceptions_of, lowest
+from .energy import energy_of, timed_in
+from .exceptions import find_exceptions, find_lowest
 from .mincut import FORBIDDEN, Candidate
 
 ISLAND_SHARE = 0.003
@@ -77,10 +77,9 @@ class Problem:
         """What is known of choices, by what they keep in FP32: many of them are met again."""
         return {}
 
-    @cached_property
-    def exceptions(self) -> Mapping[str, frozenset[str]]:
-        """{module: functions that it may keep in FP32 where it is low}."""
-        return exceptions_of(self)
+    energy = cached_property(energy_of)
+    lowest = cached_property(find_lowest)
+    exceptions = cached_property(find_exceptions)
 
     def variable(self, name: str) -> str:
         """What decides the precision of a node: its module, or a function in it (see paths.function_in)."""
@@ -92,16 +91,6 @@ class Problem:
     @cached_property
     def _resolver(self) -> Resolver:
         return Resolver(self.capture)
-
-    @cached_property
-    def energy(self) -> Energy:
-        """What a cut minimises."""
-        return energy_of(self)
-
-    @cached_property
-    def lowest(self) -> Lowest:
-        """Everything low that can be together."""
-        return lowest(self)
 
     @cached_property
     def island(self) -> float:

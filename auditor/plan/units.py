@@ -35,20 +35,20 @@ def yardstick_of(
     subject: Subject,
     max_error: float,
     seed: int,
-    criteria: Sequence[Criterion] = (),
-    capture: Capture | None = None,
+    criteria: Sequence[Criterion],
+    capture: Capture,
 ) -> Yardstick:
     """The budget, and what it is measured by: relative L2, the user's metric, or shares of what criteria allow, theirs and
     those that discrete outputs have by default.
 
     Raises: AuditorError(slug="bad-criterion") where a criterion does not fit what the model returns.
     """
-    flips = metric is None and capture is not None and may_flip(capture)
+    flips = metric is None and may_flip(capture)
     if metric is None and not criteria and not flips:
         return Yardstick(max_error)
     outputs = answer(subject.model, subject.batches[0], seed=seed)
     metric = _of_the_cpu(metric) if metric is not None else None
-    if flips and capture is not None:
+    if flips:
         criteria = (*criteria, *by_default(criteria, outputs, capture))
     if criteria:
         return Yardstick(1.0, criteria_for(criteria, max_error, outputs, metric))
