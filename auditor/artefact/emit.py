@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +14,7 @@ from ..isolation import members
 from ..loading import importer, statedicts
 from ..numerics import functions
 from ..numerics.formats import label, runs
-from ..records import Origin, Plan, ScopeChoice
+from ..records import Origin, Plan, Reason, ScopeChoice
 from . import applying as runtime
 from . import runtime as strategies_runtime
 from . import source, strategies
@@ -175,8 +175,7 @@ def _table(plan: Plan) -> dict[str, Any]:
     """What a reader wants to know of a plan, and what applying it takes."""
     keys = ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup")
     raised = {} if plan.raised == "none" else {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
-    saves = {path: reason.saves for reason in plan.reasons for path in reason.modules}
-    scopes = {path: _scope(choice, saves.get(path)) for path, choice in plan.scopes.items()}
+    scopes = {path: _scope(choice, plan.reasons_of(path)) for path, choice in plan.scopes.items()}
     return {**{key: _readable(getattr(plan, key)) for key in keys}, **raised, "scopes": scopes}
 
 
@@ -187,15 +186,15 @@ def _readable(value: Any) -> Any:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-def _scope(choice: ScopeChoice, saves: float | None) -> dict[str, Any]:
+def _scope(choice: ScopeChoice, reasons: Sequence[Reason]) -> dict[str, Any]:
     """What a reader wants to know of one scope; what is as everywhere is left out."""
     entry: dict[str, Any] = {"precision": choice.precision}
     if choice.keep:
         entry["keep"] = list(choice.keep)
-    if choice.because:
-        entry["because"] = list(choice.because)
-    if saves is not None:
-        entry["cost"] = f"{saves:.1%} of the predicted time"
+    if reasons:
+        codes = dict.fromkeys(code for reason in reasons for code in reason.rules)
+        entry["because"] = [*codes, *(reason.words for reason in reasons)]
+        entry["cost"] = f"{max(reason.saves or 0.0 for reason in reasons):.1%} of the predicted time"
     if choice.output != "cast":
         entry["output"] = choice.output
     return entry

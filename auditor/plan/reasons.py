@@ -48,22 +48,22 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
         space.holds(min(shown, key=lambda point: point.predicted_error), space.budget)
     saves = {owner: max(1 - point.cost / chosen.cost, 0.0) if chosen.cost else 0.0 for owner, point in alone.items()}
     most = max((saves[owner] for owner in idle), default=0.0)
+    codes = dict[str, set[str]]()
+    for finding in findings:
+        if problem.format in finding.formats:
+            codes.setdefault(finding.node, set()).add(finding.rule)
 
     def reason(owner: str) -> Reason:
+        own = [node.name for node in problem.operations_of.get(module_of(owner), ()) if _in(problem, node.name, owner)]
+        fired = {code for n in own if problem.verdicts[n].verdict != "safe" for code in codes.get(n, ())}
         why = forbidden[owner] or _reason(space, chosen, alone[owner], saves[owner], most, harmless)
-        return replace(why, modules=(owner,), saves=saves[owner])
+        return replace(why, modules=(owner,), saves=saves[owner], rules=tuple(sorted(fired)))
 
     modules = together(map(reason, alone))
-    scopes = {
-        path: replace(choice, because=_codes_and_words(problem, path, modules, findings))
-        if choice.precision == "fp32" or choice.keep
-        else choice
-        for path, choice in plan.scopes.items()
-    }
     kept = _kept(problem, low if harmless else chosen)
     least = dict.fromkeys(module_of(owner) for owner in kept if _without_operations(problem, owner) is None)
     reasons = (*_of_operations(problem, modules), *operation_reasons(problem, chosen))
-    return replace(plan, scopes=scopes, reasons=reasons, least=tuple(least))
+    return replace(plan, reasons=reasons, least=tuple(least))
 
 
 def _reason(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
@@ -86,28 +86,14 @@ def _reason(space: Modules, chosen: Candidate, low: Candidate, saves: float, mos
     )
 
 
-def _codes_and_words(
-    problem: Problem, path: str, reasons: Sequence[Reason], findings: Sequence[Finding]
-) -> tuple[str, ...]:
-    """Rules that fired on the scope's unsafe and sensitive nodes that are kept, then the reasons of what is."""
-    said = {each: reason.words for reason in reasons for each in reason.modules if module_of(each) == path}
-    functions = said.keys() - {path}
-    own = [node.name for node in problem.operations_of.get(path, ())]
-    kept = {name for name in own if not functions or problem.variable(name) in functions}
-    marked = {name for name in kept if problem.verdicts[name].verdict != "safe"}
-    codes = sorted({f.rule for f in findings if f.node in marked and problem.format in f.formats})
-    words = (words if each == path else f"{each.removeprefix(f'{path}..')}: {words}" for each, words in said.items())
-    return (*codes, *words)
-
-
 def _of_operations(problem: Problem, reasons: Sequence[Reason]) -> Iterator[Reason]:
     """The reasons of kept functions as those of their operations."""
     nodes, twins = problem.capture.nodes, problem.capture.twins
     for reason in reasons:
-        functions = {path for path in reason.modules if path != module_of(path)}
+        functions = tuple(path for path in reason.modules if path != module_of(path))
         names = (name for name in nodes if problem.variable(name) in functions and name not in twins)
         modules = tuple(path for path in reason.modules if path not in functions)
-        yield replace(reason, modules=modules, operations=tuple(names) if functions else ())
+        yield replace(reason, modules=modules, functions=functions, operations=tuple(names) if functions else ())
 
 
 def _kept(problem: Problem, point: Candidate) -> list[str]:
@@ -233,9 +219,10 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
 
 def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """Reasons that say the same of several, once, with the largest of their numbers."""
-    alike: dict[tuple[str, str, str | None], list[Reason]] = {}
+    alike: dict[Reason, list[Reason]] = {}
     for reason in reasons:
-        alike.setdefault((reason.kind, reason.words, reason.by), []).append(reason)
+        said = Reason(reason.kind, reason.words, by=reason.by, rules=reason.rules)
+        alike.setdefault(said, []).append(reason)
     return tuple(
         replace(
             several[0],

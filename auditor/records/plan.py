@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from ..paths import function_in
 from .generation import Generated
 from .written import FileField, MeasurementField, empty
 
@@ -136,7 +137,6 @@ class ScopeChoice:
     """Precision of one scope."""
 
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
-    because: Annotated[tuple[str, ...], FileField("codes of rules and reasons in words; empty where it runs low")] = ()
     output: Annotated[str, FileField("`keep`: what leaves it stays as it is", choices=("cast", "keep"))] = "cast"
     keep: Annotated[tuple[str, ...], FileField("torch functions kept FP32 in a low scope; `pow` is x ** 2 too")] = ()
 
@@ -161,6 +161,8 @@ class Reason:
     words: Annotated[str, FileField("the same in one clause, with its evidence")]
     modules: Annotated[tuple[str, ...], FileField("modules in FP32 that it is about")] = ()
     operations: Annotated[tuple[str, ...], FileField("operations in low modules, and those without a precision")] = ()
+    functions: Annotated[tuple[str, ...], FileField("functions that low modules keep: `module..function`")] = ()
+    rules: Annotated[tuple[str, ...], FileField("codes of the rules that fired on what it is about")] = ()
     by: Annotated[str | None, FileField("the module or operation that decides, where it is another")] = None
     adds: Annotated[float | None, FileField("what lowering it alone adds to the error; `null`: it is forbidden")] = None
     left: Annotated[float | None, FileField("how much of the budget the plan leaves")] = None
@@ -308,6 +310,11 @@ class Plan:
         if not self.reasons:
             return tuple(path for path, choice in self.scopes.items() if choice.precision == "fp32")
         return tuple(path for reason in self.reasons if reason.kind != "not-floating" for path in reason.modules)
+
+    def reasons_of(self, path: str) -> tuple[Reason, ...]:
+        """Why a scope, or what it keeps of functions, is not low."""
+        here = {path, *(function_in(path, name) for name in self.scopes[path].keep)}
+        return tuple(reason for reason in self.reasons if here.intersection((*reason.modules, *reason.functions)))
 
     @property
     def islands(self) -> int:

@@ -45,7 +45,7 @@ def patched_model(model: nn.Module, plans: dict[str, Scopes]) -> ModuleType:
     records = {}
     for name, scopes in plans.items():
         strategy, _, fmt = name.partition("_")
-        choices = {path: ScopeChoice(entry["precision"], (), entry["output"]) for path, entry in scopes.items()}
+        choices = {path: ScopeChoice(entry["precision"], entry["output"]) for path, entry in scopes.items()}
         records[name] = Plan(name, strategy, fmt, choices, 0.001, 0.5, 1.5)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     module = ModuleType("patched_model")

@@ -41,7 +41,7 @@ def audit_spec():
     return {"model": get_model()}
 """
 PARAMETERS = (4 * 8 + 8) + (8 + 8) + (8 * 2 + 2)
-SCOPES = {"": ScopeChoice("bf16"), "norm": ScopeChoice("fp32", ("NRM001",)), "last": ScopeChoice("fp32", (), "keep")}
+SCOPES = {"": ScopeChoice("bf16"), "norm": ScopeChoice("fp32"), "last": ScopeChoice("fp32", "keep")}
 BLOCKER = """
 import sys
 

@@ -147,10 +147,10 @@ def test_the_plan_errs_as_stated_on_another_build(audited: Audit) -> None:
 
 
 def test_the_scope_says_why_it_keeps_each_function(audited: Audit) -> None:
-    choice = audited.plans["cast_fp16"].scopes[""]
-    words = [text for text in choice.because if ": " in text]
-    assert [text.partition(":")[0] for text in words] == list(choice.keep)
-    assert all("is unsafe: " in text for text in words)
+    plan = audited.plans["cast_fp16"]
+    choice, reasons = plan.scopes[""], plan.reasons_of("")
+    assert sorted(path for reason in reasons for path in reason.functions) == [f"..{name}" for name in choice.keep]
+    assert all("is unsafe: " in reason.words for reason in reasons)
     functions = {node.name: node.function and node.function.path for node in (r.node for r in audited.nodes)}
     kept = {
         name
@@ -262,9 +262,10 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
     kept = {path: choice for path, choice in plan.scopes.items() if choice.keep}
     assert list(kept) == ["0", "1"]
     for path, choice in kept.items():
-        (reason,) = choice.because
-        assert reason.startswith(f"{choice.keep[0]}: it gives FP32 anyhow; with no function kept linear_")
-        assert reason.endswith(f" in {path}.out would be handed tensors of two dtypes, which raises an error")
+        (reason,) = plan.reasons_of(path)
+        assert reason.functions == (f"{path}..{choice.keep[0]}",)
+        assert reason.words.startswith("it gives FP32 anyhow; with no function kept linear_")
+        assert reason.words.endswith(f" in {path}.out would be handed tensors of two dtypes, which raises an error")
     assert len([reason for reason in plan.reasons if reason.kind == "conflict"]) == 2
     scopes = {"": {"precision": "bf16"}, **{path: {"precision": "bf16"} for path in kept}}
     without = apply_plan(nn.Sequential(Turned(), Turned()), {"strategy": "cast", "scopes": scopes})

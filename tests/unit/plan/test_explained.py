@@ -40,10 +40,10 @@ def found() -> tuple[Plan, str]:
 
 def test_every_fp32_scope_says_why(found: tuple[Plan, str]) -> None:
     plan, bad = found
-    assert plan.scopes["2"].because == ("ATT001", "SFT001", f"{bad} is unsafe: it overflows")  # BND001 is about BF16
-    assert len(plan.scopes["3"].because) == 1
-    assert plan.scopes[""].because == ()
-    assert {reason.kind for reason in plan.reasons if "2" in reason.modules} == {"unsafe"}
+    (unsafe,), (other,) = plan.reasons_of("2"), plan.reasons_of("3")
+    assert (unsafe.kind, unsafe.words) == ("unsafe", f"{bad} is unsafe: it overflows")
+    assert (unsafe.rules, other.rules) == (("ATT001", "SFT001"), ())  # BND001 is about BF16
+    assert plan.reasons_of("") == ()
     assert plan.kept_modules == ("2", "3")
 
 
