@@ -73,7 +73,12 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     groups = fold(result, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
     modules = [_one_reason(*zip(*same, strict=True)) for same in groups]
     keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
-    return (*modules, *(_functions(plan, same) for same in keeping))
+    functions = (
+        Island(tuple(same), ", ".join(reason.words for reason in reasons), _rules(reasons), scopes[same[0]].keep)
+        for same in keeping
+        for reasons in [plan.reasons_of(same[0])]
+    )
+    return (*modules, *functions)
 
 
 def _one_kind(same: Sequence[KeptOperation]) -> Island:
@@ -85,12 +90,6 @@ def _one_reason(paths: tuple[str, ...], reasons: tuple[Reason, ...]) -> Island:
     """Modules, and why, with the figures of the first."""
     same = len({re.sub(r"_\d+\b", "", reason.words) for reason in reasons}) == 1  # but for numbers of nodes
     return Island(paths, reasons[0].words + ("" if same else "; the others likewise"), _rules(reasons))
-
-
-def _functions(plan: Plan, paths: Sequence[str]) -> Island:
-    reasons = plan.reasons_of(paths[0])
-    words = ", ".join(reason.words for reason in reasons)
-    return Island(tuple(paths), words, _rules(reasons), plan.scopes[paths[0]].keep)
 
 
 def _rules(reasons: Iterable[Reason]) -> tuple[str, ...]:
