@@ -34,14 +34,10 @@ from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoic
 from ..stages import tick
 from ..verify import PROGRAM
 from .exported import Exported, Saved, cannot, exported, outlines, saved
-from .operations import Operation, Table, is_pick, low_arguments, table_of
+from .operations import Table, is_pick, low_arguments, table_of
 
 COPIED = "copied"
 """Where a node's `meta` has the name of the one that it stands for; casts stand for none."""
-
-
-ALL_LOW = "cast"
-"""The strategy that the recorded graph is run under in the place of an exported program with everything low."""
 
 
 @dataclass(frozen=True)
@@ -119,17 +115,17 @@ def _planned(trial: Trial, score: InFp32 | None) -> Planned:
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
     """The table without what raises where everything is low that can be, and what that comes to."""
-    low = table.can_be_low()
+    low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
         try:
             error = trial.error(table, low)
-            policy = Policy(trial.bench.capture, ALL_LOW, plain(table.format), table.format)
+            policy = Policy(trial.bench.capture, "cast", plain(table.format), table.format)  # in the program's place
             return table, of_replay(trial.bench, error, policy)
         except OperationRefused as refused:
             name = refused.name
             if name not in low:
                 return table, Verification(None, failure=first_line(refused.said))
-            if name in table.may_be_low():
+            if name in table.free:
                 kept = f"it does not run low: {refused}"[:200]
                 operation = replace(table.operations[name], kind="refused", kept=kept)
                 table = replace(table, operations={**table.operations, name: operation})
@@ -164,13 +160,13 @@ def cuts_of(table: Table) -> Cuts:
     For a value that is made FP32, a helper says whether some reader is low; for one that is made low, whether all are: so a
     cast is paid once, however many read it.
     """
-    free, arcs = table.may_be_low(), list[Arc]()
+    arcs = list[Arc]()
 
     def node(operation: str | None) -> Hashable:
-        return operation if operation in free else HIGH
+        return operation if operation in table.free else HIGH
 
     for each in table.operations.values():
-        if each.name in free:
+        if each.name in table.free:
             arcs.append(Arc(each.name, HIGH, each.low, each.error))
         arcs.append(Arc(LOW, node(each.name), each.high))
     for value in table.values.values():
@@ -243,19 +239,18 @@ class Operations(Space):
 
     def __init__(self, table: Table, trial: Trial) -> None:
         super().__init__()
-        self.table, self._trial = table, trial
-        self.nothing = self._choice(table.may_be_low())
+        self.table, self._trial, self._cuts = table, trial, cuts_of(table)
+        self.nothing = self._choice(table.free)
 
         def worth(name: str) -> tuple[float, str]:
             each = table.operations[name]
             return (each.low - each.high) / max(each.error, 1e-30), name
 
-        self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in sorted(table.may_be_low(), key=worth)]
-        self._cuts = cuts_of(table)
+        self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in sorted(table.free, key=worth)]
 
     def low(self, point: Candidate) -> frozenset[str]:
         """What runs low."""
-        return self.table.may_be_low() - point.high
+        return self.table.free - point.high
 
     def replay(self, point: Candidate) -> float:
         """Error of the graph with a choice low."""
@@ -267,31 +262,28 @@ class Operations(Space):
         return self._cuts.cheapest(self._choice, allowed, self._groups, tries)
 
     def _choice(self, high: Choice) -> Candidate:
-        free = self.table.may_be_low()
-        price, square = self.table.price(free - high)
-        return Candidate(free & high, math.sqrt(square), price, price)
+        price, square = self.table.price(self.table.free - high)
+        return Candidate(self.table.free & high, math.sqrt(square), price, price)
 
 
 def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOperation, ...]:
     """Every operation that reads FP32 values and does not run low, with the reason. budget: what the choice may take."""
-    return tuple(
-        KeptOperation(each.name, each.op, *_reason(table, low, budget, each), each.captured)
-        for each in table.operations.values()
-        if each.name not in low
-    )
-
-
-def _reason(table: Table, low: frozenset[str], budget: float, operation: Operation) -> tuple[str, str]:
-    """Why an operation is FP32: in one word, and in a clause."""
-    if operation.kind:
-        return operation.kind, operation.kept
-    name, square = operation.name, table.price(low)[1]
-    (now, had), (then, has) = (table.price(some, name) for some in (low, low | {name}))
-    if then >= now:
-        return "no-gain", "lowering it alone saves nothing: what it takes is no less than the casts around it"
-    if (after := math.sqrt(max(square + has - had, 0.0))) > budget:
-        return "budget", f"low as well, it takes the predicted error from {math.sqrt(square):.2g} to {after:.2g}"
-    return "budget", "no choice on the curve of cuts with it low holds the budget"
+    result, square = list[KeptOperation](), table.price(low)[1]
+    for name, each in table.operations.items():
+        if name in low:
+            continue
+        (now, had), (then, has) = (table.price(some, name) for some in (low, low | {name}))
+        after = math.sqrt(max(square + has - had, 0.0))
+        kind, why = "budget", "no choice on the curve of cuts with it low holds the budget"
+        if each.kind:
+            kind, why = each.kind, each.kept
+        elif then >= now:
+            kind = "no-gain"
+            why = "lowering it alone saves nothing: what it takes is no less than the casts around it"
+        elif after > budget:
+            why = f"low as well, it takes the predicted error from {math.sqrt(square):.2g} to {after:.2g}"
+        result.append(KeptOperation(name, each.op, kind, why, each.captured))
+    return tuple(result)
 
 
 def lowered(exported: Exported, table: Table, low: frozenset[str]) -> fx.GraphModule:
