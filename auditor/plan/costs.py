@@ -72,12 +72,9 @@ def _holder(node: fx.Node, free: Collection[str]) -> str:
 
 def _bytes(node: fx.Node, dtype: str) -> int:
     """Of what a node gives, where FP32 and low tensors are in a dtype."""
-
-    def size(x: torch.Tensor) -> int:
-        told = dtype in FORMATS and (x.dtype is torch.float32 or is_low(x.dtype))
-        return FORMATS[dtype].bytes if told else x.element_size()
-
-    return sum(x.numel() * size(x) for x in tensors_of(node.meta.get("val")))
+    known, tensors = FORMATS.get(dtype), tensors_of(node.meta.get("val"))
+    sizes = (known.bytes if known and (x.dtype is torch.float32 or is_low(x.dtype)) else x.itemsize for x in tensors)
+    return sum(x.numel() * size for x, size in zip(tensors, sizes, strict=True))
 
 
 def elements_of(node: fx.Node) -> int:

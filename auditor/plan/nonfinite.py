@@ -48,16 +48,14 @@ def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Verification]) -> 
     Judgement where there are none."""
     changed, verdicts = False, {name: dict(by_format) for name, by_format in judged.verdicts.items()}
     for name, base in baselines.items():
-        first, fmt = base.nonfinite, name.partition("_")[2]
+        first, (strategy, _, fmt) = base.nonfinite, name.partition("_")
         if first is not None and verdicts[first.node][fmt].verdict != "unsafe":
             limit = "range" if first.cause in ("overflow", "underflow") else "precision"
-            verdicts[first.node][fmt] = Verdict("unsafe", _reason(first, name), limit, first.batch)
+            where = (
+                "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
+            )
+            cause = f"{first.cause}{where}{f' (batch {first.batch})' if first.batch > 1 else ''}"
+            why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though not alone: {cause}"
+            verdicts[first.node][fmt] = Verdict("unsafe", why, limit, first.batch)
             changed = True
     return Judgement(verdicts, judged.exposed) if changed else judged
-
-
-def _reason(first: NonFinite, name: str) -> str:
-    strategy, _, fmt = name.partition("_")
-    batch = f" (batch {first.batch})" if first.batch > 1 else ""
-    where = "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
-    return f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though not alone: {first.cause}{where}{batch}"

@@ -176,20 +176,19 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     names = [FP32, *([TODAY] if today else []), *run]
     question = partial(Runs.time, flags=dict(bench.flags), threads=torch.get_num_threads())
     given: dict[str, Timed | str] = bench.ask(run, question, names=names)
-    missing = (*WAYS[:2], "memory")
-    result = {
-        n: one if isinstance(one, Timed) else Timed(missing=dict.fromkeys(missing, one)) for n, one in given.items()
-    }
-    whole = result[FP32]
+    lacking = {name: dict.fromkeys((*WAYS[:2], "memory"), one) for name, one in given.items() if isinstance(one, str)}
+    found = {name: one if isinstance(one, Timed) else Timed(missing=lacking[name]) for name, one in given.items()}
+    whole = found.pop(FP32)
+    result = {name: against(one, whole) for name, one in found.items()}
     timing = Timing(
         device=name_of(bench.options.where),
         batch=next((x.shape[0] for x in tensors_in(bench.checks[0]) if x.dim() and not x.is_nested), None),
         threads=torch.get_num_threads(),
         fp32=whole,
-        fp32_today=against(result[TODAY], whole) if today else None,
+        fp32_today=result.get(TODAY),
     )
-    told = {name: replace(against(result[name], whole), decides=bench.options.native) for name in run}
-    return {name: replace(plan, timed=told.get(name)) for name, plan in plans.items()}, timing
+    timed = {name: replace(result[name], decides=bench.options.native) for name in run}
+    return {name: replace(plan, timed=timed.get(name)) for name, plan in plans.items()}, timing
 
 
 def against(found: Timed, whole: Timed) -> Timed:
