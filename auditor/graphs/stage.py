@@ -25,9 +25,9 @@ from ..numerics.nodes import tensors_of
 from ..plan.costs import costs_of, most_alive
 from ..plan.mincut import HIGH, LOW, Arc, Candidate, Choice, Cuts
 from ..plan.modules import VISITS
-from ..plan.nonfinite import of_replay
+from ..plan.nonfinite import judge_replay
 from ..plan.scores import InFp32
-from ..plan.search import MARGIN, RUNS, Space, choose, verified
+from ..plan.search import MARGIN, RUNS, Space, choose, find_verified
 from ..plan.verified import run_artefacts
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
@@ -109,7 +109,7 @@ def _planned(trial: Trial, score: InFp32 | None) -> Planned:
         tick("running the programs")
         return run_artefacts(bench, plans, files)
 
-    plans = verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
+    plans = find_verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
     return Planned(score.under(plans, bench, files) if score else plans, baselines, files)
 
 
@@ -120,7 +120,7 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
         try:
             error = trial.error(table, low)
             policy = Policy(trial.bench.capture, "cast", plain(table.format), table.format)  # in the program's place
-            return table, of_replay(trial.bench, error, policy)
+            return table, judge_replay(trial.bench, error, policy)
         except OperationRefused as refused:
             name = refused.name
             if name not in low:

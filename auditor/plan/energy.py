@@ -49,7 +49,7 @@ class Energy:
         groups = nx.connected_components(nx.Graph(list(self.tied)))
         return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
-    def settled(self, high: Collection[str]) -> frozenset[str]:
+    def settle(self, high: Collection[str]) -> frozenset[str]:
         """What is FP32, with shielded owners where the one above is."""
         result = set(high)
         for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):

@@ -145,7 +145,7 @@ def cheapest(problem: Problem, allowed: float) -> Candidate:
 
 def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
     """Predicted error, time and share of low FLOPs of one choice, settled. high: what is FP32."""
-    settled = problem.energy.settled(high)
+    settled = problem.energy.settle(high)
     if settled not in problem.evaluated:
         problem.evaluated[settled] = _evaluate(problem, settled)
     return problem.evaluated[settled]

@@ -17,14 +17,14 @@ from ..rulebook.verdicts import Judgement
 from .workbench import Workbench
 
 
-def of_replay(bench: Workbench, error: float, policy: Policy) -> Verification:
+def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification:
     """What a replay of the recorded graph came to, where it stands for a run of the model."""
     if math.isfinite(error):
         return Verification(error, error <= bench.max_error)
-    return Verification(None, nonfinite=located(bench, policy))
+    return Verification(None, nonfinite=locate_nonfinite(bench, policy))
 
 
-def located(bench: Workbench, policy: Policy) -> NonFinite | None:
+def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
     """The operation at which the recorded graph turns non-finite under a policy, on the first batch that shows it."""
     batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
@@ -43,7 +43,7 @@ def _rules(bench: Workbench, first: NonFinite, fmt: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([rule for rule in fired if rule not in MEASURED] or fired))
 
 
-def unsafe_in_runs(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:
+def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:
     """The verdicts, with those operations unsafe that turn the outputs of a baseline non-finite, though not alone; the same
     Judgement where there are none."""
     changed, verdicts = False, {name: dict(by_format) for name, by_format in judged.verdicts.items()}

@@ -14,10 +14,10 @@ from ..records import Plan, Verification
 from ..stages import tick
 from .mincut import Candidate
 from .modules import Modules, as_candidate, as_plan
-from .nonfinite import of_replay
+from .nonfinite import judge_replay
 from .reasons import improve, with_reasons
 from .recommend import gains, has_low
-from .search import RUNS, WORTH, choose, verified
+from .search import RUNS, WORTH, choose, find_verified
 from .verified import is_outdone, verify
 from .workbench import Workbench
 
@@ -41,7 +41,7 @@ class Planner:
     def _baseline(self, space: Modules, plan: Plan) -> Verification:
         ran = plan.verification
         if ran is None or not runs(plan.format):  # the recorded graph stands in for a model that cannot be run
-            return of_replay(self.bench, space.error(space.low), self.bench.policy(plan))
+            return judge_replay(self.bench, space.error(space.low), self.bench.policy(plan))
         fails = ran.measured_error is None or not all(one.holds for one in ran.criteria)
         space.log[space.key(space.low)] = (
             math.inf if fails else max(ran.measured_error or 0.0, ran.with_gradients or 0.0)
@@ -57,7 +57,7 @@ class Planner:
         def holds(name: str, plan: Plan) -> bool:
             return not runs(plan.format) or (plan.verified and not harmful(name, plan))
 
-        result = verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
+        result = find_verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
         result |= self._run({name: self.spaces[name].nothing for name, plan in result.items() if harmful(name, plan)})
         for name, space in self.spaces.items():
             tick(f"why {name.replace('_', ' ')}")

@@ -26,9 +26,9 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
     """The choice with what gains low as well, one module after the other, as long as replays stay within the limit."""
     problem = space.problem
-    for owner in sorted(_kept(problem, chosen), key=lambda owner: (-problem.energy.saving(owner), owner)):
+    for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving(owner), owner)):
         if owner == module_of(owner) and space.left > 0:
-            point = _lowered(problem, chosen, [owner])
+            point = _lower(problem, chosen, [owner])
             gains = point.feasible and point.price < (1 - WORTH) * chosen.price
             if gains and space.may_hold(chosen, point, limit) and space.holds(point, limit):
                 chosen = point
@@ -38,10 +38,10 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
 def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
     """The plan with one reason for every module and operation that it does not run low, and the least that has to stay."""
     problem, chosen = space.problem, as_candidate(space.problem, choice_from_scopes(plan.scopes))
-    alone = {owner: _lowered(problem, chosen, [owner]) for owner in _kept(problem, chosen)}
-    forbidden = {owner: _forbidden(problem, point, chosen, owner) for owner, point in alone.items()}
+    alone = {owner: _lower(problem, chosen, [owner]) for owner in _fp32_owners(problem, chosen)}
+    forbidden = {owner: _find_prohibition(problem, point, chosen, owner) for owner, point in alone.items()}
     idle = {owner: point for owner, point in alone.items() if not forbidden[owner] and point.price >= chosen.price}
-    low = _lowered(problem, chosen, idle)
+    low = _lower(problem, chosen, idle)
     harmless = low == chosen or (space.may_hold(chosen, low, space.budget) and space.holds(low, space.budget))
     shown = [point for point in idle.values() if point.predicted_error > chosen.predicted_error]
     if shown and not harmless:  # one run says whether any of it holds by itself
@@ -54,19 +54,19 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
             codes.setdefault(finding.node, set()).add(finding.rule)
 
     def reason(owner: str) -> Reason:
-        own = [node.name for node in problem.operations_of.get(module_of(owner), ()) if _in(problem, node.name, owner)]
+        own = [node.name for node in _operations(problem, owner)]
         fired = {code for n in own if problem.verdicts[n].verdict != "safe" for code in codes.get(n, ())}
-        why = forbidden[owner] or _reason(space, chosen, alone[owner], saves[owner], most, harmless)
+        why = forbidden[owner] or _explain(space, chosen, alone[owner], saves[owner], most, harmless)
         return replace(why, modules=(owner,), saves=saves[owner], rules=tuple(sorted(fired)))
 
-    modules = together(map(reason, alone))
-    kept = _kept(problem, low if harmless else chosen)
+    modules = merge_alike(map(reason, alone))
+    kept = _fp32_owners(problem, low if harmless else chosen)
     least = dict.fromkeys(module_of(owner) for owner in kept if _without_operations(problem, owner) is None)
     reasons = (*_of_operations(problem, modules), *operation_reasons(problem, chosen))
     return replace(plan, reasons=reasons, least=tuple(least))
 
 
-def _reason(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
+def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
     """Why what could be low is not, from the log of replays where it is there. most: what of all that gains nothing saves most;
     harmless: whether the budget holds with all that low."""
     before, budget, objective = space.before(chosen), space.budget, space.problem.objective
@@ -76,11 +76,11 @@ def _reason(space: Modules, chosen: Candidate, low: Candidate, saves: float, mos
     after = space.error(low) if ran else space.after(chosen, low)
     if gains or not (held or after <= budget):
         kind = "margin" if after <= budget else "budget"
-        words = added(before, after, budget, saves, objective, ran)
+        words = explain_budget(before, after, budget, saves, objective, ran)
     else:
         short = ", below the threshold for one more change of precision" if saves else ""
         kind = "no-gain"
-        words = f"lowering it{'' if held else ' alone'} {gained(most if saves else 0.0, objective)}{short}"
+        words = f"lowering it{'' if held else ' alone'} {explain_gain(most if saves else 0.0, objective)}{short}"
     return Reason(
         kind, words, adds=after - before if math.isfinite(after) else None, left=max(budget - before, 0.0), ran=ran
     )
@@ -96,14 +96,14 @@ def _of_operations(problem: Problem, reasons: Sequence[Reason]) -> Iterator[Reas
         yield replace(reason, modules=modules, functions=functions, operations=tuple(names) if functions else ())
 
 
-def _kept(problem: Problem, point: Candidate) -> list[str]:
+def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
     """Modules in FP32, and functions that low ones keep so."""
     kept = [owner for owner in problem.energy.scopes if owner in point.high]
     return [owner for owner in kept if owner == module_of(owner) or module_of(owner) not in point.high]
 
 
 def _without_operations(problem: Problem, owner: str) -> Reason | None:
-    nodes = [node for node in problem.operations_of.get(module_of(owner), ()) if _in(problem, node.name, owner)]
+    nodes = _operations(problem, owner)
     if not nodes:
         return Reason("not-floating", "it has no operations of its own, only modules in it")
     low = problem.lowest.resolution
@@ -112,9 +112,10 @@ def _without_operations(problem: Problem, owner: str) -> Reason | None:
     return Reason("not-floating", "it has no floating-point operations")
 
 
-def _in(problem: Problem, name: str, owner: str) -> bool:
-    """Whether a node is a module's own, or part of a function in one."""
-    return owner in (problem.capture.nodes[name].owner, problem.variable(name))
+def _operations(problem: Problem, owner: str) -> list[Node]:
+    """Operations that are a module's own, or of a function in one."""
+    own = problem.operations_of.get(module_of(owner), ())
+    return [node for node in own if owner in (node.owner, problem.variable(node.name))]
 
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
@@ -124,13 +125,13 @@ def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
     return tuple(sorted(group | (functions - problem.lowest.raised)))
 
 
-def _lowered(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
+def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candidate:
     """The choice with these low, and what goes along; a function whose keeping lets others be low stays, unless it is asked for."""
     kept = {path for path in problem.lowest.raised if path != module_of(path)}
     return evaluate(problem, (chosen.high | kept).difference(*(lowered_with(problem, owner) for owner in owners)))
 
 
-def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
+def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
     """Why lowering a module is out of the question; None where it is not. point: with it low."""
     if (reason := _without_operations(problem, owner)) is not None:
         return reason
@@ -140,13 +141,14 @@ def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str
         return None
     now, then = (problem.resolve(choice_keeping(each.high, problem.format)) for each in (chosen, point))
     nodes, group = problem.capture.nodes, lowered_with(problem, owner)
+    own = {node.name for node in _operations(problem, owner)}
     broken = [name for name in nodes if problem.forbidden(then, name) and not problem.forbidden(now, name)]
     if not broken:
         return None
 
     def weight(name: str) -> tuple[bool, bool, float]:
         known = problem.contribution(name, problem.format)
-        return _in(problem, name, owner), nodes[name].owner in group, known.isolated if known else 0.0
+        return name in own, nodes[name].owner in group, known.isolated if known else 0.0
 
     worst = max(broken, key=weight)
     name, where, verdict = problem.capture.twins.get(worst, worst), nodes[worst].owner, problem.verdicts[worst]
@@ -154,7 +156,7 @@ def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str
     if worst in then.conflicts and kind not in ("unsafe", "untested"):
         kind, why = "conflict", f"{name} would be handed tensors of two dtypes, which raises an error"
     inside, place = where == module_of(owner), where or "the whole model"
-    if _in(problem, worst, owner):
+    if worst in own:
         return Reason(kind, why, by=name)
     if kind == "conflict" and owner in problem.lowest.raised and owner != module_of(owner):
         why = why if inside else why.replace(name, f"{name} in {place}", 1)
@@ -166,7 +168,7 @@ def _forbidden(problem: Problem, point: Candidate, chosen: Candidate, owner: str
     return Reason("inherited", f"low, it would hand on low values to {place}, where {why}", by=where)
 
 
-def apart(*values: float) -> tuple[str, ...]:
+def tell_apart(*values: float) -> tuple[str, ...]:
     """The values in two significant digits, or in as many more as it takes to tell those apart that differ."""
     for digits in range(2, 6):
         texts = tuple(f"{value:.{digits}g}" for value in values)
@@ -175,19 +177,19 @@ def apart(*values: float) -> tuple[str, ...]:
     return texts
 
 
-def gained(saves: float, objective: str) -> str:
+def explain_gain(saves: float, objective: str) -> str:
     """What lowering something gains, a share; nothing where it would cost."""
     return f"saves {f'at most {max(saves, 0.001):.1%} of the' if saves > 0 else 'no'} {GAINS[objective]}"
 
 
-def added(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
+def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
     """Why what would gain something is not lowered: the budget, of which a plan uses the share MARGIN."""
     if not math.isfinite(after):
         return "low, it makes the model fail or its outputs non-finite"
-    first, second, allowed = apart(before, after, budget)
+    first, second, allowed = tell_apart(before, after, budget)
     return (
         f"lowering it {'takes' if ran else 'is predicted to take'} the error from {first} to {second}, where plans use "
-        f"{MARGIN:.0%} of the budget of {allowed}, and {gained(saves, objective)}"
+        f"{MARGIN:.0%} of the budget of {allowed}, and {explain_gain(saves, objective)}"
     )
 
 
@@ -209,15 +211,15 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
             reason = Reason("inherited", f"{function} stays FP32 in all of {by or 'the model'}", by=by)
         elif not setting.kept and setting.precision != "fp32":
             writes = any(isinstance(value, torch.dtype) for value in (*n.args, *n.kwargs.values()))
-            reason = known[name] = _why(problem, resolution, how, node, writes, known)
+            reason = known[name] = _explain_operation(problem, resolution, how, node, writes, known)
         else:
             continue  # it has a reason of its own, or its module has
         if name not in problem.capture.twins:
             result.append(replace(reason, operations=(name,)))
-    return together(result)
+    return merge_alike(result)
 
 
-def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """Reasons that say the same of several, once, with the largest of their numbers."""
     alike: dict[Reason, list[Reason]] = {}
     for reason in reasons:
@@ -236,7 +238,7 @@ def together(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     )
 
 
-def _why(
+def _explain_operation(
     problem: Problem, resolution: Resolution, how: Policy, node: Node, writes: bool, known: Mapping[str, Reason]
 ) -> Reason:
     """Why an operation in a low module is not low.

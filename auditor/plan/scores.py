@@ -13,7 +13,7 @@ from ..records import Evaluation, Plan, Subject
 from ..score import NoScore, ScoreResult, Scoring, compare_scores, fp32_score
 from ..settings import Settings
 from ..verify import FP32, LATER, TIMEOUT, NotHandedOver, Question, Runs, Verifier, in_hand
-from .workbench import Workbench, emitted, plan_of_fp32
+from .workbench import Workbench, emit_plans, plan_of_fp32
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def in_fp32(subject: Subject, options: Settings, scoring: Scoring) -> InFp32:
             subject.batches[:1], expected=expected, seed=seed, device=device, timeout=options.timeout
         )
         with suppress(NotHandedOver), begun as (verifier, folder):
-            result = verifier.ask(emitted(subject, plans, folder), [FP32], question, LATER)
+            result = verifier.ask(emit_plans(subject, plans, folder), [FP32], question, LATER)
     if not result:
         runs = Runs(partial(in_hand, subject.model, plans), device=device, seed=seed)
         result = {FP32: question(runs, FP32)}

@@ -100,7 +100,7 @@ def choose(space: Space, limit: float, runs: int = RUNS) -> Candidate:
     return best
 
 
-def verified(
+def find_verified(
     spaces: Mapping[str, Space],
     max_error: float,
     make: Callable[[Mapping[str, float]], Mapping[str, Candidate]],

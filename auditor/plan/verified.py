@@ -24,12 +24,12 @@ from ..records import Plan, Timed, Timing, Today, Verification
 from ..stages import tick
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
-from .nonfinite import located
+from .nonfinite import locate_nonfinite
 from .recommend import has_fp32
 from .workbench import Workbench, worst_of
 
 
-def fresh_told(bench: Workbench) -> tuple[str, ...]:
+def say_not_fresh(bench: Workbench) -> tuple[str, ...]:
     """Why plans were verified in the audit's own process, where the model has a source and they were."""
     return tuple(
         f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
@@ -73,7 +73,7 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
         let_through(refused)
         error = f"ends with: {first_line(refused)}"
     why = f"torch has no arithmetic in {label(plan.format)}, so the plan cannot be run"
-    return _as_run(bench, plan, failure=f"{why}; replaying the recorded graph with every value rounded {error}")
+    return _record_run(bench, plan, failure=f"{why}; replaying the recorded graph with every value rounded {error}")
 
 
 def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
@@ -81,7 +81,7 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
     if isinstance(answer, str):
         if bench.options.native and said_no_memory(answer):
             raise torch.OutOfMemoryError(answer)  # which says nothing of the plan
-        return _as_run(bench, plan, failure=answer)
+        return _record_run(bench, plan, failure=answer)
     distance, noise = bench.yardstick.distance, bench.noise.found
     pairs, graded = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)], list[Pair]()
     if expected.graded is not None and answer.graded is not None:
@@ -89,27 +89,29 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
     try:
         error, enabled = (worst_of([distance(*pair) for pair in some]) for some in (pairs, graded))
     except MeasureError as refused:
-        return _as_run(bench, plan, failure=str(refused))
+        return _record_run(bench, plan, failure=str(refused))
     if graded and (otherwise := _mode_matters(plan, pairs[0], graded[0], noise.joint)):
-        return _as_run(bench, plan, failure=otherwise)
+        return _record_run(bench, plan, failure=otherwise)
     is_finite = math.isfinite(error + enabled)
-    return _as_run(
+    return _record_run(
         bench,
         plan,
         pairs,
         graded,
         measured_error=error if is_finite else None,
-        joint=None if distance is output_error else finite(worst_of([output_error(*pair) for pair in pairs])),
+        joint=None if distance is output_error else finite_or_none(worst_of([output_error(*pair) for pair in pairs])),
         apart=apart(pairs),
         with_gradients=enabled if graded and is_finite else None,
         noise=noise.error,
         floor=noise.floor if noise.floor > bench.yardstick.budget else 0.0,
         ungraded=bench.noise.graded if isinstance(bench.noise.graded, str) else None,
-        nonfinite=None if is_finite or plan.program else located(bench, bench.policy(plan)),
+        nonfinite=None if is_finite or plan.program else locate_nonfinite(bench, bench.policy(plan)),
     )
 
 
-def _as_run(bench: Workbench, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any) -> Plan:
+def _record_run(
+    bench: Workbench, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any
+) -> Plan:
     """The plan with what a run of it came to, and the criteria: the worst without gradients; they hold where they do with them too."""
     distance, inputs = bench.yardstick.distance, "held-out" if bench.subject.held_out else "audited"
     criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
@@ -131,7 +133,7 @@ def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float) -> str
     return f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
 
 
-def finite(error: float) -> float | None:
+def finite_or_none(error: float) -> float | None:
     """What is kept of an error: None where it is not finite."""
     return error if math.isfinite(error) else None
 
@@ -158,7 +160,7 @@ def today_of(bench: Workbench) -> Today | None:
     except Exception as error:
         let_through(error)
         return Today(allowed, None, failure_of(error))
-    return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, finite(worst))
+    return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, finite_or_none(worst))
 
 
 WAYS = ("eager", "compiled", "cuda_graph")
@@ -179,7 +181,7 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     lacking = {name: dict.fromkeys((*WAYS[:2], "memory"), one) for name, one in given.items() if isinstance(one, str)}
     found = {name: one if isinstance(one, Timed) else Timed(missing=lacking[name]) for name, one in given.items()}
     whole = found.pop(FP32)
-    result = {name: against(one, whole) for name, one in found.items()}
+    result = {name: compare_times(one, whole) for name, one in found.items()}
     timing = Timing(
         device=name_of(bench.options.where),
         batch=next((x.shape[0] for x in tensors_in(bench.checks[0]) if x.dim() and not x.is_nested), None),
@@ -191,7 +193,7 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     return {name: replace(plan, timed=timed.get(name)) for name, plan in plans.items()}, timing
 
 
-def against(found: Timed, whole: Timed) -> Timed:
+def compare_times(found: Timed, whole: Timed) -> Timed:
     """With how many times as fast as FP32 it is, run in the same way, and what share of its memory it takes."""
     changed: dict[str, Any] = {}
     for way in WAYS:

@@ -146,7 +146,7 @@ class Workbench:
             load = partial(load_program, folder, self.options.where)
         if fresh and (files is not None or (self.subject.origin is not None and not self.not_fresh)):
             try:
-                file = folder if files is not None else emitted(self.subject, plans, self.verifier.scratch)
+                file = folder if files is not None else emit_plans(self.subject, plans, self.verifier.scratch)
                 return self.verifier.ask(file, names, question, later)
             except NotHandedOver as problem:
                 if files is None:
@@ -189,7 +189,7 @@ def worst_of(values: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
-def emitted(subject: Subject, plans: Mapping[str, Plan], folder: str | Path) -> Path:
+def emit_plans(subject: Subject, plans: Mapping[str, Plan], folder: str | Path) -> Path:
     """`patched_model.py` with these plans, written into a folder."""
     file = Path(folder, "patched_model.py")
     content = emit(subject.origin, size_of(subject.model), {**plans, **plan_of_fp32(subject)}, None, file.parent)

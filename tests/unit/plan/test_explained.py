@@ -15,7 +15,7 @@ from auditor.execution.policy import Policy, choice_from_scopes, plain
 from auditor.plan.costs import Cost
 from auditor.plan.mincut import Candidate
 from auditor.plan.modules import as_candidate, as_plan, evaluate
-from auditor.plan.nonfinite import located, of_replay, unsafe_in_runs
+from auditor.plan.nonfinite import judge_replay, locate_nonfinite, mark_unsafe
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import improve, with_reasons
 from auditor.plan.search import MARGIN
@@ -140,29 +140,33 @@ def all_low(bench, fmt, precision=""):
 
 
 def test_the_batch_that_shows_it_is_looked_for_and_the_rule_that_fired(bench):
-    first = located(bench, all_low(bench, "fp16"))
+    first = locate_nonfinite(bench, all_low(bench, "fp16"))
     assert (first.op, first.value, first.cause, first.rules) == ("aten.mul.Tensor", "Inf", "overflow", ("ACT005",))
     assert first.batch == 2
 
 
 def test_a_replay_that_is_finite_has_none(bench):
-    assert of_replay(bench, 0.1, all_low(bench, "fp16")) == Verification(0.1, True)
-    ran = of_replay(bench, math.nan, all_low(bench, "fp16"))
-    assert (ran.measured_error, ran.finite, ran.nonfinite) == (None, False, located(bench, all_low(bench, "fp16")))
+    assert judge_replay(bench, 0.1, all_low(bench, "fp16")) == Verification(0.1, True)
+    ran = judge_replay(bench, math.nan, all_low(bench, "fp16"))
+    assert (ran.measured_error, ran.finite, ran.nonfinite) == (
+        None,
+        False,
+        locate_nonfinite(bench, all_low(bench, "fp16")),
+    )
 
 
 @pytest.mark.parametrize(("fmt", "precision"), [("bf16", ""), ("fp16", "fp32")])
 def test_a_run_that_the_graph_does_not_show_has_none(bench, fmt, precision):
-    assert located(bench, all_low(bench, fmt, precision)) is None
+    assert locate_nonfinite(bench, all_low(bench, fmt, precision)) is None
 
 
 def test_the_operation_is_unsafe_unless_it_is_already(bench):
-    baselines = {f"cast_{fmt}": of_replay(bench, math.nan, all_low(bench, fmt)) for fmt in ("fp16", "bf16")}
+    baselines = {f"cast_{fmt}": judge_replay(bench, math.nan, all_low(bench, fmt)) for fmt in ("fp16", "bf16")}
     node = baselines["cast_fp16"].nonfinite.node
     safe = Verdict("safe", "")
     judged = Judgement({name: {"fp16": safe, "bf16": safe} for name in bench.capture.nodes}, {})
-    whole = unsafe_in_runs(judged, baselines)
+    whole = mark_unsafe(judged, baselines)
     reason = "Inf in FP16 with cast weights, though not alone: overflow (batch 2)"
     assert whole.verdicts[node] == {"fp16": Verdict("unsafe", reason, "range", 2), "bf16": safe}
-    assert unsafe_in_runs(whole, baselines) is whole
-    assert unsafe_in_runs(judged, {"cast_bf16": Verification(None, False)}) is judged
+    assert mark_unsafe(whole, baselines) is whole
+    assert mark_unsafe(judged, {"cast_bf16": Verification(None, False)}) is judged

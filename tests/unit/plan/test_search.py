@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.plan.mincut import Candidate
-from auditor.plan.search import MARGIN, ROUNDS, RUNS, Space, choose, verified
+from auditor.plan.search import MARGIN, ROUNDS, RUNS, Space, choose, find_verified
 from auditor.records import Plan, ScopeChoice, Verdict, Verification
 from tests.support.planning import Foretold
 from tests.support.problems import drawn, must_stay_fp32
@@ -103,17 +103,17 @@ def test_what_its_artefact_does_not_bear_out_is_made_for_less_error() -> None:
     def holds(name: str, plan: Plan) -> bool:
         return plan.measured_error is not None and plan.measured_error <= 0.5
 
-    plans = verified({"a": space}, 0.5, make, verify, holds)
+    plans = find_verified({"a": space}, 0.5, make, verify, holds)
     assert holds("a", plans["a"])
     assert limits[0] == MARGIN * 0.5
     assert limits == sorted(limits, reverse=True)
     assert len(space.rejected) == len(limits) - 1
     limits.clear()
-    never = verified({"a": line()}, 0.5, make, verify, lambda name, plan: False)
+    never = find_verified({"a": line()}, 0.5, make, verify, lambda name, plan: False)
     assert len(limits) == ROUNDS
     assert set(never) == {"a"}
     limits.clear()
-    verified(
+    find_verified(
         {"a": line()}, 0.5, make, lambda made: {"a": PLAN}, lambda name, plan: False
     )  # it fails: there is no error
     assert limits[:2] == [MARGIN * 0.5, MARGIN * 0.5 / 4]
