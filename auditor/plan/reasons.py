@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -57,12 +57,14 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
         own = [node.name for node in _operations(problem, owner)]
         fired = {code for n in own if problem.verdicts[n].verdict != "safe" for code in codes.get(n, ())}
         why = forbidden[owner] or _explain(space, chosen, alone[owner], saves[owner], most, harmless)
-        return replace(why, modules=(owner,), saves=saves[owner], rules=tuple(sorted(fired)))
+        why = replace(why, saves=saves[owner], rules=tuple(sorted(fired)))
+        if owner == module_of(owner):
+            return replace(why, modules=(owner,))
+        return replace(why, functions=(owner,), operations=tuple(n for n in own if n not in problem.capture.twins))
 
-    modules = merge_alike(map(reason, alone))
     kept = _fp32_owners(problem, low if harmless else chosen)
     least = dict.fromkeys(module_of(owner) for owner in kept if _without_operations(problem, owner) is None)
-    reasons = (*_of_operations(problem, modules), *operation_reasons(problem, chosen))
+    reasons = (*merge_alike(map(reason, alone)), *operation_reasons(problem, chosen))
     return replace(plan, reasons=reasons, least=tuple(least))
 
 
@@ -84,16 +86,6 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
     return Reason(
         kind, words, adds=after - before if math.isfinite(after) else None, left=max(budget - before, 0.0), ran=ran
     )
-
-
-def _of_operations(problem: Problem, reasons: Sequence[Reason]) -> Iterator[Reason]:
-    """The reasons of kept functions as those of their operations."""
-    nodes, twins = problem.capture.nodes, problem.capture.twins
-    for reason in reasons:
-        functions = tuple(path for path in reason.modules if path != module_of(path))
-        names = (name for name in nodes if problem.variable(name) in functions and name not in twins)
-        modules = tuple(path for path in reason.modules if path not in functions)
-        yield replace(reason, modules=modules, functions=functions, operations=tuple(names) if functions else ())
 
 
 def _fp32_owners(problem: Problem, point: Candidate) -> list[str]:
@@ -230,6 +222,7 @@ def merge_alike(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
             several[0],
             modules=tuple(path for each in several for path in each.modules),
             operations=tuple(name for each in several for name in each.operations),
+            functions=tuple(path for each in several for path in each.functions),
             adds=max((each.adds for each in several if each.adds is not None), default=None),
             saves=max((each.saves for each in several if each.saves is not None), default=None),
             ran=all(each.ran for each in several),
