@@ -14,11 +14,10 @@ from ..records import Plan, Verification
 from ..stages import tick
 from .mincut import Candidate
 from .modules import Modules, as_candidate, as_plan
-from .nonfinite import judge_replay
 from .reasons import improve, with_reasons
 from .recommend import gains, has_low
 from .search import RUNS, WORTH, choose, find_verified
-from .verified import is_outdone, verify
+from .verified import is_outdone, judge_replay, verify
 from .workbench import Workbench
 
 

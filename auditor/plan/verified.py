@@ -1,4 +1,4 @@
-"""Plans run as the artefact that a user gets: what it answers, held against FP32, and whether the budget holds."""
+"""Plans run as the artefact that a user gets: what it answers, held against FP32, and the operation that breaks it first."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ from typing import Any
 
 import torch
 
+from ..artefact.strategies import strategy_of
+from ..capture.paths import path_of
 from ..criteria.criterion import FLOOR
 from ..criteria.defaults import apart
 from ..criteria.measure import Criteria
 from ..devices import name_of
 from ..errors import MeasureError, first_line, let_through
+from ..execution.beside import first_non_finite
+from ..execution.policy import Policy
 from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..records import Plan, Timed, Timing, Today, Verification
+from ..records import NonFinite, Plan, Timed, Timing, Today, Verdict, Verification
+from ..records.measure import MEASURED
+from ..rulebook.verdicts import Judgement
 from ..stages import tick
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
-from .nonfinite import locate_nonfinite
 from .recommend import has_fp32
 from .workbench import Workbench, worst_of
 
@@ -136,6 +141,50 @@ def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float) -> str
 def finite_or_none(error: float) -> float | None:
     """What is kept of an error: None where it is not finite."""
     return error if math.isfinite(error) else None
+
+
+def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification:
+    """What a replay of the recorded graph came to, where it stands for a run of the model."""
+    if math.isfinite(error):
+        return Verification(error, error <= bench.max_error)
+    return Verification(None, nonfinite=locate_nonfinite(bench, policy))
+
+
+def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
+    """The operation at which the recorded graph turns non-finite under a policy, on the first batch that shows it."""
+    batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
+    for number, batch in enumerate(batches, start=1):
+        path = path_of(bench.capture, bench.subject, batch)
+        first = first_non_finite(path, bench.subject.model, batch, policy) if path is not None else None
+        if first is not None:
+            first = replace(first, node=twins.get(first.node, first.node), begins=twins.get(first.begins, first.begins))
+            return replace(first, batch=number, rules=_rules(bench, first, policy.format))
+    return None
+
+
+def _rules(bench: Workbench, first: NonFinite, fmt: str) -> tuple[str, ...]:
+    """Codes of the rules that fired where the cause begins, or where it shows."""
+    spoken = [(bench.capture.twins.get(f.node, f.node), f.rule) for f in bench.findings if fmt in f.formats]
+    fired = [rule for where in (first.begins, first.node) for node, rule in spoken if node == where]
+    return tuple(dict.fromkeys([rule for rule in fired if rule not in MEASURED] or fired))
+
+
+def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:
+    """The verdicts, with those operations unsafe that turn the outputs of a baseline non-finite, though not alone; the same
+    Judgement where there are none."""
+    changed, verdicts = False, {name: dict(by_format) for name, by_format in judged.verdicts.items()}
+    for name, base in baselines.items():
+        first, (strategy, _, fmt) = base.nonfinite, name.partition("_")
+        if first is not None and verdicts[first.node][fmt].verdict != "unsafe":
+            limit = "range" if first.cause in ("overflow", "underflow") else "precision"
+            where = (
+                "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
+            )
+            cause = f"{first.cause}{where}{f' (batch {first.batch})' if first.batch > 1 else ''}"
+            why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though not alone: {cause}"
+            verdicts[first.node][fmt] = Verdict("unsafe", why, limit, first.batch)
+            changed = True
+    return Judgement(verdicts, judged.exposed) if changed else judged
 
 
 def is_outdone(plan: Plan, baseline: Verification) -> bool:

@@ -15,10 +15,10 @@ from auditor.execution.policy import Policy, choice_from_scopes, plain
 from auditor.plan.costs import Cost
 from auditor.plan.mincut import Candidate
 from auditor.plan.modules import as_candidate, as_plan, evaluate
-from auditor.plan.nonfinite import judge_replay, locate_nonfinite, mark_unsafe
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import improve, with_reasons
 from auditor.plan.search import MARGIN
+from auditor.plan.verified import judge_replay, locate_nonfinite, mark_unsafe
 from auditor.records import Plan, Verdict, Verification
 from auditor.rulebook.verdicts import Judgement
 from tests.support.capturing import Function, captured
