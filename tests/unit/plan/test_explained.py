@@ -28,22 +28,24 @@ from tests.support.problems import drawn
 
 
 @pytest.fixture
-def found() -> tuple[Plan, str]:
+def found() -> tuple[Plan, Problem, str]:
     """A chain of five layers; the one in the middle is unsafe, the one behind it stays FP32 too."""
     drawn_ = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
     bad = next(name for name, node in drawn_.capture.nodes.items() if node.owner == "2")
     problem = replace(drawn_, verdicts={**drawn_.verdicts, bad: Verdict("unsafe", "it overflows")})
     plan = as_plan(problem, evaluate(problem, ("2", "3")))
     rules = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, formats=("bf16",)))
-    return with_reasons(Foretold(problem, 0.5), plan, rules), bad
+    return with_reasons(Foretold(problem, 0.5), plan, rules), problem, bad
 
 
-def test_every_fp32_scope_says_why(found: tuple[Plan, str]) -> None:
-    plan, bad = found
+def test_every_fp32_scope_says_why_and_what_lowering_it_would_save(found: tuple[Plan, Problem, str]) -> None:
+    plan, problem, bad = found
     (unsafe,), (other,) = plan.reasons_of("2"), plan.reasons_of("3")
     assert (unsafe.kind, unsafe.words) == ("unsafe", f"{bad} is unsafe: it overflows")
     assert (unsafe.rules, other.rules) == (("ATT001", "SFT001"), ())  # BND001 is about BF16
     assert plan.reasons_of("") == ()
+    both, one = evaluate(problem, ("2", "3")), evaluate(problem, ("3",))
+    assert unsafe.saves == pytest.approx(max(1 - one.cost / both.cost, 0.0))  # of what is forbidden too
     assert plan.kept_modules == ("2", "3")
 
 
