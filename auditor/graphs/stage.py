@@ -255,7 +255,7 @@ class Operations(Space):
         """Error of the graph with a choice low."""
         return self._trial.error(self.table, self.low(point))
 
-    def proposed(self, allowed: float) -> Candidate:
+    def propose(self, allowed: float) -> Candidate:
         """The cheapest choice that is predicted to have an error of at most `allowed`."""
         tries = VISITS // len(self.table.operations)
         return self._cuts.cheapest(self._choice, allowed, self._groups, tries)

@@ -84,7 +84,7 @@ class Modules(Space):
             self.error(min(gaining, key=lambda point: point.predicted_error))
         return min((error for error in self.log.values() if 0 < error < math.inf), default=None)
 
-    def proposed(self, allowed: float) -> Candidate:
+    def propose(self, allowed: float) -> Candidate:
         """The cheapest choice that is predicted to have an error of at most `allowed`; everything low, where that is safe, takes
         hardly longer, and is known or else predicted to hold."""
         low, point = self.low, cheapest(self.problem, allowed)

@@ -73,7 +73,7 @@ def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     """The plan with the error of a replay of the captured graph under it, in words: nothing was measured on a model."""
     batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
     try:
-        error = f"gives an error of {bench.replayed(batches, bench.policy(plan)):.2g}"
+        error = f"gives an error of {bench.replay(batches, bench.policy(plan)):.2g}"
     except Exception as refused:
         let_through(refused)
         error = f"ends with: {first_line(refused)}"

@@ -155,7 +155,7 @@ class Workbench:
         runs = Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most)
         return {name: question(runs, name) for name in names}
 
-    def replayed(self, batches: Sequence[Batch], how: Policy) -> float:
+    def replay(self, batches: Sequence[Batch], how: Policy) -> float:
         """Error of low runs of the recorded graph on batches that it is valid for, the worst one's; NaN counts.
 
         Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.

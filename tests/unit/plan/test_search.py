@@ -32,7 +32,7 @@ class Line(Space):
         super().__init__()
         self.points, self.off, self.known, self.asked = points, off, known, list[Candidate]()
 
-    def proposed(self, allowed: float) -> Candidate:
+    def propose(self, allowed: float) -> Candidate:
         return next((point for point in self.points if point.predicted_error <= allowed), self.nothing)
 
     def replay(self, point: Candidate) -> float:
@@ -127,12 +127,12 @@ def test_an_unsafe_scope_stays_fp32_even_where_one_run_happens_to_hold(strategy:
     assert must_stay_fp32(problem) == {"2"}
     space = Foretold(problem, 0.01, off=0.0)
     assert "2" in choose(space, 0.01).high
-    assert "2" in space.proposed(math.inf).high
+    assert "2" in space.propose(math.inf).high
 
 
 def test_everything_low_is_not_proposed_where_the_model_itself_was_over_the_budget() -> None:
     problem = drawn("chain", "autocast", random.Random(3), unsafe=0.0)
-    low = Foretold(problem, 1.0).proposed(math.inf)
+    low = Foretold(problem, 1.0).propose(math.inf)
     assert not low.high
     again = Foretold(problem, 0.5, known=[(low, 1.0)])
     assert choose(again, 2 * low.predicted_error) != low
