@@ -23,7 +23,7 @@ from .loading.inputs import shapes_of
 from .measure.causes import storing
 from .offload import came_to, within
 from .paths import enclosing
-from .plan.verified import fresh_told
+from .plan.verified import say_not_fresh
 from .plan.workbench import Workbench
 from .records import Audit, Environment, Evaluation, Plan, Proposal, Weight
 from .records.audit import Provenance
@@ -166,4 +166,4 @@ def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
             f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
             "the training step of the others has other shapes or operations."
         )
-    yield from fresh_told(bench)
+    yield from say_not_fresh(bench)

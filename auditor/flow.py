@@ -27,12 +27,11 @@ from .measure.calibrate import calibrate_paths
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
-from .plan.nonfinite import unsafe_in_runs
 from .plan.plans import Planner
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
-from .plan.verified import timed_plans, today_of
+from .plan.verified import mark_unsafe, timed_plans, today_of
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Finding, Subject
 from .rulebook.causes import FlowGraph, about, findings_of
@@ -100,7 +99,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         bench = Workbench(subject, captured, measured, judged, findings, options, yardstick, noise, as_set)
         with bench.held:
             planned = _make_plans(bench, stages, score, generating)
-        if (known := unsafe_in_runs(judged, planned.baselines)) is not judged:
+        if (known := mark_unsafe(judged, planned.baselines)) is not judged:
             judged, graph = known, replace(graph, verdicts=known.verdicts)
             findings = find(graph, judged.exposed)
         recommended, reason = recommend(planned.plans, yardstick.budget, options.use)

@@ -42,7 +42,7 @@ def document() -> dict:
     plan = json.loads(json.dumps(make_audit(30).to_dict()))
     plan["parameters"] = 26
     for item in plan["plans"].values():
-        item["scopes"] = {"": {"precision": item["format"]}, "0": {"precision": "fp32", "because": ["NRM001"]}}
+        item["scopes"] = {"": {"precision": item["format"]}, "0": {"precision": "fp32"}}
     return plan
 
 

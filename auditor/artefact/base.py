@@ -75,4 +75,4 @@ def plan_table(plan: Plan) -> dict[str, Any]:
 
 def _scope(choice: ScopeChoice) -> dict[str, Any]:
     kept = {"keep": list(choice.keep)} if choice.keep else {}
-    return {"precision": choice.precision, "because": list(choice.because), "output": choice.output, **kept}
+    return {"precision": choice.precision, "output": choice.output, **kept}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +14,7 @@ from ..isolation import members
 from ..loading import importer, statedicts
 from ..numerics import functions
 from ..numerics.formats import label, runs
-from ..records import Origin, Plan, ScopeChoice
+from ..records import Origin, Plan, Reason, ScopeChoice
 from . import applying as runtime
 from . import runtime as strategies_runtime
 from . import source, strategies
@@ -34,8 +34,8 @@ _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched 
 Needs torch and the model's own source; safetensors, where its weights are in that format. Names of layers are data.
 
 Reading PLANS: a scope is a module; what lies inside it has its precision unless it is listed itself. `because` has the
-codes of the rules that fired and what was measured; `cost` is the predicted time that its own operations would save if
-they ran low. `keep` names functions of torch that stay FP32 in a low scope and in the modules in it, however they are
+codes of the rules that fired and what was measured; `cost` is the predicted time that it would save if it alone ran
+low. `keep` names functions of torch that stay FP32 in a low scope and in the modules in it, however they are
 called ("pow": torch.pow, x.pow, x ** 2), unless in place. Products of what they give run low again. Errors are relative
 to FP32.
 """
@@ -176,7 +176,7 @@ def _table(plan: Plan) -> dict[str, Any]:
     """One plan as Python source: figures for a reader, and the data that applies it."""
     keys = ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup")
     raised = {} if plan.raised == "none" else {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
-    scopes = {path: _scope(choice) for path, choice in plan.scopes.items()}
+    scopes = {path: _scope(choice, plan.reasons_of(path)) for path, choice in plan.scopes.items()}
     return {**{key: _readable(getattr(plan, key)) for key in keys}, **raised, "scopes": scopes}
 
 
@@ -187,15 +187,15 @@ def _readable(value: Any) -> Any:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-def _scope(choice: ScopeChoice) -> dict[str, Any]:
+def _scope(choice: ScopeChoice, reasons: Sequence[Reason]) -> dict[str, Any]:
     """One scope as a dict, without entries that have their default value."""
     entry: dict[str, Any] = {"precision": choice.precision}
     if choice.keep:
         entry["keep"] = list(choice.keep)
-    if choice.because:
-        entry["because"] = list(choice.because)
-    if choice.cost is not None and math.isfinite(choice.cost):
-        entry["cost"] = f"{max(choice.cost, 0):.1%} of the predicted time"
+    if reasons:
+        codes = dict.fromkeys(code for reason in reasons for code in reason.rules)
+        entry["because"] = [*codes, *(reason.words for reason in reasons)]
+        entry["cost"] = f"{max(reason.saves or 0.0 for reason in reasons):.1%} of the predicted time"
     if choice.output != "cast":
         entry["output"] = choice.output
     return entry

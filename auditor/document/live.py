@@ -19,7 +19,7 @@ from ..errors import PlanError
 from ..isolation import isolated
 from ..isolation.members import size_of, structure_of, unwrap_model
 from ..numerics.formats import label, runs
-from ..plan.workbench import emitted
+from ..plan.workbench import emit_plans
 from ..records import Audit, Plan, Subject
 from ..verify import NotHandedOver, Verifier
 from .read import applicable, plan_of, read_json
@@ -67,7 +67,7 @@ def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], st
     audit, chosen = select(file, name)
     assert audit is not None
     plans = {
-        key: replace(plan, measured_error=None, verified=False, verification=None)
+        key: replace(plan, verification=None)
         for key, plan in audit.plans.items()
         if runs(plan.format) and plan.strategy not in GRAPHS
     }
@@ -91,7 +91,7 @@ def check_artefact(subject: Subject, plans: Mapping[str, Plan], chosen: str, see
     if subject.origin is None:
         return
     with Verifier.start(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
-        failure = verifier.ask(emitted(subject, plans, folder), [chosen])[chosen]
+        failure = verifier.ask(emit_plans(subject, plans, folder), [chosen])[chosen]
         if isinstance(failure, str):
             raise PlanError(f"the model does not run under {chosen}: {failure}", slug="plan-mismatch")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,13 +68,10 @@ class Table:
     operations: Mapping[str, GraphOperation]
     values: Mapping[str, Value]
 
-    def may_be_low(self) -> frozenset[str]:
+    @cached_property
+    def free(self) -> frozenset[str]:
         """Operations that a plan may run in low precision."""
         return frozenset(name for name, operation in self.operations.items() if not operation.kind)
-
-    def can_be_low(self) -> frozenset[str]:
-        """Operations that can run in low precision, whatever the error."""
-        return frozenset(name for name, operation in self.operations.items() if operation.kind != "refused")
 
     def low_flops(self, low: frozenset[str]) -> float:
         """Share of the floating-point operations that run in low precision."""
@@ -121,7 +117,8 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
     for node in graph.nodes:
         name, elements, its = node.name, elements_of(node), captured.get(node.name)
         contribution = bench.contributions[format].get(its or "")
-        own, rounding = (_square(contribution.own), _square(contribution.cast)) if contribution else (0.0, 0.0)
+        effects = (contribution.own, contribution.cast) if contribution else (0.0, 0.0)
+        own, rounding = (min(effect**2, FORBIDDEN) for effect in effects)
         if node.op == "call_function":
             makers[node] = makers.get(node.args[0], name) if is_pick(node) else name
         if reads := _reads(node):
@@ -174,11 +171,6 @@ def _only_moves(row: table.Operation) -> bool:
     """Whether an operation passes low entries on unchanged, possibly a part of them."""
     writers = (table.operation(name).scatter for name in table.packets())
     return bool(row.entries or row.exact or row.joins or row.asks_shape) or row.packet in writers
-
-
-def _square(effect: float) -> float:
-    """The square of an effect; a huge number instead of Inf and NaN."""
-    return min(effect**2, FORBIDDEN) if math.isfinite(effect) else FORBIDDEN
 
 
 def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:

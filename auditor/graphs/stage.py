@@ -25,23 +25,18 @@ from ..numerics.nodes import tensors_of
 from ..plan.costs import costs_of, most_alive
 from ..plan.mincut import HIGH, LOW, Arc, Candidate, Choice, Cuts
 from ..plan.modules import VISITS
-from ..plan.nonfinite import of_replay
 from ..plan.scores import InFp32
-from ..plan.search import MARGIN, RUNS, Space, choose, verified
-from ..plan.verified import answered
+from ..plan.search import MARGIN, RUNS, Space, choose, find_verified
+from ..plan.verified import judge_replay, run_artefacts
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..stages import tick
 from ..verify import PROGRAM
 from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
-from .operations import GraphOperation, Table, is_pick, low_arguments, table_of
+from .operations import Table, is_pick, low_arguments, table_of
 
 COPIED = "copied"
 """Key in a node's `meta` for the original node's name; casts have none."""
-
-
-ALL_LOW = "cast"
-"""Strategy that stands for the all-low exported program in replays of the recorded graph."""
 
 
 @dataclass(frozen=True)
@@ -111,25 +106,25 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
             plan = _plan(name, trial, spaces[name].table, low, file)
             plans[name] = replace(plan, predicted_error=choice.predicted_error, memory=memory_needed(module))
         tick("running the programs")
-        return answered(bench, plans, files)
+        return run_artefacts(bench, plans, files)
 
-    plans = verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
+    plans = find_verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
     return GraphPlans(score.under(plans, bench, files) if score else plans, baselines, files)
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
     """The table without operations that raise, and the error with all others in low precision."""
-    low = table.can_be_low()
+    low = frozenset(name for name, operation in table.operations.items() if operation.kind != "refused")
     while True:
         try:
             error = trial.error(table, low)
-            policy = Policy(trial.bench.capture, ALL_LOW, plain(table.format), table.format)
-            return table, of_replay(trial.bench, error, policy)
+            policy = Policy(trial.bench.capture, "cast", plain(table.format), table.format)  # in the program's place
+            return table, judge_replay(trial.bench, error, policy)
         except OperationRefused as refused:
             name = refused.name
             if name not in low:
-                return table, Verification(None, False, failure=first_line(refused.said))
-            if name in table.may_be_low():
+                return table, Verification(None, failure=first_line(refused.said))
+            if name in table.free:
                 kept = f"it does not run low: {refused}"[:200]
                 operation = replace(table.operations[name], kind="refused", kept=kept)
                 table = replace(table, operations={**table.operations, name: operation})
@@ -164,13 +159,13 @@ def cuts_of(table: Table) -> Cuts:
     A helper node per value says whether any reader is low (for FP32 values), or all are (for low values), so that each
     cast is paid once.
     """
-    free, arcs = table.may_be_low(), list[Arc]()
+    arcs = list[Arc]()
 
     def node(operation: str | None) -> Hashable:
-        return operation if operation in free else HIGH
+        return operation if operation in table.free else HIGH
 
     for each in table.operations.values():
-        if each.name in free:
+        if each.name in table.free:
             arcs.append(Arc(each.name, HIGH, each.low, each.error))
         arcs.append(Arc(LOW, node(each.name), each.high))
     for value in table.values.values():
@@ -243,60 +238,53 @@ class Operations(Space):
 
     def __init__(self, table: Table, trial: Trial) -> None:
         super().__init__()
-        self.table, self._trial = table, trial
-        self.nothing = self._choice(table.may_be_low())
+        self.table, self._trial, self._cuts = table, trial, cuts_of(table)
+        self.nothing = self._choice(table.free)
 
         def cost_difference(name: str) -> tuple[float, str]:
             each = table.operations[name]
             return (each.low - each.high) / max(each.error, 1e-30), name
 
         self._groups: list[frozenset[Hashable]] = [
-            frozenset((name,)) for name in sorted(table.may_be_low(), key=cost_difference)
+            frozenset((name,)) for name in sorted(table.free, key=cost_difference)
         ]
-        self._cuts = cuts_of(table)
 
     def low(self, point: Candidate) -> frozenset[str]:
         """The operations that run in low precision."""
-        return self.table.may_be_low() - point.high
+        return self.table.free - point.high
 
     def replay(self, point: Candidate) -> float:
         """Run the graph with a choice; return its error."""
         return self._trial.error(self.table, self.low(point))
 
-    def proposed(self, allowed: float) -> Candidate:
+    def propose(self, allowed: float) -> Candidate:
         """The cheapest choice whose predicted error is at most `allowed`."""
         tries = VISITS // len(self.table.operations)
         return self._cuts.cheapest(self._choice, allowed, self._groups, tries)
 
     def _choice(self, high: Choice) -> Candidate:
-        free = self.table.may_be_low()
-        price, square = self.table.price(free - high)
-        return Candidate(free & high, math.sqrt(square), price, price)
+        price, square = self.table.price(self.table.free - high)
+        return Candidate(self.table.free & high, math.sqrt(square), price, price)
 
 
 def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOperation, ...]:
     """Every operation with FP32 inputs that stays FP32, with the reason. budget: the error that the choice may have."""
-    return tuple(
-        KeptOperation(each.name, each.op, *_reason(table, low, budget, each), each.captured)
-        for each in table.operations.values()
-        if each.name not in low
-    )
-
-
-def _reason(table: Table, low: frozenset[str], budget: float, operation: GraphOperation) -> tuple[str, str]:
-    """Why an operation stays FP32: in one word, and in a clause."""
-    if operation.kind:
-        return operation.kind, operation.kept
-    name, square = operation.name, table.price(low)[1]
-    (now, had), (then, has) = (table.price(some, name) for some in (low, low | {name}))
-    if then >= now:
-        return "no-gain", "running it low saves nothing: the casts around it cost at least as much"
-    if (after := math.sqrt(max(square + has - had, 0.0))) > budget:
-        return (
-            "budget",
-            f"if it also ran low, the predicted error would rise from {math.sqrt(square):.2g} to {after:.2g}",
-        )
-    return "budget", "no tested choice with it low meets the error budget"
+    result, square = list[KeptOperation](), table.price(low)[1]
+    for name, each in table.operations.items():
+        if name in low:
+            continue
+        (now, had), (then, has) = (table.price(some, name) for some in (low, low | {name}))
+        after = math.sqrt(max(square + has - had, 0.0))
+        kind, why = "budget", "no tested choice with it low meets the error budget"
+        if each.kind:
+            kind, why = each.kind, each.kept
+        elif then >= now:
+            kind = "no-gain"
+            why = "running it low saves nothing: the casts around it cost at least as much"
+        elif after > budget:
+            why = f"if it also ran low, the predicted error would rise from {math.sqrt(square):.2g} to {after:.2g}"
+        result.append(KeptOperation(name, each.op, kind, why, each.captured))
+    return tuple(result)
 
 
 def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str]) -> fx.GraphModule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,11 +27,13 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
     if capture.paths:
         each = [memory_of(path.capture, costs, resolution, format) for path in capture.paths]
         return MemoryUse(max(one.weights for one in each), max(one.activations for one in each))
-    nodes = list(capture.graph_module.graph.nodes)
+    nodes, copies = list(capture.graph_module.graph.nodes), Counter[str]()
     size = {node.name: _bytes(node, resolution.dtypes.get(node.name, "")) for node in nodes}
+    for node in nodes:
+        for reader in resolution.lowered.get(node.name, ()):
+            copies[reader] += FORMATS[format].bytes * elements_of(node)
     inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
     weights = sum(size[p.name] for p in capture.placeholders if p.name not in inputs)
-    copies = _copies(nodes, resolution, FORMATS[format].bytes)
     free = {name for name, cost in costs.items() if cost.free}
     return MemoryUse(weights, most_alive(nodes, size, free, inputs, copies))
 
@@ -67,23 +70,11 @@ def _holder(node: fx.Node, free: Collection[str]) -> str:
     return node.name
 
 
-def _copies(nodes: list[fx.Node], resolution: Resolution, size: int) -> dict[str, int]:
-    """{node: bytes of the low copies that are made of what it reads}. size: of one low element."""
-    elements, result = {node.name: elements_of(node) for node in nodes}, dict[str, int]()
-    for value, readers in resolution.lowered.items():
-        for reader in readers if value in elements else ():
-            result[reader] = result.get(reader, 0) + size * elements[value]
-    return result
-
-
 def _bytes(node: fx.Node, dtype: str) -> int:
     """Of what a node gives, where FP32 and low tensors are in a dtype."""
-
-    def size(x: torch.Tensor) -> int:
-        told = dtype in FORMATS and (x.dtype is torch.float32 or is_low(x.dtype))
-        return FORMATS[dtype].bytes if told else x.element_size()
-
-    return sum(x.numel() * size(x) for x in tensors_of(node.meta.get("val")))
+    known, tensors = FORMATS.get(dtype), tensors_of(node.meta.get("val"))
+    sizes = (known.bytes if known and (x.dtype is torch.float32 or is_low(x.dtype)) else x.itemsize for x in tensors)
+    return sum(x.numel() * size for x, size in zip(tensors, sizes, strict=True))
 
 
 def elements_of(node: fx.Node) -> int:
@@ -115,30 +106,20 @@ def costs_of(graph: fx.Graph) -> dict[str, Cost]:
 
 def _is_free(node: fx.Node) -> bool:
     """Whether the result lies in the memory of the argument, as a view's does where strides express it."""
-    how = row_of(node).view
-    return how == "always" or (how == "if_strides_allow" and not _has_to_copy(node))
-
-
-def _has_to_copy(node: fx.Node) -> bool:
-    """Whether an operation that gives a tensor another shape has to copy it first, since no strides do."""
-    sources = node.all_input_nodes
-    source = tensors_of(sources[0].meta.get("val")) if sources else []
-    result = tensors_of(node.meta.get("val"))
-    if not source or not result:
-        return False
-    try:
-        source[0].view(result[0].shape)
-    except RuntimeError:
-        return True
-    return False
+    how, values = row_of(node).view, [tensors_of(n.meta.get("val")) for n in (*node.all_input_nodes[:1], node)]
+    if how == "if_strides_allow" and len(values) == 2 and all(values):
+        try:
+            values[0][0].view(values[1][0].shape)
+        except RuntimeError:
+            return False
+    return how in ("always", "if_strides_allow")
 
 
 def seconds(cost: Cost, precision: str, device: str) -> float:
     """Roofline time of one node in seconds: the slower of arithmetic and memory traffic."""
-    peaks: dict[str, float] = table("plan/devices")[device]
     if cost.free:
         return 0.0
-    row = FORMATS[precision]
+    peaks, row = table("plan/devices")[device], FORMATS[precision]
     arithmetic = cost.flops / (peaks.get(row.speed or "", peaks["fp32"]) * 1e12)
     return max(arithmetic, cost.elements * row.bytes / (peaks["bandwidth"] * 1e9))
 

@@ -49,7 +49,7 @@ class Energy:
         groups = nx.connected_components(nx.Graph(list(self.tied)))
         return {owner: tuple(sorted(group)) for group in groups for owner in group}
 
-    def settled(self, high: Collection[str]) -> frozenset[str]:
+    def settle(self, high: Collection[str]) -> frozenset[str]:
         """What is FP32, with shielded owners where the one above is."""
         result = set(high)
         for owner in sorted(self.shielded & self.tree.keys(), key=lambda path: path.count(".")):
@@ -101,7 +101,8 @@ def energy_of(problem: Problem) -> Energy:
     """The energy of a problem, its terms taken where everything is low that can be, and where everything is FP32."""
     lowest, raised = problem.lowest, problem.resolve(plain("fp32"))
     resolution, held = lowest.resolution, lowest.raised
-    nodes, users = problem.capture.nodes, _users(problem.capture)
+    nodes, graph = problem.capture.nodes, problem.capture.graph_module.graph
+    users = {n.name: [user.name for user in n.users if user.name in nodes] for n in graph.nodes}
     functions = [function_in(owner, name) for owner, names in problem.exceptions.items() for name in sorted(names)]
     scopes = dict.fromkeys((*problem.layout.owners, *functions), (0.0, 0.0, 0.0))
     decides = {name: problem.variable(name) for name in nodes}
@@ -147,15 +148,6 @@ def energy_of(problem: Problem) -> Energy:
                 charge(owner, low / len(owners), high / len(owners), 0.0)
     tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
     return Energy(scopes, pairs, tree, _tied(problem), problem.island, _shielded(problem) | set(functions))
-
-
-def _users(capture: Capture) -> dict[str, list[str]]:
-    """{value: nodes that read it}."""
-    result: dict[str, list[str]] = {}
-    for node in capture.nodes.values():
-        for source in node.inputs:
-            result.setdefault(source, []).append(node.name)
-    return result
 
 
 def _past_views(capture: Capture, users: dict[str, list[str]], name: str) -> list[str]:

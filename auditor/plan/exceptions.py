@@ -24,7 +24,7 @@ class Lowest:
     raised: frozenset[str]
 
 
-def lowest(problem: Problem) -> Lowest:
+def find_lowest(problem: Problem) -> Lowest:
     """Everything low but what cannot be together: those that make the FP32 values, those that meet them, or one function.
 
     Whichever leaves the lower price, and of equal ones the fewer.
@@ -102,52 +102,43 @@ def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:
     return result
 
 
-def exceptions_of(problem: Problem) -> Mapping[str, frozenset[str]]:
+def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
     """{module: functions}, of modules whose own forward has products that are worth running low.
 
     Beside functions that are unsafe, a product that is dear in error may still run low; beside dear ones alone it need not.
     """
-    safe, able = _products(problem, "safe"), _products(problem, "safe", "sensitive")
-    result: dict[str, set[str]] = {}
-    unsafe: dict[str, set[str]] = {}
-    casts = set[str]()  # to what Python sees, which FP32 arguments would change
+    products, functions = dict[tuple[str, str], set[str]](), dict[tuple[str, str], set[str]]()  # by module and verdict
+    casts = dict[str, set[str]]()  # to what Python sees, which FP32 arguments would change
     for name, node in problem.capture.nodes.items():
-        if node.function is None or node.owner not in able:
-            continue
-        verdict = _verdict(problem, name)
-        if operation(node.op).cast and problem.format in problem.how.literals(node):
-            casts.add(node.function.path)
-        elif verdict != "safe":
-            result.setdefault(node.owner, set()).add(node.function.path)
-            if verdict != "sensitive":
-                unsafe.setdefault(node.owner, set()).add(node.function.path)
-    left = {
-        owner: frozenset(names - casts)
-        for owner, names in result.items()
-        if safe.get(owner, set()) - names or (owner in unsafe and able[owner] - unsafe[owner])
-    }
+        place, path = (node.owner, _verdict(problem, name)), node.function.path if node.function else ""
+        if problem.costs[name].flops and operation(node.op).product:
+            products.setdefault(place, set()).add(path)
+        if node.function and operation(node.op).cast and problem.format in problem.how.literals(node):
+            casts.setdefault(node.owner, set()).add(path)
+        elif node.function:
+            functions.setdefault(place, set()).add(path)
+    result = dict[str, frozenset[str]]()
+    able = dict.fromkeys(owner for owner, verdict in products if verdict in ("safe", "sensitive"))
+    never = set().union(*(casts.get(owner, ()) for owner in able))
+    for owner in able:
+        safe, dear = (products.get((owner, verdict), set()) for verdict in ("safe", "sensitive"))
+        unsafe = set().union(*(functions.get((owner, verdict), ()) for verdict in ("unsafe", "untested")))
+        kept = unsafe | functions.get((owner, "sensitive"), set())
+        if safe - kept or (unsafe and (safe | dear) - unsafe):
+            result[owner] = frozenset(kept - never)
     for path in problem.lowest.raised:
         if (function := of_function(path)) is not None:
-            left[function[0]] = left.get(function[0], frozenset()) | {function[1]}
-    return {owner: names for owner, names in left.items() if names}
+            result[function[0]] = result.get(function[0], frozenset()) | {function[1]}
+    return {owner: names for owner, names in result.items() if names}
 
 
-def needed(problem: Problem, high: Choice) -> Choice:
+def without_idle(problem: Problem, high: Choice) -> Choice:
     """A choice without the exceptions that change nothing: what a function is handed, or autocast, has it in FP32 anyhow."""
     for path in sorted(high):
         if path != module_of(path) and module_of(path) not in high:
             without, both = (problem.resolve(choice_keeping(x, problem.format)) for x in (high - {path}, high))
             high = high - {path} if without == both else high
     return high
-
-
-def _products(problem: Problem, *verdicts: str) -> Mapping[str, set[str]]:
-    """{module: functions that made its own products of these verdicts; "" for those that none made}."""
-    result: dict[str, set[str]] = {}
-    for name, node in problem.capture.nodes.items():
-        if problem.costs[name].flops and operation(node.op).product and _verdict(problem, name) in verdicts:
-            result.setdefault(node.owner, set()).add("" if node.function is None else node.function.path)
-    return result
 
 
 def _verdict(problem: Problem, name: str) -> str:

@@ -146,7 +146,6 @@ class Network:
 
     def __init__(self, arcs: Iterable[tuple[Hashable, Hashable]], source: Hashable, sink: Hashable) -> None:
         self._numbers: dict[Hashable, int] = {source: 0, sink: 1}
-        self._leaving: list[list[int]] = [[], []]
         self._heads: list[int] = []
         self._places: list[int] = []
         known: dict[tuple[int, int], int] = {}
@@ -154,16 +153,12 @@ class Network:
             tail, head = (self._numbers.setdefault(node, len(self._numbers)) for node in ends)
             if (tail, head) not in known:
                 known[tail, head], known[head, tail] = len(self._heads), len(self._heads) + 1
-                self._add(tail, head)
+                self._heads += (head, tail)
             self._places.append(known[tail, head])
+        self._leaving: list[list[int]] = [[] for _ in self._numbers]
+        for arc in range(len(self._heads)):
+            self._leaving[self._heads[arc ^ 1]].append(arc)
         self._left: list[int] = []
-
-    def _add(self, tail: int, head: int) -> None:
-        while len(self._leaving) < len(self._numbers):
-            self._leaving.append([])
-        self._leaving[tail].append(len(self._heads))
-        self._leaving[head].append(len(self._heads) + 1)
-        self._heads += (head, tail)
 
     def sink_side(self, capacities: Sequence[int]) -> set[Hashable]:
         """The nodes on the sink's side of a minimum cut, the sink among them; of equal cuts, the one with the fewest there.

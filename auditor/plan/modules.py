@@ -13,7 +13,7 @@ from ..records import Plan, ScopeChoice
 from ..resources import table
 from .costs import cast_seconds, seconds
 from .energy import timed_in
-from .exceptions import needed
+from .exceptions import without_idle
 from .mincut import FORBIDDEN, Candidate, Choice
 from .problem import Problem
 from .search import MOST_OFF, Space
@@ -84,7 +84,7 @@ class Modules(Space):
             self.error(min(gaining, key=lambda point: point.predicted_error))
         return min((error for error in self.log.values() if 0 < error < math.inf), default=None)
 
-    def proposed(self, allowed: float) -> Candidate:
+    def propose(self, allowed: float) -> Candidate:
         """The cheapest choice that is predicted to have an error of at most `allowed`; everything low, where that is safe, takes
         hardly longer, and is known or else predicted to hold."""
         low, point = self.low, cheapest(self.problem, allowed)
@@ -103,8 +103,9 @@ def as_candidate(problem: Problem, chosen: Callable[[str], str]) -> Candidate:
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """A choice as a plan that was not run yet."""
     fp32 = evaluate(problem, problem.energy.scopes).seconds
-    chosen = evaluate(problem, needed(problem, chosen.high))
-    resolution = problem.resolve(choice_keeping(chosen.high, problem.format))
+    chosen = evaluate(problem, without_idle(problem, chosen.high))
+    resolution, row = problem.resolve(choice_keeping(chosen.high, problem.format)), FORMATS[problem.format]
+    unfit = f"the {problem.device} has no {row.label} arithmetic: its speed-up is that of moving fewer bytes"
     return Plan(
         name=problem.name,
         strategy=problem.strategy,
@@ -113,7 +114,7 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         predicted_error=chosen.predicted_error,
         low_precision_flops=chosen.low_flops,
         predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,
-        note=_unfit(problem),
+        note="" if row.speed in table("plan/devices")[problem.device] else unfit,
         raised=problem.raised,
         stored_low=problem.stored_low,
         objective=problem.objective,
@@ -123,27 +124,12 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     )
 
 
-def _unfit(problem: Problem) -> str:
-    """A note on devices without arithmetic in the format."""
-    row = FORMATS[problem.format]
-    if row.speed in table("plan/devices")[problem.device]:
-        return ""
-    return f"the {problem.device} has no {row.label} arithmetic: its speed-up is that of moving fewer bytes"
-
-
 def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
     """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
-    prices = problem.energy.scopes
-
-    def saved(path: str) -> float:
-        low, high, _ = prices.get(path, (0.0, 0.0, 0.0))
-        return (high - low) / chosen.cost if chosen.cost else 0.0
-
     return {
         path: ScopeChoice(
             boundary.precision,
             output="keep" if boundary.keeps else "cast",
-            cost=saved(path) if boundary.precision == "fp32" else None,
             keep=tuple(sorted(boundary.keep)),
         )
         for path, boundary in problem.running(choice_keeping(chosen.high, problem.format)).wrapped.items()
@@ -152,30 +138,27 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
 
 def cheapest(problem: Problem, allowed: float) -> Candidate:
     """The cheapest choice that is predicted to have an error of at most `allowed`."""
-    energy = problem.energy
-
-    def made(high: Choice) -> Candidate:
-        return evaluate(problem, high.intersection(energy.scopes))
-
-    most = min(allowed, math.sqrt(FORBIDDEN) / 2)
-    return energy.cuts.cheapest(made, most, energy.groups, VISITS // max(len(problem.capture.nodes), 1))
+    energy, most = problem.energy, min(allowed, math.sqrt(FORBIDDEN) / 2)
+    tries = VISITS // max(len(problem.capture.nodes), 1)
+    return energy.cuts.cheapest(lambda high: evaluate(problem, high & energy.scopes.keys()), most, energy.groups, tries)
 
 
 def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
     """Predicted error, time and share of low FLOPs of one choice, settled. high: what is FP32."""
-    settled = problem.energy.settled(high)
+    settled = problem.energy.settle(high)
     if settled not in problem.evaluated:
-        problem.evaluated[settled] = _evaluated(problem, settled)
+        problem.evaluated[settled] = _evaluate(problem, settled)
     return problem.evaluated[settled]
 
 
-def _evaluated(problem: Problem, high: Choice) -> Candidate:
-    resolution = problem.resolve(choice_keeping(high, problem.format))
-    costs, formats = problem.costs, {name: timed_in(resolution, name) for name in problem.capture.nodes}
-    elapsed = sum(seconds(costs[name], fmt, problem.device) for name, fmt in formats.items())
-    for name in problem.capture.nodes:
-        if name in resolution.cast:  # weights are not counted: autocast keeps those it has cast
-            elapsed += cast_seconds(problem.elements[name], problem.format, problem.device)
+def _evaluate(problem: Problem, high: Choice) -> Candidate:
+    resolution, costs, device = problem.resolve(choice_keeping(high, problem.format)), problem.costs, problem.device
+    formats = {name: timed_in(resolution, name) for name in problem.capture.nodes}
+    cast = sum(
+        problem.elements[name] for name in formats if name in resolution.cast
+    )  # autocast keeps weights it has cast
+    elapsed = sum(seconds(costs[name], fmt, device) for name, fmt in formats.items())
+    elapsed += cast_seconds(cast, problem.format, device)
     flops = sum(costs[name].flops for name in formats)
     low_flops = sum(costs[name].flops for name, fmt in formats.items() if is_low(fmt))
     error, cost = math.sqrt(_square(problem, resolution)), problem.whole_price(resolution, elapsed)

@@ -14,11 +14,10 @@ from ..records import Plan, Verification
 from ..stages import tick
 from .mincut import Candidate
 from .modules import Modules, as_candidate, as_plan
-from .nonfinite import of_replay
 from .reasons import improve, with_reasons
 from .recommend import gains, has_low
-from .search import RUNS, WORTH, choose, verified
-from .verified import is_outdone, verify
+from .search import RUNS, WORTH, choose, find_verified
+from .verified import is_outdone, judge_replay, verify
 from .workbench import Workbench
 
 
@@ -27,7 +26,7 @@ class Planner:
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, asked = bench, bench.options
-        replayed = partial(bench.replayed, bench.usable(bench.subject.batches))
+        replayed = partial(bench.replay, bench.usable(bench.subject.batches))
         problems = [bench.problem(strategy, fmt) for strategy in asked.scope_strategies for fmt in asked.formats]
         self.spaces = {problem.name: Modules(problem, replayed, bench.max_error) for problem in problems}
         self._ran: dict[tuple[str, Hashable], Plan] = {}
@@ -41,7 +40,7 @@ class Planner:
     def _baseline(self, space: Modules, plan: Plan) -> Verification:
         ran = plan.verification
         if ran is None or not runs(plan.format):  # the recorded graph stands in for a model that cannot be run
-            return of_replay(self.bench, space.error(space.low), self.bench.policy(plan))
+            return judge_replay(self.bench, space.error(space.low), self.bench.policy(plan))
         fails = ran.measured_error is None or not all(one.holds for one in ran.criteria)
         space.log[space.key(space.low)] = (
             math.inf if fails else max(ran.measured_error or 0.0, ran.with_gradients or 0.0)
@@ -57,7 +56,7 @@ class Planner:
         def holds(name: str, plan: Plan) -> bool:
             return not runs(plan.format) or (plan.verified and not harmful(name, plan))
 
-        result = verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
+        result = find_verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
         result |= self._run({name: self.spaces[name].nothing for name, plan in result.items() if harmful(name, plan)})
         for name, space in self.spaces.items():
             tick(f"why {name.replace('_', ' ')}")

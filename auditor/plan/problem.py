@@ -14,8 +14,8 @@ from ..numerics.formats import FORMATS
 from ..paths import function_in
 from ..records import Capture, Contribution, MemoryUse, Node, Verdict
 from .costs import TIE, Cost, cast_seconds, elements_of, memory_of, price, traffic_seconds
-from .energy import Energy, energy_of, timed_in
-from .exceptions import Lowest, exceptions_of, lowest
+from .energy import energy_of, timed_in
+from .exceptions import find_exceptions, find_lowest
 from .mincut import FORBIDDEN, Candidate
 
 ISLAND_SHARE = 0.003
@@ -77,10 +77,9 @@ class Problem:
         """What is known of choices, by what they keep in FP32: many of them are met again."""
         return {}
 
-    @cached_property
-    def exceptions(self) -> Mapping[str, frozenset[str]]:
-        """{module: functions that it may keep in FP32 where it is low}."""
-        return exceptions_of(self)
+    energy = cached_property(energy_of)
+    lowest = cached_property(find_lowest)
+    exceptions = cached_property(find_exceptions)
 
     def variable(self, name: str) -> str:
         """What decides the precision of a node: its module, or a function in it (see paths.function_in)."""
@@ -92,16 +91,6 @@ class Problem:
     @cached_property
     def _resolver(self) -> Resolver:
         return Resolver(self.capture)
-
-    @cached_property
-    def energy(self) -> Energy:
-        """What a cut minimises."""
-        return energy_of(self)
-
-    @cached_property
-    def lowest(self) -> Lowest:
-        """Everything low that can be together."""
-        return lowest(self)
 
     @cached_property
     def island(self) -> float:
@@ -130,7 +119,9 @@ class Problem:
             return traffic_seconds(needed.weights + needed.activations, self.device) + TIE * elapsed
         if self.objective == "flops":
             elapsed = sum(self.node_price(name, resolution) for name in self.capture.nodes)
-        return elapsed + self.storage_price(resolution)
+        weights = (p.name for p in self.capture.placeholders if p.kind in self.how.stores - {"input"})
+        stored = {name: self.format if resolution.low(name) else "fp32" for name in weights}
+        return elapsed + sum(self.stored_price(name, precision) for name, precision in stored.items())
 
     def memory(self, resolution: Resolution) -> MemoryUse:
         """Bytes that one forward needs."""
@@ -139,11 +130,6 @@ class Problem:
     def stored_price(self, name: str, precision: str) -> float:
         """What one weight counts for, stored in a precision."""
         return self.byte_price * self.elements[name] * FORMATS[precision].bytes
-
-    def storage_price(self, resolution: Resolution) -> float:
-        """What all weights count for as they are stored."""
-        weights = (p.name for p in self.capture.placeholders if p.kind in self.how.stores - {"input"})
-        return sum(self.stored_price(n, self.format if resolution.low(n) else "fp32") for n in weights)
 
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
         """Dtypes of all nodes when every owner has the given precision."""

@@ -13,27 +13,23 @@ from ..records import Evaluation, Plan, Subject
 from ..score import NoScore, ScoreResult, Scoring, compare_scores, fp32_score
 from ..settings import Settings
 from ..verify import FP32, LATER, TIMEOUT, NotHandedOver, Question, Runs, Verifier, in_hand
-from .workbench import Workbench, emitted, raising
-
-Found = ScoreResult | str
-"""What the function gives of the model under one plan, or why nothing."""
+from .workbench import Workbench, emit_plans, plan_of_fp32
 
 
 @dataclass(frozen=True)
 class InFp32:
-    """The user's function, and what it gave of the FP32 model: the one half of every pair. timeout: as of verification."""
+    """The user's function, and what it gave of the FP32 model: the one half of every pair."""
 
     scoring: Scoring
     given: ScoreResult
     evaluation: Evaluation
-    timeout: float | None
 
     def under(
         self, plans: Mapping[str, Plan], bench: Workbench, files: Mapping[str, bytes] | None = None
     ) -> dict[str, Plan]:
         """The plans, those that are verified with their scores. files: see Workbench.ask."""
         wanted = {name: plan for name, plan in plans.items() if plan.verified}
-        question = _question(self.scoring, len(self.given.values), self.timeout)
+        question = _question(self.scoring, len(self.given.values), bench.options.timeout)
         fresh = self.scoring.place is not None
         result = bench.ask(wanted, question, files, fresh=fresh, later=LATER) if wanted else {}
         scores = {name: compare_scores(self.scoring, self.given, given) for name, given in result.items()}
@@ -45,23 +41,23 @@ def in_fp32(subject: Subject, options: Settings, scoring: Scoring) -> InFp32:
 
     Raises: MeasureError(slug="no-score") where it says nothing.
     """
-    plans, seed, device = raising(subject), options.seed, options.where
+    plans, seed, device = plan_of_fp32(subject), options.seed, options.where
     question = _question(scoring, None, options.timeout)
-    result: dict[str, Found] = {}
+    result: dict[str, ScoreResult | str] = {}
     if subject.origin is not None and scoring.place is not None:
         expected = answer(subject.model, subject.batches[0], seed=seed)
         begun = Verifier.start(
             subject.batches[:1], expected=expected, seed=seed, device=device, timeout=options.timeout
         )
         with suppress(NotHandedOver), begun as (verifier, folder):
-            result = verifier.ask(emitted(subject, plans, folder), [FP32], question, LATER)
+            result = verifier.ask(emit_plans(subject, plans, folder), [FP32], question, LATER)
     if not result:
         runs = Runs(partial(in_hand, subject.model, plans), device=device, seed=seed)
         result = {FP32: question(runs, FP32)}
     try:
         if isinstance(given := result[FP32], str):
             raise NoScore(given)
-        return InFp32(scoring, given, fp32_score(scoring, given), options.timeout)
+        return InFp32(scoring, given, fp32_score(scoring, given))
     except NoScore as error:
         raise MeasureError(f"{scoring.name} gives no score of the model in FP32: {error}", slug="no-score") from error
 

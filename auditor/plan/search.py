@@ -50,7 +50,7 @@ class Space(ABC):
         return point.high
 
     @abstractmethod
-    def proposed(self, allowed: float) -> Candidate:
+    def propose(self, allowed: float) -> Candidate:
         """The cheapest choice that is predicted to have an error of at most `allowed`."""
 
     @abstractmethod
@@ -80,13 +80,13 @@ def choose(space: Space, limit: float, runs: int = RUNS) -> Candidate:
     one replay says whether that is so.
     """
     if not runs:
-        return space.proposed(limit)
+        return space.propose(limit)
     best = min((*space.holding(), space.nothing), key=lambda point: point.price)
     correction, ceiling = 1.0, math.inf
     for run in range(runs):
         most = best.price if best == space.nothing else (1 - LITTLE) * best.price
         hopes = (1.0, FAR, math.inf) if run == 0 and best == space.nothing else (1.0, FAR)
-        points = (space.proposed(min(hope * limit / correction, ceiling)) for hope in hopes)
+        points = (space.propose(min(hope * limit / correction, ceiling)) for hope in hopes)
         point = next((point for point in points if point.price < most), None)
         if point is None:
             break
@@ -100,7 +100,7 @@ def choose(space: Space, limit: float, runs: int = RUNS) -> Candidate:
     return best
 
 
-def verified(
+def find_verified(
     spaces: Mapping[str, Space],
     max_error: float,
     make: Callable[[Mapping[str, float]], Mapping[str, Candidate]],

@@ -35,20 +35,20 @@ def yardstick_of(
     subject: Subject,
     max_error: float,
     seed: int,
-    criteria: Sequence[Criterion] = (),
-    capture: Capture | None = None,
+    criteria: Sequence[Criterion],
+    capture: Capture,
 ) -> Yardstick:
     """The budget, and what it is measured by: relative L2, the user's metric, or shares of what criteria allow, theirs and
     those that discrete outputs have by default.
 
     Raises: AuditorError(slug="bad-criterion") where a criterion does not fit what the model returns.
     """
-    flips = metric is None and capture is not None and may_flip(capture)
+    flips = metric is None and may_flip(capture)
     if metric is None and not criteria and not flips:
         return Yardstick(max_error)
     outputs = answer(subject.model, subject.batches[0], seed=seed)
     metric = _of_the_cpu(metric) if metric is not None else None
-    if flips and capture is not None:
+    if flips:
         criteria = (*criteria, *by_default(criteria, outputs, capture))
     if criteria:
         return Yardstick(1.0, criteria_for(criteria, max_error, outputs, metric))
@@ -56,7 +56,10 @@ def yardstick_of(
 
 
 def _of_the_cpu(metric: Distance) -> Distance:
-    """The user's metric, given the outputs where it is given those of the patched models: on the CPU."""
+    """The user's metric, given the outputs where it is given those of the patched models: on the CPU.
+
+    It raises CallbackError(slug="bad-callback") where the metric does, or returns no single number.
+    """
     name = name_of(metric)
 
     def measured(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
@@ -70,20 +73,15 @@ def _of_the_cpu(metric: Distance) -> Distance:
                 f"metric={name} raised {blame(error)}: it is called as metric(reference, candidate), two lists of tensors",
                 slug="bad-callback",
             ) from error
-        return _number(result, name)
+        with suppress(AttributeError, TypeError, ValueError, RuntimeError):
+            result = result.item()  # of a tensor or an array with one entry
+        if isinstance(result, Real):
+            return float(result)
+        words = "None" if result is None else f"a value of type {type(result).__name__}"
+        raise CallbackError(f"metric={name} returned {words}: it returns one number, smaller is better", "bad-callback")
 
     measured.__name__ = name
     return measured
-
-
-def _number(found: Any, name: str) -> float:
-    """What a metric returned, as a float. Raises: CallbackError(slug="bad-callback") where it is no single number."""
-    with suppress(AttributeError, TypeError, ValueError, RuntimeError):
-        found = found.item()  # of a tensor or an array with one entry
-    if isinstance(found, Real):
-        return float(found)
-    words = "None" if found is None else f"a value of type {type(found).__name__}"
-    raise CallbackError(f"metric={name} returned {words}: it returns one number, smaller is better", "bad-callback")
 
 
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:
@@ -100,13 +98,10 @@ def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: floa
 
 def in_unit(found: Calibration, unit: float) -> Calibration:
     """The same measurements, contributions times `unit`."""
-    if unit == 1.0:
-        return found
 
     def times(one: Contribution) -> Contribution:
         return replace(one, isolated=one.isolated * unit, own=one.own * unit, cast=one.cast * unit)
 
-    changed = {
-        name: {fmt: times(one) for fmt, one in by_format.items()} for name, by_format in found.contributions.items()
-    }
-    return replace(found, contributions=changed)
+    known = found.contributions.items() if unit != 1.0 else ()
+    changed = {name: {fmt: times(one) for fmt, one in by_format.items()} for name, by_format in known}
+    return replace(found, contributions=changed) if changed else found

@@ -1,4 +1,4 @@
-"""Plans run as the artefact that a user gets: what it answers, held against FP32, and whether the budget holds."""
+"""Plans run as the artefact that a user gets: what it answers, held against FP32, and the operation that breaks it first."""
 
 from __future__ import annotations
 
@@ -10,26 +10,31 @@ from typing import Any
 
 import torch
 
+from ..artefact.strategies import strategy_of
+from ..capture.paths import path_of
 from ..criteria.criterion import FLOOR
 from ..criteria.defaults import measure_outliers
 from ..criteria.measure import Criteria
 from ..devices import name_of
 from ..errors import MeasureError, first_line, let_through
+from ..execution.beside import first_non_finite
+from ..execution.policy import Policy
 from ..isolation.answer import answer
 from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..records import Plan, TimeAndMemory, Timing, Today, Verification
+from ..records import NonFinite, Plan, TimeAndMemory, Timing, Today, Verdict, Verification
+from ..records.measure import MEASURED
+from ..rulebook.verdicts import Judgement
 from ..stages import tick
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
-from .nonfinite import located
 from .recommend import has_fp32
 from .workbench import Workbench, worst_of
 
 
-def fresh_told(bench: Workbench) -> tuple[str, ...]:
+def say_not_fresh(bench: Workbench) -> tuple[str, ...]:
     """Why plans were verified in the audit's own process, where the model has a source and they were."""
     return tuple(
         f"The plans were verified in the audit's own process: {reason}. A fresh process imported patched_model.py and built "
@@ -51,85 +56,78 @@ def verify(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
     result = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
     if run:
         tick("running the patched model")
-        result |= answered(bench, run)
+        result |= run_artefacts(bench, run)
     return {name: result[name] for name in plans}
 
 
-def answered(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None) -> dict[str, Plan]:
+def run_artefacts(
+    bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None
+) -> dict[str, Plan]:
     """The plans with what their artefacts answer on the inputs that plans are judged on. files: see Workbench.ask."""
     expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
     given = bench.ask(plans, Runs.answers, files)
-    return {name: judged(bench, plan, expected, given[name]) for name, plan in plans.items()}
+    return {name: judge_answers(bench, plan, expected, given[name]) for name, plan in plans.items()}
 
 
 def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
     """The plan with the error of a replay of the captured graph under it, in words: nothing was measured on a model."""
     batches = bench.usable(bench.checks) or bench.usable(bench.subject.batches)
     try:
-        error = f"gives an error of {bench.replayed(batches, bench.policy(plan)):.2g}"
+        error = f"gives an error of {bench.replay(batches, bench.policy(plan)):.2g}"
     except Exception as refused:
         let_through(refused)
         error = f"ends with: {first_line(refused)}"
     why = f"torch has no arithmetic in {label(plan.format)}, so the plan cannot be run"
-    return _failed(bench, plan, f"{why}; replaying the recorded graph with every value rounded {error}")
+    return _record_run(bench, plan, failure=f"{why}; replaying the recorded graph with every value rounded {error}")
 
 
-def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
+def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | str) -> Plan:
     """The plan with what its artefact answered, held against what FP32 answers; or with why it did not answer."""
     if isinstance(answer, str):
         if bench.options.native and said_no_memory(answer):
             raise torch.OutOfMemoryError(answer)  # which says nothing of the plan
-        return _failed(bench, plan, answer)
-    pairs = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)]
-    graded = None
+        return _record_run(bench, plan, failure=answer)
+    distance, noise = bench.yardstick.distance, bench.noise.found
+    pairs, graded = [(on_cpu(r), c) for r, c in zip(expected.outputs, answer.outputs, strict=True)], list[Pair]()
     if expected.graded is not None and answer.graded is not None:
-        graded = on_cpu(expected.graded), answer.graded
+        graded = [(on_cpu(expected.graded), answer.graded)]
     try:
-        result = worst_of([bench.yardstick.distance(r, c) for r, c in pairs])
-        enabled = bench.yardstick.distance(*graded) if graded else None
-    except MeasureError as error:
-        return _failed(bench, plan, str(error))
-    if graded and (otherwise := _mode_matters(plan, pairs[0], graded, bench.noise.found.joint)):
-        return _failed(bench, plan, otherwise)
-    is_finite = math.isfinite(result) and (enabled is None or math.isfinite(enabled))
-    noise, plain = bench.noise.found, bench.yardstick.distance is output_error
-    ran = _verification(
+        error, enabled = (worst_of([distance(*pair) for pair in some]) for some in (pairs, graded))
+    except MeasureError as refused:
+        return _record_run(bench, plan, failure=str(refused))
+    if graded and (otherwise := _mode_matters(plan, pairs[0], graded[0], noise.joint)):
+        return _record_run(bench, plan, failure=otherwise)
+    is_finite = math.isfinite(error + enabled)
+    return _record_run(
         bench,
+        plan,
         pairs,
         graded,
-        plan.predicted_error,
-        measured_error=result if is_finite else None,
-        joint=None if plain else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
+        measured_error=error if is_finite else None,
+        joint=None if distance is output_error else finite_or_none(worst_of([output_error(*pair) for pair in pairs])),
         apart=measure_outliers(pairs),
-        finite=is_finite,
-        with_gradients=enabled if is_finite else None,
+        with_gradients=enabled if graded and is_finite else None,
         noise=noise.error,
         floor=noise.floor if noise.floor > bench.yardstick.budget else 0.0,
         ungraded=bench.noise.graded if isinstance(bench.noise.graded, str) else None,
-        nonfinite=None if is_finite or plan.program else located(bench, bench.policy(plan)),
+        nonfinite=None if is_finite or plan.program else locate_nonfinite(bench, bench.policy(plan)),
     )
-    holds = is_finite and max(result, enabled or 0.0) <= bench.max_error
-    verified = holds and all(one.holds for one in ran.criteria)
-    return replace(plan, measured_error=ran.measured_error, verified=verified, verification=ran)
 
 
-def _verification(
-    bench: Workbench, pairs: Sequence[Pair], graded: Pair | None, predicted: float, **said: Any
-) -> Verification:
-    """What a run came to, with the user's criteria: the worst run's without gradients; held where they also are with them."""
-    distance = bench.yardstick.distance
-    others = [graded] if graded else []
-    criteria = distance.values(pairs, others, predicted) if isinstance(distance, Criteria) else ()
-    inputs, execution = "held-out" if bench.subject.held_out else "audited", bench.options.native
-    return Verification(inputs=inputs, execution="native" if execution else "emulated", criteria=criteria, **said)
+def _record_run(
+    bench: Workbench, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any
+) -> Plan:
+    """The plan with what a run of it came to, and the criteria: the worst without gradients; they hold where they do with them too."""
+    distance, inputs = bench.yardstick.distance, "held-out" if bench.subject.held_out else "audited"
+    criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
+    execution = "native" if bench.options.native else "emulated"
+    ran = Verification(inputs=inputs, execution=execution, criteria=criteria, **said)
+    worst = math.inf if ran.measured_error is None else max(ran.measured_error, ran.with_gradients or 0.0)
+    holds = worst <= bench.max_error and all(one.holds for one in criteria)
+    return replace(plan, verification=replace(ran, holds=holds))
 
 
-def _failed(bench: Workbench, plan: Plan, failure: str) -> Plan:
-    ran = _verification(bench, (), None, math.nan, measured_error=None, finite=False, failure=failure)
-    return replace(plan, measured_error=None, verified=False, verification=ran)
-
-
-def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) -> str | None:
+def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float) -> str | None:
     """What to say of a patched model that is further off with gradients enabled than rounding, and FP32's noise, explains.
 
     Two runs of one plan that round differently are each as far from FP32 as the other, give or take a unit of the format.
@@ -140,17 +138,61 @@ def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float = 0.0) 
     return f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
 
 
-def finite(error: float) -> tuple[float | None, bool]:
-    """What is kept of an error, and whether it is finite."""
-    return (error, True) if math.isfinite(error) else (None, False)
+def finite_or_none(error: float) -> float | None:
+    """What is kept of an error: None where it is not finite."""
+    return error if math.isfinite(error) else None
+
+
+def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification:
+    """What a replay of the recorded graph came to, where it stands for a run of the model."""
+    if math.isfinite(error):
+        return Verification(error, error <= bench.max_error)
+    return Verification(None, nonfinite=locate_nonfinite(bench, policy))
+
+
+def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
+    """The operation at which the recorded graph turns non-finite under a policy, on the first batch that shows it."""
+    batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
+    for number, batch in enumerate(batches, start=1):
+        path = path_of(bench.capture, bench.subject, batch)
+        first = first_non_finite(path, bench.subject.model, batch, policy) if path is not None else None
+        if first is not None:
+            first = replace(first, node=twins.get(first.node, first.node), begins=twins.get(first.begins, first.begins))
+            return replace(first, batch=number, rules=_rules(bench, first, policy.format))
+    return None
+
+
+def _rules(bench: Workbench, first: NonFinite, fmt: str) -> tuple[str, ...]:
+    """Codes of the rules that fired where the cause begins, or where it shows."""
+    spoken = [(bench.capture.twins.get(f.node, f.node), f.rule) for f in bench.findings if fmt in f.formats]
+    fired = [rule for where in (first.begins, first.node) for node, rule in spoken if node == where]
+    return tuple(dict.fromkeys([rule for rule in fired if rule not in MEASURED] or fired))
+
+
+def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:
+    """The verdicts, with those operations unsafe that turn the outputs of a baseline non-finite, though not alone; the same
+    Judgement where there are none."""
+    changed, verdicts = False, {name: dict(by_format) for name, by_format in judged.verdicts.items()}
+    for name, base in baselines.items():
+        first, (strategy, _, fmt) = base.nonfinite, name.partition("_")
+        if first is not None and verdicts[first.node][fmt].verdict != "unsafe":
+            limit = "range" if first.cause in ("overflow", "underflow") else "precision"
+            where = (
+                "" if first.begins == first.node else f" at {first.begins} ({first.begins_source or first.begins_op})"
+            )
+            cause = f"{first.cause}{where}{f' (batch {first.batch})' if first.batch > 1 else ''}"
+            why = f"{first.value} in {label(fmt)} {strategy_of(strategy).title}, though not alone: {cause}"
+            verdicts[first.node][fmt] = Verdict("unsafe", why, limit, first.batch)
+            changed = True
+    return Judgement(verdicts, judged.exposed) if changed else judged
 
 
 def is_outdone(plan: Plan, baseline: Verification) -> bool:
     """Whether the model is closer to FP32 without the plan, by more than FP32's noise. With everything low the two are one."""
-    if plan.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
+    ran = plan.verification
+    if ran is None or ran.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
         return False
-    noise = FLOOR * (plan.verification.noise or 0.0) if plan.verification else 0.0
-    return plan.measured_error > baseline.measured_error + noise
+    return ran.measured_error > baseline.measured_error + FLOOR * (ran.noise or 0.0)
 
 
 def today_of(bench: Workbench) -> Today | None:
@@ -166,12 +208,12 @@ def today_of(bench: Workbench) -> Today | None:
         worst = worst_of([bench.yardstick.distance(*pair) for pair in pairs])
     except Exception as error:
         let_through(error)
-        return Today(allowed, None, False, failure_of(error))
-    return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, *finite(worst))
+        return Today(allowed, None, failure_of(error))
+    return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, finite_or_none(worst))
 
 
 WAYS = ("eager", "compiled", "cuda_graph")
-"""How a model is run to be timed, by the names of Timed."""
+"""How a model is run to be timed, by the names of TimeAndMemory."""
 
 
 def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], Timing]:
@@ -185,24 +227,25 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     names = [FP32, *([TODAY] if today else []), *run]
     question = partial(Runs.time, flags=dict(bench.flags), threads=torch.get_num_threads())
     given: dict[str, TimeAndMemory | str] = bench.ask(run, question, names=names)
-    missing = (*WAYS[:2], "memory")
-    result = {
-        n: one if isinstance(one, TimeAndMemory) else TimeAndMemory(missing=dict.fromkeys(missing, one))
-        for n, one in given.items()
+    lacking = {name: dict.fromkeys((*WAYS[:2], "memory"), one) for name, one in given.items() if isinstance(one, str)}
+    found = {
+        name: one if isinstance(one, TimeAndMemory) else TimeAndMemory(missing=lacking[name])
+        for name, one in given.items()
     }
-    whole = result[FP32]
+    whole = found.pop(FP32)
+    result = {name: compare_times(one, whole) for name, one in found.items()}
     timing = Timing(
         device=name_of(bench.options.where),
         batch=next((x.shape[0] for x in tensors_in(bench.checks[0]) if x.dim() and not x.is_nested), None),
         threads=torch.get_num_threads(),
         fp32=whole,
-        fp32_today=against(result[TODAY], whole) if today else None,
+        fp32_today=result.get(TODAY),
     )
-    told = {name: replace(against(result[name], whole), decides=bench.options.native) for name in run}
-    return {name: replace(plan, timed=told.get(name)) for name, plan in plans.items()}, timing
+    timed = {name: replace(result[name], decides=bench.options.native) for name in run}
+    return {name: replace(plan, timed=timed.get(name)) for name, plan in plans.items()}, timing
 
 
-def against(found: TimeAndMemory, whole: TimeAndMemory) -> TimeAndMemory:
+def compare_times(found: TimeAndMemory, whole: TimeAndMemory) -> TimeAndMemory:
     """With how many times as fast as FP32 it is, run in the same way, and what share of its memory it takes."""
     changed: dict[str, Any] = {}
     for way in WAYS:

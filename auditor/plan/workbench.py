@@ -73,15 +73,13 @@ class Workbench:
     @cached_property
     def most(self) -> int:
         """Operations of a low run of the model beyond which a loop in it is taken for one that does not end."""
-        known = {id(batch) for batch in self.usable(self.checks)}  # of the first one's shapes, and on its path
-        others = (batch for batch in self.checks if id(batch) not in known)
-        return 1_000 + 3 * max(self.capture.operations, *map(self._operations, others), 0)
-
-    def _operations(self, batch: Batch) -> int:
-        """How many operations the model takes for a batch."""
-        counting = Emulation(lenient=True)
-        answer(self.subject.model, batch, seed=self.options.seed, around=lambda: intercepted(counting))
-        return counting.seen
+        known, operations = {id(batch) for batch in self.usable(self.checks)}, [self.capture.operations]
+        for batch in self.checks:
+            if id(batch) not in known:  # of other shapes than the first one, or on another path
+                counting = Emulation(lenient=True)
+                answer(self.subject.model, batch, seed=self.options.seed, around=partial(intercepted, counting))
+                operations.append(counting.seen)
+        return 1_000 + 3 * max(operations)
 
     @property
     def checks(self) -> tuple[Batch, ...]:
@@ -148,7 +146,7 @@ class Workbench:
             load = partial(load_program, folder, self.options.where)
         if fresh and (files is not None or (self.subject.origin is not None and not self.not_fresh)):
             try:
-                file = folder if files is not None else emitted(self.subject, plans, self.verifier.scratch)
+                file = folder if files is not None else emit_plans(self.subject, plans, self.verifier.scratch)
                 return self.verifier.ask(file, names, question, later)
             except NotHandedOver as problem:
                 if files is None:
@@ -157,19 +155,19 @@ class Workbench:
         runs = Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most)
         return {name: question(runs, name) for name in names}
 
-    def replayed(self, batches: Sequence[Batch], how: Policy) -> float:
+    def replay(self, batches: Sequence[Batch], how: Policy) -> float:
         """Error of low runs of the recorded graph on batches that it is valid for, the worst one's; NaN counts.
 
         Raises: UnsupportedInFormat where an operation refuses, or whatever else it raises.
         """
-        return worst_of([self._replayed(batch, how) for batch in batches])
-
-    def _replayed(self, batch: Batch, how: Policy) -> float:
-        beat()
-        path = path_of(self.capture, self.subject, batch) or self.capture
-        with torch.no_grad():
-            outputs = Executor(path.graph_module, how).run(*path.bind(self.subject.model, batch))
-        return float(self.yardstick.distance(self.reference(batch), tensor_outputs(outputs)))
+        errors = list[float]()
+        for batch in batches:
+            beat()
+            path = path_of(self.capture, self.subject, batch) or self.capture
+            with torch.no_grad():
+                outputs = Executor(path.graph_module, how).run(*path.bind(self.subject.model, batch))
+            errors.append(self.yardstick.distance(self.reference(batch), tensor_outputs(outputs)))
+        return worst_of(errors)
 
     def policy(self, plan: Plan) -> Policy:
         """How the recorded graph runs under a plan."""
@@ -181,10 +179,9 @@ class Workbench:
 
     def problem(self, strategy: str, fmt: str) -> Problem:
         """What a plan under one strategy and format is solved from."""
-        subject, options = self.subject, self.options
+        asked, stored = (strategy, fmt, self.options.figures), (self.subject.raised, self.subject.stored_low)
         measured = self.capture, self.costs, self.contributions, self.verdicts[fmt]
-        stored = subject.raised, subject.stored_low
-        return Problem(*measured, strategy, fmt, options.figures, *stored, options.objective)
+        return Problem(*measured, *asked, *stored, self.options.objective)
 
 
 def worst_of(values: Sequence[float]) -> float:
@@ -192,15 +189,15 @@ def worst_of(values: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
-def emitted(subject: Subject, plans: Mapping[str, Plan], folder: str | Path) -> Path:
+def emit_plans(subject: Subject, plans: Mapping[str, Plan], folder: str | Path) -> Path:
     """`patched_model.py` with these plans, written into a folder."""
     file = Path(folder, "patched_model.py")
-    content = emit(subject.origin, size_of(subject.model), {**plans, **raising(subject)}, None, file.parent)
+    content = emit(subject.origin, size_of(subject.model), {**plans, **plan_of_fp32(subject)}, None, file.parent)
     file.write_text(content, encoding="utf-8")
     return file
 
 
-def raising(subject: Subject) -> dict[str, Plan]:
+def plan_of_fp32(subject: Subject) -> dict[str, Plan]:
     """All FP32 under its name, for a model that comes with something stored low; nothing for another one."""
     if subject.raised == "none":
         return {}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from ..paths import function_in
 from .generation import TokenComparison
 from .written import FileField, MeasurementField, empty
 
@@ -32,8 +33,9 @@ class Today:
     """FP32 with the user's own flags (such as TF32), compared with IEEE FP32."""
 
     computed_in: Annotated[tuple[str, ...], FileField("formats that those flags allow instead of FP32: `tf32`, `bf16`")]
-    measured_error: Annotated[float | None, FileField("error against IEEE FP32, worst batch; `null`: not finite")]
-    finite: Annotated[bool, FileField("whether the outputs were finite")]
+    measured_error: Annotated[
+        float | None, FileField("error against IEEE FP32, worst batch; `null`: not finite or failed")
+    ]
     failure: Annotated[str | None, FileField("why it did not run")] = None
 
 
@@ -139,9 +141,7 @@ class ScopeChoice:
     """Precision of one scope."""
 
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
-    because: Annotated[tuple[str, ...], FileField("rule codes and reasons in words; empty if it runs low")] = ()
     output: Annotated[str, FileField("`keep`: its result is not converted", choices=("cast", "keep"))] = "cast"
-    cost: Annotated[float | None, FileField("share of the plan's cost saved by running it low; `null`: is low")] = None
     keep: Annotated[tuple[str, ...], FileField("torch functions kept FP32 in a low scope; `pow` includes x ** 2")] = ()
 
 
@@ -166,6 +166,8 @@ class Reason:
     words: Annotated[str, FileField("the reason in one clause, with its evidence")]
     modules: Annotated[tuple[str, ...], FileField("FP32 modules with this reason")] = ()
     operations: Annotated[tuple[str, ...], FileField("operations in low modules, or without a precision")] = ()
+    functions: Annotated[tuple[str, ...], FileField("functions kept FP32 in low modules: `module..function`")] = ()
+    rules: Annotated[tuple[str, ...], FileField("codes of the rules that fired on them")] = ()
     by: Annotated[str | None, FileField("the module or operation that decides, if another")] = None
     adds: Annotated[float | None, FileField("error added by running it low alone; `null`: not possible")] = None
     left: Annotated[float | None, FileField("error budget that the plan leaves unused")] = None
@@ -177,8 +179,8 @@ class Reason:
 class Verification:
     """Results of running the artefact, or the all-low model: batches without gradients, the first also with them."""
 
-    measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: not finite, failed")]
-    finite: Annotated[bool, FileField("whether the outputs were finite")]
+    measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: failed, Inf or NaN")] = None
+    holds: Annotated[bool, FileField("whether all errors and criteria are within their limits")] = False
     inputs: Annotated[
         str, FileField("`held-out`: inputs that no plan was derived from", choices=("held-out", "audited"))
     ] = "audited"
@@ -194,6 +196,11 @@ class Verification:
     noise: Annotated[float | None, FileField("difference between FP32 runs, a bound on the accuracy of errors")] = None
     floor: Annotated[float, FileField("noise floor up to which errors are ignored: three times `noise`, or 0")] = 0.0
     nonfinite: Annotated[NonFinite | None, FileField("the first operation with Inf or NaN; `null`: none")] = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether it ran, and the outputs were finite."""
+        return self.measured_error is not None
 
 
 @dataclass(frozen=True)
@@ -266,10 +273,6 @@ class Plan:
     predicted_speedup: Annotated[
         float, FileField("predicted, over FP32, see [costs](method.md#what-a-choice-costs)")
     ] = math.nan
-    measured_error: Annotated[
-        float | None, FileField("measured error of the artefact, worst batch; `null`: not finite or failed")
-    ] = None
-    verified: Annotated[bool, FileField("whether the artefact was run and met the error budget")] = False
     verification: Annotated[Verification | None, FileField("results of running the artefact; `null`: not run")] = None
     note: Annotated[str, MeasurementField("notes, in words")] = ""
     reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations stay FP32")] = ()
@@ -296,6 +299,16 @@ class Plan:
     generated: Annotated[TokenComparison | None, FileField("tokens decoded under the plan; `null`: none asked")] = None
 
     @property
+    def measured_error(self) -> float | None:
+        """Error of the artefact, worst batch; None if it was not run, failed, or is not finite."""
+        return self.verification.measured_error if self.verification else None
+
+    @property
+    def verified(self) -> bool:
+        """Whether the artefact was run and met the error budget."""
+        return self.verification is not None and self.verification.holds
+
+    @property
     def holds(self) -> bool:
         """Whether it is verified, and the user's score, if any, is acceptable."""
         return self.verified and (self.score is None or self.score.holds)
@@ -306,6 +319,11 @@ class Plan:
         if not self.reasons:
             return tuple(path for path, choice in self.scopes.items() if choice.precision == "fp32")
         return tuple(path for reason in self.reasons if reason.kind != "not-floating" for path in reason.modules)
+
+    def reasons_of(self, path: str) -> tuple[Reason, ...]:
+        """The reasons why a scope, or a function in it, stays FP32."""
+        here = {path, *(function_in(path, name) for name in self.scopes[path].keep)}
+        return tuple(reason for reason in self.reasons if here.intersection((*reason.modules, *reason.functions)))
 
     @property
     def islands(self) -> int:

@@ -208,12 +208,8 @@ class Session:
         for prefix, root in roots.items():
             own = {path.removeprefix(prefix): kind for path, kind in scopes.items() if path.startswith(prefix)}
             known = {_strip_wrappers(path): path for path, _ in root.named_modules()}
-            how = {
-                known[path]: {"precision": kind, "because": [], "output": "cast"}
-                for path, kind in own.items()
-                if path in known
-            }
-            whole = {"": {"precision": self.recipe.format, "because": [], "output": "cast"}}
+            how = {known[path]: {"precision": kind, "output": "cast"} for path, kind in own.items() if path in known}
+            whole = {"": {"precision": self.recipe.format, "output": "cast"}}
             apply_plan(root, {"strategy": "autocast", "format": self.recipe.format, "scopes": {**whole, **how}})
         for module in self.scene.modules.values() if self.recipe.loss_in_fp32 else ():
             module.register_forward_hook(lambda module, args, result: widen(result))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plan.reasons import apart
+from ..plan.reasons import tell_apart
 from ..records import CriterionValue, Evaluation, Plan, Proposal, Score, Verification
 from ..records.audit import Audit
 from .words import count
@@ -98,7 +98,7 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
     assert score.difference is not None
     drop = -score.difference if base.better == "higher" else score.difference
     drop += 0.0  # no negative zero
-    size, limit = apart(abs(drop), base.max_drop) if base.max_drop and drop > 0 else (f"{abs(drop):.2g}", "")
+    size, limit = tell_apart(abs(drop), base.max_drop) if base.max_drop and drop > 0 else (f"{abs(drop):.2g}", "")
     error = "" if score.standard_error is None else f" (standard error {score.standard_error:.2g})"
     change = f"{size} {'worse' if drop > 0 else 'better'}{error}" if drop else f"as in FP32{error}"
     said = f"{score.value:.5g}, {change}"

@@ -17,8 +17,6 @@ from ..records.audit import Audit
 from ..records.plan import KeptOperation
 from .words import fold, label, list_paths, shorten
 
-_CODE = re.compile(r"[A-Z]{3}\d{3}")
-"""The code of a rule."""
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
 """{torch's name of a dtype: that of the format it computes in}."""
 INSIDE = 12
@@ -36,7 +34,8 @@ class Island:
     """
 
     paths: tuple[str, ...]
-    because: tuple[str, ...]
+    words: str
+    rules: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     noun: str = "module"
 
@@ -51,9 +50,8 @@ class Island:
     @property
     def why(self) -> str:
         """The reason, in a clause, followed by the rules that fired on it."""
-        codes = ", ".join(text for text in self.because if _CODE.fullmatch(text))
-        words = ", ".join(text for text in self.because if not _CODE.fullmatch(text))
-        return f"{words} ({codes})" if words and codes else words or codes
+        codes = ", ".join(self.rules)
+        return f"{self.words} ({codes})" if self.words and codes else self.words or codes
 
 
 def own(path: str) -> str:
@@ -73,23 +71,29 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     result = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
     idle = len({pattern(path) for path, reason in result if reason.kind == "no-gain"}) > SHAPES
     groups = fold(result, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
-    modules = [Island(tuple(path for path, _ in same), _because(plan, same)) for same in groups]
+    modules = [_one_reason(*zip(*same, strict=True)) for same in groups]
     keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
-    functions = (Island(tuple(same), scopes[same[0]].because, scopes[same[0]].keep) for same in keeping)
+    functions = (
+        Island(tuple(same), ", ".join(reason.words for reason in reasons), _rules(reasons), scopes[same[0]].keep)
+        for same in keeping
+        for reasons in [plan.reasons_of(same[0])]
+    )
     return (*modules, *functions)
 
 
 def _one_kind(same: Sequence[KeptOperation]) -> Island:
     others = "; similar for the others" if len({kept.because for kept in same}) > 1 else ""
-    return Island(tuple(kept.name for kept in same), (same[0].because + others,), noun="operation")
+    return Island(tuple(kept.name for kept in same), same[0].because + others, noun="operation")
 
 
-def _because(plan: Plan, reasons: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
-    """Codes of rules, then the reason with the first figures."""
-    fired = (text for path, _ in reasons if path in plan.scopes for text in plan.scopes[path].because)
-    codes = tuple(dict.fromkeys(text for text in fired if _CODE.fullmatch(text)))
-    same = len({re.sub(r"_\d+\b", "", reason.words) for _, reason in reasons}) == 1  # but for numbers of nodes
-    return (*codes, reasons[0][1].words + ("" if same else "; similar for the others"))
+def _one_reason(paths: tuple[str, ...], reasons: tuple[Reason, ...]) -> Island:
+    """Modules with one reason, and the figures of the first."""
+    same = len({re.sub(r"_\d+\b", "", reason.words) for reason in reasons}) == 1  # but for numbers of nodes
+    return Island(paths, reasons[0].words + ("" if same else "; similar for the others"), _rules(reasons))
+
+
+def _rules(reasons: Iterable[Reason]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(code for reason in reasons for code in reason.rules))
 
 
 def dtype_label(dtype: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from ..criteria.criterion import FLOOR
@@ -65,27 +64,27 @@ class PlanView:
 
 def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
     ran = plan.verification
-    if ran is not None and ran.failure:
-        return "failed" if runs(plan.format) else "not run", ran.failure
-    if (ran is not None and not ran.finite) or not math.isfinite(plan.measured_error or 0.0):
-        return "non-finite", "an output is Inf or NaN where FP32 is finite"
-    if plan.measured_error is None:
+    if ran is None:
         return "not run", plan.note or "the patched model was not run: its error is predicted"
-    if ran is not None and (broken := missed_criteria(ran.criteria)):
+    if ran.failure:
+        return "failed" if runs(plan.format) else "not run", ran.failure
+    if ran.measured_error is None:
+        return "non-finite", "an output is Inf or NaN where FP32 is finite"
+    if broken := missed_criteria(ran.criteria):
         return "over budget", broken
-    allowed = max(budget, ran.floor) if ran is not None else budget
-    if not plan.measured_error <= allowed:
-        return "over budget", f"{ratio(plan.measured_error)} measured, {budget:g} allowed"
-    if ran is not None and ran.with_gradients is not None and not ran.with_gradients <= allowed:
+    allowed = max(budget, ran.floor)
+    if not ran.measured_error <= allowed:
+        return "over budget", f"{ratio(ran.measured_error)} measured, {budget:g} allowed"
+    if ran.with_gradients is not None and not ran.with_gradients <= allowed:
         return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
-    where = f" on {inputs_of(ran)}, {ran.execution}" if ran is not None else ""
-    if ran is not None and ran.ungraded:
+    where = f" on {inputs_of(ran)}, {ran.execution}"
+    if ran.ungraded:
         where += f"; not run with gradients enabled, where FP32 itself raises {ran.ungraded}"
-    if ran is not None and max(plan.measured_error, ran.with_gradients or 0.0) > budget:
+    if max(ran.measured_error, ran.with_gradients or 0.0) > budget:
         where += (
             f"; above the budget, but at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
         )
-    return ("verified" if plan.verified else "not verified"), f"{ratio(plan.measured_error)} measured{where}"
+    return ("verified" if ran.holds else "not verified"), f"{ratio(ran.measured_error)} measured{where}"
 
 
 def inputs_of(ran: Verification) -> str:
@@ -98,7 +97,7 @@ def _without(baseline: Verification | Today | None) -> str:
         return "not measured"
     if baseline.failure:
         return "fails to run"
-    return ratio(baseline.measured_error) if baseline.finite else "non-finite"
+    return "non-finite" if baseline.measured_error is None else ratio(baseline.measured_error)
 
 
 def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:

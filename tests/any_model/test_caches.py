@@ -212,7 +212,7 @@ def test_plans_of_lazy_layers_are_verified_and_hold(tmp_path: Path, monkeypatch:
     words = ("model.py", "--formats", "bf16", "--strategies", "cast", "--out", "out", "-q", "--fail-on", "never")
     assert cli.main(words) == 0
     (plan,) = json.loads(Path("out/plan.json").read_text())["plans"].values()
-    assert plan["verified"], plan["failure"]
+    assert plan["verification"]["holds"], plan["verification"]["failure"]
     spec = importlib.util.spec_from_file_location("patched_model", "out/patched_model.py")
     assert spec is not None and spec.loader is not None
     patched = importlib.util.module_from_spec(spec)
@@ -227,7 +227,7 @@ def test_plans_of_lazy_layers_are_verified_and_hold(tmp_path: Path, monkeypatch:
         model(x.clone())
     expected = answer(model, ((x,), {}))
     found = answer(patched.apply(model, "cast_bf16"), ((x,), {}), around=lambda: as_on("cpu"))
-    assert output_error(expected, found) == pytest.approx(plan["measured_error"], rel=1e-6)
+    assert output_error(expected, found) == pytest.approx(plan["verification"]["measured_error"], rel=1e-6)
 
 
 def test_a_plan_for_a_model_without_weights_is_refused_in_one_line() -> None:

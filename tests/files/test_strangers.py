@@ -64,7 +64,7 @@ def document() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(make_audit(6).to_dict()))
     found["parameters"], found["structure"] = 26, ""
     for plan in found["plans"].values():
-        plan["scopes"] = {"": {"precision": plan["format"]}, "0": {"precision": "fp32", "because": ["NRM001"]}}
+        plan["scopes"] = {"": {"precision": plan["format"]}, "0": {"precision": "fp32"}}
     return found
 
 

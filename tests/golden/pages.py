@@ -64,7 +64,7 @@ def timed_and_scored() -> Audit:
         plans=plans,
         evaluation=Evaluation("scores.py:accuracy", "higher", 0.01, 0.986111, 360, "exp", 6),
         timing=Timing("NVIDIA H100", 8, 2, whole, replace(whole, missing={})),
-        fp32_today=Today(("tf32",), 4.2e-4, True),
+        fp32_today=Today(("tf32",), 4.2e-4),
         noise=Noise(4, 0.004, 0.004, 0.012, {"a": 0.004, "b": 0.001}, {node: 0.02}, (node,)),
     )
 
@@ -75,7 +75,7 @@ def non_finite() -> Audit:
     where = ("sqrt", "norm", "aten.sqrt.default", "unet.py:28", "NaN")
     first = NonFinite(*where, "cancellation", "sub", "norm", "aten.sub.Tensor", "unet.py:27", ("RED004",))
     here = replace(first, cause="overflow", begins=first.node, begins_op=first.op, rules=())
-    unknown = Verification(None, False)
+    unknown = Verification(None)
     baselines = {
         "autocast_fp16": replace(unknown, nonfinite=first),
         "cast_fp16": replace(unknown, nonfinite=first),
@@ -83,7 +83,7 @@ def non_finite() -> Audit:
         "cast_bf16": unknown,
     }
     ran = Verification(None, False, "audited", "emulated", nonfinite=first)
-    plan = replace(audit.plans["cast_fp16"], measured_error=None, verified=False, verification=ran)
+    plan = replace(audit.plans["cast_fp16"], verification=ran)
     regions = tuple(
         FlaggedRegion(fmt, tuple(f"n{i}" for i in range(size)), scope, error, error, 0.001, failure)
         for fmt, scope, error, size, failure in (

@@ -132,10 +132,10 @@ def test_no_reporter_says_that_nothing_is_unsafe(two_batches: tuple[Path, str]) 
 def test_the_plan_holds_on_both_batches(two_batches: tuple[Path, str]) -> None:
     plan = json.loads((two_batches[0] / "audits" / "two_batches" / "plan.json").read_text())
     recommended = plan["plans"][plan["recommended"]]
-    assert recommended["verified"] and recommended["format"] == "bf16"
+    assert recommended["verification"]["holds"] and recommended["format"] == "bf16"
     fp16 = plan["plans"]["autocast_fp16"]
-    assert fp16["verified"] and fp16["predicted_error"] < 0.01
-    assert any("cat is unsafe" in line for line in fp16["scopes"][""]["because"])
+    assert fp16["verification"]["holds"] and fp16["predicted_error"] < 0.01
+    assert any("cat is unsafe" in reason["words"] and "" in reason["modules"] for reason in fp16["reasons"])
 
 
 def test_the_dry_run_lists_each_distinct_batch(

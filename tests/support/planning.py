@@ -99,5 +99,5 @@ def lowered(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[st
 def kept(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
     """The plan with exactly these modules in FP32, patched into the model and run as on a GPU."""
     scopes = scopes_of(problem, evaluate(problem, modules))
-    changed = replace(plan, scopes=scopes, measured_error=None, verified=False)
+    changed = replace(plan, scopes=scopes, verification=None)
     return verify(bench, {plan.name: changed})[plan.name]

@@ -21,7 +21,7 @@ def document(plans: dict[str, Scopes], recommended: str | None, model: nn.Module
     """What plan.json holds, as far as a snippet reads it; all plans verified. Names are `strategy_format`."""
     named = {"tied_parameters": named_parameters, "shared_modules": named_modules} if model is not None else {}
     groups = {key: list(map(list, under_several_names(of(model)))) for key, of in named.items()}
-    of = {"measured_error": 0.004, "verified": True}
+    of = {"verification": {"measured_error": 0.004, "holds": True}}
     made = {
         name: {"strategy": name.partition("_")[0], "format": name.partition("_")[2], "scopes": scopes, **of}
         for name, scopes in plans.items()
@@ -45,7 +45,7 @@ def patched_model(model: nn.Module, plans: dict[str, Scopes]) -> ModuleType:
     records = {}
     for name, scopes in plans.items():
         strategy, _, fmt = name.partition("_")
-        choices = {path: ScopeChoice(entry["precision"], (), entry["output"]) for path, entry in scopes.items()}
+        choices = {path: ScopeChoice(entry["precision"], entry["output"]) for path, entry in scopes.items()}
         records[name] = Plan(name, strategy, fmt, choices, 0.001, 0.5, 1.5)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     module = ModuleType("patched_model")

@@ -57,18 +57,18 @@ BUDGET = {
     "execution": (1260, "execution"),
     "fleet": (440, "fleet"),
     "generation": (900, "generation"),
-    "graphs": (1160, "graphs"),
+    "graphs": (1140, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1960, "loading"),
     "loose files": (990, "flow"),
     "measure": (2330, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2600, "plan"),
+    "plan": (2440, "plan"),
     "progress": (310, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1330, "rehearsal"),
-    "report": (3280, "report"),
+    "report": (3290, "report"),
     "rulebook": (2400, "rules"),
     "score": (360, "criteria"),
     "snippets": (450, "snippets"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33830, 215, 24
+LINES, FILES, ROOMS = 33660, 214, 24
 """Of all of them."""
 
 

@@ -15,7 +15,7 @@ from auditor.artefact.applying import apply_plan
 from auditor.artefact.base import plan_table
 from auditor.artefact.emit import emit
 from auditor.numerics.metrics import output_error
-from auditor.records import Origin, Plan, ScopeChoice
+from auditor.records import Origin, Plan, ScopeChoice, Verification
 from auditor.verify import Answers, Verifier, run_patched
 
 MODEL = """
@@ -41,7 +41,7 @@ def audit_spec():
     return {"model": get_model()}
 """
 PARAMETERS = (4 * 8 + 8) + (8 + 8) + (8 * 2 + 2)
-SCOPES = {"": ScopeChoice("bf16"), "norm": ScopeChoice("fp32", ("NRM001",)), "last": ScopeChoice("fp32", (), "keep")}
+SCOPES = {"": ScopeChoice("bf16"), "norm": ScopeChoice("fp32"), "last": ScopeChoice("fp32", "keep")}
 BLOCKER = """
 import sys
 
@@ -81,9 +81,7 @@ print(json.dumps({
 
 def plan(strategy: str, **changes: Any) -> Plan:
     scopes = changes.pop("scopes", SCOPES)
-    return Plan(
-        f"{strategy}_bf16", strategy, "bf16", scopes, 0.001, 0.5, 1.5, measured_error=0.002, verified=True, **changes
-    )
+    return Plan(f"{strategy}_bf16", strategy, "bf16", scopes, 0.001, 0.5, 1.5, Verification(0.002, True), **changes)
 
 
 PLANS = {"autocast_bf16": plan("autocast"), "cast_bf16": plan("cast")}

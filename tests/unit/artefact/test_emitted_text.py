@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auditor.artefact.emit import emit
-from auditor.records import Origin, Plan, ScopeChoice
+from auditor.records import Origin, Plan, Reason, ScopeChoice, Verification
 
-SCOPES = {"": ScopeChoice("bf16"), "norm": ScopeChoice("fp32", ("NRM001",))}
+SCOPES = {"": ScopeChoice("bf16"), "norm": ScopeChoice("fp32")}
 PLANS = {
     f"{strategy}_bf16": Plan(f"{strategy}_bf16", strategy, "bf16", SCOPES, 0.001, 0.5, 1.5)
     for strategy in ("autocast", "cast")
@@ -62,8 +62,9 @@ def data_and_code(text: str) -> tuple[dict[str, Any], str]:
 
 
 def text_naming(name: str, directory: Path) -> str:
-    choice = ScopeChoice("fp32", (name, name), "keep", 0.125)
-    hostile = Plan(name, "autocast", "bf16", {"": ScopeChoice("bf16"), name: choice}, 0.0, 0.0, 1.0)
+    scopes = {"": ScopeChoice("bf16"), name: ScopeChoice("fp32", "keep")}
+    why = (Reason("budget", name, (name,), rules=(name,), saves=0.125),)
+    hostile = Plan(name, "autocast", "bf16", scopes, 0.0, 0.0, 1.0, reasons=why)
     place = "/nowhere/" + "".join(c for c in name if c != "\0" and not "\ud800" <= c <= "\udfff")
     source = Origin(f"{place}/model.py", None, name, name, (name,), {name: name}, weights=place)
     return emit(source, 3, {name: hostile}, name, directory)
@@ -86,9 +87,11 @@ def test_whatever_a_name_holds_only_the_tables_differ(name: str) -> None:
 
 
 def test_an_island_is_shown_with_rule_evidence_and_cost(tmp_path: Path) -> None:
-    reasons = ("NRM001", "layer_norm_3 is unsafe: 12 values overflow FP16: alone it moves the outputs by 0.31")
-    scopes = {"": ScopeChoice("fp16"), "blocks.0.norm": ScopeChoice("fp32", reasons, "cast", 0.0031)}
-    text = emit(None, 1, {"cast_fp16": Plan("cast_fp16", "cast", "fp16", scopes, 0.001, 0.5, 1.5)}, None, tmp_path)
+    words = "layer_norm_3 is unsafe: 12 values overflow FP16: alone it moves the outputs by 0.31"
+    scopes = {"": ScopeChoice("fp16"), "blocks.0.norm": ScopeChoice("fp32")}
+    why = (Reason("unsafe", words, ("blocks.0.norm",), rules=("NRM001",), saves=0.0031),)
+    plan = Plan("cast_fp16", "cast", "fp16", scopes, 0.001, 0.5, 1.5, reasons=why)
+    text = emit(None, 1, {"cast_fp16": plan}, None, tmp_path)
     assert (
         """            'blocks.0.norm': {
                 'precision': 'fp32',
@@ -137,7 +140,7 @@ def test_apply_checks_the_plan_and_the_model(tmp_path: Path) -> None:
 
 
 def test_numbers_that_python_cannot_spell_are_left_out(tmp_path: Path) -> None:
-    odd = Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, math.inf, 0.0, 1.0, measured_error=math.nan)
+    odd = Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, math.inf, 0.0, 1.0, Verification(math.nan))
     found = namespace_of(emit(None, 1, {"cast_bf16": odd}, None, tmp_path), tmp_path / "patched_model.py")
     assert (found["PLANS"]["cast_bf16"]["predicted_error"], found["PLANS"]["cast_bf16"]["measured_error"]) == (
         None,

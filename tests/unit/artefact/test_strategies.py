@@ -152,15 +152,15 @@ def test_a_low_scope(given: torch.dtype, output: str | None, expected: torch.dty
 
 
 def test_scopes_by_path() -> None:
-    scopes = {"": ScopeChoice("fp16"), "head": ScopeChoice("fp32", ("NRM001",), "keep")}
+    scopes = {"": ScopeChoice("fp16"), "head": ScopeChoice("fp32", "keep")}
     assert plan_table(Plan("cast_fp16", "cast", "fp16", scopes, 0.1, 1.0, 0.5)) == {
         "strategy": "cast",
         "format": "fp16",
         "raised": "none",
         "stored_low": {},
         "scopes": {
-            "": {"precision": "fp16", "because": [], "output": "cast"},
-            "head": {"precision": "fp32", "because": ["NRM001"], "output": "keep"},
+            "": {"precision": "fp16", "output": "cast"},
+            "head": {"precision": "fp32", "output": "keep"},
         },
     }
 

@@ -40,16 +40,16 @@ print(patched_model.RECOMMENDED, *seen)
 """
 
 
-def choice(precision: str, *because: str) -> dict:
-    return {"precision": precision, "because": list(because), "output": "cast"}
+def choice(precision: str) -> dict:
+    return {"precision": precision, "output": "cast"}
 
 
 def document() -> dict:
     # 3 * 4 + 4 parameters in the first layer, 4 * 2 + 2 in the second: 26.
-    islands = {"": choice("bf16"), HOSTILE: choice("fp32", "NRM001", HOSTILE)}
+    islands = {"": choice("bf16"), HOSTILE: choice("fp32")}
     plans = {
         "autocast_bf16": {"strategy": "autocast", "format": "bf16", "scopes": islands, "predicted_error": 0.001},
-        "cast_fp16": {"strategy": "cast", "format": "fp16", "scopes": {"": choice("fp16")}, "verified": True},
+        "cast_fp16": {"strategy": "cast", "format": "fp16", "scopes": {"": choice("fp16")}},
     }
     return documents.document(plans, "autocast_bf16", parameters=26)
 

@@ -54,7 +54,7 @@ def test_a_score_that_drops_fails_the_command_and_stdout_is_json(
     found = json.loads(capfd.readouterr().out)
     plan = found["plans"]["cast_bf16"]
     assert {"function": "near", "max_drop": 0.05, "score": 1.0, "samples": 40}.items() <= found["evaluation"].items()
-    assert plan["verified"]
+    assert plan["verification"]["holds"]
     assert found["recommended"] is None
     assert plan["score"]["passed"] is False
     assert plan["score"]["difference"] < -0.05

@@ -126,7 +126,8 @@ def test_a_real_audit_comes_back_whole(real: Audit, tmp_path: Path) -> None:
 def test_a_plan_alone_or_beside_other_measurements_says_what_is_not_there(real: Audit, tmp_path: Path) -> None:
     real.save(tmp_path)
     plan = json.loads((tmp_path / "plan.json").read_text())
-    plan["plans"]["cast_fp16"]["verified"] = not plan["plans"]["cast_fp16"]["verified"]
+    ran = plan["plans"]["cast_fp16"]["verification"]
+    ran["holds"] = not ran["holds"]
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     for spoilt in (texts(make_audit(30))["measurements.json"], "[", "[]", "[" * 100_000, "\xff", None):
         if spoilt:

@@ -105,7 +105,7 @@ def test_verdicts_follow_their_operation_when_names_of_nodes_shift(document, oth
 
 def test_plans_are_paired_by_name(document, other):
     del other["plans"]["cast_bf16"]
-    other["plans"]["autocast_fp16"]["measured_error"] = 0.5
+    other["plans"]["autocast_fp16"]["verification"]["measured_error"] = 0.5
     pairs = {name: (before, after) for name, before, after in compared(document, other).plans}
     assert pairs["cast_bf16"][1] is None
     assert pairs["autocast_fp16"][0].measured_error == pytest.approx(0.00083)

@@ -78,7 +78,7 @@ def subject(tmp_path: Path) -> Subject:
 def test_plans_that_run_are_written_without_what_was_measured(tmp_path: Path) -> None:
     parameters = sum(parameter.numel() for parameter in Net().parameters())
     given = {
-        "cast_bf16": CAST | {"measured_error": 0.1, "verified": True},
+        "cast_bf16": CAST | {"verification": {"measured_error": 0.1, "holds": True}},
         "autocast_bf16": AUTOCAST,
         "cast_fp8": CAST | {"format": "fp8_e4m3"},
     }

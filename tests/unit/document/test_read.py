@@ -78,7 +78,11 @@ def test_what_is_wrong_in_one_place_is_said_with_that_place(document: dict[str, 
     ("place", "value", "said"),
     [
         (("plans", "cast_bf16", "scopes"), 3, "`$.plans.cast_bf16.scopes` should be an object, is 3."),
-        (("plans", "cast_bf16", "verified"), 1, "`$.plans.cast_bf16.verified` should be true or false, is 1."),
+        (
+            ("plans", "cast_bf16", "verification", "holds"),
+            1,
+            "`$.plans.cast_bf16.verification.holds` should be true or false, is 1.",
+        ),
         (("parameters",), 2.5, "`$.parameters` should be a whole number, is 2.5."),
         (("environment", "execution"), "guessed", "should be 'native' or 'emulated', is \"guessed\"."),
         (("warnings",), [1, 2, 3], "`$.warnings[0]` should be text, is 1 (2 more like it)."),

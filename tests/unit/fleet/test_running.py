@@ -139,7 +139,7 @@ def test_what_got_worse_is_told_and_what_did_not_is_not(document):
     assert worse(before, audit_of(copy.deepcopy(document), "after")) == []
     after = copy.deepcopy(document)
     name = after["recommended"]
-    after["plans"][name]["measured_error"] *= 5
+    after["plans"][name]["verification"]["measured_error"] *= 5
     after["plans"][name]["predicted_speedup"] *= 0.5
     told = worse(before, audit_of(after, "after"))
     assert [line.split()[0] for line in told] == ["error", "speed-up"]

@@ -19,7 +19,7 @@ from tests.unit.graphs.models import drawn, long, made
 
 def low_at(table: Table, multiplier: float) -> frozenset[str]:
     """What is low at the cut."""
-    return table.may_be_low().difference(cuts_of(table).best(multiplier))
+    return table.free.difference(cuts_of(table).best(multiplier))
 
 
 def under(table: Table, low: frozenset[str], multiplier: float) -> float:
@@ -33,7 +33,7 @@ def test_no_choice_is_cheaper(seed: int) -> None:
     rnd = random.Random(seed)
     for _ in range(6):
         table = drawn(rnd, rnd.randint(2, 7))
-        free = sorted(table.may_be_low())
+        free = sorted(table.free)
         choices = [frozenset(some) for n in range(len(free) + 1) for some in itertools.combinations(free, n)]
         for multiplier in (0.0, 0.1, 0.5, 1.0, 3.0, 10.0):
             least = min(under(table, low, multiplier) for low in choices)
@@ -57,7 +57,7 @@ def test_two_thousand_operations_take_less_than_ten_seconds() -> None:
     table = long(2_000)
     start = time.process_time()
     space = Operations(table, None)
-    sizes = [len(space.low(space.proposed(allowed))) for allowed in (1.0, 1e-3, 0.0)]
+    sizes = [len(space.low(space.propose(allowed))) for allowed in (1.0, 1e-3, 0.0)]
     assert time.process_time() - start < 10
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > 1_600

@@ -62,7 +62,7 @@ def test_what_cannot_run_low_says_so() -> None:
     said = {operation.op: operation for operation in table.operations.values()}
     assert said["aten.linear.default"].kept == ""
     assert said["aten.linalg_inv.default"].kept
-    assert said["aten.linalg_inv.default"].name not in table.may_be_low()
+    assert said["aten.linalg_inv.default"].name not in table.free
 
 
 @pytest.mark.parametrize(("objective", "free"), [("time", False), ("memory", False), ("flops", True)])
@@ -127,7 +127,7 @@ def test_needed_as_counted_by_hand(high: tuple[str, ...], weights: int, activati
     bench = bench_of(Chain(), torch.randn(8, 16), formats=("fp16",))
     graph = export_model(bench.subject.model, bench.subject.batches[0])
     table = table_of(graph.graph_module.graph, "fp16", bench)
-    low = table.may_be_low() - set(high)
+    low = table.free - set(high)
     assert len(low) == 4 - len(high)
     found = memory_needed(lower_operations(graph, table, low))
     assert found == MemoryUse(weights, activations)

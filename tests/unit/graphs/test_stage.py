@@ -19,8 +19,8 @@ from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.metrics import output_error
 from auditor.plan import verified
 from auditor.plan.search import choose
-from auditor.plan.verified import judged
-from auditor.records import Plan
+from auditor.plan.verified import judge_answers
+from auditor.records import Plan, Verification
 from auditor.records.audit import Audit
 from auditor.report.kept import explain_layer
 from auditor.verify import run_patched
@@ -63,14 +63,14 @@ def test_a_program_beyond_the_budget_is_made_again_with_less_error(monkeypatch: 
     targets: list[float] = []
 
     def harsh(bench: Any, plan: Plan, *others: Any) -> Plan:
-        tried.append(judged(bench, plan, *others))
-        return tried[-1] if len(tried) > 1 else replace(tried[-1], verified=False, measured_error=0.02)
+        tried.append(judge_answers(bench, plan, *others))
+        return tried[-1] if len(tried) > 1 else replace(tried[-1], verification=Verification(0.02))
 
     def seen(space: Any, target: float, runs: int) -> Any:
         targets.append(target)
         return choose(space, target, runs)
 
-    monkeypatch.setattr(verified, "judged", harsh)
+    monkeypatch.setattr(verified, "judge_answers", harsh)
     monkeypatch.setattr(stage, "choose", seen)
     torch.manual_seed(0)
     found = auditor.audit(flat(), torch.randn(4, 16), strategies="graph", formats="bf16", device="cpu")

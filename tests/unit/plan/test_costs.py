@@ -189,7 +189,7 @@ def test_a_shielded_scope_is_low_with_the_one_above_it_alone() -> None:
 def test_settling_goes_down_the_tree() -> None:
     tree = {"a": "", "a.s": "a", "a.s.t": "a.s", "b": ""}
     found = energy({}, tree=tree, shielded=frozenset({"a.s", "a.s.t", "b"}))
-    assert found.settled({"a"}) == {"a", "a.s", "a.s.t"}
+    assert found.settle({"a"}) == {"a", "a.s", "a.s.t"}
 
 
 Arcs = list[tuple[str, str, int]]

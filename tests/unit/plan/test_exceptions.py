@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.artefact.applying import apply_plan
 from auditor.plan.costs import Cost
-from auditor.plan.exceptions import lowest
+from auditor.plan.exceptions import find_lowest
 from auditor.plan.problem import Problem
 from auditor.records import Audit, Contribution
 from auditor.verify import run_patched
@@ -147,10 +147,10 @@ def test_the_plan_errs_as_stated_on_another_build(audited: Audit) -> None:
 
 
 def test_the_scope_says_why_it_keeps_each_function(audited: Audit) -> None:
-    choice = audited.plans["cast_fp16"].scopes[""]
-    words = [text for text in choice.because if ": " in text]
-    assert [text.partition(":")[0] for text in words] == list(choice.keep)
-    assert all("is unsafe: " in text for text in words)
+    plan = audited.plans["cast_fp16"]
+    choice, reasons = plan.scopes[""], plan.reasons_of("")
+    assert sorted(path for reason in reasons for path in reason.functions) == [f"..{name}" for name in choice.keep]
+    assert all("is unsafe: " in reason.words for reason in reasons)
     functions = {node.name: node.function and node.function.path for node in (r.node for r in audited.nodes)}
     kept = {
         name
@@ -183,13 +183,13 @@ def priced(model: nn.Module | None, *inputs: Tensor, strategy: str = "cast") -> 
 
 
 def test_where_nothing_conflicts_everything_is_low() -> None:
-    found = lowest(priced(None))
+    found = find_lowest(priced(None))
     assert not found.raised
     assert all(found.resolution.low(name) for name in captured("chain").nodes)
 
 
 def test_the_maker_of_an_fp32_value_is_raised_and_what_lies_behind_is_low() -> None:
-    found = lowest(priced(UNet(), normal(1, 3, 8, 8), torch.tensor([3])))
+    found = find_lowest(priced(UNet(), normal(1, 3, 8, 8), torch.tensor([3])))
     assert sorted(found.raised) == ["time"]
     assert not found.resolution.conflicts
     low = {name for name in found.resolution.dtypes if found.resolution.low(name)}
@@ -198,7 +198,7 @@ def test_the_maker_of_an_fp32_value_is_raised_and_what_lies_behind_is_low() -> N
 
 def test_its_readers_are_raised_where_that_leaves_less_time() -> None:
     # with the root in FP32 the sine, the sum and the three layers' casts are all that is not low
-    found = lowest(priced(Late(), normal(2, 4)))
+    found = find_lowest(priced(Late(), normal(2, 4)))
     assert not found.resolution.conflicts
     assert len(found.raised) == 1
 
@@ -218,7 +218,7 @@ class Turned(nn.Module):
 
 
 def test_a_function_that_gives_fp32_anyhow_is_kept_where_that_leaves_its_products_low() -> None:
-    found = lowest(priced(nn.Sequential(Turned(), Turned()), normal(2, 6, 16)))
+    found = find_lowest(priced(nn.Sequential(Turned(), Turned()), normal(2, 6, 16)))
     assert not found.resolution.conflicts
     assert sorted(path.partition("..")[0] for path in found.raised) == ["0", "1"]
     assert all(".." in path for path in found.raised)
@@ -248,7 +248,7 @@ class Giving(nn.Module):
 
 
 def test_it_is_one_of_the_innermost_module_that_calls_some_and_no_cast_of_the_authors() -> None:
-    found = lowest(priced(Giving(), normal(2, 8)))
+    found = find_lowest(priced(Giving(), normal(2, 8)))
     assert not found.resolution.conflicts
     assert sorted(found.raised) == ["inner..mul"]
 
@@ -262,9 +262,10 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
     kept = {path: choice for path, choice in plan.scopes.items() if choice.keep}
     assert list(kept) == ["0", "1"]
     for path, choice in kept.items():
-        (reason,) = choice.because
-        assert reason.startswith(f"{choice.keep[0]}: it gives FP32 anyhow; with no function kept linear_")
-        assert reason.endswith(f" in {path}.out would be handed tensors of two dtypes, which raises an error")
+        (reason,) = plan.reasons_of(path)
+        assert reason.functions == (f"{path}..{choice.keep[0]}",)
+        assert reason.words.startswith("it gives FP32 anyhow; with no function kept linear_")
+        assert reason.words.endswith(f" in {path}.out would be handed tensors of two dtypes, which raises an error")
     assert len([reason for reason in plan.reasons if reason.kind == "conflict"]) == 2
     scopes = {"": {"precision": "bf16"}, **{path: {"precision": "bf16"} for path in kept}}
     without = apply_plan(nn.Sequential(Turned(), Turned()), {"strategy": "cast", "scopes": scopes})

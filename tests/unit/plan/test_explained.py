@@ -15,10 +15,10 @@ from auditor.execution.policy import Policy, choice_from_scopes, plain
 from auditor.plan.costs import Cost
 from auditor.plan.mincut import Candidate
 from auditor.plan.modules import as_candidate, as_plan, evaluate
-from auditor.plan.nonfinite import located, of_replay, unsafe_in_runs
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import improve, with_reasons
 from auditor.plan.search import MARGIN
+from auditor.plan.verified import judge_replay, locate_nonfinite, mark_unsafe
 from auditor.records import Plan, Verdict, Verification
 from auditor.rulebook.verdicts import Judgement
 from tests.support.capturing import Function, captured
@@ -28,22 +28,24 @@ from tests.support.problems import drawn
 
 
 @pytest.fixture
-def found() -> tuple[Plan, str]:
+def found() -> tuple[Plan, Problem, str]:
     """A chain of five layers; the one in the middle is unsafe, the one behind it stays FP32 too."""
     drawn_ = drawn("chain", "autocast", random.Random(0), unsafe=0.0)
     bad = next(name for name, node in drawn_.capture.nodes.items() if node.owner == "2")
     problem = replace(drawn_, verdicts={**drawn_.verdicts, bad: Verdict("unsafe", "it overflows")})
     plan = as_plan(problem, evaluate(problem, ("2", "3")))
     rules = (finding("SFT001", bad), finding("ATT001", bad), finding("BND001", bad, formats=("bf16",)))
-    return with_reasons(Foretold(problem, 0.5), plan, rules), bad
+    return with_reasons(Foretold(problem, 0.5), plan, rules), problem, bad
 
 
-def test_every_fp32_scope_says_why(found: tuple[Plan, str]) -> None:
-    plan, bad = found
-    assert plan.scopes["2"].because == ("ATT001", "SFT001", f"{bad} is unsafe: it overflows")  # BND001 is about BF16
-    assert len(plan.scopes["3"].because) == 1
-    assert plan.scopes[""].because == ()
-    assert {reason.kind for reason in plan.reasons if "2" in reason.modules} == {"unsafe"}
+def test_every_fp32_scope_says_why_and_what_lowering_it_would_save(found: tuple[Plan, Problem, str]) -> None:
+    plan, problem, bad = found
+    (unsafe,), (other,) = plan.reasons_of("2"), plan.reasons_of("3")
+    assert (unsafe.kind, unsafe.words) == ("unsafe", f"{bad} is unsafe: it overflows")
+    assert (unsafe.rules, other.rules) == (("ATT001", "SFT001"), ())  # BND001 is about BF16
+    assert plan.reasons_of("") == ()
+    both, one = evaluate(problem, ("2", "3")), evaluate(problem, ("3",))
+    assert unsafe.saves == pytest.approx(max(1 - one.cost / both.cost, 0.0))  # of what is forbidden too
     assert plan.kept_modules == ("2", "3")
 
 
@@ -62,6 +64,15 @@ def test_all_low_is_what_its_own_run_says(holds: bool) -> None:
     assert idle
     assert (found.least == ()) == holds
     assert all(reason.words.startswith("lowering it alone") != holds for reason in idle)
+
+
+def test_what_saves_less_than_one_more_change_of_precision_must_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auditor.plan.problem.ISLAND_SHARE", 1.0)
+    problem = costing(drawn("chain", "autocast", random.Random(0), unsafe=0.0), Cost(10**12, 1000, False))
+    space = Foretold(problem, 1.0)
+    (reason,) = [reason for reason in with_reasons(space, as_plan(problem, space.nothing), ()).reasons if reason.saves]
+    share = f"{reason.saves:.1%} of the time"  # alike, so that what saves most is each of them
+    assert reason.words == f"lowering it saves at most {share}, below the threshold for one more change of precision"
 
 
 def test_a_plan_is_what_it_was_made_from() -> None:
@@ -121,7 +132,9 @@ def bench() -> Any:
         finding("ACT003", mul.name, formats=("bf16",)),
     ]
     subject = SimpleNamespace(model=model, batches=batches)
-    return SimpleNamespace(capture=capture, subject=subject, checks=batches, usable=list, findings=findings)
+    return SimpleNamespace(
+        capture=capture, subject=subject, checks=batches, usable=list, findings=findings, max_error=0.2
+    )
 
 
 def all_low(bench, fmt, precision=""):
@@ -129,29 +142,33 @@ def all_low(bench, fmt, precision=""):
 
 
 def test_the_batch_that_shows_it_is_looked_for_and_the_rule_that_fired(bench):
-    first = located(bench, all_low(bench, "fp16"))
+    first = locate_nonfinite(bench, all_low(bench, "fp16"))
     assert (first.op, first.value, first.cause, first.rules) == ("aten.mul.Tensor", "Inf", "overflow", ("ACT005",))
     assert first.batch == 2
 
 
 def test_a_replay_that_is_finite_has_none(bench):
-    assert of_replay(bench, 0.1, all_low(bench, "fp16")) == Verification(0.1, True)
-    ran = of_replay(bench, math.nan, all_low(bench, "fp16"))
-    assert (ran.measured_error, ran.finite, ran.nonfinite) == (None, False, located(bench, all_low(bench, "fp16")))
+    assert judge_replay(bench, 0.1, all_low(bench, "fp16")) == Verification(0.1, True)
+    ran = judge_replay(bench, math.nan, all_low(bench, "fp16"))
+    assert (ran.measured_error, ran.finite, ran.nonfinite) == (
+        None,
+        False,
+        locate_nonfinite(bench, all_low(bench, "fp16")),
+    )
 
 
 @pytest.mark.parametrize(("fmt", "precision"), [("bf16", ""), ("fp16", "fp32")])
 def test_a_run_that_the_graph_does_not_show_has_none(bench, fmt, precision):
-    assert located(bench, all_low(bench, fmt, precision)) is None
+    assert locate_nonfinite(bench, all_low(bench, fmt, precision)) is None
 
 
 def test_the_operation_is_unsafe_unless_it_is_already(bench):
-    baselines = {f"cast_{fmt}": of_replay(bench, math.nan, all_low(bench, fmt)) for fmt in ("fp16", "bf16")}
+    baselines = {f"cast_{fmt}": judge_replay(bench, math.nan, all_low(bench, fmt)) for fmt in ("fp16", "bf16")}
     node = baselines["cast_fp16"].nonfinite.node
     safe = Verdict("safe", "")
     judged = Judgement({name: {"fp16": safe, "bf16": safe} for name in bench.capture.nodes}, {})
-    whole = unsafe_in_runs(judged, baselines)
+    whole = mark_unsafe(judged, baselines)
     reason = "Inf in FP16 with cast weights, though not alone: overflow (batch 2)"
     assert whole.verdicts[node] == {"fp16": Verdict("unsafe", reason, "range", 2), "bf16": safe}
-    assert unsafe_in_runs(whole, baselines) is whole
-    assert unsafe_in_runs(judged, {"cast_bf16": Verification(None, False)}) is judged
+    assert mark_unsafe(whole, baselines) is whole
+    assert mark_unsafe(judged, {"cast_bf16": Verification(None, False)}) is judged

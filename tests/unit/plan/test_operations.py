@@ -12,7 +12,7 @@ from auditor.execution.policy import choice_keeping
 from auditor.paths import function_in
 from auditor.plan.mincut import Candidate
 from auditor.plan.modules import evaluate
-from auditor.plan.reasons import added, apart, gained, no_gain, operation_reasons
+from auditor.plan.reasons import explain_budget, explain_gain, operation_reasons, tell_apart
 from auditor.records import Reason
 from tests.support.problems import problem_of
 from tests.support.subjects import capture_of, normal
@@ -156,18 +156,15 @@ def test_what_a_module_around_keeps_says_so() -> None:
     ],
 )
 def test_numbers_that_differ_read_differently(values: tuple[float, ...], texts: tuple[str, ...]) -> None:
-    assert apart(*values) == texts
+    assert tell_apart(*values) == texts
 
 
 def test_the_numbers_stand_in_the_clause() -> None:
     said = (
         "the error from 0.0079 to 0.013, where plans use 80% of the budget of 0.01, and saves at most 1.3% of the time"
     )
-    assert added(0.0079, 0.0131, 0.01, 0.8, 0.013, "time", True) == f"lowering it takes {said}"
-    assert added(0.0079, 0.0131, 0.01, 0.8, 0.013, "time", False) == f"lowering it is predicted to take {said}"
-    assert "inf" not in added(0.001, math.inf, 0.01, 0.8, 0.07, "time", ran=True).split()
-    assert gained(-0.2, "time") == "saves no time"
-    assert gained(0.0004, "flops") == "saves at most 0.1% of the FP32 FLOPs"
-    assert no_gain(0.0, "time", alone=True) == "lowering it alone saves no time"
-    more = "below the threshold for one more change of precision"
-    assert no_gain(0.0123, "time", alone=False) == f"lowering it saves at most 1.2% of the time, {more}"
+    assert explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", True) == f"lowering it takes {said}"
+    assert explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", False) == f"lowering it is predicted to take {said}"
+    assert "inf" not in explain_budget(0.001, math.inf, 0.01, 0.07, "time", ran=True).split()
+    assert explain_gain(-0.2, "time") == "saves no time"
+    assert explain_gain(0.0004, "flops") == "saves at most 0.1% of the FP32 FLOPs"

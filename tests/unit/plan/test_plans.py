@@ -37,13 +37,13 @@ class Overflowing(nn.Module):
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Policy]:
     """What was replayed."""
-    found, error = list[Policy](), Workbench.replayed
+    found, error = list[Policy](), Workbench.replay
 
     def counted(self: Workbench, batches: Any, how: Policy) -> float:
         found.append(how)
         return error(self, batches, how)
 
-    monkeypatch.setattr(Workbench, "replayed", counted)
+    monkeypatch.setattr(Workbench, "replay", counted)
     return found
 
 

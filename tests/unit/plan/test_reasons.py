@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from auditor.execution.policy import choice_from_scopes
 from auditor.plan.plans import Planner
 from auditor.plan.problem import Problem
-from auditor.plan.reasons import together
+from auditor.plan.reasons import merge_alike
 from auditor.plan.workbench import Workbench
 from auditor.records import Plan, Reason
 from tests.support.planning import bench_of, kept, lowered
@@ -138,7 +138,7 @@ def test_those_alike_stand_together() -> None:
     one = Reason("no-gain", "lowering it saves no time", ("a",))
     two = Reason("no-gain", "lowering it saves no time", ("b",))
     other = Reason("no-gain", "lowering it alone saves no time", ("c",))
-    assert together([one, two, other]) == (Reason("no-gain", "lowering it saves no time", ("a", "b")), other)
+    assert merge_alike([one, two, other]) == (Reason("no-gain", "lowering it saves no time", ("a", "b")), other)
 
 
 KINDS = {
@@ -162,8 +162,8 @@ def test_modules_that_gain_nothing_share_one_reason_with_the_largest_numbers() -
     ]
     ran = [replace(reason, ran=True) for reason in idle]
     for all_ran, reasons in ((True, ran), (False, [*ran[:2], idle[2]])):
-        (one,) = together(reasons)
+        (one,) = merge_alike(reasons)
         assert (one.modules, one.adds, one.saves) == (("blocks.0", "blocks.1", "blocks.2"), 3e-6, 1e-5)
         assert one.ran == all_ran
     over = [replace(reason, kind="budget", words=f"to {reason.adds}") for reason in idle]
-    assert together(over) == tuple(over)  # whose figures are in the words
+    assert merge_alike(over) == tuple(over)  # whose figures are in the words

@@ -11,7 +11,7 @@ from auditor.plan.recommend import best_for, outcome, recommend
 from auditor.records import CriterionValue, MemoryUse, Plan, Reason, ScopeChoice, TimeAndMemory, Times, Verification
 
 ROOT = {"": ScopeChoice("fp16")}
-BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
+BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, verification=Verification(0.002, True))
 WHOLE = replace(BASE, scopes={"": ScopeChoice("fp32")}, low_precision_flops=0.0, predicted_speedup=1.0)
 MIXED = replace(BASE, scopes={**ROOT, "norm": ScopeChoice("fp32")})
 SLOW = replace(MIXED, predicted_speedup=0.97, reasons=(Reason("unsafe", "x is unsafe", ("norm",)),))
@@ -40,15 +40,15 @@ def needing(plan: Plan, objective: str, activations: int = 50) -> Plan:
         ((named("cast_bf16", predicted_speedup=2.69), BASE), "training", "autocast_fp16"),
         ((named("cast_fp16", predicted_speedup=2.01), BASE), "inference", "autocast_fp16"),
         ((BASE, named("autocast_bf16", predicted_speedup=3.0)), "inference", "autocast_bf16"),
-        ((BASE, named("autocast_bf16", measured_error=0.001)), "inference", "autocast_bf16"),
-        ((replace(BASE, verified=False), named("cast_fp16")), "inference", "cast_fp16"),
+        ((BASE, named("autocast_bf16", verification=Verification(0.001, True))), "inference", "autocast_bf16"),
+        ((replace(BASE, verification=Verification(0.002)), named("cast_fp16")), "inference", "cast_fp16"),
         ((WHOLE, named("cast_bf16")), "inference", "cast_bf16"),
         ((SLOW, named("cast_fp16")), "inference", "cast_fp16"),
         ((SLOW, named("cast_fp16")), "training", None),
         ((replace(SLOW, objective="flops"),), "inference", "autocast_fp16"),
         ((SLOW,), "inference", None),
         ((named("cast_fp16"),), "training", None),
-        ((replace(BASE, verified=False, measured_error=None),), "inference", None),
+        ((replace(BASE, verification=Verification(None)),), "inference", None),
         ((), "inference", None),
     ],
 )
@@ -60,14 +60,14 @@ def test_the_best_for_a_use(several: tuple[Plan, ...], use: str, winner: str | N
 @pytest.mark.parametrize(("faster", "winner"), [(1.97, "fp16"), (2.02, "fp16"), (2.07, "bf16"), (4.0, "bf16")])
 def test_within_the_noise_of_predicted_speeds_the_smaller_error_wins(faster: float, winner: str) -> None:
     for speed in (1.0, 3.0):  # wherever a rounding of the speeds would lie
-        closer = replace(BASE, predicted_speedup=1.97 * speed, measured_error=0.0007)
-        other = named("autocast_bf16", predicted_speedup=faster * speed, measured_error=0.0064)
+        closer = replace(BASE, predicted_speedup=1.97 * speed, verification=Verification(0.0007, True))
+        other = named("autocast_bf16", predicted_speedup=faster * speed, verification=Verification(0.0064, True))
         assert recommend(plans(closer, other), 0.01)[0] == f"autocast_{winner}"
 
 
 @pytest.mark.parametrize("objective", ["memory", "flops"])
 def test_for_memory_and_flops_the_faster_of_two_as_good_is_taken(objective: str) -> None:
-    fast = needing(named("cast_bf16", predicted_speedup=2.5, measured_error=0.005), objective)
+    fast = needing(named("cast_bf16", predicted_speedup=2.5, verification=Verification(0.005, True)), objective)
     for other, winner in ((fast, "cast_bf16"), (replace(fast, predicted_speedup=2.01), BASE.name)):
         assert recommend(plans(needing(BASE, objective), other), 0.01)[0] == winner
 
@@ -96,7 +96,7 @@ def test_the_sentence_holds_the_evidence() -> None:
     more = replace(MIXED, scopes={**MIXED.scopes, "head": ScopeChoice("fp32")})
     assert "2 modules stay FP32." in recommend(plans(more), 0.01)[1]
     ran = Verification(0.02, True, "audited", "emulated")
-    varying = replace(BASE, measured_error=0.02, verification=replace(ran, noise=0.01, floor=0.03))
+    varying = replace(BASE, verification=replace(ran, noise=0.01, floor=0.03))
     assert "measured error 0.02 within the 0.03 that FP32 varies by" in recommend(plans(varying), 0.01)[1]
     criterion = CriterionValue("logits", "labels", "<=", 0.01, 0.0, 0.0, True)
     criteria = replace(BASE, verification=replace(ran, criteria=(criterion,)))
@@ -108,7 +108,7 @@ def test_the_sentence_holds_the_evidence() -> None:
     [
         (named("cast_fp16"), "training", "not asked for", "No plan for training was asked for"),
         (
-            replace(BASE, verified=False, measured_error=0.5),
+            replace(BASE, verification=Verification(0.5)),
             "inference",
             "out of reach",
             "within reach is 0.5, in FP16 under autocast",
@@ -157,8 +157,8 @@ def test_measured_times_decide_where_they_are_a_gpus() -> None:
 
 
 def test_what_repeats_do_not_tell_apart_is_as_fast() -> None:
-    closer = replace(BASE, measured_error=0.001, timed=on_a_gpu(0.57, 0.64, 0.7))
-    faster = named("autocast_bf16", measured_error=0.002, timed=on_a_gpu(0.55, 0.58, 0.6))
+    closer = replace(BASE, verification=Verification(0.001, True), timed=on_a_gpu(0.57, 0.64, 0.7))
+    faster = named("autocast_bf16", verification=Verification(0.002, True), timed=on_a_gpu(0.55, 0.58, 0.6))
     assert recommend(plans(closer, faster), 0.01)[0] == "autocast_fp16"
     apart = replace(closer, timed=on_a_gpu(0.61, 0.64, 0.7))
     assert recommend(plans(apart, faster), 0.01)[0] == "autocast_bf16"

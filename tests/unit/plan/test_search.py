@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from auditor.artefact.strategies import SHIPPED as STRATEGIES
 from auditor.plan.mincut import Candidate
-from auditor.plan.search import MARGIN, ROUNDS, RUNS, Space, choose, verified
-from auditor.records import Plan, ScopeChoice, Verdict
+from auditor.plan.search import MARGIN, ROUNDS, RUNS, Space, choose, find_verified
+from auditor.records import Plan, ScopeChoice, Verdict, Verification
 from tests.support.planning import Foretold
 from tests.support.problems import drawn, must_stay_fp32
 
@@ -32,7 +32,7 @@ class Line(Space):
         super().__init__()
         self.points, self.off, self.known, self.asked = points, off, known, list[Candidate]()
 
-    def proposed(self, allowed: float) -> Candidate:
+    def propose(self, allowed: float) -> Candidate:
         return next((point for point in self.points if point.predicted_error <= allowed), self.nothing)
 
     def replay(self, point: Candidate) -> float:
@@ -96,22 +96,24 @@ def test_what_its_artefact_does_not_bear_out_is_made_for_less_error() -> None:
         return {name: choose(space, limit) for name, limit in wanted.items()}
 
     def verify(made: Mapping[str, Candidate]) -> dict[str, Plan]:
-        return {name: replace(PLAN, measured_error=3 * point.predicted_error) for name, point in made.items()}
+        return {
+            name: replace(PLAN, verification=Verification(3 * point.predicted_error)) for name, point in made.items()
+        }
 
     def holds(name: str, plan: Plan) -> bool:
         return plan.measured_error is not None and plan.measured_error <= 0.5
 
-    plans = verified({"a": space}, 0.5, make, verify, holds)
+    plans = find_verified({"a": space}, 0.5, make, verify, holds)
     assert holds("a", plans["a"])
     assert limits[0] == MARGIN * 0.5
     assert limits == sorted(limits, reverse=True)
     assert len(space.rejected) == len(limits) - 1
     limits.clear()
-    never = verified({"a": line()}, 0.5, make, verify, lambda name, plan: False)
+    never = find_verified({"a": line()}, 0.5, make, verify, lambda name, plan: False)
     assert len(limits) == ROUNDS
     assert set(never) == {"a"}
     limits.clear()
-    verified(
+    find_verified(
         {"a": line()}, 0.5, make, lambda made: {"a": PLAN}, lambda name, plan: False
     )  # it fails: there is no error
     assert limits[:2] == [MARGIN * 0.5, MARGIN * 0.5 / 4]
@@ -125,12 +127,12 @@ def test_an_unsafe_scope_stays_fp32_even_where_one_run_happens_to_hold(strategy:
     assert must_stay_fp32(problem) == {"2"}
     space = Foretold(problem, 0.01, off=0.0)
     assert "2" in choose(space, 0.01).high
-    assert "2" in space.proposed(math.inf).high
+    assert "2" in space.propose(math.inf).high
 
 
 def test_everything_low_is_not_proposed_where_the_model_itself_was_over_the_budget() -> None:
     problem = drawn("chain", "autocast", random.Random(3), unsafe=0.0)
-    low = Foretold(problem, 1.0).proposed(math.inf)
+    low = Foretold(problem, 1.0).propose(math.inf)
     assert not low.high
     again = Foretold(problem, 0.5, known=[(low, 1.0)])
     assert choose(again, 2 * low.predicted_error) != low

@@ -17,14 +17,14 @@ import auditor
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
-from auditor.plan.verified import against, is_outdone, judged
+from auditor.plan.verified import compare_times, is_outdone, judge_answers
 from auditor.plan.workbench import Workbench
-from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
+from auditor.records import Noise, Plan, ScopeChoice, Times, Verification
 from auditor.verify import Answers, running
 from tests.support import planning
 
 ROOT = {"": ScopeChoice("fp16")}
-BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
+BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, Verification(0.002, True))
 
 
 def bench_of(distance: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], float]) -> Workbench:
@@ -53,7 +53,7 @@ def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bo
     remaining = iter(errors)
     bench = bench_of(lambda reference, candidate: next(remaining))
     outputs = Answers([[torch.ones(1)] for _ in errors])
-    plan = judged(bench, replace(BASE, measured_error=None, verified=False), outputs, outputs)
+    plan = judge_answers(bench, replace(BASE, verification=None), outputs, outputs)
     assert plan.verified is verified
     if verified:
         assert plan.measured_error == max(errors)
@@ -61,7 +61,7 @@ def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bo
 
 
 def test_a_run_that_raised_is_a_failure_with_its_reason() -> None:
-    plan = judged(bench_of(lambda r, c: 0.0), BASE, Answers([[torch.ones(1)]]), "RuntimeError: no such kernel")
+    plan = judge_answers(bench_of(lambda r, c: 0.0), BASE, Answers([[torch.ones(1)]]), "RuntimeError: no such kernel")
     assert (plan.verified, plan.measured_error) == (False, None)
     assert plan.verification.failure == "RuntimeError: no such kernel"
 
@@ -70,7 +70,7 @@ def judged_with_gradients(without: float, enabled: float) -> Plan:
     """A plan whose outputs are that far from FP32 without and with gradients."""
     expected = Answers([[torch.ones(1)]], [torch.ones(1)])
     answer = Answers([[torch.ones(1) + without]], [torch.ones(1) + enabled])
-    return judged(bench_of(output_error), BASE, expected, answer)
+    return judge_answers(bench_of(output_error), BASE, expected, answer)
 
 
 def test_the_run_with_gradients_has_an_error_of_its_own_and_must_hold_too() -> None:
@@ -94,7 +94,7 @@ def test_a_plan_that_answers_otherwise_with_gradients_has_failed() -> None:
 
 
 def test_outputs_of_another_shape_are_a_failure_of_the_plan() -> None:
-    plan = judged(bench_of(output_error), BASE, Answers([[torch.ones(5)]]), Answers([[torch.ones(3)]]))
+    plan = judge_answers(bench_of(output_error), BASE, Answers([[torch.ones(5)]]), Answers([[torch.ones(3)]]))
     assert not plan.verified
     assert "shape" in str(plan.verification.failure)
 
@@ -103,7 +103,7 @@ ISLAND = {**ROOT, "norm": ScopeChoice("fp32")}
 
 
 def test_a_plan_is_outdone_by_a_model_without_one_that_is_closer() -> None:
-    plan = replace(BASE, scopes=ISLAND, measured_error=0.002)
+    plan = replace(BASE, scopes=ISLAND)
     assert is_outdone(plan, Verification(0.001, True))
     assert not is_outdone(plan, Verification(0.002, True))
     assert not is_outdone(plan, Verification(None, False))
@@ -118,15 +118,13 @@ def test_a_plan_is_outdone_by_a_model_without_one_that_is_closer() -> None:
 
 def test_a_speed_up_has_the_spread_of_both() -> None:
     whole = TimeAndMemory(eager=Times(0.4, 0.3, 0.5, 9), compiled=Times(0.1, 0.1, 0.1, 9), memory=200)
-    found = against(TimeAndMemory(eager=Times(0.2, 0.1, 0.25, 9), memory=50), whole)
+    found = compare_times(TimeAndMemory(eager=Times(0.2, 0.1, 0.25, 9), memory=50), whole)
     assert found.eager is not None and found.compiled is None
     assert found.eager.speedup == pytest.approx(2.0)
     assert found.eager.speedup_low == pytest.approx(0.3 / 0.25)
     assert found.eager.speedup_high == pytest.approx(0.5 / 0.1)
     assert found.memory_share == 0.25
-    assert against(TimeAndMemory(missing={"eager": "it raised"}), whole) == TimeAndMemory(
-        missing={"eager": "it raised"}
-    )
+    assert compare_times(TimeAndMemory(missing={"eager": "it raised"}), whole) == TimeAndMemory(missing={"eager": "it raised"})
 
 
 def test_a_model_in_hand_is_timed_as_it_is_and_its_recommendation_stays(monkeypatch: pytest.MonkeyPatch) -> None:

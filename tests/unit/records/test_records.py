@@ -2,7 +2,7 @@
 
 import pytest
 
-from auditor.records import Placeholder, Plan, Reason, ScopeChoice, Score
+from auditor.records import Placeholder, Plan, Reason, ScopeChoice, Score, Verification
 
 
 @pytest.mark.parametrize(("holders", "expected"), [((), False), (("a",), False), (("a", "b"), True)])
@@ -41,7 +41,6 @@ def test_what_is_kept_are_the_modules_that_reasons_name() -> None:
 def test_what_holds(score: Score | None, holds: bool) -> None:
     assert score is None or score.holds is holds
     for verified in (True, False):
-        plan = Plan(
-            "cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0, verified=verified, score=score
-        )
+        ran = Verification(0.001, verified)
+        plan = Plan("cast_bf16", "cast", "bf16", {"": ScopeChoice("bf16")}, 0.0, 1.0, 1.0, ran, score=score)
         assert plan.holds is (verified and holds)

@@ -237,10 +237,10 @@ def _findings(reports: tuple[NodeReport, ...], hostile: bool) -> tuple[Finding, 
 def _plan(strategy: str, fmt: str, island: str | None, measured: float | None) -> Plan:
     scopes, reasons = {"": ScopeChoice(fmt)}, ()
     if island is not None:
-        overflows = Reason("unsafe", "12 values overflow FP16", (island,))
-        reasons = (overflows, Reason("margin", "the budget has no room", ("norm",)))
-        scopes[island] = ScopeChoice("fp32", ("RNG001", "12 values overflow FP16"))
-        scopes["norm"] = ScopeChoice("fp32", ("NRM001",))
+        overflows = Reason("unsafe", "12 values overflow FP16", (island,), rules=("RNG001",))
+        reasons = (overflows, Reason("margin", "the budget has no room", ("norm",), rules=("NRM001",)))
+        scopes[island] = ScopeChoice("fp32")
+        scopes["norm"] = ScopeChoice("fp32")
     predicted = {"fp16": 0.0008, "bf16": 0.0061}[fmt]
     finite = measured is not None
     return Plan(
@@ -251,8 +251,6 @@ def _plan(strategy: str, fmt: str, island: str | None, measured: float | None) -
         predicted,
         0.93 if island else 0.981,
         1.87,
-        measured,
-        finite,
         Verification(
             measured, finite, "held-out", "emulated", None if finite else "RuntimeError: expected scalar type"
         ),

@@ -90,7 +90,7 @@ def test_what_does_not_hold_is_named() -> None:
     assert missed_criteria([made(0.25)]) == ""
     audit = audited(*ASKED)
     plan = audit.plans["cast_bf16"]
-    broken = replace(plan, verified=False, verification=replace(plan.verification, criteria=(made(0.75, holds=False),)))
+    broken = replace(plan, verification=replace(plan.verification, holds=False, criteria=(made(0.75, holds=False),)))
     shown = next(p for p in view(replace(audit, plans={**audit.plans, "cast_bf16": broken})).plans if p.plan is broken)
     assert (shown.verdict, shown.detail) == ("over budget", "y: max_abs 0.75, at most 0.5: limit exceeded")
 

@@ -79,12 +79,11 @@ def test_training_that_can_be_low_has_a_loop_in_the_report() -> None:
     ("change", "verdict"),
     [
         ({}, "verified"),
-        ({"measured_error": None, "verification": None}, "not run"),
-        ({"measured_error": 0.02}, "over budget"),
-        ({"measured_error": float("nan")}, "non-finite"),
-        ({"verified": False}, "not verified"),
+        ({"verification": None}, "not run"),
+        ({"verification": Verification(0.02)}, "over budget"),
+        ({"verification": Verification(0.002)}, "not verified"),
         ({"verification": Verification(None, False, "audited", "native", "KeyError: x")}, "failed"),
-        ({"verification": Verification(0.001, False, "audited", "native")}, "non-finite"),
+        ({"verification": Verification(None, False, "audited", "native")}, "non-finite"),
         ({"verification": Verification(0.001, True, "audited", "native", with_gradients=0.02)}, "over budget"),
     ],
 )

@@ -25,20 +25,20 @@ from tests.unit.report.factory import HOSTILE, make_audit
 SCATTERED = tuple(f"couplings.{i}.net.{j}" for i, j in itertools.product(range(5), (0, 2, 4)) if (i + j) % 3)
 
 
-def keeping(*paths, because=("BND002",)):
+def keeping(*paths, rules=("BND002",)):
     """An audit whose recommended plan keeps these modules, for one reason."""
     audit = make_audit(60)
     plan = audit.plans["autocast_fp16"]
-    scopes = {"": ScopeChoice("fp16"), **{path: ScopeChoice("fp32", because) for path in paths}}
-    kept = replace(plan, scopes=scopes, reasons=(Reason("no-gain", "lowering it saves no time", paths),))
+    scopes = {"": ScopeChoice("fp16"), **{path: ScopeChoice("fp32") for path in paths}}
+    kept = replace(plan, scopes=scopes, reasons=(Reason("no-gain", "lowering it saves no time", paths, rules=rules),))
     return replace(audit, plans={**audit.plans, "autocast_fp16": kept})
 
 
 def test_the_clause_comes_before_the_rules():
     (found,) = islands(keeping("head").plans["autocast_fp16"])
     assert found.why == "lowering it saves no time (BND002)"
-    assert Island(("a",), ("NRM001", "SFT001")).why == "NRM001, SFT001"
-    assert Island(("a",), ()).why == ""
+    assert Island(("a",), "", ("NRM001", "SFT001")).why == "NRM001, SFT001"
+    assert Island(("a",), "").why == ""
 
 
 def test_modules_of_one_shape_have_one_name():
@@ -50,7 +50,8 @@ def test_functions_of_the_root_stay_in_the_whole_model_and_a_terminal_names_all_
     functions = ("add", "linalg_inv", "matmul", "mean", "rsqrt")
     audit = make_audit(60)
     plan = audit.plans["autocast_fp16"]
-    kept = replace(plan, scopes={"": ScopeChoice("fp16", ("a reason " * 12,), keep=functions)}, reasons=())
+    why = Reason("unsafe", "a reason " * 12, functions=tuple(f"..{name}" for name in functions))
+    kept = replace(plan, scopes={"": ScopeChoice("fp16", keep=functions)}, reasons=(why,))
     (found,) = islands(kept)
     assert found.name == f"{', '.join(functions)} in the whole model"
     audit = replace(audit, plans={**audit.plans, "autocast_fp16": kept}, findings=())

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.records import Noise, Plan, ScopeChoice, Score
+from auditor.records import Noise, Plan, ScopeChoice, Score, Verification
 from auditor.report.blocks import WIDEST, WIDTH, looks
 from auditor.report.charts import BINS, HEIGHT, depth_chart
 from auditor.report.criteria import advice, score_headline
@@ -85,7 +85,7 @@ def test_non_finite_errors_are_marked_and_break_the_line_and_the_plan_has_its_ow
 
 def plan(fmt: str, measured: float | None, *exceptions: tuple[str, str]) -> Plan:
     scopes = {path: ScopeChoice(fmt, keep=tuple(n for p, n in exceptions if p == path)) for path in ("", "head")}
-    return Plan(f"cast_{fmt}", "cast", fmt, scopes, 0.001, 0.5, 1.5, measured)
+    return Plan(f"cast_{fmt}", "cast", fmt, scopes, 0.001, 0.5, 1.5, Verification(measured))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.measure.calibrate import Calibration
-from auditor.records import Contribution, Finding, Node, NodeError, Plan, ScopeChoice, Verdict
+from auditor.records import Contribution, Finding, Node, NodeError, Plan, ScopeChoice, Verdict, Verification
 from auditor.rulebook.causes import FlowGraph, about, reference_plan, with_causes
 from auditor.rulebook.load import load_rules
 from tests.support.capturing import captured
@@ -171,7 +171,7 @@ TWICE, UP, POW, DOWN, ADD = TOY.capture.nodes
 
 def plan(strategy: str, fmt: str, verified: bool = True, speedup: float = 1.5, **scopes: str) -> Plan:
     choices = {"": ScopeChoice(fmt), **{path: ScopeChoice(low) for path, low in scopes.items()}}
-    return Plan(f"{strategy}_{fmt}", strategy, fmt, choices, 0.001, 0.9, speedup, 0.001, verified)
+    return Plan(f"{strategy}_{fmt}", strategy, fmt, choices, 0.001, 0.9, speedup, Verification(0.001, verified))
 
 
 def severity_finding(
