@@ -19,7 +19,7 @@ from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
 from auditor.plan.verified import compare_times, is_outdone, judge_answers
 from auditor.plan.workbench import Workbench
-from auditor.records import Noise, Plan, ScopeChoice, Times, Verification
+from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
 from auditor.verify import Answers, running
 from tests.support import planning
 
@@ -124,7 +124,9 @@ def test_a_speed_up_has_the_spread_of_both() -> None:
     assert found.eager.speedup_low == pytest.approx(0.3 / 0.25)
     assert found.eager.speedup_high == pytest.approx(0.5 / 0.1)
     assert found.memory_share == 0.25
-    assert compare_times(TimeAndMemory(missing={"eager": "it raised"}), whole) == TimeAndMemory(missing={"eager": "it raised"})
+    assert compare_times(TimeAndMemory(missing={"eager": "it raised"}), whole) == TimeAndMemory(
+        missing={"eager": "it raised"}
+    )
 
 
 def test_a_model_in_hand_is_timed_as_it_is_and_its_recommendation_stays(monkeypatch: pytest.MonkeyPatch) -> None:
