@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
 import torch
 
@@ -13,8 +13,16 @@ from ..numerics.formats import FORMATS
 from .criterion import Criterion
 from .values import rows
 
-BISECTIONS = 40
+KINDS = ("top1", "topk", "flips")
+
+BISECTIONS = 26
 """Halvings of the interval, in powers of two, that the allowed change of the margins is sought in."""
+
+WINDOW = 8
+"""Entries on either side of the boundary between chosen ones and others that may change places."""
+
+FAR, POINTS, ROWS = 6.0, 8, 4096
+"""Standard errors of a margin beyond which it never flips; points of the quadrature; rows that are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,8 @@ class Margins:
     first, second: [decisions], where the candidates lie among the output's entries; no second: the threshold. signs: which
     candidate is larger. size: what they are apart, float64. lost: share of all that flips where one decision of each does.
     limit: share of flips that the criterion allows.
+    inside, outside: [decisions, WINDOW at most], float64: the smallest that are chosen and the largest that are not, where
+    entries of a row are chosen.
     """
 
     first: torch.Tensor
@@ -32,15 +42,23 @@ class Margins:
     size: torch.Tensor
     lost: float
     limit: float
+    inside: torch.Tensor | None = None
+    outside: torch.Tensor | None = None
 
     def flips(self, change: float) -> float:
         """Share of flips where every margin changes by a normal error of this standard deviation."""
-        return self.lost * float(torch.special.ndtr(-self.size / change).mean()) if change > 0 else 0.0
+        if self.inside is None or self.outside is None:
+            return self.lost * float(torch.special.ndtr(-self.size / change).mean()) if change > 0 else 0.0
+        return self.lost * replaced(self.inside, self.outside, change) / self.size.numel()
 
     @cached_property
     def allowed(self) -> float:
-        """The change of the margins at which as many flip as the limit allows."""
-        low, high = -64.0, 64.0
+        """The change of the margins at which as many flip as the limit allows.
+
+        Of a row's entries the nearest pair alone flips less often than all of them: its answer, cheap to find, is too large.
+        """
+        pair = replace(self, inside=None, outside=None)
+        low, high = -64.0, math.log2(pair.allowed) if self.inside is not None else 64.0
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             low, high = (middle, high) if self.flips(2.0**middle) <= self.limit else (low, middle)
@@ -76,15 +94,20 @@ class Margins:
 
 
 def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion counts, where it allows some to flip; None for other kinds, and where none can.
+    """The decisions that a criterion counts, where it allows some to flip; None for other kinds, and where none can."""
+    numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
+    if criterion.kind not in KINDS or criterion.function is not None or criterion.allows_nothing or not numbers:
+        return None
+    margins = decided(criterion, reference)
+    return margins if margins is not None and margins.flips(math.inf) > margins.limit else None
+
+
+def decided(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
+    """The decisions that a criterion of one of KINDS counts, whatever it allows; None where there are none.
 
     Decisions between entries that are equal, or not finite, are left out: they count as never flipped.
     """
-    kinds = ("top1", "topk", "flips")
-    numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
-    if criterion.kind not in kinds or criterion.function is not None or criterion.allows_nothing or not numbers:
-        return None
-    values = reference.detach()
+    values, inside, outside = reference.detach(), None, None
     places = torch.arange(values.numel(), device=values.device).view(values.shape)
     limit, lost = criterion.limit, 1.0
     if criterion.kind == "flips":
@@ -95,15 +118,50 @@ def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
         by_row, lost = rows(values, criterion), 1.0 / k
         if k >= by_row.shape[1]:
             return None
-        largest = by_row.topk(k + 1, -1)
-        first, second = rows(places, criterion).gather(1, largest.indices[:, k - 1 :]).unbind(1)
-        apart = largest.values[:, k - 1].double() - largest.values[:, k].double()
+        largest = by_row.topk(min(k + WINDOW, by_row.shape[1]), -1)
+        first, second = rows(places, criterion).gather(1, largest.indices[:, k - 1 : k + 1]).unbind(1)
+        ordered = largest.values.double()
+        apart = ordered[:, k - 1] - ordered[:, k]
+        inside, outside = ordered[:, max(k - WINDOW, 0) : k].nan_to_num(), ordered[:, k:].nan_to_num()
     count, known = apart.numel(), apart.isfinite() & (apart != 0)
     if not bool(known.any()):
         return None
-    first, second = first[known], second[known] if second is not None else None
-    margins = Margins(first, second, apart[known].sign(), apart[known].abs(), lost * first.numel() / count, limit)
-    return margins if margins.flips(math.inf) > limit else None
+    second, inside, outside = (x[known] if x is not None else None for x in (second, inside, outside))
+    lost *= int(known.sum()) / count
+    return Margins(first[known], second, apart[known].sign(), apart[known].abs(), lost, limit, inside, outside)
+
+
+def replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> float:
+    """How many of the chosen entries are expected to be replaced where the margin of any two changes by a normal error.
+
+    inside: [rows, a], the smallest that are chosen, in falling order; outside: [rows, b], the largest that are not. Entries
+    err independently. One that errs by e stays where fewer than `a` of the others come to lie above it; how many do is a sum
+    of independent trials, whose distribution is built up trial by trial. The mean over e is a Gauss-Hermite quadrature.
+    """
+    if not change > 0:
+        return 0.0
+    change, total, (points, weights) = min(change, 1e100), 0.0, _normal_points()  # infinities have no differences
+    near = inside[:, -1] - outside[:, 0] < FAR * change
+    for chosen, others in zip(*(torch.split(x[near], ROWS) for x in (inside, outside)), strict=True):
+        both, count = torch.cat([chosen, others], 1), chosen.shape[1]
+        # [rows, a, points]: where each of the chosen comes to lie; [rows, a, points, a + b]: the chance that another is above
+        moved = chosen[..., None] + points.to(chosen) * change / math.sqrt(2)
+        above = torch.special.ndtr((both[:, None, None] - moved[..., None]) * math.sqrt(2) / change)
+        above = above * (1 - torch.eye(count, both.shape[1], dtype=above.dtype, device=above.device))[:, None]
+        chances = [torch.ones_like(moved), *[torch.zeros_like(moved)] * (count - 1)]
+        for chance in above.unbind(-1):
+            earlier = [torch.zeros_like(moved), *chances]
+            chances = [x * (1 - chance) + y * chance for x, y in zip(chances, earlier, strict=False)]
+        total += float(((1 - torch.stack(chances).sum(0)) * weights.to(chosen)).sum())
+    return total
+
+
+@cache
+def _normal_points() -> tuple[torch.Tensor, torch.Tensor]:
+    """Points and weights of the quadrature over a standard normal: of its Jacobi matrix (Golub and Welsch, 1969)."""
+    beside = torch.arange(1, POINTS, dtype=torch.float64).sqrt()
+    points, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
+    return points, vectors[0].square()
 
 
 def _is_on_grid(x: torch.Tensor, dtype: torch.dtype | None) -> bool:

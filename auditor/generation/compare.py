@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..criteria.margins import WINDOW, replaced
 from ..isolation.answer import Around, answer
 from ..records.generation import Generated, Generation
 from .decode import Prompts, decode, scores
@@ -26,14 +27,14 @@ NORMAL_95 = 0.98
 
 @dataclass(frozen=True)
 class Continued:
-    """One batch of prompts, as FP32 goes on with them. tokens: [prompts, steps]. margins: how far each was from the next best.
+    """One batch of prompts, as FP32 goes on with them. tokens: [prompts, steps]. best: [prompts, steps, some], the largest scores.
 
     counts: those up to the end of a text. logits: the file that holds FP32's, [steps, prompts, vocabulary].
     """
 
     prompts: Prompts
     tokens: torch.Tensor
-    margins: torch.Tensor
+    best: torch.Tensor
     counts: torch.Tensor
     logits: Path
 
@@ -52,15 +53,15 @@ class Decoding:
 
         def follow(step: int, logits: torch.Tensor) -> torch.Tensor:
             seen.append(logits.cpu())
-            best.append(self._scores(step, logits).topk(2, -1))
+            best.append(self._scores(step, logits).topk(min(1 + WINDOW, logits.shape[-1]), -1))
             return best[-1].indices[:, 0]
 
         decode(model, prompts, self.steps, follow, seed=self.seed, around=around)
         torch.save(torch.stack(seen), file)
         given = torch.stack([one.indices[:, 0] for one in best], 1)
-        margins = torch.stack([one.values[:, 0] - one.values[:, 1] for one in best], 1)
+        scores = torch.stack([one.values for one in best], 1)
         ended = torch.isin(given, torch.tensor(prompts.ends, device=given.device, dtype=given.dtype))
-        return Continued(prompts, given, margins.double(), (ended.cumsum(1) - ended.long()) == 0, file)
+        return Continued(prompts, given, scores.double(), (ended.cumsum(1) - ended.long()) == 0, file)
 
     def compare(self, model: nn.Module, batches: Sequence[Continued], around: Around) -> dict[str, Any]:
         """{`cached` and `one_pass`: [KL, choice, change of the probability of FP32's token], each [steps, prompts]}, by batch."""
@@ -138,8 +139,8 @@ def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Genera
 
 def expected_flips(batches: Sequence[Continued], change: float) -> float:
     """In 1,000 tokens, where the margins of their choice change by a normal error of this standard deviation."""
-    sizes = torch.cat([one.margins[one.counts] for one in batches])
-    return 1000 * float(torch.special.ndtr(-sizes / change).mean()) if change > 0 and sizes.numel() else 0.0
+    best = torch.cat([one.best[one.counts] for one in batches])
+    return 1000 * replaced(best[:, :1], best[:, 1:], change) / max(len(best), 1)
 
 
 def _first(flipped: torch.Tensor) -> float:
