@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..folder import path_of, write
+from .decisions import Decisions
 from .generation import Generation
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
@@ -134,6 +135,7 @@ class Audit:
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
     regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected flagged operations, run together")] = ()
     linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predictions held against runs")] = ()
+    decisions: Annotated[tuple[Decisions, ...], FileField("by format: what is decided inside the model")] = ()
     noise: Annotated[Noise | None, MeasurementField("how far FP32 is from itself when it is run again")] = None
     findings: Annotated[tuple[Finding, ...], FileField("every rule that fired, each place by itself")]
     contributions: Annotated[Contributions, FileField("largest by format, module, op")] = field(default_factory=dict)
