@@ -117,7 +117,6 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         bench,
         nodes=reports_of(captured, measured, judged, findings, flops, followed.dtypes),
         findings=findings,
-        decisions=relative.decisions,
         regions=of_verdicts(relative.regions, captured, judged.verdicts),
         planned=planned,
         evaluation=score.evaluation if score else None,

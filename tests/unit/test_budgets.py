@@ -52,23 +52,23 @@ BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
     "cli": (1440, "settings"),
-    "criteria": (1120, "criteria"),
+    "criteria": (1180, "criteria"),
     "document": (900, "document"),
-    "execution": (1260, "execution"),
+    "execution": (1290, "execution"),
     "fleet": (430, "fleet"),
     "generation": (600, "generation"),
     "graphs": (1150, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1940, "loading"),
     "loose files": (990, "flow"),
-    "measure": (2330, "measure"),
+    "measure": (2530, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2600, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1330, "rehearsal"),
-    "report": (3240, "report"),
+    "report": (3300, "report"),
     "rulebook": (2400, "rules"),
     "score": (340, "criteria"),
     "snippets": (450, "snippets"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33540, 214, 24
+LINES, FILES, ROOMS = 33930, 217, 24
 """Of all of them."""
 
 
