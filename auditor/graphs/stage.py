@@ -31,6 +31,7 @@ from ..plan.search import MARGIN, RUNS, Space, choose, verified
 from ..plan.verified import answered
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
+from ..records.decisions import Decisions
 from ..stages import tick
 from ..verify import PROGRAM
 from .exported import Exported, Saved, cannot, exported, outlines, saved
@@ -48,7 +49,7 @@ ALL_LOW = "cast"
 class Planned:
     """plans, baselines: by name; files: programs among them, by the names of the files. said: what else is to be told.
 
-    fp32_today, timing: see Audit.
+    fp32_today, timing: see Audit. held: see held_choices.
     """
 
     plans: Mapping[str, Plan] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class Planned:
     files: Mapping[str, bytes] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     fp32_today: Today | None = None
+    held: tuple[Decisions, ...] = ()
     timing: Timing | None = None
 
 

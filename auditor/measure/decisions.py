@@ -47,7 +47,7 @@ def decisions_of(measurement: Measurement, yardstick: Yardstick) -> tuple[Decisi
 
 def _of_format(runs: _LowRuns) -> Decisions | None:
     error, free, moved = runs.run(())
-    flipping = sorted(moved, key=lambda name: -free[name].seen)[:MOST]
+    flipping = sorted(moved, key=lambda name: -(free[name].seen or 0.0))[:MOST]
     frozen, held, _ = runs.run(runs.nodes) if flipping else (error, free, moved)
     told = [name for name in free if name in moved or (name in held and held[name].predicted)]
     if not told or not math.isfinite(error):
@@ -57,14 +57,17 @@ def _of_format(runs: _LowRuns) -> Decisions | None:
     still = replace(free[told[0]], predicted=0.0, own=0.0)  # of what nothing low reaches while others are held
     own = {name: held.get(name, still) for name in told}
     operations = [replace(free[n], predicted=x.predicted, own=x.own, error=costs.get(n)) for n, x in own.items()]
-    operations.sort(key=lambda one: (-(one.error or 0.0), -one.seen))
+    operations.sort(key=lambda one: (-(one.error or 0.0), -(one.seen or 0.0)))
     result, first = Decisions(runs.format, error, frozen, tuple(operations)), operations[0]
     if not flipping:
         return result
     module, wide = runs.scoring(first.node)
     lifted, flips, _ = runs.run((), wide)
     return replace(
-        result, lifted=module, lifted_seen=flips[first.node].seen if first.node in flips else 0.0, lifted_error=lifted
+        result,
+        lifted=module,
+        lifted_seen=(flips[first.node].seen or 0.0) if first.node in flips else 0.0,
+        lifted_error=lifted,
     )
 
 

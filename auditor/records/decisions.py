@@ -18,7 +18,7 @@ class Decision:
     owner: Annotated[str, FileField("module it belongs to")]
     source: Annotated[str | None, FileField("line that wrote it")]
     count: Annotated[int, FileField("decisions on the first batch", least=0)]
-    seen: Annotated[float, FileField("share of them that flips", least=0, most=1)]
+    seen: Annotated[float | None, FileField("share of them that flips; `null`: not counted", least=0, most=1)]
     predicted: Annotated[float | None, FileField("what first order says of `own`; `null`: no margins", least=0, most=1)]
     own: Annotated[float | None, FileField("share that flips where others are held; `null`: likewise", least=0, most=1)]
     error: Annotated[float | None, FileField("of the outputs where these alone are not held; `null`: not run")] = None

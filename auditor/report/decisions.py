@@ -35,7 +35,12 @@ def decisions_section(audit: Audit) -> list[Block]:
 
 def _said(one: Decisions) -> list[str]:
     """The two parts of the error, whose flips cost most, and what its scores in FP32 change."""
-    first, low = one.operations[0], f"{label(one.format)}, all low: error {ratio(one.error)}"
+    low = f"{label(one.format)}, all low: error {ratio(one.error)}"
+    first = one.operations[0]
+    if first.seen is None:
+        where = f"{_where(first)}{' and others' if one.operations[1:] else ''}"
+        said = f"{low}, {ratio(one.frozen)} with the choices that set the shapes of {where} held to FP32's"
+        return [f"{said}: flips make {percent(one.share)} of its square."]
     if one.lifted is None or not one.share:
         return [f"{low}, all of it continuous: {'what flips moves no output' if one.lifted else 'no decision flips'}."]
     earlier = "" if one.lifted_seen <= first.seen / 2 else "; the rest comes from earlier operations"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import auditor
 from auditor.measure.decisions import decisions_of
 from auditor.measure.rerun import PLAIN
 from auditor.records.decisions import Decisions
+from auditor.report.decisions import decision_lines
+from auditor.report.reporters import html, text
+from auditor.report.words import percent, ratio
 from tests.support.subjects import measurement_of, normal
 
 ROWS, WIDTH, EXPERTS = 4096, 32, 16
@@ -147,6 +152,13 @@ def test_where_nothing_is_decided_nothing_is_said(model: type[nn.Module]) -> Non
     assert decisions_of(measurement_of(model(), X[:64].round()), PLAIN) == ()
 
 
+def test_an_audit_of_a_model_that_decides_nothing_shows_no_section() -> None:
+    audit = auditor.audit(Plain(), X[:8], quick=True, formats="bf16")
+    assert audit.decisions == ()
+    assert not decision_lines(audit)
+    assert 'id="decisions"' not in html(audit)
+
+
 class Several(nn.Module):
     """Four choices of one row: the costly one is that of `second`; the last is read by nobody."""
 
@@ -173,3 +185,48 @@ def test_the_costly_operation_is_named_and_its_scores_in_fp32_remove_its_flips()
     assert found.lifted == "second"
     assert (found.lifted_seen, first.seen > 0) == (0.0, True)
     assert found.frozen < found.lifted_error < found.error
+
+
+class Loop(nn.Module):
+    """A mixture of experts as it is mostly written: which rows an expert gets sets a shape, and the recording holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 8, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8))
+
+    def forward(self, x: Tensor, held: Tensor | None = None) -> Tensor:
+        best, chosen = self.router(x).topk(2, -1)
+        chosen = chosen if held is None else held
+        y = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows, place = torch.where(chosen == index)
+            y = y.index_add(0, rows, expert(x[rows]) * best.sigmoid()[rows, place, None])
+        return y
+
+
+def test_choices_that_set_shapes_are_told_apart_by_the_model_s_own_run() -> None:
+    torch.manual_seed(0)
+    model, x = Loop().eval(), X[:1024]
+    audit = auditor.audit(model, x, quick=True, formats="bf16", strategies="cast")
+    (found,) = audit.decisions
+    assert [one.op for one in found.operations] == ["aten.where.default"]
+    with torch.no_grad():
+        reference, ours, half = model(x), model.router(x).topk(2, -1)[1], copy.deepcopy(model).bfloat16()
+        free, frozen = (half(x.bfloat16(), held).float() for held in (None, ours))
+    error, rest, decided = share(reference, free, frozen)
+    assert (found.error, found.frozen) == pytest.approx((error, rest), rel=0.05)
+    assert decided > 0.9
+    assert found.share == pytest.approx(decided, abs=0.03)
+
+
+def test_report_and_terminal_state_both_parts_and_the_operation_with_its_line() -> None:
+    torch.manual_seed(0)
+    audit = auditor.audit(Codes(0.0176), X[:1024], quick=True, formats="bf16")
+    (found,) = audit.decisions
+    (block,) = decision_lines(audit)
+    said = " ".join(block.texts)
+    for part in (ratio(found.error), ratio(found.frozen), percent(found.share), "argmax", found.operations[0].source):
+        assert part in said
+    assert said.replace("`", "") in " ".join(text(audit).split()).replace("`", "")
+    assert 'id="decisions"' in html(audit)
