@@ -64,11 +64,11 @@ BUDGET = {
     "measure": (2530, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2600, "plan"),
+    "plan": (2630, "plan"),
     "progress": (300, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1330, "rehearsal"),
-    "report": (3300, "report"),
+    "report": (3310, "report"),
     "rulebook": (2400, "rules"),
     "score": (340, "criteria"),
     "snippets": (450, "snippets"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33930, 217, 24
+LINES, FILES, ROOMS = 33980, 218, 24
 """Of all of them."""
 
 
