@@ -21,8 +21,9 @@ BISECTIONS = 26
 WINDOW = 8
 """Entries on either side of the boundary between chosen ones and others that may change places."""
 
-FAR, POINTS, ROWS = 6.0, 8, 4096
-"""Standard errors of a margin beyond which it never flips; points of the quadrature; rows that are looked at together."""
+FAR, POINTS, ROWS, ROUNDS = 6.0, 8, 4096, 20
+"""Standard errors of a margin beyond which it never flips; points of the quadrature; rows that are looked at together; how
+often it is asked which margins are near for their change."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +65,32 @@ class Margins:
             low, high = (middle, high) if self.flips(2.0**middle) <= self.limit else (low, middle)
         return float(2.0**low)
 
-    def change(self, reference: torch.Tensor, candidate: torch.Tensor) -> float:
+    def change(self, reference: torch.Tensor, candidate: torch.Tensor, near: bool = False) -> float:
         """Root mean square of what the margins differ by.
 
+        near: of those that may flip, each weighed by exp(-(margin / change)^2 / 2), since errors may be larger far from the
+        boundary. Where margins of a threshold lie on a grid too, h apart, rounding errs by h^2 / 12 but moves the threshold to
+        the middle of its two neighbours, by d: as many flip as by an error of variance pi d^2 / 2.
         Where all entries of the candidate lie on a half format's grid, two that would be less than its spacing h apart are
         often equal, and half of those flips: as an error uniform in [-h, h], whose variance h^2 / 3 is h^2 / 6 more than
         that of two roundings.
         """
         ours, theirs = (self._candidates(x) for x in (reference, candidate))
-        square = (theirs[0] - theirs[1] - ours[0] + ours[1]).square().mean()
+        moved = theirs[0] - theirs[1] - ours[0] + ours[1]
+        square = moved.square()
         grids = sorted((row for row in FORMATS.values() if row.low and row.native), key=lambda row: -row.epsilon)
         row = next((row for row in grids if _is_on_grid(theirs, row.dtype)), None)
         if row is not None and self.second is not None:
             unit = torch.full_like(theirs[0], row.epsilon / 2)
-            square = square + torch.ldexp(unit, torch.frexp(theirs[0]).exponent).square().mean() / 6
-        return float(square.sqrt())
+            square = square + torch.ldexp(unit, torch.frexp(theirs[0]).exponent).square() / 6
+        if near and self.second is None:
+            square = square + _moved_threshold(moved + self.signs * self.size)
+        result, size = square.mean().clamp(0).sqrt(), self.size
+        for _ in range(ROUNDS if near else 0):
+            square, size = square[size < FAR * result], size[size < FAR * result]
+            weight = (-(size / result).square() / 2).exp()
+            result = ((weight * square).sum() / weight.sum()).clamp(0).sqrt() if len(weight) else result * 0
+        return float(result)
 
     def _candidates(self, x: torch.Tensor) -> torch.Tensor:
         """Both candidates of every decision, float64 [2, decisions]; zero in the threshold's place."""
@@ -154,6 +166,16 @@ def replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> floa
             chances = [x * (1 - chance) + y * chance for x, y in zip(chances, earlier, strict=False)]
         total += float(((1 - torch.stack(chances).sum(0)) * weights.to(chosen)).sum())
     return total
+
+
+def _moved_threshold(low: torch.Tensor) -> float:
+    """What is to be added to the mean square of margins that end here, on either side of 0, where these are on a grid."""
+    above, below = low[low > 0], low[low <= 0]
+    if not len(above) or not len(below):
+        return 0.0
+    least, most = float(above.min()), -float(below.max())
+    on_grid = int((above == least).sum()) > 1 and int((below == -most).sum()) > 1
+    return math.pi / 2 * ((least - most) / 2) ** 2 - (least + most) ** 2 / 12 if on_grid else 0.0
 
 
 @cache

@@ -54,21 +54,19 @@ def _of_format(runs: _LowRuns) -> Decisions | None:
         return None
     costs = {flipping[0]: error} if len(flipping) == 1 else {}
     costs = costs or {name: runs.run(runs.nodes.keys() - {name})[0] for name in flipping}
-    still = replace(free[told[0]], predicted=0.0, own=0.0)  # of what nothing low reaches while others are held
+    still = replace(
+        free[told[0]], seen=0.0, predicted=0.0, own=0.0
+    )  # of what nothing low reaches while others are held
     own = {name: held.get(name, still) for name in told}
     operations = [replace(free[n], predicted=x.predicted, own=x.own, error=costs.get(n)) for n, x in own.items()]
     operations.sort(key=lambda one: (-(one.error or 0.0), -(one.seen or 0.0)))
     result, first = Decisions(runs.format, error, frozen, tuple(operations)), operations[0]
-    if not flipping:
+    if not result.share:
         return result
     module, wide = runs.scoring(first.node)
     lifted, flips, _ = runs.run((), wide)
-    return replace(
-        result,
-        lifted=module,
-        lifted_seen=(flips[first.node].seen or 0.0) if first.node in flips else 0.0,
-        lifted_error=lifted,
-    )
+    seen = flips.get(first.node, still).seen or 0.0
+    return replace(result, lifted=module, lifted_seen=seen, lifted_error=lifted)
 
 
 def _deciding(measurement: Measurement) -> dict[str, fx.Node]:
@@ -78,13 +76,7 @@ def _deciding(measurement: Measurement) -> dict[str, fx.Node]:
 
     def decides(n: fx.Node) -> bool:
         row, read = row_of(n), (x for source in n.all_input_nodes for x in tensors_of(values[source.name]))
-        if (
-            row.packet == "getitem"
-            or row.asks_shape
-            or row.asks_finite
-            or row.assertion
-            or not any(map(is_number, read))
-        ):
+        if row.packet == "getitem" or row.asks_shape or row.asks_finite or not any(map(is_number, read)):
             return False
         several = [values[user.name] for user in n.users if user in reaching and row_of(user).packet == "getitem"]
         return row.steps or not all(map(is_number, tensors_of(several or values[n.name])))
@@ -136,7 +128,7 @@ class _LowRuns:
             return Decision(*about, ours.numel(), differ, None, None)
         criterion, reference, low = scored
         margins, found, k = decided(criterion, reference), value(criterion, reference, low), criterion.option("k", 0)
-        change = margins.change(reference, low) if margins is not None else 0.0
+        change = margins.change(reference, low, near=True) if margins is not None else 0.0
         flips = margins.flips(change) if margins is not None else 0.0
         count = k * reference.numel() // reference.shape[-1] if k else reference.numel()
         seen = 1 - found if k else found

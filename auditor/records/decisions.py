@@ -32,7 +32,7 @@ class Decisions:
     error: Annotated[float, FileField("of the outputs, everything low, as the budget measures")]
     frozen: Annotated[float, FileField("the same with every decision held to FP32's: what is continuous")]
     operations: Annotated[tuple[Decision, ...], FileField("what decides, those whose flips cost most first")]
-    lifted: Annotated[str | None, FileField("module that makes the first's scores; `null`: nothing flips")] = None
+    lifted: Annotated[str | None, FileField("module that makes the first's scores; `null`: flips cost nothing")] = None
     lifted_seen: Annotated[float, FileField("share of the first's that flips with it in FP32", least=0, most=1)] = 0.0
     lifted_error: Annotated[float, FileField("`error` likewise")] = 0.0
 

@@ -41,8 +41,9 @@ def _said(one: Decisions) -> list[str]:
         where = f"{_where(first)}{' and others' if one.operations[1:] else ''}"
         said = f"{low}, {ratio(one.frozen)} with the choices that set the shapes of {where} held to FP32's"
         return [f"{said}: flips make {percent(one.share)} of its square."]
-    if one.lifted is None or not one.share:
-        return [f"{low}, all of it continuous: {'what flips moves no output' if one.lifted else 'no decision flips'}."]
+    if one.lifted is None:
+        flips = any(each.error is not None for each in one.operations)
+        return [f"{low}, all of it continuous: {'what flips moves no output' if flips else 'no decision flips'}."]
     earlier = "" if one.lifted_seen <= first.seen / 2 else "; the rest comes from earlier operations"
     return [
         f"{low}, {ratio(one.frozen)} with decisions held to FP32's: flips make {percent(one.share)} of its square.",

@@ -88,6 +88,19 @@ class Codes(nn.Module):
         return self.decode(z + (code - z).detach()), (nearest[:, None],), z, code
 
 
+class Sparse(nn.Module):
+    """A sparse autoencoder: features pass where they lie above a threshold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Choice]:
+        features = self.encode(x)
+        above = features > 0.5
+        return self.decode(features * above), (above.reshape(-1, 1).int(),)
+
+
 class Detector(nn.Module):
     """The 100 places of an image that are scored highest, with a box for each."""
 
@@ -170,6 +183,19 @@ def codes() -> tuple[nn.Module, Tensor]:
     return fit(model, loss, 200), draw(32768)
 
 
+def sparse() -> tuple[nn.Module, Tensor]:
+    model, causes = Sparse(), torch.randn(64, 32) / 4
+
+    def draw(count: int) -> Tensor:
+        return torch.randn(count, 64).clamp(min=1) @ causes - causes.sum(0)
+
+    def loss(step: int) -> Tensor:
+        x = draw(256)
+        return F.mse_loss(model(x)[0], x) + 1e-3 * model.encode(x).abs().mean()
+
+    return fit(model, loss, 200), draw(512)
+
+
 def detector() -> tuple[nn.Module, Tensor]:
     model = Detector()
 
@@ -180,7 +206,13 @@ def detector() -> tuple[nn.Module, Tensor]:
     return fit(model, loss, 80), images(96, 10**6)[0]
 
 
-MODELS = {"language model": language, "mixture of experts": experts, "vector quantizer": codes, "detector": detector}
+MODELS = {
+    "language model": language,
+    "mixture of experts": experts,
+    "vector quantizer": codes,
+    "sparse autoencoder": sparse,
+    "detector": detector,
+}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -52,7 +52,7 @@ BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
     "cli": (1440, "settings"),
-    "criteria": (1180, "criteria"),
+    "criteria": (1200, "criteria"),
     "document": (900, "document"),
     "execution": (1290, "execution"),
     "fleet": (430, "fleet"),
@@ -61,7 +61,7 @@ BUDGET = {
     "isolation": (1200, "isolation"),
     "loading": (1940, "loading"),
     "loose files": (990, "flow"),
-    "measure": (2530, "measure"),
+    "measure": (2520, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2630, "plan"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33980, 218, 24
+LINES, FILES, ROOMS = 33990, 218, 24
 """Of all of them."""
 
 
