@@ -277,6 +277,28 @@ def test_what_leaves_the_chosen_by_hand() -> None:
     assert replaced(inside, outside, 0.0) == 0.0
 
 
+def test_errors_far_from_a_threshold_flip_nothing() -> None:
+    # errors grow with the size: near the threshold 0.1 % of 1, and 100 times that far away, where they do not matter
+    (one,) = criteria_of("output: flips(1.0) <= 0.1")
+    reference = torch.cat([1 + 0.1 * normal(400_000, 1), 100 + 10 * normal(400_000, 1)])
+    low = reference * (1 + 1e-3 * normal(800_000, 1, seed=1))
+    margins, seen = margins_of(one, reference), value(one, reference, low)
+    assert margins.flips(margins.change(reference, low, near=True)) == pytest.approx(seen, rel=0.1)
+    assert margins.flips(margins.change(reference, low)) > 10 * seen
+
+
+@pytest.mark.parametrize(("threshold", "share"), [(0.5, 1 / 2), (0.5 + 2**-9, 0.0), (0.5 + 2**-10, 1 / 4)])
+def test_rounding_alone_puts_a_threshold_in_the_middle_of_the_grid(threshold: float, share: float) -> None:
+    # from 0.5 on BF16 has a number every h = 2^-8: what lies between the threshold and the middle of its neighbours flips, which
+    # is h / 2 where the threshold is one of them and nothing where it is that middle; a density of 1 per unit, over [0.3, 0.9)
+    (one,) = criteria_of(f"output: flips({threshold}) <= 0.1")
+    reference = torch.linspace(0.3, 0.9, 600_001)[:-1]
+    low = reference.bfloat16().float()
+    margins, seen = margins_of(one, reference), value(one, reference, low)
+    assert seen == pytest.approx(share * 2**-8 / 0.6, abs=1e-5)
+    assert margins.flips(margins.change(reference, low, near=True)) == pytest.approx(seen, rel=0.1, abs=1e-4)
+
+
 def test_what_is_equal_or_infinite_is_no_decision() -> None:
     (one,) = criteria_of("output: top1 >= 0.9")
     reference = torch.tensor([[1.0, 1.0, 0.0], [2.0, -torch.inf, -torch.inf], [0.5, 0.25, 0.0]])
