@@ -46,14 +46,14 @@ def decisions_of(measurement: Measurement, yardstick: Yardstick) -> tuple[Decisi
 
 
 def _of_format(runs: _LowRuns) -> Decisions | None:
-    error, free, moved = runs.run(())
+    error, free, moved = runs.run((), runs.nodes)
     flipping = sorted(moved, key=lambda name: -(free[name].seen or 0.0))[:MOST]
-    frozen, held, _ = runs.run(runs.nodes) if flipping else (error, free, moved)
+    frozen, held, _ = runs.run(runs.nodes, runs.nodes) if flipping else (error, free, moved)
     told = [name for name in free if name in moved or (name in held and held[name].predicted)]
     if not told or not math.isfinite(error):
         return None
     costs = {flipping[0]: error} if len(flipping) == 1 else {}
-    costs = costs or {name: runs.run(runs.nodes.keys() - {name})[0] for name in flipping}
+    costs = costs or {name: runs.run(runs.nodes.keys() - {name}, ())[0] for name in flipping}
     still = replace(
         free[told[0]], seen=0.0, predicted=0.0, own=0.0
     )  # of what nothing low reaches while others are held
@@ -64,7 +64,7 @@ def _of_format(runs: _LowRuns) -> Decisions | None:
     if not result.share:
         return result
     module, wide = runs.scoring(first.node)
-    lifted, flips, _ = runs.run((), wide)
+    lifted, flips, _ = runs.run((), {first.node}, wide)
     seen = flips.get(first.node, still).seen or 0.0
     return replace(result, lifted=module, lifted_seen=seen, lifted_error=lifted)
 
@@ -94,10 +94,12 @@ class _LowRuns:
         self._round = rounder(measurement.capture, format)
         self._low = {name for name, errors in measurement.errors.items() if errors[format].unsupported is None}
 
-    def run(self, held: Iterable[str], wide: Collection[str] = ()) -> tuple[float, dict[str, Decision], frozenset[str]]:
-        """Error of the outputs, what becomes of decisions, and whose results differ. wide: operations that stay in FP32.
+    def run(
+        self, held: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
+    ) -> tuple[float, dict[str, Decision], set[str]]:
+        """Error of the outputs, what becomes of the decisions that are counted, and whose results differ.
 
-        Where the model cannot run so, its error is infinite.
+        wide: operations that stay in FP32. Where the model cannot run so, its error is infinite.
         """
         beat()
         capture, values = self.measurement.capture, self.measurement.values
@@ -108,14 +110,14 @@ class _LowRuns:
         try:
             with torch.no_grad():
                 for n, result in executor.steps(*self.measurement.flat_inputs):
-                    if n.name in self.nodes:
+                    if n.name in counted:
                         seen[n.name] = self._decision(n, low.arriving(n, executor.value_of), widen(result))
                         moved |= {n.name} if chooses_otherwise(n, widen(result), values[n.name]) else set()
             error, _ = self.yardstick([x.detach() for x in self.measurement.outputs], tensors_of(widen(result)))
         except Exception as failure:  # a shape that follows from a decision fits no more
             let_through(failure)
             error = math.inf
-        return error * self.yardstick.unit, seen, frozenset(moved)
+        return error * self.yardstick.unit, seen, moved
 
     def _decision(self, n: fx.Node, arriving: ValueOf, result: Any) -> Decision:
         values, node = self.measurement.values, self.measurement.capture.nodes[n.name]
