@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..numerics.entries import is_number, is_plain
 from ..numerics.formats import FORMATS
@@ -15,8 +17,8 @@ from .values import rows
 
 KINDS = ("top1", "topk", "flips")
 
-BISECTIONS = 26
-"""Halvings of the interval, in powers of two, that the allowed change of the margins is sought in."""
+TRIES, EXACT = 60, 1e-4
+"""How often the allowed change of the margins is asked for its flips, at most, and how near to it the answer is, in powers of two."""
 
 WINDOW = 8
 """Entries on either side of the boundary between chosen ones and others that may change places."""
@@ -56,14 +58,21 @@ class Margins:
     def allowed(self) -> float:
         """The change of the margins at which as many flip as the limit allows.
 
-        Of a row's entries the nearest pair alone flips less often than all of them: its answer, cheap to find, is too large.
+        Mostly flips grow as the change does, which gives the next to try; where that gets no nearer, an interval is halved. Of a row's
+        entries the nearest pair alone, which is cheap to ask, flips less often than all: its answer is too large.
         """
         pair = replace(self, inside=None, outside=None)
         low, high = -64.0, math.log2(pair.allowed) if self.inside is not None else 64.0
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.flips(2.0**middle) <= self.limit else (low, middle)
-        return float(2.0**low)
+        tried, last = high if self.inside is not None else 0.0, math.inf
+        for _ in range(TRIES):
+            flips = self.flips(2.0**tried)
+            low, high = (tried, high) if flips <= self.limit else (low, tried)
+            step = math.log2(self.limit / flips) if flips > 0 else math.inf
+            if abs(step) < EXACT or high - low < EXACT:
+                break
+            nears = low < tried + step < high and abs(step) < last / 2
+            tried, last = tried + step if nears else (low + high) / 2, abs(step) if nears else math.inf
+        return float(2.0**tried)
 
     def change(self, reference: torch.Tensor, candidate: torch.Tensor, near: bool = False) -> float:
         """Root mean square of what the margins differ by.
@@ -105,13 +114,20 @@ class Margins:
         return self.change(reference, candidate) / self.allowed
 
 
+_KNOWN: MutableMapping[torch.Tensor, dict[Criterion, Margins | None]] = WeakTensorKeyDictionary()
+"""What was asked of a reference, for as long as there is that tensor: many runs are held against one."""
+
+
 def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
     """The decisions that a criterion counts, where it allows some to flip; None for other kinds, and where none can."""
     numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
     if criterion.kind not in KINDS or criterion.function is not None or criterion.allows_nothing or not numbers:
         return None
-    margins = decided(criterion, reference)
-    return margins if margins is not None and margins.flips(math.inf) > margins.limit else None
+    known = _KNOWN.setdefault(reference, {})
+    if criterion not in known:
+        margins = decided(criterion, reference)
+        known[criterion] = margins if margins is not None and margins.flips(math.inf) > margins.limit else None
+    return known[criterion]
 
 
 def decided(criterion: Criterion, reference: torch.Tensor) -> Margins | None:

@@ -91,7 +91,7 @@ class _LowRuns:
         self, measurement: Measurement, format: str, yardstick: Yardstick, nodes: Mapping[str, fx.Node]
     ) -> None:
         self.measurement, self.format, self.yardstick, self.nodes = measurement, format, yardstick, nodes
-        self._round = rounder(measurement.capture, format)
+        self._round, self._reference = rounder(measurement.capture, format), [x.detach() for x in measurement.outputs]
         self._low = {name for name, errors in measurement.errors.items() if errors[format].unsupported is None}
 
     def run(
@@ -113,7 +113,7 @@ class _LowRuns:
                     if n.name in counted:
                         seen[n.name] = self._decision(n, low.arriving(n, executor.value_of), widen(result))
                         moved |= {n.name} if chooses_otherwise(n, widen(result), values[n.name]) else set()
-            error, _ = self.yardstick([x.detach() for x in self.measurement.outputs], tensors_of(widen(result)))
+            error, _ = self.yardstick(self._reference, tensors_of(widen(result)))
         except Exception as failure:  # a shape that follows from a decision fits no more
             let_through(failure)
             error = math.inf
