@@ -21,7 +21,7 @@ __all__ = ["Audit", "__version__", "apply", "audit", "emulate", "load", "load_pl
 
 
 def __getattr__(name: str) -> Any:
-    """The public names are imported on first use: `python -m auditor --help` must not wait for torch."""
+    """Import public names on first use, so that `python -m auditor --help` does not import torch."""
     if name not in _API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_API[name]}"), name)

@@ -1,4 +1,4 @@
-"""The public entry for a model in hand; the command line comes in through `flow.run`."""
+"""The public function `audit` for a live model; the command line uses `flow.run` directly."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ audit.__doc__ = f"{audit.__doc__}\n" + "".join(
 
 
 def _guard(progress: Progress) -> Progress:
-    """The caller's own function, whose errors end the audit under its name."""
+    """Wrap the caller's callback: its exceptions end the audit and name it."""
 
-    def guarded(stage: str, detail: str, done: int, total: int) -> None:
+    def call_guarded(stage: str, detail: str, done: int, total: int) -> None:
         try:
             progress(stage, detail, done, total)
         except Exception as error:
@@ -68,4 +68,4 @@ def _guard(progress: Progress) -> Progress:
                 f"progress raised {blame(error)}: it is called as progress(stage, detail, done, total)", "bad-callback"
             ) from error
 
-    return guarded
+    return call_guarded

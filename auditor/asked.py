@@ -1,4 +1,4 @@
-"""What was asked, in Python, on the command line or in a TOML file, held against the settings."""
+"""Reads and validates options from Python, the command line or a TOML file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVELS = ("error", "warning", "info", "never")
 
 
 class Command(Settings):
-    """What the command line asks beside that. configurable: whether [tool.auditor] says what is not given."""
+    """Options of the command line only. configurable: whether [tool.auditor] provides defaults."""
 
     configurable: ClassVar[bool] = True
     inputs: Annotated[str | None, Option(shown="I", path="place")] = None
@@ -40,20 +40,20 @@ class Command(Settings):
     fail_on: Annotated[str, Option(choices=lambda: LEVELS)] = "error"
     """exit with 1 if there is a finding of this severity or a higher one"""
     format: Annotated[str, Option(choices=lambda: FORMATS)] = "text"
-    """format of the summary on stdout; `github` writes annotations and the summary page of a job, `md` a text for a pull request"""
+    """format of the summary on stdout; `github`: annotations and a job summary, `md`: text for a pull request"""
     baseline: Annotated[Directory, Option("the path of a plan.json", "PLAN")] = None
-    """a `plan.json`, or the directory of an earlier audit: its findings do not make this one fail"""
+    """a `plan.json`, or the directory of an earlier audit: findings that it contains do not make this one fail"""
     explain_layer: Annotated[str | None, Option(shown="NAME")] = None
-    """also say which format each plan gives this module or operation, and why not a lower one"""
+    """also show the format of this module or operation under each plan, and why it is not lower"""
     model_explorer: Flag = False
     """also write the graph and its measures for [Model Explorer](#model-explorer)"""
     onnx: Annotated[str | None, Option(choices=lambda: ("fp32", "low"))] = None
-    """also make a plan of strategy `graph` for each format, and write it as an ONNX model, checked and run by onnxruntime;
-    inputs and outputs are in FP32, or with `--onnx=low` in the plan's format"""
+    """also make a plan of strategy `graph` for each format and export it as an ONNX model, checked and run by
+    onnxruntime; its inputs and outputs are FP32, or with `--onnx=low` in the plan's format"""
     open: Flag = False
-    """show the report in the browser when it is written"""
+    """open the report in the browser"""
     dry_run: Flag = False
-    """say which model and inputs an audit would use, then stop"""
+    """show which model and inputs an audit would use, and exit"""
     quiet: Flag = False
     """no progress on stderr"""
     debug: Flag = False
@@ -62,12 +62,12 @@ class Command(Settings):
     @model_validator(mode="after")
     def _in_order(self) -> Command:
         if self.loss and not self.training:
-            raise bad("--loss is for training: add --mode training, or leave it out")
+            raise bad("--loss needs --mode training: add it, or leave --loss out")
         if self.onnx and not self.as_graphs:
             if self.quick:
                 raise bad(
-                    f"--onnx writes plans of strategy {GRAPHS[0]}, and --quick plans {self.strategies[0]} alone: leave --quick "
-                    f"out, or add --strategies {GRAPHS[0]}"
+                    f"--onnx needs strategy {GRAPHS[0]}, and --quick audits {self.strategies[0]} alone: leave "
+                    f"--quick out, or add --strategies {GRAPHS[0]}"
                 )
             self.__dict__.update(strategies=(*self.strategies, *GRAPHS))
         return self
@@ -77,14 +77,14 @@ OPTIONS = options_of(Command)
 
 
 def key_of(name: str) -> str:
-    """What an option is in a TOML file."""
+    """An option's key in a TOML file."""
     return (OPTIONS[name].flag or name.replace("_", "-")).removeprefix("--")
 
 
 def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collection[str] = ()) -> dict[str, Any]:
-    """The entries of a TOML table by the names of the options.
+    """The entries of a TOML table by option name.
 
-    Raises: AuditorError(slug) for a key that is none, with what may be meant.
+    Raises: AuditorError(slug) for an unknown key, with the closest known one.
     """
     given = [name for name, option in OPTIONS.items() if option.flag or name == "per_module_ignores"]
     known = {key_of(name): name for name in given if name not in hidden}
@@ -97,7 +97,7 @@ def by_option(table: Mapping[str, Any], refusal: str, slug: str, hidden: Collect
 
 
 def configuration(start: Path) -> tuple[str, dict[str, Any]]:
-    """What the nearest [tool.auditor] says, by option, and where it stands. A path counts from the folder of its file.
+    """Options from the nearest [tool.auditor], and its location. Relative paths start at the folder of its file.
 
     Raises: AuditorError(slug="bad-config").
     """
@@ -116,7 +116,7 @@ def configuration(start: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _with_line(entry: Any, file: Path) -> Any:
-    """An entry of the ignores, with `pyproject.toml:line` of the first line that holds it; TOML readers keep no positions."""
+    """An ignore with its location, `pyproject.toml:line` of the first line with it; TOML readers keep no positions."""
     entry = {"code": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict):
         return entry
@@ -126,34 +126,34 @@ def _with_line(entry: Any, file: Path) -> Any:
 
 
 def command_of(given: Mapping[str, Any], kind: type[C]) -> C:
-    """What the command line asks, with what [tool.auditor] says of the rest where that is configurable.
+    """The options of a command, with defaults from [tool.auditor] if configurable.
 
     Raises: AuditorError(slug="bad-option" | "bad-config").
     """
     place, defaults = configuration(Path.cwd()) if kind.configurable else ("", {})
 
-    def called(name: str) -> tuple[str, str]:
+    def describe_option(name: str) -> tuple[str, str]:
         if name in defaults and name not in given:
             return f"{place} {key_of(name)}", "bad-config"
         return options_of(kind)[name].flag or name, "bad-option"
 
-    return validate(kind, {**defaults, **given}, called)
+    return validate(kind, {**defaults, **given}, describe_option)
 
 
 def with_rules(settings: S) -> S:
-    """The settings with the rules and criteria that they name. Raises: AuditorError."""
+    """The settings with their rules and criteria loaded. Raises: AuditorError."""
     rulebook = rules_of(settings.rules)
     for code in settings.select:
         if not any(rule.code.startswith(code) for rule in rulebook):
             raise AuditorError(
-                f"no rule's code begins with {code!r}, as `select` asks: `python -m auditor rules` lists them",
+                f"`select` matches no rule: no code begins with {code!r}; `python -m auditor rules` lists them",
                 slug="no-rule",
             )
     return settings.having(rulebook=rulebook, limits=criteria_of(settings.criteria))
 
 
 def rules_of(directory: Path | None) -> tuple[Rule, ...]:
-    """The rules that ship, and the user's own beside them. Raises: AuditorError."""
+    """The built-in rules and the user's own. Raises: AuditorError."""
     from .rulebook.load import load_rules
 
     return load_rules([resource_dir("rules"), *([directory] if directory else [])])
@@ -164,7 +164,7 @@ def validate(
     given: Mapping[str, Any],
     called: Callable[[str], tuple[str, str]] = lambda name: (name, "bad-option"),
 ) -> S:
-    """What was given, held against the types. called: how an option is named there, and the slug. Raises: AuditorError."""
+    """Validate options against types. called: an option's name in messages, and the slug. Raises: AuditorError."""
     options = options_of(kind)
     for name in given:
         if name not in options:

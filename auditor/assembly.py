@@ -1,4 +1,4 @@
-"""The records of all stages put together into one Audit."""
+"""Combines the results of all stages in one Audit."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from . import __version__
 from .criteria.criterion import FLOOR
-from .criteria.defaults import by_itself, held_by_default, suggest_criteria
+from .criteria.defaults import by_itself, describe_defaults, suggest_criteria
 from .criteria.measure import Criteria
 from .devices import libraries, name_of
 from .document.codec import under_several_names
 from .document.places import portable
 from .execution.beside import UnderPlan
-from .graphs import Planned
+from .graphs import GraphPlans
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.outputs import NamedTensors
 from .loading.inputs import shapes_of
@@ -31,10 +31,10 @@ from .records.training import Training
 from .report.words import op, plan_title, scope, shorten
 
 STEADY = 0.1
-"""Share of the budget up to which the model may differ from itself without a word."""
+"""Share of the error budget up to which differences between FP32 runs need no warning."""
 
 NAMED = 4
-"""How many operations that are not deterministic are named in a warning; the report has all of them."""
+"""Number of non-deterministic operations that a warning names; the report has all."""
 
 
 def assemble(
@@ -43,10 +43,10 @@ def assemble(
     followed: UnderPlan,
     evaluation: Evaluation | None,
     seconds: Mapping[str, float],
-    planned: Planned,
+    planned: GraphPlans,
     **found: Any,
 ) -> Audit:
-    """The Audit. followed: the run under the recommended plan. planned: all plans. found: those of its fields that a stage returned as they are."""
+    """The Audit. followed: the run under the recommended plan. planned: all plans. found: fields set by stages."""
     subject, captured, options, ranges = bench.subject, bench.capture, bench.options, bench.measured.ranges
     plans, twins = planned.plans, captured.twins
     found["findings"] = tuple(replace(f, node=twins.get(f.node, f.node)) for f in found["findings"])
@@ -94,14 +94,14 @@ def assemble(
 
 
 def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | None) -> dict[str, Any]:
-    """What errors of the outputs are, what holds them, and what is proposed: nothing where the user's metric says it all."""
+    """The error measure, the criteria, and suggested ones: nothing where the user's own metric decides."""
     options = bench.options
     name = getattr(options.metric, "__name__", "custom metric") if options.metric else "relative L2 of the outputs"
     criteria = bench.yardstick.distance if isinstance(bench.yardstick.distance, Criteria) else None
     set_ = criteria.each if criteria else ()
     proposals: list[Proposal] = []
     if options.metric is None:
-        proposals += held_by_default(set(set_) - set(options.limits))
+        proposals += describe_defaults(set(set_) - set(options.limits))
         for plan in [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.verified]:
             ran = plan.verification
             if ran is not None and ran.apart:
@@ -119,7 +119,7 @@ def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | Non
 
 
 def _classes(bench: Workbench) -> dict[str, str]:
-    """Classes of the modules that others run in and that run nothing themselves, by path."""
+    """Classes of the modules that only contain other modules, by path."""
     owners = {node.owner for node in bench.capture.nodes.values()}
     around = {path for owner in owners for path in enclosing(owner)} - owners
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
@@ -142,29 +142,29 @@ def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
 
 
 def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
-    """What is to be said beside what the stages say themselves."""
+    """Warnings other than those of the stages."""
     subject, noise = bench.subject, bench.noise.found
     yield from storing(subject, bench.capture, bench.measured.ranges, bench.options.formats)
     if noise.error > STEADY * bench.yardstick.budget:
         nodes = [bench.capture.nodes[name] for name in noise.operations]
         listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))
         named = ", ".join(shorten(listed, NAMED, "measurements.json"))
-        begins = f"That begins where the same inputs give other results: {named}. "
+        begins = f"It begins where equal inputs gave different results: {named}. "
         keeps = (
-            "It keeps state that the audit cannot put back (in a generator, in C++, in another process), or computes in an "
-            "order that varies. "
+            "It keeps state that the audit cannot restore (in a generator, in C++, in another process), or computes in a "
+            "varying order. "
         )
-        allowed = f"Errors up to {FLOOR:g} times that ({noise.floor:.2g}) are not called errors."
+        allowed = f"Errors up to {FLOOR:g} times that ({noise.floor:.2g}) are ignored."
         yield (
-            "The model differs from itself: run again in FP32, from the same state and random numbers, it is off by "
+            "The model is not reproducible: FP32 runs from the same state and random numbers differ by "
             f"{noise.error:.2g}. {begins if nodes else keeps}"
-            f"{allowed if noise.floor else 'No plan can be nearer to it than it is itself.'}"
+            f"{allowed if noise.floor else 'No plan can have a smaller error.'}"
         )
     if not subject.held_out:
-        yield "The plans were verified on the inputs they were made from: define get_eval_inputs() to use others."
+        yield "The plans were verified on the calibration inputs: define get_eval_inputs() for held-out ones."
     if training is not None and training.batches != len(subject.batches):
         yield (
             f"Gradients were measured on {training.batches} of {len(subject.batches)} batches: "
-            "the training step of the others has other shapes or takes another path."
+            "the training step of the others has other shapes or operations."
         )
     yield from fresh_told(bench)

@@ -1,4 +1,4 @@
-"""The device that an audit runs on: a CPU, which emulates a GPU, or a GPU, which runs the formats natively.
+"""Selects the device of an audit: a CPU, which emulates a GPU, or a GPU, which runs the formats natively.
 
 Importing this needs no torch.
 """
@@ -23,7 +23,7 @@ NATIVE = ["cuda"]
 
 
 def kind_and_number(asked: object) -> tuple[str, str]:
-    """Of one of auto, cpu, cuda, cuda:1, or of such a torch.device; the number may be "". Raises: ValueError for any other."""
+    """Parse auto, cpu, cuda, cuda:1, or such a torch.device; the number may be "". Raises: ValueError for any other."""
     kind, _, index = str(asked).partition(":")
     known = (kind == "auto" and not index) or (kind == CPU and index in ("", "0")) or kind in NATIVE
     if not known or not (index.isdigit() or str(asked) == kind):
@@ -32,7 +32,7 @@ def kind_and_number(asked: object) -> tuple[str, str]:
 
 
 def choose(asked: object) -> str:
-    """`cpu` or `cuda:0`, for what `kind_and_number` takes. Raises: AuditorError(slug="no-cuda") for one that is not there."""
+    """The device, `cpu` or `cuda:0`, for a valid request. Raises: AuditorError(slug="no-cuda") if it is absent."""
     kind, index = kind_and_number(asked)
     if kind == "auto":
         kind = next((kind for kind in NATIVE if _module(kind).is_available()), CPU)
@@ -42,12 +42,12 @@ def choose(asked: object) -> str:
     there = [f"{kind}:{number}" for number in range(device.device_count() if device.is_available() else 0)]
     if there and (result := f"{kind}:{index or device.current_device()}") in there:
         return result
-    sees = f"{', '.join(there)} alone: use one of them" if there else "no CUDA device: use cpu or auto"
-    raise AuditorError(f"{asked} was asked for, but torch sees {sees}", slug="no-cuda")
+    sees = f"{', '.join(there)} only: use one of them" if there else "no CUDA device: use cpu or auto"
+    raise AuditorError(f"device {asked} does not exist: torch sees {sees}", slug="no-cuda")
 
 
 def follow(asked: object, found: Collection[str]) -> str:
-    """Where a model is audited whose tensors are on the devices found: there, where that is on GPUs and no other was asked for.
+    """The device for a model whose tensors are on the devices found: the same GPUs, unless the user requested another.
 
     Several are joined by commas: the model stays spread over them. Raises: as `choose`.
     """
@@ -57,22 +57,22 @@ def follow(asked: object, found: Collection[str]) -> str:
 
 
 def is_spread(device: str) -> bool:
-    """Whether it is several, which `follow` found a model on."""
+    """Whether the device stands for several GPUs, as from `follow`."""
     return "," in device
 
 
 def is_native(device: str) -> bool:
-    """Whether formats run natively on what `choose` chose."""
+    """Whether the device runs formats natively."""
     return device != CPU
 
 
 def type_of(device: str) -> str:
-    """The type of what `choose` chose, as `torch.autocast` takes it."""
+    """The device's type, as `torch.autocast` takes it."""
     return device.partition(":")[0]
 
 
 def name_of(device: str) -> str:
-    """What its maker calls what `choose` chose; of several, each name with how many there are."""
+    """The device's product name; for several, each name with its number."""
     if not is_native(device):
         return device
     names = Counter(str(_module(type_of(one)).get_device_name(one)) for one in device.split(","))
@@ -80,24 +80,24 @@ def name_of(device: str) -> str:
 
 
 def row_of(name: str) -> str | None:
-    """The row of plan/devices.toml for a GPU of that name: `NVIDIA H100 80GB HBM3` -> `H100`; its variants for laptops have none."""
+    """The row of plan/devices.toml for a GPU's name: `NVIDIA H100 80GB HBM3` -> `H100`; laptop variants have none."""
     rows = (row for row in table("plan/devices") if re.search(rf"(?<!\w){row}(?!\w)", name))
     return None if "Laptop" in name else max(rows, key=len, default=None)
 
 
 def has_clock(device: str) -> bool:
-    """Whether what `choose` chose is one GPU that times what it runs by itself."""
+    """Whether the device is one GPU with its own timer."""
     return is_native(device) and not is_spread(device) and hasattr(_module(type_of(device)), "Event")
 
 
 def let_go(device: str) -> None:
-    """Memory that torch keeps for later, and holds nothing in, goes back to what `choose` chose."""
+    """Return unused memory in torch's cache to the device."""
     if is_native(device):
         _module(type_of(device)).empty_cache()
 
 
 def libraries(device: str) -> dict[str, str]:
-    """Versions of what computes on a device."""
+    """Versions of the libraries that compute on a device."""
     import torch
 
     if not is_native(device):
@@ -113,7 +113,7 @@ def libraries(device: str) -> dict[str, str]:
 
 
 def generators() -> list[Callable[[], None]]:
-    """What puts the generators of all GPUs back as they are now; a GPU that has not been used is not started."""
+    """Save the generators of all GPUs; call the result to restore them. An unused GPU is not initialized."""
     used = [device for device in map(_module, NATIVE) if device.is_initialized()]
     return [partial(device.set_rng_state_all, device.get_rng_state_all()) for device in used]
 

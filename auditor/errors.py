@@ -1,4 +1,4 @@
-"""Errors the user meets, each with a slug that links to the docs; and whether what a run raised is about what ran."""
+"""Errors for the user, each with a slug that links to the docs; and classification of exceptions in the user's code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _FULL_DEVICE = re.compile(r"CU(DA|BLAS|DNN)[^\n]*(out of memory|ALLOC_FAILED)", re.IGNORECASE)
-"""What CUDA and its libraries say that allocate beside torch."""
+"""Messages of CUDA libraries that allocate memory outside torch, when it is exhausted."""
 
 
 class AuditorError(Exception):
-    """A condition the user can act on; `slug` names it in errors.md, the message says what to do next."""
+    """An error that the user can act on; `slug` names it in errors.md, the message says what to do next."""
 
     def __init__(self, message: str, slug: str) -> None:
         super().__init__(message, slug)
@@ -34,7 +34,7 @@ class CaptureError(AuditorError):
 
 
 class MeasureError(AuditorError):
-    """A measurement is undefined for what it was given."""
+    """A measurement is undefined for its arguments."""
 
 
 class PlanError(AuditorError):
@@ -42,15 +42,15 @@ class PlanError(AuditorError):
 
 
 class CallbackError(AuditorError):
-    """A function that the caller passed, such as `metric` or `progress`, raised or returned what it must not."""
+    """A function of the caller, such as `metric` or `progress`, raised or returned an invalid value."""
 
 
 class DiskError(AuditorError):
-    """No disk has room for what waits there instead of in memory, which says nothing of what ran just then."""
+    """The disk for offloaded tensors is full, which says nothing about the operation that ran."""
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error says; its type where it says nothing, or cannot."""
+    """The first line of an error's message; its type if the message is empty or fails."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:
@@ -59,18 +59,18 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Text with everything that could drive a terminal, break a line or reorder letters written as an escape."""
+    """Escape every character that could control a terminal, break a line or reorder letters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether it says that there is no memory left, as Python, the linker, CUDA or torch's allocators say it."""
+    """Whether the error reports exhausted memory, in the words of Python, the linker, CUDA or torch's allocators."""
     worded = isinstance(error, RuntimeError | OSError | ImportError) and bool(_NO_MEMORY.search(str(error)))
     return worded or _is_called(error, "OutOfMemoryError") or isinstance(error, MemoryError)
 
 
 def device_is_full(error: BaseException) -> bool:
-    """Whether what brought it about is that a GPU has no memory left; that the host has none is another matter."""
+    """Whether the root cause is exhausted GPU memory, not host memory."""
     return any(
         _is_called(one, "OutOfMemoryError") or (isinstance(one, RuntimeError) and bool(_FULL_DEVICE.search(str(one))))
         for one in _raised_from(error)
@@ -78,29 +78,29 @@ def device_is_full(error: BaseException) -> bool:
 
 
 def device_failed(error: BaseException) -> bool:
-    """Whether a GPU gave up, as after an assertion in a kernel: nothing runs on it any more in this process."""
+    """Whether a GPU failed, as after an assertion in a kernel: this process cannot use it any more."""
     return any(_is_called(one, "AcceleratorError") for one in _raised_from(error)) and not device_is_full(error)
 
 
 def disk_is_full(error: BaseException) -> DiskError | None:
-    """What was raised where a disk had no room left, if that is what brought it about."""
+    """The error that reports a full disk, if that is the root cause."""
     return next((one for one in _raised_from(error) if isinstance(one, DiskError)), None)
 
 
 def time_is_up(error: BaseException) -> bool:
-    """Whether a time limit of the caller's brought it about."""
+    """Whether the caller's own time limit is the root cause."""
     return any(isinstance(one, TimeoutError) for one in _raised_from(error))
 
 
 def origin_of(error: BaseException) -> BaseException:
-    """The first of the errors that it was raised from."""
+    """The first error in a chain of causes."""
     *_, first = _raised_from(error)
     return first
 
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
-    """Raise the error again where it says nothing of what ran: a time limit, a function of the caller's own,
-    or, with `memory`, that there is none left, nor room on a disk instead, or that the GPU failed."""
+    """Raise the error again if it is unrelated to the operation: a time limit, the caller's own function, or, with
+    `memory`, exhausted memory or disk space, or a failed GPU."""
     if isinstance(error, CallbackError) or time_is_up(error):
         raise error
     if memory and (out_of_memory(error) or device_failed(error) or disk_is_full(error) is not None):
@@ -108,7 +108,7 @@ def let_through(error: BaseException, *, memory: bool = True) -> None:
 
 
 def from_outside(error: BaseException) -> bool:
-    """Whether code other than this package's raised it: torch, a library, the user's model."""
+    """Whether code outside this package raised it: torch, a library, the user's model."""
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next

@@ -1,4 +1,4 @@
-"""The whole flow, a stage a line: a Subject and the Settings go in, an Audit comes out."""
+"""The stages of an audit, one per line: from a Subject and Settings to an Audit."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .capture.several import record_paths
 from .devices import CPU, follow, let_go
 from .errors import device_is_full
 from .execution.beside import under_plan
-from .generation.stage import Generating, continued
-from .graphs import Planned, graphs_of
+from .generation.stage import Generating, generate_reference
+from .graphs import GraphPlans, graphs_of
 from .isolation import isolated
 from .isolation.process import flags, ieee
 from .loading import in_eval
 from .loading.placement import devices_of, place_subject
-from .loading.state import raised
+from .loading.state import upcast_model
 from .measure.calibrate import calibrate_paths
 from .measure.measure import working_set
 from .measure.noise import noise_of
@@ -41,17 +41,17 @@ from .rulebook.load import spread
 from .rulebook.verdicts import judge, reports_of, with_backward
 from .settings import Settings
 from .stages import Stages, explain
-from .training.recommend import agreed
+from .training.recommend import recommend_plan
 from .training.stage import conclude, prepare
 
-TOO_SMALL = "The GPU's memory was too small for this audit: it was run on the CPU, which emulates a GPU."
+TOO_SMALL = "The GPU's memory was too small, so the audit ran on the CPU, which emulates a GPU."
 
 
 def run(subject: Subject, options: Settings) -> Audit:
-    """Audit a subject; its model, and the process's global state, come back as they were.
+    """Audit a subject; its model, and the process's global state, are restored.
 
-    Where `auto` found a GPU that has too little memory, the audit runs on the CPU and says so.
-    Raises: AuditorError (its slug names the condition).
+    If `auto` selected a GPU with too little memory, the audit runs on the CPU instead and says so. Raises: AuditorError
+    (its slug names the condition).
     """
     try:
         return _audit(subject, options)
@@ -71,10 +71,10 @@ def run(subject: Subject, options: Settings) -> Audit:
 def _audit(subject: Subject, options: Settings) -> Audit:
     stages, formats, seed = Stages(options.progress), options.formats, options.seed
     as_set = subject.flags or flags()
-    with ieee(), isolated(seed=seed), torch.inference_mode(False), in_eval(subject.model), raised(subject):
+    with ieee(), isolated(seed=seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
         options = options.having(found=follow(options.device, devices_of(subject.model)))
         subject = place_subject(subject, options.where, options.seed)
-        subject, options, generating = continued(subject, options, stages)
+        subject, options, generating = generate_reference(subject, options, stages)
         score = step = training = None
         if options.scoring is not None:
             with stages("FP32 score", options.scoring.name):
@@ -109,7 +109,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             with stages("low steps", "FP16 and BF16 training steps"):
                 training = conclude(step, planned.plans, recommended)
                 budget = yardstick.budget
-                recommended, reason = agreed(training, planned.plans, recommended, reason, budget, options.use)
+                recommended, reason = recommend_plan(training, planned.plans, recommended, reason, budget, options.use)
         with stages("follow", recommended or "FP32"):
             findings = about(findings, planned.plans, recommended, captured, graph)
             followed = under_plan(captured, subject.model, subject.batches[0], planned.plans.get(recommended or ""))
@@ -121,7 +121,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
         regions=of_verdicts(relative.regions, captured, judged.verdicts),
         planned=planned,
         evaluation=score.evaluation if score else None,
-        generation=generating.found if generating else None,
+        generation=generating.reference if generating else None,
         recommended=recommended,
         recommendation=reason,
         followed=followed,
@@ -130,10 +130,10 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     )
 
 
-def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generating: Generating | None) -> Planned:
-    """What happens without a plan, and the plans with their scores, programs of their own where they are wanted."""
+def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generating: Generating | None) -> GraphPlans:
+    """The results of all low, and the plans with their scores, including exported programs if requested."""
     options = bench.options
-    with stages("baseline", ", ".join(f"plain {name}" for name in options.scoped)):
+    with stages("baseline", ", ".join(f"{name} without a plan" for name in options.scope_strategies)):
         planner = Planner(bench)
         baselines = planner.baselines()
         today, held = today_of(bench), tuple(held_choices(bench))
@@ -145,21 +145,21 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generati
     if generating is not None:
         with stages("decode", "every verified plan"):
             plans = generating.under(plans, bench)
-    planned = Planned(plans, baselines, fp32_today=today, held=held)
+    planned = GraphPlans(plans, baselines, fp32_today=today, held=held)
     if options.as_graphs:
         with stages("graph", "export, solve, verify"):
             graphs = graphs_of(bench, score)
             baselines = {**baselines, **graphs.baselines}
         planned = replace(graphs, plans={**plans, **graphs.plans}, baselines=baselines, fp32_today=today, held=held)
     if options.times:
-        with stages("times", "FP32 and every plan, over and over"):
+        with stages("times", "FP32 and every plan, repeatedly"):
             timed, timing = timed_plans(bench, planned.plans)
         planned = replace(planned, plans=timed, timing=timing)
     return planned
 
 
 def _finder(captured: Capture, options: Settings) -> Callable[..., tuple[Finding, ...]]:
-    """`findings_of` the recorded operations, for what is wanted."""
+    """A function that returns the selected findings of the recorded operations."""
     return partial(
         findings_of,
         captured,

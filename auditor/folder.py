@@ -1,4 +1,4 @@
-"""Files put into a folder whole, and together; refused in one line where they cannot be."""
+"""Writes several files into a folder, all or none; a failure becomes a one-line error."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from pathlib import Path
 from .errors import AuditorError
 
 ROOM = 1 << 20
-"""Bytes that must find room before an audit begins: what its files take, roughly."""
+"""Free bytes required before an audit begins, roughly the size of its files."""
 
 
 OWN = ".auditor-"
-"""The beginning of names that are taken away again."""
+"""Prefix of temporary names, which are deleted afterwards."""
 
 
 def path_of(given: object, what: str) -> Path:
-    """What a caller gave as a path. Raises: AuditorError(slug="bad-option") where it is none."""
+    """The caller's argument as a path. Raises: AuditorError(slug="bad-option") if it is none."""
     if isinstance(given, str | os.PathLike):
         return Path(given)
     raise AuditorError(f"{what} is a path, not a value of type {type(given).__name__}", slug="bad-option")
 
 
 def check_directory(directory: Path) -> None:
-    """Raises before any work is done, where files cannot be put there: AuditorError(slug="bad-output")."""
+    """Check early that files can be written. Raises: AuditorError(slug="bad-output")."""
     with _refusing(directory), tempfile.TemporaryFile(prefix=OWN, dir=_nearest(directory)) as probe:
         probe.write(bytes(ROOM))
         probe.flush()
 
 
 def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str] = ()) -> tuple[Path, ...]:
-    """Puts texts, or bytes, into files by their path below `directory`, replacing those and leaving all others alone.
+    """Write texts or bytes to files by their path below `directory`; other files stay.
 
-    gone: files of what is replaced that it has no successors of: these are taken away. Until the last is written, none
-    is in place. Raises: AuditorError(slug="bad-output").
+    gone: obsolete files to delete. No file is replaced before all are written. Raises: AuditorError(slug="bad-output").
     """
     with _refusing(directory), tempfile.TemporaryDirectory(prefix=OWN, dir=_nearest(directory)) as scratch:
         for name, text in texts.items():
@@ -53,17 +52,17 @@ def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str]
 
 
 def _nearest(directory: Path) -> Path:
-    """The folder itself or the nearest above it that exists."""
+    """The folder itself or its nearest existing parent."""
     return next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
 
 
 @contextmanager
 def _refusing(path: Path) -> Iterator[None]:
-    """What the file system says to the body becomes AuditorError(slug="bad-output")."""
+    """Convert file system errors in the body to AuditorError(slug="bad-output")."""
     try:
         yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AuditorError(
-            f"{str(path)[:200]!a} cannot be written to ({reason}): name another place with --out", slug="bad-output"
+            f"cannot write to {str(path)[:200]!a} ({reason}): choose another directory with --out", slug="bad-output"
         ) from error

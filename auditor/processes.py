@@ -1,4 +1,4 @@
-"""Processes that this one starts and answers for: how long they may take, which signals they hear, how they end."""
+"""Child processes: time limits, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from typing import Any
 from .errors import AuditorError
 
 HERE = str(Path(__file__).resolve().parents[1])
-"""What has to be on `sys.path` for a plain checkout to be found without being installed."""
+"""The folder that `sys.path` needs to import a checkout that is not installed."""
 
 LOOK, GRACE = 0.02, 10.0
-"""Seconds between two looks at a process, and those that it has to clean up once it is to end."""
+"""Seconds between two checks of a process, and seconds for it to clean up."""
 
 NO_THREAD = 127
-"""glibc's exit code where a thread's own data find no memory."""
+"""glibc's exit code when it cannot allocate thread-local data."""
 
 INTERRUPTIONS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def unwind_on_signals() -> None:
-    """Whatever asks this process to end raises KeyboardInterrupt in it, once, so that it can clean up."""
+    """In the body, a signal to terminate raises KeyboardInterrupt once, so that the process can clean up."""
     for number in INTERRUPTIONS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
@@ -44,7 +44,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def how_ended(code: int) -> str:
-    """`was killed by SIGSEGV`, `ended with exit code 3`."""
+    """An exit code in words: `was killed by SIGSEGV`, `ended with exit code 3`."""
     if code >= 0:
         return f"ended with exit code {code}"
     known = -code in set(signal.Signals)
@@ -52,7 +52,7 @@ def how_ended(code: int) -> str:
 
 
 def wait_until(over: Callable[[], bool], limit: float | None, progress: Callable[[], object] = int) -> bool:
-    """Wait until it is over; False where `progress` gives the same for longer than `limit` seconds."""
+    """Wait until `over()` is true; False if `progress()` does not change for `limit` seconds."""
     known, since = progress(), time.monotonic()
     while not over():
         time.sleep(LOOK)
@@ -64,7 +64,7 @@ def wait_until(over: Callable[[], bool], limit: float | None, progress: Callable
 
 
 class Process(subprocess.Popen[bytes]):
-    """A process that leads a group of its own. messages: what it says on stderr."""
+    """A process that leads its own group. messages: its stderr."""
 
     def __init__(self, command: Sequence[str], **how: Any) -> None:
         self.messages = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes there for as long as it lives
@@ -73,12 +73,12 @@ class Process(subprocess.Popen[bytes]):
         )
 
     def last_words(self) -> list[str]:
-        """The lines at the end of what it said, blank ones left out."""
+        """The last lines of its stderr, without blank ones."""
         self.messages.seek(max(self.messages.seek(0, os.SEEK_END) - 65536, 0))
         return [line for line in self.messages.read().decode(errors="replace").splitlines() if line.strip()]
 
     def end(self, grace: float = 0.0) -> None:
-        """Nothing that it started is left; it has so many seconds to clean up."""
+        """Stop it and everything it started, after `grace` seconds to clean up."""
         if grace and self.poll() is None:
             self.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -89,11 +89,11 @@ class Process(subprocess.Popen[bytes]):
 
 
 def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None) -> int:
-    """`run(tell)` in a copy of this process, which is watched from here; its exit code. `tell(stage)` is a sign of life,
-    `tell("")` none: it looks whether somebody watches.
+    """Run `run(tell)` in a forked process and return its exit code. `tell(stage)` is a heartbeat; `tell("")` only
+    checks whether this process still exists.
 
-    timeout: seconds after which a copy that gives none is ended. Raises: AuditorError(slug="timed-out" | "process-ended");
-    KeyboardInterrupt, where either process is interrupted.
+    timeout: seconds without a heartbeat before the child is stopped. Raises: AuditorError(slug="timed-out" |
+    "process-ended"); KeyboardInterrupt, where either process is interrupted.
     """
     here, there = Pipe(duplex=False)
     sys.stderr.flush()
@@ -117,7 +117,7 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
     news: list[Any] = [""]  # stages, and at the end an exit code
     code: int | None = None
 
-    def ended() -> bool:
+    def has_ended() -> bool:
         nonlocal code
         if code is None:
             number, status = os.waitpid(child, os.WNOHANG)
@@ -132,14 +132,14 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
         return len(news)
 
     try:
-        in_time = wait_until(lambda: ended() or isinstance(news[-1], int), timeout, listen)
+        in_time = wait_until(lambda: has_ended() or isinstance(news[-1], int), timeout, listen)
         listen()
         if isinstance(news[-1], int):
-            wait_until(ended, GRACE)
+            wait_until(has_ended, GRACE)
     finally:
-        if not ended():
+        if not has_ended():
             os.kill(child, signal.SIGTERM)
-            if not wait_until(ended, GRACE):
+            if not wait_until(has_ended, GRACE):
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
     if news[-1] == 130:
@@ -150,19 +150,20 @@ def supervise(run: Callable[[Callable[[str], None]], int], timeout: float | None
 
 
 def _without_a_word(code: int | None, where: str, timeout: float | None) -> AuditorError:
-    """What to say of a process that did not tell its exit code. code: how it ended; None where it took too long."""
+    """The message for a child that sent no exit code. code: how it ended; None after a timeout."""
     if code is None:
         return AuditorError(
             f"no progress within {timeout:g} seconds{where}: raise --timeout, or fix the code that hangs", "timed-out"
         )
     if code == NO_THREAD:
-        why = "the C library does that where memory ran out for a thread"
+        why = "the C library does this when memory for a thread runs out"
         return AuditorError(f"the process {how_ended(code)}{where}, and nothing was written: {why}", "out-of-memory")
     if code >= 0:
         return AuditorError(
-            f"the model's own code ended the process with exit code {code}{where}: nothing was written; have it raise instead",
+            f"the model's code ended the process with exit code {code}{where}, and nothing was "
+            "written: let it raise an exception instead",
             "process-ended",
         )
     killed = -code == signal.SIGKILL
-    why = "the system does that when memory runs out" if killed else "code outside of Python crashed"
+    why = "the system does this when memory runs out" if killed else "native code (outside Python) crashed"
     return AuditorError(f"the process {how_ended(code)}{where}, and nothing was written: {why}", "process-ended")

@@ -1,4 +1,4 @@
-"""Data in files: what ships with the package, inside the wheel or beside the package in a checkout, and the user's TOML."""
+"""Data files: those of the package, in a wheel or a checkout, and the user's TOML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def resource_dir(name: str) -> Path:
 
 @cache
 def errors() -> dict[str, str]:
-    """What is to be said of every error, by its slug: the sections of errors.md, as Markdown."""
+    """The explanation of every error, by slug: the sections of errors.md, as Markdown."""
     text = (resource_dir("docs") / "errors.md").read_text(encoding="utf-8")
     result = re.findall(r"(?ms)^#{2,3} ([a-z0-9-]+)\n(.*?)(?=^#{2,3} |\Z)", text)
     return {name: said.strip() for name, said in result if said.strip()}
@@ -28,15 +28,15 @@ def errors() -> dict[str, str]:
 
 @cache
 def table(name: str) -> dict[str, Any]:
-    """Facts about torch and devices, each file with its source: the contents of `auditor/<name>.toml`."""
+    """The contents of `auditor/<name>.toml`: facts about torch and devices, with sources."""
     return tomllib.loads((_PACKAGE / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def tables(file: Path, slug: str) -> dict[str, Any]:
-    """What a TOML file holds. Raises: AuditorError."""
+    """The contents of a TOML file. Raises: AuditorError."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise AuditorError(f"{file}: it cannot be read ({error.strerror})", slug) from error
+        raise AuditorError(f"cannot read {file} ({error.strerror})", slug) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditorError(f"{file}: {error}", slug) from error

@@ -1,7 +1,7 @@
-"""What an audit can be asked, each option once: its name, type and default, and below it what it is for, in Markdown.
+"""All options of an audit: name, type, default and description, in Markdown.
 
-The command line, `auditor.audit()`, `[tool.auditor]`, a fleet's TOML, the tables of the docs and `__init__.pyi` are made
-of this. Importing this needs no torch.
+The command line, `auditor.audit()`, `[tool.auditor]`, a fleet's TOML, the tables of the docs and `__init__.pyi` are
+generated from this. Importing this needs no torch.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ S = TypeVar("S", bound="Settings")
 DEFAULT_GPU = "A100"
 MODES, OBJECTIVES = ("inference", "training"), ("time", "memory", "flops")
 SEEDS = 2**32
-"""Every random generator takes a seed below it, from 0 on."""
+"""Upper bound of seeds that every random generator accepts."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is given. takes: what its values are, for who gave another; shown: what stands for one.
+    """How users pass a field. takes: its type in error messages; shown: the placeholder in help.
 
-    choices: what its values are; flag: on the command line, unless it is the name's, "" where there is none, as for what has to be given.
-    path: whether a value is a path from where it is written, always or where there is such a file ("place").
-    typed: what a type checker lets a caller give, where that is more than the field's type; help: what it is for.
+    choices: allowed values; flag: the command-line flag, if not the name's; "" for a required argument or none. path:
+    whether a value is a path relative to its file, always or if that exists ("place"). typed: the accepted type, if
+    wider than the field's; help: its description.
     """
 
     takes: str = ""
@@ -68,7 +68,7 @@ class Option:
 
 @cache
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
-    """{field: how it is given} of the fields that are anybody's to give: those with a help."""
+    """{field: its Option} for the fields that users can set: those with help."""
     result = {}
     for name, field in kind.model_fields.items():
         if field.description is not None:
@@ -82,7 +82,7 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
 
 
 def split_names(given: Any) -> Any:
-    """Names as they may be given: several, one, or `a,b` as on the command line; each once."""
+    """Names from a list, a single one, or `a,b` as on the command line; each once."""
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         return given
     parts = given.split(",") if isinstance(given, str) else given
@@ -118,9 +118,9 @@ Function = Callable[..., Any] | None
 
 
 class Settings(BaseModel):
-    """What an audit can be asked, as the keywords of `auditor.audit()`, and what is found out of that before it begins.
+    """The keyword arguments of `auditor.audit()`, and values derived from them before it starts.
 
-    found: the device that the model is on; limits: the criteria, read; scoring: the function that scores, found.
+    found: the device of the model; limits: the parsed criteria; scoring: the imported scoring function.
     """
 
     model_config = ConfigDict(
@@ -130,7 +130,8 @@ class Settings(BaseModel):
     kwargs: Annotated[dict[str, Any] | None, Option("a dict of keyword arguments", flag="")] = None
     """keyword arguments of every call"""
     formats: Annotated[Names, Option(choices=auditable)] = DEFAULT
-    """formats to audit: those that run, and those that torch cannot compute in, [such as FP8](api.md#other-formats), to see what they would do"""
+    """formats to audit; those that torch cannot compute in, [such as FP8](api.md#other-formats), are emulated by
+    rounding"""
     strategies: Annotated[Names, Option(choices=all_strategies)] = SHIPPED
     """`autocast` (weights stay FP32; also trains), `cast` (weights stored low; for inference), `graph` (a
     [program](method.md#plans-that-are-programs), each operation with its precision), or
@@ -138,8 +139,8 @@ class Settings(BaseModel):
     max_error: Annotated[Number, Field(gt=0), Option("a positive number", "X")] = 0.01
     """the error budget: relative L2 error of the outputs, or the value of your own `metric`"""
     criteria: Annotated[Any, Option(shown="'OUTPUT: KIND <= X'", flag="--criterion")] = None
-    """a limit for one output, `'logits: kl <= 0.01'`; several may be given ([criteria](criteria.md)). Outputs without one are
-    judged by the budget"""
+    """a limit for one output, `'logits: kl <= 0.01'` ([criteria](criteria.md)); may be repeated. The error budget
+    covers all other outputs"""
     metric: Annotated[Function, Option("a function: metric(reference, candidate) -> a number", flag="")] = None
     """`metric(reference, candidate) -> float` over two lists of output tensors; smaller is better"""
     device: Annotated[
@@ -147,49 +148,50 @@ class Settings(BaseModel):
         AfterValidator(lambda value: kind_and_number(value) and value),
         Option("auto, cpu, cuda or cuda:N (a cpu emulates the formats of a GPU)", "DEVICE"),
     ] = "auto"
-    """`auto` (the GPUs that the model is on, else the current one, else the CPU, which emulates one), `cpu`, `cuda`, `cuda:N`"""
+    """`auto` (the model's own GPUs, else the current GPU, else the CPU, which emulates a GPU), `cpu`, `cuda`,
+    `cuda:N`"""
     gpu: Annotated[str | None, Option(choices=lambda: table("plan/devices"))] = None
-    """the GPU whose times and memory are predicted; by default the one that the audit runs on, else A100"""
+    """the GPU to predict times and memory for; by default the one that the audit runs on, else A100"""
     mode: Annotated[str, Option(choices=lambda: MODES)] = "inference"
     """`training` audits a [training step](training.md) too"""
     use: Annotated[str, Option(choices=lambda: MODES)] = ""
-    """what the recommended plan is for; by default as `mode`"""
+    """purpose of the recommended plan; by default the same as `mode`"""
     objective: Annotated[str, Option(choices=lambda: OBJECTIVES)] = "time"
     """what to minimize within the error budget"""
     quick: Flag = False
-    """audit the first format and the first strategy only, and take the plan that is predicted to hold instead
-    of searching for the best; the plan is still verified"""
+    """audit only the first format and the first strategy, and skip the search for the best plan: the first plan that
+    is predicted to meet the error budget is verified"""
     measure_time: Annotated[StrictBool | None, Option("True or False")] = None
-    """[time](method.md#measured-time-and-memory) one forward, and take its peak memory, in FP32 and under every plan;
-    by default on a GPU only"""
+    """measure the [time](method.md#measured-time-and-memory) and peak memory of one forward, in FP32 and under every
+    plan; by default on a GPU only"""
     evaluate: Annotated[Any, Option(shown="F", path="place")] = None
-    """your own score, `func(model)`, in FP32 and under every verified plan ([scores](scores.md)): the function itself in
-    Python, else `f.py:func` or a name in the target's file"""
+    """your own score, `func(model)`, computed in FP32 and under every verified plan ([scores](scores.md)): a
+    function in Python; on the command line `f.py:func`, or a name in the target's file"""
     max_drop: Annotated[Number | None, Field(ge=0), Option("a number from 0 on", "X")] = None
-    """how much worse the score of `evaluate` may be under a plan; without it, scores are shown and not judged"""
+    """largest acceptable loss in the score of `evaluate`; without it, scores are shown but reject no plan"""
     better: Annotated[str | None, Option(choices=lambda: DIRECTIONS)] = None
     """whether higher or lower scores are better; by default lower if the function has `lower_is_better = True`, else higher"""
     generate: Annotated[int | None, BeforeValidator(_no_flag), Field(ge=1), Option("a whole number of tokens", "N")] = (
         None
     )
-    """[continue](generation.md) the inputs, prompts, by so many tokens: the audit is of what FP32 goes on with, and every
-    verified plan decodes with its own cache"""
+    """[generate](generation.md) this many tokens after the inputs, which are prompts; every verified plan then
+    decodes the same tokens with its own cache"""
     temperature: Annotated[Number, Field(ge=0), Option("a number from 0 on", "T")] = 0.0
-    """with `generate`, sample tokens at this temperature, with the noise of `seed`; 0 takes the likeliest"""
+    """sampling temperature of `generate`, with random numbers from `seed`; 0 takes the likeliest token"""
     loss_fn: Annotated[Function, Option("a function: loss_fn(outputs, *targets) -> a scalar", flag="")] = None
     """in training, `loss_fn(outputs, *targets) -> scalar`; without it, the loss that the model returns
     ([training](training.md))"""
     rules: Directory = None
-    """a directory of your own rules, beside those that ship"""
+    """a directory of your own rules, in addition to the built-in ones"""
     select: Codes = ()
-    """rules to report: codes, or the letters of families; all by default"""
+    """rules to report: codes, or the letters of rule families; all by default"""
     ignore: Ignores = ()
-    """rules to leave out: codes, or the letters of families"""
+    """rules to suppress: codes, or the letters of rule families"""
     per_module_ignores: Annotated[
         tuple[Annotated[Ignore, AfterValidator(_require_reason)], ...],
         Option("a list of tables: module, code and reason, each a string", flag="", typed="Iterable[dict[str, str]]"),
     ] = ()
-    """rules to leave out in modules: tables of `module` (a glob), `code` and `reason`"""
+    """rules to suppress in some modules: tables of `module` (a glob), `code` and `reason`"""
     memory: Annotated[
         ByteSize | None, Field(gt=0), Option("a size such as 4GB or 512MiB", "SIZE", typed="str | int | None")
     ] = None
@@ -203,12 +205,12 @@ class Settings(BaseModel):
     ] = 0
     """seed of every random choice"""
     timeout: Seconds = None
-    """stop after so many seconds without progress (by default never), and count a plan as failed whose run or score takes
-    longer (by default half an hour)"""
+    """abort after this many seconds without progress (default: never); a plan whose run or score takes longer counts
+    as failed (default: half an hour)"""
     progress: Annotated[StrictBool | Function, Option("True, False or a function of four arguments", flag="")] = None
-    """called as `progress(stage, detail, done, total)`; `total` is 0 where it is not known. An exception that it raises ends
-    the audit with [an error](errors.md#bad-callback) and is its `__cause__`. `True` shows a progress line, as notebooks do
-    unless `False` is given"""
+    """called as `progress(stage, detail, done, total)`; `total` is 0 if unknown. An exception in it ends the audit
+    with [an error](errors.md#bad-callback) and is its `__cause__`. `True` shows a progress line; notebooks show one
+    by default"""
 
     command: str = "auditor.audit(model, example_inputs)"
     found: str | None = None
@@ -231,13 +233,13 @@ class Settings(BaseModel):
     def _together(self: S) -> S:
         trainable = [name for name in auditable() if runs(name)]
         if self.training and not set(self.formats) <= set(trainable):
-            raise bad(f"a training step runs in {either(trainable)}, not in {', '.join(self.formats)}")
+            raise bad(f"mode='training' supports {either(trainable)}, not {', '.join(self.formats)}")
         if self.evaluate is None and self.scoring is None and (self.max_drop, self.better) != (None, None):
-            raise bad("max_drop and better are about a score: give evaluate as well, or leave them out")
+            raise bad("max_drop and better need evaluate: give it as well, or leave them out")
         if self.generate is None and self.temperature:
-            raise bad("temperature is about tokens: give generate as well, or leave it out")
+            raise bad("temperature needs generate: give it as well, or leave it out")
         if self.generate is not None and self.training:
-            raise bad("generate is for mode='inference'")
+            raise bad("generate works in mode='inference' only")
         if self.loss_fn is not None and not self.training:
             raise bad("loss_fn is for mode='training': pass both, or neither")
         self.__dict__.update(use=self.use or self.mode)
@@ -247,25 +249,25 @@ class Settings(BaseModel):
 
     @property
     def where(self) -> str:
-        """The device that the audit runs on: cpu, cuda:0, ...; several where its model is on them.
+        """The device that the audit runs on: cpu, cuda:0, ...; several where the model is spread.
 
         Raises: AuditorError(slug="no-cuda").
         """
         return self.found or choose(self.device)
 
     def having(self: S, **found: Any) -> S:
-        """The same with what was found out."""
+        """A copy with derived values."""
         return self.model_copy(update=found)
 
     @property
     def figures(self) -> str:
-        """The row of plan/devices.toml that times are predicted by: what was asked for, else the GPU that the audit runs on
-        where there is a row for it."""
+        """The row of plan/devices.toml for time predictions: the requested GPU, else the audit's own if it has a
+        row."""
         return self.gpu or row_of(name_of(self.where)) or DEFAULT_GPU
 
     @property
     def native(self) -> bool:
-        """Whether a GPU runs the formats; a CPU emulates one otherwise."""
+        """Whether a GPU runs the formats natively; otherwise a CPU emulates one."""
         return is_native(self.where)
 
     @property
@@ -274,13 +276,13 @@ class Settings(BaseModel):
         return has_clock(self.where) if self.measure_time is None else self.measure_time
 
     @property
-    def scoped(self) -> tuple[str, ...]:
-        """The strategies whose plans give scopes of the live model their precision."""
+    def scope_strategies(self) -> tuple[str, ...]:
+        """The strategies that patch a live model."""
         return tuple(name for name in self.strategies if name not in GRAPHS)
 
     @property
     def as_graphs(self) -> bool:
-        """Whether plans are wanted that are programs of their own."""
+        """Whether plans as exported programs are requested."""
         return any(name in GRAPHS for name in self.strategies)
 
     @property
@@ -290,16 +292,16 @@ class Settings(BaseModel):
 
     @property
     def ignores(self) -> tuple[Ignore, ...]:
-        """Findings that are not wanted."""
+        """The findings to suppress."""
         return (*self.ignore, *self.per_module_ignores)
 
 
 def either(names: Collection[str]) -> str:
-    """`a, b or c`."""
+    """Join names: `a, b or c`."""
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def bad(message: str) -> AuditorError:
-    """What is said of options that no audit can be asked."""
+    """The error for an invalid option."""
     return AuditorError(message, slug="bad-option")

@@ -1,4 +1,4 @@
-"""The clock of an audit: which stage it is in, for how long, and what the progress callback hears of it and from inside it."""
+"""Tracks the stages of an audit: current stage, durations, and calls of the progress callback."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from .errors import AuditorError, device_failed, first_line, from_outside, out_of_memory, time_is_up
 
 QUIET = 1.0
-"""Seconds between two signs of life that are told."""
+"""Minimum seconds between two heartbeats."""
 
 _running: list[Stages] = []
-"""Those in a stage, the innermost last."""
+"""Running stages, the innermost last."""
 
 
 @dataclass
 class Stages:
-    """`with stages(name, detail, total):` runs one stage. seconds: {stage: how long it took}."""
+    """`with stages(name, detail, total):` runs one stage. seconds: {stage: its duration}."""
 
     progress: Callable[[str, str, int, int], None] | bool | None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Stages:
         self.seconds[stage] = time.perf_counter() - start
 
     def say(self, detail: str, steps: int = 0) -> None:
-        """Tell of the stage. steps: how many more of it are done."""
+        """Report progress. steps: newly completed ones."""
         self._done += steps
         self._detail, self._told = detail, time.perf_counter()
         if callable(self.progress):
@@ -53,7 +53,7 @@ class Stages:
 
 
 def explain(stage: str, error: Exception) -> None:
-    """Raises what is to be said in the place of an error of torch's or the model's; one of this package notes the stage."""
+    """Replace an error of torch or the model by an explanation; an AuditorError gets a note of the stage."""
     if isinstance(error, AuditorError) or time_is_up(error):
         return
     said = f"{type(error).__name__}: {first_line(error)[:200]}"
@@ -64,14 +64,14 @@ def explain(stage: str, error: Exception) -> None:
         ) from error
     if device_failed(error):
         raise AuditorError(
-            f"the GPU failed in the stage {stage!r} ({said}), and nothing runs on it any more in this process: audit with "
-            "device=cpu, or run again with CUDA_LAUNCH_BLOCKING=1 to see where",
+            f"the GPU failed in the stage {stage!r} ({said}) and is unusable for this process: audit "
+            "with device=cpu, or run again with CUDA_LAUNCH_BLOCKING=1 to locate the failure",
             slug="device-failed",
         ) from error
     if from_outside(error):
         raise AuditorError(
-            f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. Does it keep state of "
-            "its own, or refuse tensors that require gradients? --debug shows which one it is",
+            f"the model ran and was recorded, but in the stage {stage!r} an operation raised {said}. It may keep state "
+            "between calls, or reject tensors that require gradients: --debug shows which operation it is",
             slug="operation-raises",
         ) from error
     if not hasattr(error, "__notes__"):
@@ -79,13 +79,13 @@ def explain(stage: str, error: Exception) -> None:
 
 
 def tick(detail: str) -> None:
-    """One step of the running stage is done."""
+    """Report one completed step of the current stage."""
     for stages in _running[-1:]:
         stages.say(detail, 1)
 
 
 def beat(detail: str = "") -> None:
-    """A sign of life between two steps, told once a second at most. detail: what is done, where that is worth a word."""
+    """Send a heartbeat between two steps, at most once a second. detail: the current work, if worth mentioning."""
     for stages in _running[-1:]:
         if time.perf_counter() - stages._told >= QUIET:
             stages.say(detail or stages._detail)

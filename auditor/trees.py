@@ -1,4 +1,4 @@
-"""The tensors among an operation's arguments."""
+"""Helpers for the tensors in an operation's arguments."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def over_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """`tree` with `function` of every tensor in its place."""
+    """Apply `function` to every tensor in `tree`."""
     return pytree.tree_map_only(torch.Tensor, function, tree)

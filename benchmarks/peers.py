@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import auditor
-from auditor.graphs.onnxfile import as_bytes, counted, read, rounded, tidy, with_onnx
+from auditor.graphs.onnxfile import as_bytes, count_operations, insert_rounding, read, tidy, with_onnx
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.metrics import output_error
 from benchmarks import subjects
@@ -185,10 +185,10 @@ def _one(make: Callable[..., bytes], given: Subject, model: Any, feed: Feed, ref
     found: Row = {"seconds": round(elapsed, 2)}
     try:
         written = read(content)
-        nodes, high, casts = counted(written)
+        nodes, high, casts = count_operations(written)
         found |= {"operations": nodes, "fp32": high, "casts": casts}
         found["onnxruntime error"] = _plain(given.distance(reference, answers(content, feed)))
-        rounded(written, "fp16")
+        insert_rounding(written, "fp16")
         error = given.distance(reference, answers(as_bytes(written), feed))
         found |= {"error": _plain(error), "holds": error <= given.tolerance}
     except Exception as raised:

@@ -17,7 +17,7 @@ from auditor.artefact.base import plan_table
 from auditor.execution.policy import Policy, plain
 from auditor.execution.step import Step, bind_step, hear_gradients, run_step
 from auditor.numerics.formats import FORMATS
-from auditor.numerics.histogram import flushed, magnitudes_of, merge_magnitudes, significant
+from auditor.numerics.histogram import magnitudes_of, merge_magnitudes, significant, underflow_share
 from auditor.records.training import LossScale, ParameterGradients
 from auditor.training.objective import in_training
 from auditor.training.own import settle
@@ -101,7 +101,7 @@ def _flushed(trained: Loop, scale: float) -> tuple[float, float]:
     with in_training(trained.model):
         hear_gradients(step, Policy(step.capture, "autocast", plain("fp16"), "fp16"), scale, watch)
     shift = round(math.log2(scale))
-    return counts[0] / max(counts[1], 1), flushed(merge_magnitudes(ours).exponents, FORMATS["fp16"], shift)
+    return counts[0] / max(counts[1], 1), underflow_share(merge_magnitudes(ours).exponents, FORMATS["fp16"], shift)
 
 
 def final_loss(trained: Loop) -> float:

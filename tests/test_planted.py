@@ -131,6 +131,6 @@ def test_where_no_plan_holds_errors_say_so() -> None:
         plan.verified and "fp16" in {c.precision for c in plan.scopes.values()} for plan in audit.plans.values()
     )
     found = causes(audit)
-    assert found.about == "No plan within the budget uses low precision: severities are those of the rules."
+    assert found.about == "No plan within the budget uses low precision: severities are the rules' defaults."
     assert found.wanting[0].severity == "error"
-    assert found.wanting[0].plan_effect == "No plan within the budget uses low precision, and this is part of why."
+    assert found.wanting[0].plan_effect == "No plan within the budget uses low precision; this operation is one reason."

@@ -1,1 +1,1 @@
-"""What carries a plan out: strategies, the runtime of a live module, and the importable file that has both."""
+"""Artefacts of a plan: the strategies, the runtime that patches a live module, and the file `patched_model.py`."""

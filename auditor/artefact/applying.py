@@ -1,4 +1,4 @@
-"""Applying a plan to a live module. From FUSING on it is copied into `patched_model.py`, which has the names above it."""
+"""Applies a plan to a live module. `patched_model.py` contains a copy of everything from FUSING on."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..isolation.members import (
     named_parameters,
     parameters_of,
     raise_in_place,
-    renamed,
+    rename_scopes,
     stored_low,
-    unwrapped,
+    unwrap_model,
 )
 from .runtime import DTYPES, Runtime, convert, inside
 from .strategies import strategy_of
 
 
 def runtime_of(strategy: str) -> type[Runtime]:
-    """What the strategy of a plan does to a live module."""
+    """Return the runtime of a strategy, which patches live modules."""
     return strategy_of(strategy).runtime
 
 
@@ -36,7 +36,8 @@ FUSING = {
 
 
 def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """A wrapped `forward`. It is bound by functools.partial, which pickles, deep-copies, exports and compiles."""
+    """The `forward` of a wrapped module. functools.partial binds it, since that pickles, deep-copies, exports and
+    compiles."""
     if how["raises"]:
         args, kwargs = convert((args, kwargs), torch.float32)
     if how["keep"] is not None or how["region"] is not None:
@@ -45,17 +46,17 @@ def run_scope(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **
 
 
 def unwrap(module: nn.Module) -> None:
-    """Take a scope off again."""
+    """Restore the original forward of a wrapped module."""
     inner = module.__dict__.pop("forward").args[1]
     if inner is not None:
         module.__dict__["forward"] = inner
 
 
 def call_modules(model: nn.Module) -> None:
-    """Let PyTorch's transformer layers call the modules inside them where a scope is among these.
+    """Make PyTorch's transformer layers call their submodules where a plan wraps one of them.
 
-    In eval mode without gradients they read the weights of those modules instead, unless an attribute of theirs, asked
-    for nothing else, says that they cannot. What it was lies beside it, for when the scopes are taken off.
+    In eval mode without gradients, PyTorch's fused path reads their weights and skips the submodules' forwards. Setting
+    one of its attributes prevents that. The old value is stored beside it, for `unwrap`.
     """
     for module in modules_of(model):
         for name, value in module.__dict__.pop("_fusing", {}).items():
@@ -70,20 +71,20 @@ def call_modules(model: nn.Module) -> None:
 
 
 def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
-    """Make `model` follow `plan`, in place: its weights stored, its scopes wrapped, as the strategy does it.
+    """Patch `model` in place so that it follows `plan`: convert its weights and wrap its scopes, as the strategy
+    requires.
 
-    Class, signature, state_dict keys, hooks and train/eval mode stay. Applying another plan replaces this one.
-    Where the audited model was stored in FP16 or BF16, the plan says so: what it does not store low is raised to FP32,
-    under autocast all of it, at twice the memory; so are the inputs of a call.
-    Raises: ValueError naming the first scope that the model does not have, or weights that are not FP32 any more; the
-    model is then as it was before.
+    Class, signature, state_dict keys, hooks and train/eval mode stay. Applying another plan replaces this one. Where
+    the audited model was stored in FP16 or BF16, the plan says so: weights that it does not store in low precision
+    become FP32, as do the inputs of a call. Under autocast that doubles the memory of all weights. Raises: ValueError
+    where a scope is missing from the model, or weights are no longer FP32; the model is then unchanged.
     """
-    inner, runtime, raised = unwrapped(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
+    inner, runtime, raised = unwrap_model(model), runtime_of(plan["strategy"]), plan.get("raised", "none")
     names = names_of_modules(inner)
     paths_of_all = {path for paths in names.values() for path in paths}
-    scopes = renamed(plan["scopes"], paths_of_all)
+    scopes = rename_scopes(plan["scopes"], paths_of_all)
     refuse_other_model(paths_of_all, scopes)
-    stored = runtime.stored(inner, scopes)
+    stored = runtime.storage_precisions(inner, scopes)
     refuse_lost_weights(inner, stored, plan.get("stored_low") or {})
     wrapping = {module: runtime.wrapping(module, paths, scopes, stored) for module, paths in names.items()}
     keeping = {
@@ -113,23 +114,23 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
 
 
 def refuse_other_model(paths: set[str], scopes: dict[str, Any]) -> None:
-    """A plan is for the model that was audited."""
+    """Raise ValueError where the model lacks a scope of the plan: another model was audited."""
     missing = next((path for path in scopes if path not in paths), None)
     if missing is not None:
         raise ValueError(f"the plan names the scope {missing!r}, which this model does not have: audit it again")
 
 
 def refuse_fixed_forwards(modules: list[tuple[str, nn.Module]]) -> None:
-    """A scope is a `forward` of the module's own, which one that the class computes hides."""
+    """Raise ValueError where a class computes `forward` as a property: a scope could not replace it."""
     for path, module in modules:
         own = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
         if hasattr(own, "__set__"):
             name = f"{path!r}" if path else "the model"
-            raise ValueError(f"{name} has a property for a forward, which no scope can wrap: make it a method")
+            raise ValueError(f"{name} defines forward as a property, which cannot be wrapped: make it a method")
 
 
 def names_of_modules(model: nn.Module) -> dict[nn.Module, list[str]]:
-    """Every module with its paths: several where it is used in several places."""
+    """Map every module to its paths; a shared module has several."""
     names: dict[nn.Module, list[str]] = {}
     for path, module in named_modules(model):
         names.setdefault(module, []).append(path)
@@ -137,7 +138,7 @@ def names_of_modules(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[str, int]) -> None:
-    """What rounding took from a weight cannot be brought back by a plan that wants it in FP32.
+    """Raise ValueError where the plan wants FP32 weights that the model already stores rounded.
 
     audited: {dtype: how many numbers of the audited model's parameters were stored in it}; these lose nothing.
     """
@@ -154,7 +155,7 @@ def refuse_lost_weights(model: nn.Module, stored: dict[int, str], audited: dict[
 
 
 def store_weights(model: nn.Module, stored: dict[int, str]) -> None:
-    """Convert parameters and buffers in place, so that ties and optimizers hold."""
+    """Convert parameters and buffers in place, so that tied weights and optimizers keep their references."""
     for parameter in parameters_of(model):
         if id(parameter) in stored:
             parameter.data = convert(parameter.data, DTYPES[stored[id(parameter)]])

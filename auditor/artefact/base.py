@@ -1,4 +1,4 @@
-"""What a strategy is: everything that planning, replaying, patching and reporting ask of one way to run a model low."""
+"""The interface of a strategy: what planning, replay, patching and reports need to know of it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .runtime import Runtime, device_type
 
 
 class Strategy:
-    """One way to run a model low. A subclass says what differs; `auditor.artefact.strategies.register` makes its object known.
+    """One way to run a model in low precision. Subclasses override what differs; `strategies.register` adds an
+    instance.
 
-    A plan gives every scope a precision; the strategy says what that means. name: an identifier, the first part of its
-    plans' names. title: what a report puts behind a format, "under autocast". purpose: what it is for, a few words.
-    rank: of plans that are as good, those of the lowest rank are recommended. runtime: what it does to a live module;
-    its class is copied into `patched_model.py` as it stands, with those it builds on, so it uses torch and
-    `auditor.artefact.runtime` alone.
+    A plan gives every scope a precision; the strategy decides what is converted for it. name: an identifier, the first
+    part of its plans' names. title: follows a format in reports, "under autocast". purpose: its use in a few words.
+    rank: the lowest wins among equally good plans. runtime: patches a live module. The source of its class and base
+    classes is copied into `patched_model.py`, so it may import only torch and `auditor.artefact.runtime`.
     """
 
     name: str
@@ -27,47 +27,47 @@ class Strategy:
     runtime: type[Runtime]
     rank = 2
     trains = False
-    """Whether its plans are for training too: weights and gradients stay FP32."""
+    """Whether its plans can be used for training: weights and gradients stay FP32."""
     regional = False
-    """Whether low scopes run under `torch.autocast`, which sets anew what the author set around them."""
+    """Whether low scopes run in autocast regions, which override the user's own regions around them."""
     per_operation = False
-    """Whether its plans give operations of an exported graph their precision, and are files of their own."""
+    """Whether its plans set the precision of single operations of an exported graph, which is saved as a program."""
     stores: frozenset[str] = frozenset()
-    """Kinds of the graph's placeholders stored in the precision of the scopes that hold them; "input": in the root's."""
+    """Kinds of placeholders stored in their scope's precision; "input" means the root's precision."""
     raises_weights = False
-    """Whether a module raises what it has stored low to FP32 before it computes with it."""
+    """Whether a module converts low weights to FP32 before it uses them."""
     seconds_per_byte = 0.0
-    """What a byte of stored weights counts for in the solver, besides the time of a forward."""
+    """Seconds that the solver charges for a byte of stored weights, in addition to computing time."""
 
     def computes_in(self, precision: str) -> str:
-        """Precision that the operations of a scope run in."""
+        """Precision in which a scope's operations run."""
         return precision
 
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
-        """What a wrapped scope converts its inputs to, and its result; None leaves them as they are.
+        """Return the precision of a wrapped scope's inputs and of its result; None means no conversion.
 
-        above: precision around the scope, "input" where that differs from call to call, None for the root. keeps: nothing
-        low reads the result of an FP32 scope. As its runtime does.
+        above: precision around the scope; "input" where it differs between calls, None for the root. keeps: whether no
+        low operation reads the result of an FP32 scope. Must agree with the runtime.
         """
         return None, None
 
     def literals(self, node: Node) -> Mapping[str, Literals]:
-        """{format: what Python writes at a node where it derives it from the dtypes that it sees in a model run so}."""
+        """{format: numbers that Python derives from a dtype at this node, when the model runs in the format}."""
         return {}
 
     def gains(self, plan: Plan) -> bool:
-        """Whether a plan is worth more than FP32 to whoever chose this strategy: products run low, or fewer bytes move."""
+        """Whether a plan improves on FP32: matrix products run in low precision, or less memory is read and written."""
         return plan.low_precision_flops > 0 or plan.predicted_speedup > 1
 
 
 def autocast_type(module: nn.Module, inputs: Any) -> str:
-    """The device type of regions around a whole model: its GPU's, or CUDA's where a CPU emulates one."""
+    """Device type for autocast around a whole model: "cuda" also where a CPU emulates a GPU."""
     kind = device_type(module, inputs)
     return "cuda" if kind == "cpu" else kind
 
 
 def plan_table(plan: Plan) -> dict[str, Any]:
-    """What applying a Plan record takes, as plan.json and `patched_model.py` hold it."""
+    """The plan as a dict, in the form that plan.json and `patched_model.py` contain."""
     scopes = {path: _scope(choice) for path, choice in plan.scopes.items()}
     stored = {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
     return {"strategy": plan.strategy, "format": plan.format, **stored, "scopes": scopes}

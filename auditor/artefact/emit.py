@@ -1,4 +1,4 @@
-"""Writing `patched_model.py`: a file that makes the user's model and patches it, with torch and their source alone."""
+"""Writes `patched_model.py`: it builds the user's model and patches it, with torch and the user's source alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .runtime import Runtime
 from .strategies import strategy_of
 
 FITTING = 100
-"""Columns up to which an entry of the tables stands in one line."""
+"""Maximum length of a table entry on one line."""
 
 _HEADER = '''"""A PyTorch model in mixed precision: the original model, patched to follow a measured plan.
 
@@ -114,10 +114,11 @@ def emit(
     directory: Path,
     structure: str = "",
 ) -> str:
-    """The text of `patched_model.py`, to be saved in `directory`. Everything from the model is written as data.
+    """Return the text of `patched_model.py`, to be saved in `directory`. Everything from the model is written as data.
 
-    structure: of the model, as `structure_of` says it; "" where any model will do. recommended: None where no plan meets the budget; the file then needs `plan=` to be named. Plans in a format that
-    torch does not compute in are left out, and those that are programs of their own; a comment names them.
+    structure: the model's digest from `structure_of`; "" accepts any model. recommended: None where no plan meets the
+    error budget; the caller must then pass `plan=`. Plans that torch cannot compute, and exported programs, are only
+    named in a comment.
     """
     runnable = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
     recommended = recommended if recommended in runnable else None
@@ -129,7 +130,7 @@ def emit(
         f"RECOMMENDED = {recommended!r}\n\n",
         f"PLANS: dict[str, dict[str, Any]] = {_literal({name: _table(plan) for name, plan in runnable.items()})}\n",
         *(_left_out(name, plan) for name, plan in plans.items() if name not in runnable),
-        _BUILD if runnable else _BUILD.replace(_CHOOSE, "none of this audit's can be applied to a module"),
+        _BUILD if runnable else _BUILD.replace(_CHOOSE, "no plan of this audit can be applied to a module"),
         "\n\n# What follows comes with the strategies, whatever the model: first, where the original comes from.\n\n",
         _text_from(members, "WRAPPERS = "),
         _SEPARATED,
@@ -149,7 +150,7 @@ def emit(
 
 
 def _runtimes(used: Set[str]) -> str:
-    """The runtimes of the plans' strategies, and the function that finds them there."""
+    """Source of the runtimes that the plans use, and of the function that looks them up."""
     runtimes = {name: strategy_of(name).runtime for name in strategies.names() if name in used}
     lines = (reversed(runtime.__mro__) for runtime in runtimes.values())  # a runtime may build on another one
     classes = dict.fromkeys(kind for line in lines for kind in line if kind not in (object, Runtime))
@@ -172,7 +173,7 @@ def _left_out(name: str, plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> dict[str, Any]:
-    """What a reader wants to know of a plan, and what applying it takes."""
+    """One plan as Python source: figures for a reader, and the data that applies it."""
     keys = ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup")
     raised = {} if plan.raised == "none" else {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
     scopes = {path: _scope(choice) for path, choice in plan.scopes.items()}
@@ -180,14 +181,14 @@ def _table(plan: Plan) -> dict[str, Any]:
 
 
 def _readable(value: Any) -> Any:
-    """Four significant digits of a number; None for one that Python has no literal for."""
+    """A number with four significant digits; None for Inf and NaN, which have no Python literal."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def _scope(choice: ScopeChoice) -> dict[str, Any]:
-    """What a reader wants to know of one scope; what is as everywhere is left out."""
+    """One scope as a dict, without entries that have their default value."""
     entry: dict[str, Any] = {"precision": choice.precision}
     if choice.keep:
         entry["keep"] = list(choice.keep)
@@ -219,12 +220,12 @@ def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:
 
 
 def _place(path: str | None, directory: Path) -> str | None:
-    """The way from the directory to a file."""
+    """Relative path from the directory to a file."""
     return None if path is None else Path(os.path.relpath(Path(path).resolve(), directory.resolve())).as_posix()
 
 
 def _literal(value: Any, indent: str = "") -> str:
-    """The value as Python: a line where it fits and holds no tables, else one an entry. repr keeps every name a string."""
+    """A value as Python source: on one line where it fits and contains no dicts, else one entry a line."""
     short, inner = repr(value), indent + "    "
     flat = not (isinstance(value, dict) and (not indent or any(isinstance(item, dict) for item in value.values())))
     if not value or not isinstance(value, (dict, list)) or (flat and len(indent) + len(short) <= FITTING):

@@ -1,4 +1,4 @@
-"""What a strategy does to a live module. Everything from DTYPES on is copied into every `patched_model.py`."""
+"""What a strategy's runtime does to a live module. Everything from DTYPES on is copied into `patched_model.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAZY = (types.GeneratorType, map, filter, zip)
 
 
 def convert(tree: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors of `tree` in `dtype`; float64, complex and integer tensors as they are."""
+    """Convert the floating-point tensors in `tree` to `dtype`; float64, complex and integer tensors stay."""
     if isinstance(tree, torch.Tensor):
         return tree.to(dtype) if tree.dtype in MOVABLE else tree
     if type(tree) in (tuple, list):  # what nearly every call consists of, without the price of a general traversal
@@ -34,7 +34,7 @@ def convert(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
-    """The forward that the scope wraps: one set on the instance, or the class's."""
+    """Call the wrapped forward: the instance's own, or that of its class."""
     if inner is not None:
         return inner(*args, **kwargs)
     if isinstance(module, torch.jit.ScriptModule):  # whose class has none
@@ -43,14 +43,14 @@ def call(module: nn.Module, inner: Any, args: Any, kwargs: Any) -> Any:
 
 
 def in_region(region: Callable[[], AbstractContextManager[Any]], run: Callable[[], Any]) -> Any:
-    """What `run()` gives inside a region; what it would compute only while it is read, it computes there as well."""
+    """Call `run` inside a region. A lazy result, such as a generator, is computed there too."""
     with region():
         result = run()
         return iter(list(result)) if isinstance(result, LAZY) else result
 
 
 def device_type(module: nn.Module, inputs: Any) -> str:
-    """Device that the module computes on: its inputs', of which lengths may stay on the CPU, else its weights'."""
+    """Device type of the inputs, or else of the weights; index tensors that stay on the CPU do not count."""
     args, _ = inputs
     if args and isinstance(args[0], torch.Tensor) and args[0].device.type not in ("cpu", "meta"):
         return str(args[0].device.type)
@@ -60,19 +60,19 @@ def device_type(module: nn.Module, inputs: Any) -> str:
 
 
 def floating_dtype(inputs: Any) -> torch.dtype | None:
-    """Dtype of the first tensor among the inputs that `convert` would convert."""
+    """Dtype of the first input tensor that `convert` would convert."""
     leaves = (leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
     return next((leaf.dtype for leaf in leaves if leaf.dtype in MOVABLE), None)
 
 
 class KeptFunctions:
-    """Functions that a scope keeps in FP32. They pickle by their names."""
+    """Functions that a scope keeps in FP32. Pickle stores them by name."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         known = functions_by_name()
         unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
-            raise ValueError(f"the plan keeps {unknown!r} in FP32, which is no function of this torch")
+            raise ValueError(f"the plan keeps {unknown!r} in FP32, which this version of torch does not have")
         self.names, self.functions = names, {function for name in names for function in known[name]}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,7 +80,7 @@ class KeptFunctions:
 
 
 class Keeping(TorchFunctionMode):
-    """Calls of these functions compute in FP32, outside autocast; those that write to what they are given do not."""
+    """Runs calls of these functions in FP32, outside autocast, except for calls that write in place or to `out=`."""
 
     def __init__(self, kept: KeptFunctions, device: str) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Keeping(TorchFunctionMode):
 
 
 def inside(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """The forward that a scope wraps, with the functions that it keeps, in an autocast region if it has one."""
+    """Call the forward that a scope wraps: in its autocast region, with its kept functions in FP32."""
     device = device_type(module, (args, kwargs))
     run = functools.partial(call, module, inner, args, kwargs)
     if how["keep"] is not None:
@@ -110,37 +110,37 @@ def inside(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwa
 
 
 def precision_of(path: str, scopes: dict[str, Any]) -> str:
-    """Precision of a module path: its own entry, or that of the nearest path above it."""
+    """Precision of a module path: its own entry, or that of the nearest parent with one."""
     while path and path not in scopes:
         path = path.rpartition(".")[0]
     return scopes[path]["precision"] if path in scopes else "fp32"
 
 
 class Runtime:
-    """What a strategy does to a live module: which tensors it stores low, which modules it wraps, how those run.
+    """How a strategy patches a live module: which tensors it stores low, which modules it wraps, how these run.
 
-    regional: whether `run` enters an autocast region by itself.
+    regional: whether `run` enters an autocast region.
     """
 
     regional = False
 
     @staticmethod
     def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
-        """One call of a wrapped module; `call` runs what is wrapped. output: as `wrapping` gives it."""
+        """One call of a wrapped module; `call` runs the original forward. output: as `wrapping` returns it."""
         raise NotImplementedError
 
     @staticmethod
-    def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
-        """{id of a parameter or buffer: precision it is stored in}; what is not among them stays as it is."""
+    def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
+        """{id of a parameter or buffer: precision it is stored in}; others are not converted."""
         return {}
 
     @staticmethod
     def wrapping(
         module: nn.Module, paths: list[str], scopes: dict[str, Any], stored: dict[int, str]
     ) -> dict[str, Any] | None:
-        """How the module with these paths is wrapped: its precision and its output; None where it is as what calls it.
+        """The precision and output of the wrapper for a module; None where its caller's precision is the same.
 
-        Under several paths FP32 wins, as it does for weights, and the result is handed on as the inputs came.
+        If its paths disagree, FP32 wins, as for weights, and the result gets the dtype of the inputs.
         """
         precisions = {precision_of(path, scopes) for path in paths} | (
             {"fp32"} if holds_fp32(module, stored) else set()
@@ -155,9 +155,9 @@ class Runtime:
 
     @classmethod
     def keeping(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
-        """Functions that a scope keeps in FP32; the precision of the autocast region it runs in beside `run`, if any.
+        """Functions that a scope keeps in FP32; the precision of an extra autocast region around it, if any.
 
-        Where FP32 results of kept functions meet low weights, autocast lowers them again. FP32 scopes inside stay out.
+        That region casts FP32 results of kept functions where they meet low weights. It excludes FP32 scopes inside.
         """
         names = {name for path in paths if path in scopes for name in scopes[path].get("keep", ())}
         keep = KeptFunctions(tuple(sorted(names))) if names and precision != "fp32" else None
@@ -167,7 +167,7 @@ class Runtime:
 
 
 def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) -> dict[int, str]:
-    """{id of a named parameter or buffer: precision it is stored in}; FP32 as soon as one of several owners is."""
+    """{id of a named parameter or buffer: precision it is stored in}; FP32 if any of its owners is FP32."""
     wanted: dict[int, str] = {}
     for name, tensor in tensors:
         if wanted.get(id(tensor)) != "fp32":
@@ -176,6 +176,6 @@ def by_scope(tensors: list[tuple[str, torch.Tensor]], scopes: dict[str, Any]) ->
 
 
 def holds_fp32(module: nn.Module, stored: dict[int, str]) -> bool:
-    """Whether a layer's weight is stored in FP32: its plan may be low, and the weight tied to one that is not."""
+    """Whether a layer's weight is stored in FP32: a low layer may share its weight with an FP32 one."""
     own = [x for _, x in module._parameters.items() if x is not None]  # a script's cannot be asked for its values alone
     return not module._modules and any(stored.get(id(x)) == "fp32" for x in own)

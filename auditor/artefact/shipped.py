@@ -1,4 +1,4 @@
-"""The strategies that ship: under autocast, with cast weights, and as a graph of its own."""
+"""The three built-in strategies: autocast, weights cast to low precision, and an exported graph."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from .runtime import DTYPES, Runtime, by_scope, call, convert, device_type, floa
 
 
 class AutocastRuntime(Runtime):
-    """Weights are left alone."""
+    """Wraps modules in autocast regions; weights stay FP32."""
 
     regional = True
 
     @staticmethod
     def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
-        """Run a scope under autocast in `precision`, or, for fp32, outside autocast on inputs raised to FP32.
+        """Run a scope under autocast in `precision`; for fp32, outside autocast on FP32 inputs.
 
-        output: "fp32" raises the result, for a low scope inside an FP32 one; autocast itself lowers what must be low.
+        output: "fp32" converts the result, for a low scope inside an FP32 one; elsewhere autocast converts it as
+        needed.
         """
         device = device_type(module, (args, kwargs))
         if precision == "fp32":
@@ -37,7 +38,7 @@ class AutocastRuntime(Runtime):
 
 
 class Autocast(Strategy):
-    """For training and inference."""
+    """FP32 weights, low-precision operations: for training and inference."""
 
     name = "autocast"
     title = "under autocast"
@@ -48,24 +49,24 @@ class Autocast(Strategy):
     regional = True
 
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
-        """Values are raised on the way into an FP32 scope, and out of a low one that lies in an FP32 one."""
+        """Convert the inputs of an FP32 scope to FP32, and the results of a low scope inside one."""
         if precision == "fp32":
             return "fp32", None
         return None, "fp32" if above == "fp32" else None
 
     def literals(self, node: Node) -> Mapping[str, Literals]:
-        """Python sees what autocast returns."""
+        """Numbers that Python code derives from the dtypes that autocast returns."""
         return node.autocast_literals
 
 
 class CastRuntime(Runtime):
-    """Every parameter and buffer is stored in its scope's precision, and what enters a scope is converted to it."""
+    """Stores every parameter and buffer in its scope's precision, and converts the inputs of a scope to it."""
 
     @staticmethod
     def run(module: nn.Module, inner: Any, precision: str, output: str | None, args: Any, kwargs: Any) -> Any:
-        """Run a scope whose weights are stored in `precision`; its result is handed on in `output`.
+        """Run a scope whose weights are stored in `precision`, and convert its result to `output`.
 
-        output: a precision, "input" for that of the first floating input, None to leave the result as it is.
+        output: a precision, "input" for the first floating-point input's dtype, None to leave the result unconverted.
         """
         given = floating_dtype((args, kwargs)) if output == "input" else None
         args, kwargs = convert((args, kwargs), DTYPES[precision])
@@ -74,13 +75,13 @@ class CastRuntime(Runtime):
         return result if dtype is None else convert(result, dtype)
 
     @staticmethod
-    def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
-        """All of them, tied ones in FP32 as soon as one of their modules is."""
+    def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
+        """Every parameter and buffer; a tied one is FP32 if any module that shares it is FP32."""
         return by_scope(named_tensors(model), scopes)
 
 
 class Cast(Strategy):
-    """For inference, at half the memory."""
+    """Low-precision weights and operations: for inference, at half the memory."""
 
     name = "cast"
     title = "with cast weights"
@@ -90,32 +91,32 @@ class Cast(Strategy):
     stores = frozenset({"parameter", "buffer", "constant", "input"})
 
     def boundary(self, precision: str, above: str | None, keeps: bool) -> tuple[str | None, str | None]:
-        """Values are converted at every boundary, but where an FP32 scope may keep its result."""
+        """Values are converted at every scope boundary, except where an FP32 scope may return FP32."""
         return precision, None if keeps else above
 
     def literals(self, node: Node) -> Mapping[str, Literals]:
-        """Python sees a model in the format."""
+        """Numbers that Python code derives from the dtype of a model stored in the format."""
         return node.literals
 
 
 class GraphRuntime(Runtime):
-    """Does nothing to a live module: its plans are programs."""
+    """Patches nothing: plans of the strategy `graph` are exported programs."""
 
     @staticmethod
-    def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
-        """Raises: ValueError."""
+    def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
+        """Raises ValueError: a program cannot be applied to a live module."""
         raise ValueError(
-            "a plan of strategy graph is no change to a module but a program of its own: "
-            "load its file with torch.export.load(FILE).module()"
+            "a plan of strategy graph cannot be applied to a module: it is an exported program, "
+            "loaded from its file with torch.export.load(FILE).module()"
         )
 
 
 class Graph(Strategy):
-    """For deployment: what runs is the graph, whatever the Python was."""
+    """An exported graph with a precision for each operation: for deployment."""
 
     name = "graph"
     title = "as a graph"
-    purpose = "a program of its own, every operation with its precision; for deployment"
+    purpose = "an exported program with a precision for every operation; for deployment"
     runtime = GraphRuntime
     rank = 3
     per_operation = True

@@ -1,4 +1,4 @@
-"""How a patched model finds its source and its checkpoint. Like the runtime, it is copied into every patched file."""
+"""How `patched_model.py`, which contains a copy of this module, locates the user's source and checkpoint."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 from torch import nn
 
-from ..isolation.members import unwrapped
+from ..isolation.members import unwrap_model
 from ..loading.importer import as_script, import_source, locate, root_of
 from ..loading.statedicts import load_state, read_checkpoint
 
 
 def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
-    """The model as its own source makes it. file: the path of patched_model.py.
+    """Build the model from its own source. file: the path of patched_model.py.
 
-    Raises: ValueError or FileNotFoundError where the source or the checkpoint is not what it was.
+    Raises: ValueError or FileNotFoundError where the source or the checkpoint has changed.
     """
     with user_module(source, file) as made:
         for part in source["symbol"].split("."):
             if not hasattr(made, part):
                 where = source["path"] or source["module"]
                 raise ValueError(
-                    f"{where} has no {source['symbol']!r} any more: audit it again, or edit SOURCE in {file}"
+                    f"{where} no longer defines {source['symbol']!r}: audit it again, or edit SOURCE in {file}"
                 )
             made = getattr(made, part)
         if source["kind"] != "instance":
@@ -36,12 +36,12 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
         model: nn.Module = made["model"] if source["kind"] == "spec" else made
     if source["weights"]:
         path = locate(source["weights"], file)
-        load_state(unwrapped(model), read_checkpoint(path), path.name)
+        load_state(unwrap_model(model), read_checkpoint(path), path.name)
     return model
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """A copy of a model that the source holds, so that it can be built again; the model itself where it has none."""
+    """A copy of a model that its source module also references, so that it can be built again; else itself."""
     try:
         return copy.deepcopy(model)
     except Exception:
@@ -50,7 +50,7 @@ def detached_copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def user_module(source: dict[str, Any], file: str) -> Iterator[Any]:
-    """The user's module, in the body with the `sys.path` and `sys.argv` that the audit had."""
+    """Import the user's module; in the body `sys.path` and `sys.argv` are as they were during the audit."""
     name, path = source["module"] or Path(source["path"]).stem, None
     folders = [Path(file).resolve().parent / source["working_directory"]] if source["working_directory"] else []
     if source["path"]:

@@ -1,4 +1,4 @@
-"""The strategies: ways to run a model low, an object each, known by name. Importing this needs no torch."""
+"""The registry of strategies by name: objects that say how a model runs in low precision. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from .base import Strategy
 
 SHIPPED = ("autocast", "cast")
-"""Those that ship; what an audit plans unless it is told otherwise."""
+"""Built-in strategies that an audit plans by default."""
 
 GRAPHS = ("graph",)
-"""Those whose plans are files of their own: an audit makes them where it is asked to."""
+"""Strategies whose plans are exported programs; audits plan them on request."""
 
 _KNOWN: dict[str, Strategy] = {}
 
 
 def names() -> tuple[str, ...]:
-    """Every strategy whose plans give scopes of a live model their precision: those that ship, and those registered."""
+    """Names of the strategies that patch a live model: built-in and registered ones."""
     return tuple(dict.fromkeys((*SHIPPED, *(name for name in _KNOWN if name not in GRAPHS))))
 
 
 def all_strategies() -> tuple[str, ...]:
-    """Every strategy that there is."""
+    """Every built-in and registered strategy."""
     return (*names(), *GRAPHS)
 
 
 def strategy_of(name: str) -> Strategy:
-    """The strategy called `name`. Raises: KeyError for one that is not known."""
+    """Return the strategy called `name`. Raises: KeyError for an unknown name."""
     if name not in _KNOWN and name in (*SHIPPED, *GRAPHS):
         from .shipped import STRATEGIES
 
@@ -41,10 +41,10 @@ def strategy_of(name: str) -> Strategy:
 
 
 def register(strategy: Strategy) -> None:
-    """Make a strategy known to `auditor.audit`, `--strategies`, plan.json and everything else, under its name.
+    """Make a strategy available to `auditor.audit`, `--strategies` and plan.json, under its name.
 
-    Raises: AuditorError(slug="bad-strategy") where it lacks a name, a title or a runtime, its name is taken or no
-    lower-case identifier, or the source of its runtime cannot be read, since `patched_model.py` holds a copy.
+    Raises: AuditorError(slug="bad-strategy") where name, title or runtime is missing, or the name is taken or not a
+    lower-case identifier. The source of the runtime must be readable, since `patched_model.py` contains a copy.
     """
     problem = _problem(strategy)
     if problem is not None:
@@ -56,23 +56,23 @@ def register(strategy: Strategy) -> None:
 def _problem(strategy: Strategy) -> str | None:
     for wanted in ("name", "title"):
         if not isinstance(getattr(strategy, wanted, None), str):
-            return f"it has no {wanted}, which is text"
+            return f"it lacks the text {wanted}"
     if not isinstance(getattr(strategy, "runtime", None), type):
-        return "it has no runtime, which is a class"
+        return "it lacks the class `runtime`"
     if not (strategy.name.isidentifier() and strategy.name.islower()):
-        return "a name is a lower-case identifier, since names of plans begin with it"
+        return "a name must be a lower-case identifier, since plan names begin with it"
     if strategy.name in all_strategies():
-        return "there is one of that name already"
+        return "the name is already taken"
     try:
         inspect.getsource(strategy.runtime)
     except (OSError, TypeError):
-        return "the source of its runtime cannot be read: define that class in a file"
+        return "the source of its runtime cannot be read: define the class in a file"
     return None
 
 
 @contextmanager
 def temporary_strategy(strategy: Strategy) -> Iterator[None]:
-    """A strategy that is known for the body alone."""
+    """Register a strategy within the body only."""
     register(strategy)
     try:
         yield

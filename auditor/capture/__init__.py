@@ -1,1 +1,1 @@
-"""Capture: one real run of a Subject becomes a torch.fx graph of ATen operations, each with its owner and source line."""
+"""Records one real run of a Subject as a torch.fx graph of ATen operations, each with its module and source line."""

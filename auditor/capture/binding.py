@@ -1,4 +1,4 @@
-"""What a recording is run on: a model's own tensors, those of a batch, and the constants of the recorded run."""
+"""Inputs of a recorded graph: the model's tensors, a batch's tensors, and constants of the recorded run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class RecordedModule(fx.GraphModule):
-    """A GraphModule that is interpreted, and writes no Python: arguments may be anything that an operation was given."""
+    """A GraphModule that is interpreted and generates no Python, so that arguments may be of any type."""
 
     def recompile(self) -> Any:
-        """Nothing to do."""
+        """Does nothing."""
         return None
 
     def forward(self, *args: Any) -> Any:
-        """The recorded run again, on other values."""
+        """Replay the recorded run on other values."""
         return fx.Interpreter(self).run(*args)
 
 
 @dataclass(frozen=True)
 class Binder:
-    """Flat inputs of a recording for a model and a batch: {placeholder: state-dict name | constant}, inputs in their order."""
+    """Collects a graph's inputs for a model and a batch: {placeholder: state-dict name | constant}, in order."""
 
     order: tuple[str, ...]
     names: Mapping[str, str]
@@ -57,7 +57,7 @@ class Binder:
 
 
 def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
-    """A parameter or buffer by its name in the state dict, whichever characters its modules' names hold."""
+    """A parameter or buffer by its name in the state dict; module names may contain any characters."""
     module: Any = model
     *parents, name = path.split(".")
     for part in parents:
@@ -67,7 +67,7 @@ def tensor_at(model: nn.Module, path: str) -> torch.Tensor:
 
 
 def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
-    """{id of a tensor: what the forward calls it}; tensors inside of an argument are numbered."""
+    """{id of a tensor: its name in the forward}; tensors inside an argument are numbered."""
     args, kwargs = batch
     try:
         bound: dict[str, Any] = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
@@ -82,7 +82,7 @@ def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
 
 
 def placeholders_of(recording: Recording, model: nn.Module) -> tuple[Placeholder, ...]:
-    """Inputs of the graph, in order. What was held is a constant, and has no name of its own."""
+    """Inputs of the graph, in order; constants have no state-dict name."""
     holders, result = holders_of(model), []
     for node in recording.graph.nodes:
         if node.op == "placeholder":
@@ -95,7 +95,7 @@ def placeholders_of(recording: Recording, model: nn.Module) -> tuple[Placeholder
 
 
 def holders_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
-    """{id of a parameter or buffer: first paths of the modules that have it as theirs}."""
+    """{id of a parameter or buffer: first paths of the modules that own it}."""
     holders: dict[int, dict[str, None]] = {}
     paths = paths_of(model)
     for module in modules_of(model):

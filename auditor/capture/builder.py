@@ -1,4 +1,4 @@
-"""The graph of a recording while it is written, node by node."""
+"""Builds the graph of a recording, node by node."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _GRADIENT = "gradient"
 
 @dataclass(frozen=True)
 class Mark:
-    """What is known of an operation beside the graph. depth: of its region; in_place: the operation it stands for.
+    """Facts about an operation that the graph lacks. depth: of its region; in_place: the operation it replaces.
 
-    function: the call of a function of torch that it is part of.
+    function: the torch function call that it belongs to.
     """
 
     calls: tuple[Call, ...]
@@ -40,10 +40,10 @@ class Mark:
 class Recording:
     """One run. names: {placeholder: state-dict name}. constants: {placeholder: value}.
 
-    marks: {node: what is known of it}. reads: whether Python read values that depend on the inputs, so that the path
-    holds for these inputs only. asked: whether Python looked at a dtype.
-    elsewhere: whether modules ran in another thread, which left nothing here. operations: how many ran, those that no
-    output depends on too. returned: {node: keys of the calls of modules that returned it}.
+    marks: {node: its Mark}. reads: whether Python read values that depend on the inputs, so that the path is valid for
+    these inputs only. asked: whether Python read a dtype. elsewhere: whether modules ran in another thread, which is
+    not recorded. operations: how many ran, including those that no output depends on. returned: {node: keys of the
+    module calls that returned it}.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -60,7 +60,7 @@ class Recording:
 
 
 class Builder:
-    """Writes nodes, each with `mark`. exact: those no rounding can change. fed: those that depend on an input."""
+    """Adds nodes, each with `mark`. exact: nodes that rounding cannot change. fed: nodes that depend on an input."""
 
     def __init__(self, recording: Recording, mark: Mark) -> None:
         self.recording, self.mark = recording, mark
@@ -69,7 +69,7 @@ class Builder:
         self._first: fx.Node | None = None
 
     def emit(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
-        """An operation that gave `value`."""
+        """Add an operation whose result is `value`."""
         row = operation_of(target)
         written = row.known_as or op_name(target)
         target = _aten.reshape.default if target is _aten.view.default else target  # other kernels have other strides
@@ -89,26 +89,26 @@ class Builder:
         return node
 
     def constant(self, x: torch.Tensor, kind: str = "constant") -> fx.Node:
-        """A tensor from nowhere, copied as it is now."""
+        """Add a tensor of unknown origin as a constant, with a copy of its current entries."""
         node = self._placeholder(f"{kind}_{len(self.recording.constants)}", kind, x)
         self.recording.constants[node.name] = x.detach().clone()
         return node
 
     def state(self, kind: str, path: str, x: torch.Tensor) -> fx.Node:
-        """A parameter or buffer of the model."""
+        """Add a parameter or buffer of the model."""
         letters = "".join(c if c.isalnum() else "_" for c in path)
         node = self._placeholder(f"{kind[0]}_{letters}", kind, x)
         self.recording.names[node.name] = path
         return node
 
     def input(self, name: str, x: torch.Tensor) -> fx.Node:
-        """A tensor of the batch."""
+        """Add a tensor of the batch."""
         node = self._placeholder(name, "input", x)
         self.fed.add(node)
         return node
 
     def close(self, outputs: Sequence[fx.Node]) -> None:
-        """Nothing comes after this; operations and constants that no output depends on are let go."""
+        """Finish the graph; remove operations and constants that no output depends on."""
         recording = self.recording
         recording.graph.output(tuple(outputs))
         for node in reversed(list(recording.graph.nodes)):
@@ -144,12 +144,12 @@ class Builder:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether no rounding can change a value, if none changed what it was made of."""
+    """Whether rounding cannot change a value, given exact inputs."""
     return not any(map(_differentiable, tensors_of(value)))
 
 
 def _outline(x: torch.Tensor) -> torch.Tensor:
-    """Shape and dtype without entries."""
+    """A meta tensor with the same shape and dtype."""
     if x.is_nested:  # ragged: no shape
         return torch.empty(0, dtype=x.dtype, device="meta")
     if x.layout is torch.strided and not x.is_quantized:
@@ -158,9 +158,9 @@ def _outline(x: torch.Tensor) -> torch.Tensor:
 
 
 def ends(node: fx.Node, x: torch.Tensor) -> bool:
-    """Whether a tensor that is read hands on no gradient, though its node would.
+    """Whether a tensor carries no gradient although its node would.
 
-    Inside `no_grad` nothing is said: an autograd.Function runs its forward there, and its result has a gradient.
+    False inside `no_grad`: an autograd.Function runs its forward there, and its result has a gradient.
     """
     return torch.is_grad_enabled() and bool(node.meta[_GRADIENT]) and _differentiable(x) and not x.requires_grad
 

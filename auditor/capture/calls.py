@@ -1,4 +1,4 @@
-"""What Python does around the operations of a run: module calls, calls of torch's functions, looks at dtypes and values."""
+"""Observes Python around the operations of a run: module calls, torch function calls, reads of dtypes and values."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _READING: frozenset[Any] = frozenset(
 
 
 class Calls:
-    """The open calls of a model's modules, the root's first. A module that the model does not list counts as its caller.
+    """The open calls of a model's modules, the root's first. An unlisted module counts as its caller.
 
-    elsewhere: whether modules were called in another thread, where no operation is seen.
+    elsewhere: whether modules were called in another thread, whose operations are not recorded.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,7 +53,7 @@ class Calls:
         self.elsewhere = False
 
     def depth(self) -> int:
-        """How many are open, the root's among them."""
+        """Number of open calls, including the root's."""
         return len(self.open)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -77,7 +77,7 @@ class Calls:
 
     @contextmanager
     def watched(self, returned: Callable[[Call, Any], None]) -> Iterator[None]:
-        """In the body the open calls are known, and `returned(call, result)` hears of every one that ends."""
+        """In the body open calls are tracked, and `returned(call, result)` is called as each one ends."""
         self._returned = returned
         handles = [
             register_module_forward_pre_hook(self._enter),
@@ -100,10 +100,9 @@ def paths_of(model: nn.Module) -> dict[int, list[str]]:
 
 
 class Functions(TorchFunctionMode):
-    """Sees the outermost calls of torch's functions; what these call is theirs.
+    """Observes the outermost calls of torch functions; nested calls belong to them.
 
-    tell: hears of every tensor whose values are handed to Python past the dispatcher. asked: whether Python looked at a
-    dtype.
+    tell: called with every tensor whose values Python reads without the dispatcher. asked: whether Python read a dtype.
     """
 
     def __init__(self, calls: Calls, tell: Callable[[torch.Tensor], None]) -> None:
@@ -115,7 +114,7 @@ class Functions(TorchFunctionMode):
 
     @property
     def open(self) -> Call | None:
-        """The call that is open, unless a module was called in it."""
+        """The open call, unless a module was called inside it."""
         return self._open if self._open is not None and self._open.depth == self._calls.depth() else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""A Subject's first batch, run once and written down."""
+"""Records a Subject's first batch as a graph."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import AuditorError, CaptureError, MeasureError, first_line, let_through
 from ..isolation import isolated
-from ..isolation.answer import copied, from_the_start
+from ..isolation.answer import copy_batch, from_the_start
 from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors, tensor_outputs
-from ..isolation.process import uncompiled, unfused
+from ..isolation.process import disable_compilers, disable_fused_path
 from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Subject
@@ -49,16 +49,16 @@ _HANDLING = (
 
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
-    """The graph of `recorded`."""
+    """The graph from `recorded`."""
     return recorded(subject, formats, seed).capture
 
 
 def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> ModelPath:
-    """Record the subject's run on its first batch, and run the graph once, which must give the same.
+    """Record the subject's run on its first batch, then replay the graph once and compare the outputs.
 
-    formats: literals that Python derives from a dtype (`torch.finfo(x.dtype).min`) are looked up for each of them. The
-    path has all batches that are known to take it.
-    Raises: CaptureError(slug="capture-failed") where the model does not run, or its graph does not repeat it.
+    formats: literals that Python derives from a dtype (`torch.finfo(x.dtype).min`) are determined for each. The path
+    lists all batches known to take it. Raises: CaptureError(slug="capture-failed") where the model does not run, or the
+    replay gives other outputs.
     """
     batch: Batch = subject.batches[0]
     try:
@@ -93,7 +93,7 @@ def _run(model: nn.Module, batch: Batch, seed: int) -> tuple[Recording, NamedTen
 
 
 def _check_floating(found: Capture, name: str, answer: NamedTensors) -> None:
-    """Raises CaptureError(slug="nothing-to-audit") where no recorded operation has a precision that a plan may lower."""
+    """Raises CaptureError(slug="nothing-to-audit") where no recorded operation could run in another precision."""
     floating = [node.dtype for node in found.nodes.values() if node.floating]
     if not answer:
         said = (
@@ -117,8 +117,8 @@ def _check_floating(found: Capture, name: str, answer: NamedTensors) -> None:
 
 
 def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Sequence[torch.Tensor]) -> None:
-    """Raises CaptureError(slug="capture-failed") unless the graph gives what the recorded run gave, or is as far from that as
-    from itself: an operation that is not deterministic is noise, and no fault of the recording."""
+    """Raises CaptureError(slug="capture-failed") where the replay differs from the recorded run more than two replays
+    differ: the noise of non-deterministic operations is not an error of the recording."""
 
     def replayed() -> list[torch.Tensor]:
         with torch.no_grad():
@@ -152,16 +152,16 @@ def _reason(error: Exception) -> str:
 
 
 def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tensor], seed: int) -> str | None:
-    """What a later call does otherwise, from the state that earlier ones left and with the same random numbers.
+    """How a later call differs, given the state that earlier calls left and the same random numbers.
 
-    The caller has just run the model and puts its state back. answer: what that run returned. One call on other values
-    comes between: attention over the same keys twice is what it is over them once. A cache that is filled once makes no
-    difference; counters, statistics, memories and caches that grow do.
+    The caller has just run the model and restores its state. answer: the outputs of that run. A call on other values
+    comes in between, since some state shows only then. A cache that is filled once makes no difference; growing
+    counters, statistics, memories and caches do.
     """
 
     def called(given: Batch) -> list[torch.Tensor]:
-        with isolated(batch, seed=seed), unfused(), uncompiled():
-            args, kwargs = copied(given)
+        with isolated(batch, seed=seed), disable_fused_path(), disable_compilers():
+            args, kwargs = copy_batch(given)
             return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
 
     try:
@@ -182,13 +182,13 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
 
 
 def _roll(x: torch.Tensor) -> torch.Tensor:
-    """Floating values in other places; indices and masks as they are."""
+    """Permute floating-point values; keep indices and masks."""
     moved = x.is_floating_point() and x.layout is torch.strided and not x.is_nested and x.dim() > 0
     return x.detach().roll(1, -1) if moved else x
 
 
 def assembled(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
-    """The recording as the stages read it."""
+    """The recording as a Capture, as the stages read it."""
     placeholders, paths = placeholders_of(recording, model), paths_of(model)
     types = {paths[id(module)][0]: type(module).__name__ for module in modules_of(model)}
     order = tuple(placeholder.name for placeholder in placeholders)
@@ -207,7 +207,7 @@ def assembled(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
 
 
 def _describe(node: fx.Node, recording: Recording, types: dict[str, str]) -> Node:
-    """The operation in names that a user recognises: owner module, source line and ATen name."""
+    """The operation in the user's terms: module, source line and ATen name."""
     mark = recording.marks[node.name]
     owner, written = mark.calls[-1].path, mark.written
     place, caller = (written.place, written.caller) if written else (None, None)

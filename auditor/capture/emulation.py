@@ -1,4 +1,4 @@
-"""A model runs on a CPU as on CUDA: autocast's lists for CUDA, and half kernels that sum in FP32."""
+"""Emulates CUDA on a CPU: CUDA's autocast lists, and half-precision kernels that accumulate in FP32."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .regions import Region, cast_weight
 
 
 class Endless(RuntimeError):
-    """A run takes far more operations than it should."""
+    """A run exceeded its maximum number of operations."""
 
 
 class Emulation(Handler):
     """Runs operations as CUDA does.
 
-    lenient: what CUDA refuses in half is computed in FP32 and rounded, and so are recurrent layers, whose steps take long.
-    most: operations after which the run is ended: a loop until two numbers agree may never end in half. seen: how many
-    there were so far, casts aside: where a plan's scopes begin and end, a run in FP32 has none.
+    lenient: compute in FP32 and round where CUDA has no half kernel, and for slow recurrent layers. most: maximum
+    number of operations, since a loop until two numbers agree may never end in half precision. seen: the number so far,
+    without casts, since plans add casts at scope boundaries.
     """
 
     def __init__(self, lenient: bool = False, most: int | None = None) -> None:
@@ -40,13 +40,13 @@ class Emulation(Handler):
         self.seen = 0
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """The operation in the dtypes that autocast gives it. Raises: UnsupportedInFormat, as CUDA would."""
+        """Run an operation in the dtypes that autocast gives it. Raises: UnsupportedInFormat, as CUDA would."""
         return self.part(op, *self.entering(op, args, kwargs, region), region)
 
     def entering(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What autocast on CUDA makes of the arguments."""
+        """The arguments after CUDA's autocast."""
         if not region.enabled or region.dtype == "float32":
             return args, kwargs
         how, row = _treatment(op), format_of(getattr(torch, region.dtype))
@@ -65,7 +65,7 @@ class Emulation(Handler):
         return over_tensors(cast, args), over_tensors(cast, kwargs)
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """The operation in the dtypes that its arguments have. Raises: Endless, UnsupportedInFormat."""
+        """Run an operation in the dtypes of its arguments. Raises: Endless, UnsupportedInFormat."""
         plain = not isinstance(op, torch._ops.OpOverload)
         self.seen += plain or not operation_of(op).cast
         if self.most is not None and self.seen > self.most:
@@ -86,13 +86,13 @@ class Emulation(Handler):
 
 @cache
 def _treatment(op: Any) -> str:
-    """What autocast does to an operation; it leaves those alone that write to their arguments."""
+    """How autocast treats an operation; it ignores operations that write to their arguments."""
     return operation_of(op).autocast if isinstance(op, torch._ops.OpOverload) and not mutates(op) else "none"
 
 
 def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether it draws all it does: recurrent layers draw between their layers alone, and their half kernels are wanted; a
-    dropout outside of training returns what it is given."""
+    """Whether the operation only draws random numbers. Recurrent layers draw between layers, and need their half
+    kernels; dropout outside training returns its input."""
     row = operation_of(op)
     idle = row.thins and (args[2] if len(args) > 2 else kwargs.get("train")) is False
     return may_draw(op) and not is_tensor_core(op) and not row.recurrent and not idle
@@ -140,7 +140,7 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def as_on(device: str, most: int | None = None) -> Iterator[None]:
-    """Runs as on CUDA: natively on a GPU, emulated elsewhere, and there for at most so many operations."""
+    """In the body run as on CUDA: natively on a GPU, emulated elsewhere with at most this many operations."""
     with nullcontext() if is_native(device) else emulate("cuda", most=most):
         yield
 
@@ -151,7 +151,7 @@ _ORIGINAL = _Scaler.__init__
 
 @contextmanager
 def scaled_as_on_cuda() -> Iterator[None]:
-    """In the body, in this thread, a GradScaler for CUDA is one for the CPU's tensors."""
+    """In the body, in this thread, a GradScaler for CUDA scales tensors on the CPU."""
     thread = threading.get_ident()
 
     @functools.wraps(_ORIGINAL)

@@ -1,4 +1,4 @@
-"""Operations as the graph has them: without writes, with the draws of the run, casts as one, shapes that values choose known."""
+"""Functional forms of operations: no writes, fixed random numbers, one form of cast, fixed data-dependent shapes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 @cache
 def written_arguments(op: Any) -> tuple[int | str, ...]:
-    """Positions, or names where they are keywords only, of the arguments that an operation writes to."""
+    """Positions of the arguments that an operation writes; names for keyword-only ones."""
     arguments = [
         (i, a) for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     ]
@@ -27,7 +27,7 @@ def written_arguments(op: Any) -> tuple[int | str, ...]:
 
 
 def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with those in their positions that may be: Python's callers name them as they like."""
+    """Convert keyword arguments to positional ones where possible, since Python's callers may use either."""
     if not kwargs:
         return args, kwargs
     kwargs, result = dict(kwargs), list(args)
@@ -41,14 +41,14 @@ def positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
 
 def with_defaults(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with the defaults that were left out: a twin may have none, as `bernoulli.p` beside `bernoulli_`."""
+    """Add omitted defaults, since the functional variant may lack them, as `bernoulli.p` beside `bernoulli_`."""
     rest = op._schema.arguments[len(args) :]
     values = [a.default_value for a in rest if not a.kwarg_only and a.has_default_value()]
     return (*args, *values)
 
 
 def promotes(op: Any, x: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
-    """Whether an operation's twin may give another dtype than `x`, which the operation itself writes to, has."""
+    """Whether the functional variant may return another dtype than `x`, which the operation itself writes."""
     if operation_of(op).truth:
         return x.dtype is not torch.bool
     rank = _rank(x.dtype)
@@ -61,7 +61,7 @@ def _rank(dtype: torch.dtype) -> int:
 
 @cache
 def twin_of(op: Any) -> Any:
-    """The overload that returns what `op` writes, with the same arguments; None where torch has none.
+    """The functional overload of an in-place operation `op`, with the same arguments; None where torch has none.
 
     Examples: `add_.Tensor` -> `add.Tensor`, `copy_` -> `copy`, `add.out` -> `add.Tensor`.
     """
@@ -81,13 +81,13 @@ def twin_of(op: Any) -> Any:
 
 
 def _alike(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether arguments are the same; the first may be `self` here and `input` there."""
+    """Whether argument lists agree; the first may be `self` in one and `input` in the other."""
     same = [str(a.type) for a in ours] == [str(a.type) for a in theirs]
     return same and [a.name for a in ours[1:]] == [a.name for a in theirs[1:]]
 
 
 def copy(target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
-    """`aten.copy`, with the derivative that torch gives to `copy_` alone."""
+    """`aten.copy` with the derivative that torch defines only for `copy_`."""
     return torch.empty_like(target).copy_(source, non_blocking)
 
 
@@ -95,9 +95,9 @@ copy.stands_for = _aten.copy.default  # type: ignore[attr-defined]
 
 
 class Written:
-    """An operation that writes to its arguments and has no twin, run on copies.
+    """An operation that writes its arguments and has no functional variant; it runs on copies.
 
-    Called, it gives (what the operation returns, the copies of what it wrote to).
+    A call returns (the operation's result, the written copies).
     """
 
     def __init__(self, op: Callable[..., Any], places: tuple[int | str, ...]) -> None:
@@ -120,7 +120,7 @@ class Written:
 
 
 class PinnedDraw:
-    """An operation that drew random numbers, which draws the same ones whenever it is called again."""
+    """A random operation that draws the same numbers in every call."""
 
     def __init__(self, op: Callable[..., Any], draw: Draw) -> None:
         self.op, self.draw = op, draw
@@ -128,13 +128,13 @@ class PinnedDraw:
         self.__name__ = self.__qualname__ = operation_of(op).name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.draw.again(self.op, args, kwargs)
+        return self.draw.repeat(self.op, args, kwargs)
 
 
 def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """`aten.to.dtype` and its arguments for an operation that casts, however it is written; any other itself.
+    """`aten.to.dtype` with its arguments for any form of cast; other operations are unchanged.
 
-    Whoever records it moves the result to another device, where that is what the author asked for.
+    The caller moves the result to another device, if the user's code asked for that.
     """
     dtype = cast_to(op, given, args, kwargs)
     if dtype is None or format_of(dtype) is None:
@@ -143,7 +143,7 @@ def as_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> tuple
 
 
 def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
-    """The dtype that an operation casts to, None for one that is no cast."""
+    """The dtype that an operation casts to; None if it is not a cast."""
     if not operation_of(op).cast:
         return None
     names = [argument.name for argument in op._schema.arguments]
@@ -154,14 +154,14 @@ def cast_to(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
 
 
 def is_no_cast(op: Any, given: list[torch.Tensor], args: Any, kwargs: Any) -> bool:
-    """Whether an operation that kept the dtype of what it was given is no cast that its author wrote, as `x.to(device)`, to
-    which torch hands the dtype that x has."""
+    """Whether an operation that kept its input's dtype was not written as a cast, such as `x.to(device)`, which torch
+    records with x's dtype."""
     dtype = cast_to(op, given, args, kwargs)
     return dtype is None or (op is _aten.to.dtype_layout and dtype is given[0].dtype)
 
 
 def shape_from(op: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Arguments whose entries the shape of the result depends on."""
+    """Arguments whose entries determine the shape of the result."""
     how = operation_of(op).shape_from
     if how == "masks":  # where one number is put under them, it fits whatever they choose
         single = len(args) > 2 and args[2].numel() == 1
@@ -179,5 +179,5 @@ def shape_from(op: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
 
 @cache
 def _is_dynamic(op: Any) -> bool:
-    """Whether torch says that a result's shape depends on values."""
+    """Whether torch declares that a result's shape depends on values."""
     return op is _aten.where.default or torch.Tag.dynamic_output_shape in op.tags

@@ -1,6 +1,6 @@
-"""The one place that leans on torch's private parts: a mode that sees operations whole, before autograd and autocast.
+"""Intercepts whole operations, before autograd and autocast; the only module that uses torch's private functions.
 
-Tried on torch 2.11, the oldest that pyproject.toml allows, and 2.13.
+Tested on torch 2.11, the oldest version in pyproject.toml, and 2.13.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _push_mode
 
 from ..errors import MeasureError
-from ..isolation.process import uncompiled, unfused
+from ..isolation.process import disable_compilers, disable_fused_path
 from ..numerics.nodes import operation_of
 from ..trees import tensors_in
 from .regions import Region, one_stack, region_now
@@ -37,20 +37,20 @@ _RUNNING = threading.Lock()
 
 
 class Handler:
-    """What runs the operations of a model in place of torch: here as torch does, outside of autocast."""
+    """Runs a model's operations instead of torch; this base class does what torch does outside autocast."""
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """One operation as the author called it; autocast is out of the way."""
+        """Run one operation as the user's code called it, with autocast disabled."""
         return op(*args, **kwargs)
 
     def entering(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of an operation on CUDA's autocast lists, once functorch's transforms are done with it; `part` comes next."""
+        """Arguments of an operation on CUDA's autocast lists, after functorch's transforms; `part` runs it."""
         return args, kwargs
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        """One of the operations that a transformed one comes down to, on plain tensors."""
+        """Run one of the operations that a transformed one consists of, on plain tensors."""
         return op(*args, **kwargs)
 
 
@@ -58,12 +58,11 @@ class Handler:
 def intercepted(
     handler: Handler, depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None
 ) -> Iterator[None]:
-    """In the body every operation of this thread goes through `handler`. around: the region it is in, see `one_stack`.
+    """In the body every operation of this thread goes through `handler`. around: the region around it, see `one_stack`.
 
-    Autocast regions of every device type are one stack, PyTorch's fused transformer path is off (it reads weights past
-    the modules that hold them), and compiled functions run eagerly.
-    Raises: MeasureError(slug="emulation-busy"), in another thread or in the body of another one;
-    MeasureError(slug="emulation-ended") where the body traced a model.
+    Autocast regions of every device type share one stack; PyTorch's fused transformer path is off, since it bypasses
+    modules; compiled functions run eagerly. Raises: MeasureError(slug="emulation-busy"), in another thread or in the
+    body of another one; MeasureError(slug="emulation-ended") where the body traced a model.
     """
     if not _RUNNING.acquire(blocking=False):
         raise MeasureError(
@@ -76,15 +75,15 @@ def intercepted(
         for operator in list(_higher_order_ops.values()):
             _teach(operator)
         stack.enter_context(one_stack(depth_of, around))
-        stack.enter_context(unfused())
-        stack.enter_context(uncompiled())
+        stack.enter_context(disable_fused_path())
+        stack.enter_context(disable_compilers())
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(_Whole(handler))
         yield
 
 
 class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
-    """Sees operations before autograd and autocast; the slot that takes such a mode asks for this base class."""
+    """A dispatch mode that sees operations before autograd and autocast; its slot requires this base class."""
 
     def __init__(self, handler: Handler) -> None:
         TorchDispatchMode.__init__(self, _KEY)  # type: ignore[no-untyped-call]
@@ -104,7 +103,7 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not: it would import the compiler, which takes a second, and look at every operation."""
+        """False, since True would import the compiler, which takes a second, and inspect every operation."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -123,14 +122,14 @@ class _Whole(SchemaCheckMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _kernel_of_parts(op: Any) -> Any:
-    """The key of the kernel that calls other operations."""
+    """The dispatch key of the kernel that calls other operations."""
     keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return torch._C._dispatch_key_parse(next(key for key in keys if has(op.name(), key)))
 
 
 class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees, below functorch, what the first mode let pass."""
+    """A dispatch mode below functorch; it sees the operations that the first mode passed on."""
 
     supports_higher_order_operators = True
     _should_skip_dynamo = _Whole._should_skip_dynamo
@@ -155,7 +154,7 @@ _below: list[_Parts] = []
 
 @contextmanager
 def _cast_below(parts: _Parts) -> Iterator[None]:
-    """In the body operations on CUDA's lists are seen where autocast sees them: below functorch, above autograd."""
+    """In the body operations on CUDA's lists are observed where autocast acts: below functorch, above autograd."""
     if not parts.region.enabled:
         yield
         return
@@ -170,7 +169,7 @@ def _cast_below(parts: _Parts) -> Iterator[None]:
 
 @cache
 def _listen() -> tuple[torch.library.Library, ...]:
-    """Kernels for the operations on CUDA's lists, under a key that is included in `_cast_below` alone."""
+    """Register kernels for operations on CUDA's lists, under a key that only `_cast_below` includes."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     others = torch.library.Library("_", "IMPL", _KEY_BELOW.name)  # type: ignore[no-untyped-call]
     others.fallback(torch.library.fallthrough_kernel)  # type: ignore[no-untyped-call]
@@ -191,7 +190,7 @@ def _cast_listed(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _teach(operator: HigherOrderOperator) -> None:
-    """Tell `torch.cond` and its like what to do under the first mode: run their bodies, whose operations it then sees."""
+    """Make `torch.cond` and similar operators run their bodies under the first mode, which sees the operations."""
     if _Whole in operator.python_key_table:
         return
 
@@ -222,7 +221,7 @@ _BODIES: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_lo
 
 
 def _is_transformed(tensors: list[torch.Tensor]) -> bool:
-    """Whether a transform of functorch, forward-mode differentiation or batched gradients make others of this operation."""
+    """Whether functorch, forward-mode differentiation or batched gradients transform this operation."""
     if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         return True
     if torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS):

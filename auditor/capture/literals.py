@@ -1,4 +1,4 @@
-"""Literals that Python derived from a tensor's dtype, found by recording the model once more in each format."""
+"""Detects literals that Python derives from a tensor's dtype, by recording the model again in each format."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _LEAST_ORDINARY, _MOST_ORDINARY = 1 / 512, 8
 def compared(
     captured: Capture, recording: Recording, model: nn.Module, batch: Batch, formats: tuple[str, ...], seed: int
 ) -> Capture:
-    """The capture with what its nodes, and the constants among its placeholders, become when the model is low.
+    """Add to the capture how its literals and constants change when the model runs in low precision.
 
-    A run that breaks in the format leaves the FP32 literals standing: the measurements name why. A format that torch does
-    not compute in is stood in for by FP16, whose limits are all unlike FP32's.
+    If a run fails in the format, the FP32 literals stay, and the measurements name the failure. For a format that torch
+    cannot compute in, FP16 replaces it, since FP16's limits all differ from FP32's.
     """
     if not _may_follow_a_dtype(recording):
         return captured
@@ -70,8 +70,8 @@ def compared(
 
 
 def _may_follow_a_dtype(recording: Recording) -> bool:
-    """Whether there is a dtype among the arguments; or, once Python looked at a dtype, a constant, or a number that it may
-    have chosen by that, such as a limit of float32."""
+    """Whether a dtype is among the arguments; or, if Python read a dtype, a constant or a number that may depend on it,
+    such as a limit of float32."""
     leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
     if any(isinstance(x, torch.dtype) for x in leaves):
         return True
@@ -81,14 +81,14 @@ def _may_follow_a_dtype(recording: Recording) -> bool:
 
 
 def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    """What was found in each format, of one node or placeholder."""
+    """The changes in each format, for one node or placeholder."""
     return {fmt: by_name[name] for fmt, by_name in found.items() if name in by_name}
 
 
 def _low_run(
     recording: Recording, model: nn.Module, batch: Batch, dtype: torch.dtype, seed: int, *, stored: bool
 ) -> Recording | None:
-    """The recording of the model stored in the format, or under autocast; None where it does not run so."""
+    """The recording of the model stored in the format, or under autocast; None where it fails."""
     handler = Emulation(lenient=True, most=_LEAST + _TIMES * recording.operations)
     around = None if stored else Region(True, str(dtype).removeprefix("torch."))
     batch = lowered_batch(batch, dtype) if stored else batch
@@ -109,7 +109,7 @@ def _constants(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _constants_in(ours: Recording, theirs: Recording) -> dict[str, torch.dtype]:
-    """Constants that the low model makes in another dtype than the FP32 one; they are known by their order."""
+    """Constants that have another dtype in the low model; matched by order."""
     mine, others = (
         [("", tuple(x.shape), (name, x)) for name, x in _constants(recording)] for recording in (ours, theirs)
     )
@@ -117,7 +117,7 @@ def _constants_in(ours: Recording, theirs: Recording) -> dict[str, torch.dtype]:
 
 
 def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
-    """What differs in a low run, as the format has it."""
+    """The differences of a low run, in terms of the format."""
     result: ByNode = {}
     twins = {other: node for node, other in aligned(_operations(ours), _operations(theirs))}
     for other, node in twins.items():
@@ -150,9 +150,9 @@ def _changed_literals(mine: fx.Node, other: fx.Node) -> dict[int | str, Any]:
 
 
 def translate(found: Literals, row: Format) -> Literals:
-    """Literals of a run in FP16, as a format would have them that torch does not compute in.
+    """Convert literals of an FP16 run to a format that torch cannot compute in.
 
-    FP16 becomes the format, and its limits those of the format. Other values stay as the FP32 model has them.
+    FP16 and its limits become the format and its limits. Other values stay as in the FP32 model.
     """
 
     def as_there(value: Any) -> Any:
@@ -167,6 +167,6 @@ def translate(found: Literals, row: Format) -> Literals:
 
 
 def _limits(row: Format) -> tuple[float, ...]:
-    """What `torch.finfo` says of a format: max, tiny, eps, resolution, and 1 - eps, which models clamp by."""
+    """The values of `torch.finfo` for a format: max, tiny, eps, resolution, and 1 - eps, a common clamp."""
     resolution = 10.0 ** -math.floor(row.mantissa * math.log10(2))
     return row.largest, row.smallest_normal, row.epsilon, resolution, 1 - row.epsilon

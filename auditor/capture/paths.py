@@ -1,4 +1,4 @@
-"""Which batches a recorded graph holds for, and which of its operations is which of another's."""
+"""Determines for which batches a recorded graph is valid, and matches the operations of two graphs."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ T = TypeVar("T")
 
 
 def key_of(batch: Batch) -> tuple[int, ...]:
-    """What tells a batch from others: the tensors in it."""
+    """The key of a batch: its tensors."""
     return tuple(id(x) for x in tensors_of(batch))
 
 
 def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[tuple[int, ...]]:
-    """Keys of the other batches whose run does the same operations as the first's, with the same numbers in them: each of
-    its shapes is run once."""
+    """Keys of the other batches whose runs have the same operations and numbers as the first; each shape is run
+    once."""
     first, *others = (*subject.batches, *subject.held_out)
     alike = (batch for batch in others if _shapes(batch) == _shapes(first))
     return frozenset(key_of(batch) for batch in alike if _takes_it(recording, subject.model, batch, seed))
 
 
 def usable(capture: Capture, subject: Subject, batches: Sequence[Batch] | None = None) -> list[Batch]:
-    """Those of some batches, the audited ones if left out, that the captured graph is valid for: of a recorded batch's
-    shapes, and on its path."""
+    """The batches, by default the audited ones, for which the captured graph is valid: same shapes and path as a
+    recorded batch."""
     chosen = subject.batches if batches is None else batches
     return [batch for batch in chosen if path_of(capture, subject, batch) is not None]
 
 
 def path_of(capture: Capture, subject: Subject, batch: Batch) -> Capture | None:
-    """The recorded path that a batch takes; None where it takes another."""
+    """The recorded path that a batch takes; None if it is not recorded."""
     for path in capture.paths or (ModelPath(capture, subject.batches),):
         first, result = path.batches[0], path.capture
         known = result.method == "run" or key_of(batch) == key_of(first) or key_of(batch) in result.same_path
@@ -85,8 +85,8 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def aligned(
     ours: Iterable[tuple[str, Hashable, S]], theirs: Iterable[tuple[str, Hashable, T]]
 ) -> Iterator[tuple[S, T]]:
-    """Pairs of what two runs of one model have in common, of (module, key, item) each: in every module, the items with equal
-    keys in the same order."""
+    """Match items of two runs, given as (module, key, item): in every module, items with equal keys in the same
+    order."""
     others = _by_module(theirs)
     for module, (keys, items) in _by_module(ours).items():
         their_keys, their_items = others.get(module, ([], []))
@@ -98,7 +98,7 @@ def aligned(
 
 
 def same_operations(ours: Capture, theirs: Capture) -> dict[str, str]:
-    """{operation of a graph: the one of another graph of the model}: by module, name and line."""
+    """{operation of one graph: the same operation of the other}: by module, name and line."""
     return dict(aligned(_operations(ours), _operations(theirs)))
 
 

@@ -1,4 +1,4 @@
-"""The recording: one real run of a model, recorded as a torch.fx graph of ATen operations."""
+"""Records one real run of a model as a torch.fx graph of ATen operations."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def record(
     handler: Handler | None = None,
     around: Region | None = _FP32,
 ) -> tuple[Recording, NamedTensors]:
-    """Run the model once on a batch and write down what it does; also gives the tensors that it returned.
+    """Run the model once on a batch and record its operations; also returns its output tensors.
 
-    handler: what runs the operations, torch itself if left out. around: the region the run is in; in one of float32,
-    which casts nothing, code that asks whether autocast is on, in order to switch it off, shows the regions that it
-    protects. The batch's tensors are copied, and the model's may be written to: the caller puts them back.
+    handler: runs the operations, by default as torch does. around: the autocast region of the run. A float32 region
+    casts nothing, but reveals which regions the user's code switches off. The batch's tensors are copied; the caller
+    restores the model's.
     """
     recording, calls = Recording(), Calls(model)
     recorder = _Recorder(recording, calls, handler or Handler(), around)
@@ -71,7 +71,7 @@ def record(
 
 
 class _Recorder(Handler):
-    """Runs every operation, and puts it in the recording."""
+    """Runs every operation and adds it to the recording."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class _Recorder(Handler):
         self.kept: list[torch.Tensor] = []
 
     def begin(self, model: nn.Module, batch: Batch) -> Batch:
-        """Places for the model's state and the batch's tensors; the batch, of copies."""
+        """Add placeholders for the model's state and the batch's tensors; returns the copied batch."""
         for path, module in named_modules(model):
             for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for name, tensor in store.items():
@@ -110,7 +110,7 @@ class _Recorder(Handler):
         return result
 
     def note_returned(self, call: Call, result: Any) -> None:
-        """A call of a module ends: what it hands to its caller, and not by an attribute, is converted where a plan wraps it."""
+        """A module call ends: a plan's wrapper converts its returned tensors, but not those in attributes."""
         with torch._C.DisableTorchFunction():  # where its tensors lie is no question of the model's
             for x in tensors_of(result):
                 while torch._C._functorch.is_functorch_wrapped_tensor(x):
@@ -119,7 +119,7 @@ class _Recorder(Handler):
                     self.recording.returned.setdefault(self.values.node_of(x).name, []).append(call.key)
 
     def notice_reads(self, *given: torch.Tensor) -> None:
-        """Python reads the values of tensors, or a shape depends on them."""
+        """Record that Python reads tensor values, or that a shape depends on them."""
         nodes = [self.values.node_of(x) for x in given]
         self.recording.reads |= any(node in self.builder.fed for node in nodes)
 
@@ -159,7 +159,7 @@ class _Recorder(Handler):
         known, apart = {id(x) for x in given}, set[int]()
 
         def own(x: torch.Tensor) -> torch.Tensor:
-            """A cast that changes nothing returns its input: its result gets a name, and so a node, of its own."""
+            """A cast that changes nothing returns its input: give the result a separate name and node."""
             if id(x) not in known:
                 return x
             x = _alias(x)
@@ -175,9 +175,9 @@ class _Recorder(Handler):
         return result
 
     def _arguments(self, op: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], bool]:
-        """The arguments with nodes for tensors, unknown ones copied; and whether the results have to be held.
+        """The arguments with nodes for tensors, and copies of unknown ones; and whether results must be stored.
 
-        What chooses the shape of a result is held where rounding could change it.
+        Values that determine the shape of a result are stored where rounding could change them.
         """
         choosing = shape_from(op, args)
         chosen = {id(x) for x in choosing if self.values.node_of(x) not in self.builder.exact}
@@ -198,7 +198,7 @@ class _Recorder(Handler):
         return tree, floating
 
     def _ragged_size(self, size: torch.SymInt, ragged: list[torch.Tensor]) -> Any:
-        """The length of a dimension that is no number, but belongs to one tensor: another one's in a replay."""
+        """The length of a ragged dimension, a symbol that belongs to one tensor and differs in a replay."""
         sizes: list[tuple[torch.Tensor, int, Any]] = [(x, dim, x.size(dim)) for x in ragged for dim in range(x.dim())]
         for x, dim, own in sizes:
             if isinstance(own, torch.SymInt) and own == size:
@@ -243,14 +243,14 @@ class _Recorder(Handler):
                 self.values.bind_view(x, own, source, None)
 
     def _item(self, node: fx.Node, path: tuple[int, ...], result: Any) -> fx.Node:
-        """The node of one of an operation's results."""
+        """The node of one result of an operation."""
         for index in path:
             result = result[index]
             node = self._emit(operator.getitem, (node, index), {}, result)
         return node
 
     def _by_batch(self, op: Any, given: list[torch.Tensor], args: Any, result: torch.Tensor) -> None:
-        """Normalised by the batch, with running statistics: these are written, which the schema does not say."""
+        """A batch norm over the batch writes its running statistics, which its schema does not declare."""
         by_node = {self.values.node_of(x): x for x in given}
         running = [by_node[args[3]], by_node[args[4]]]
         if op is _aten.batch_norm.default:
@@ -323,7 +323,7 @@ class _Recorder(Handler):
 
 
 def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
-    """The tensors that an operation returned, each with where it is found."""
+    """The tensors in an operation's result, with their positions."""
     if isinstance(result, torch.Tensor):
         yield path, result
     elif isinstance(result, (tuple, list)):
@@ -332,7 +332,7 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The draw has it. None stays: there are overloads that have to be given one, `randn(..., generator=None)`."""
+    """Remove the generator, which the draw contains. None stays: some overloads require it."""
     return {key: value for key, value in kwargs.items() if key != "generator" or value is None}
 
 

@@ -1,4 +1,4 @@
-"""Autocast regions as a GPU would see them: one stack for every device type, and none that switches itself off."""
+"""Emulates a GPU's autocast regions: one stack for every device type, and no region that disables itself."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _Flags = list[tuple[str, bool, torch.dtype]]
 
 
 class Region(NamedTuple):
-    """State of autocast where an operation runs. dtype: as `str(dtype)` without its `torch.`."""
+    """The autocast state of an operation. dtype: `str(dtype)` without `torch.`."""
 
     enabled: bool
     dtype: str
 
 
 class _OpenRegion(NamedTuple):
-    """An open region, and what was set before it. depth: how many module calls were open."""
+    """An open region, with the state before it. depth: number of open module calls."""
 
     region: Any
     flags: _Flags
@@ -38,9 +38,9 @@ class _OpenRegion(NamedTuple):
 
 @dataclass(eq=False)
 class _Stack:
-    """What one body of `one_stack` has open.
+    """The open regions in the body of `one_stack`.
 
-    casts: {(id of a weight, dtype, whether gradients are on): (the weight, its cast)} since the outermost one opened.
+    casts: {(id of a weight, dtype, whether gradients are on): (the weight, its cast)} of the open regions.
     """
 
     depth_of: Callable[[], int]
@@ -56,18 +56,18 @@ _STATE = _State()
 
 
 def region_now() -> Region:
-    """The region that the calling code is in."""
+    """The region around the calling code."""
     return Region(torch.is_autocast_enabled(CPU), str(torch.get_autocast_dtype(CPU)).removeprefix("torch."))
 
 
 def entered_at() -> int:
-    """Number of module calls that were open where the innermost region was entered."""
+    """Number of open module calls where the innermost region was entered."""
     stack = _STATE.stack
     return stack.entered[-1].depth if stack is not None and stack.entered else 0
 
 
 def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`x` in `dtype`; inside a region a weight is cast once, so that what its uses add to its gradient is summed low."""
+    """Cast `x` to `dtype`; inside a region a weight is cast once, so gradients of its uses are summed low."""
     stack = _STATE.stack
     kept = x.requires_grad and x.is_leaf and x.dtype is torch.float32 and not x._is_view()
     if not kept or stack is None or not stack.entered or not torch.is_autocast_cache_enabled():
@@ -81,12 +81,12 @@ def cast_weight(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @contextmanager
 def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None) -> Iterator[None]:
-    """In the body, in this thread: `torch.autocast` of any device type opens and closes the same region.
+    """In the body, in this thread, `torch.autocast` of every device type opens and closes the same region.
 
-    Whoever asks whether autocast is on, for whichever device, gets that region's answer. depth_of: how many module
-    calls are open, asked whenever a region is entered. around: the dtype of a region that the body is in from the start;
-    float32 casts nothing, yet whoever switches autocast off then shows it. Other threads go on as they were, and so does
-    this one afterwards, whatever the body left open.
+    Queries of the autocast state, for any device, return that region. depth_of: returns the number of open module
+    calls, at each entry of a region. around: the dtype of a region around the body; float32 casts nothing, but reveals
+    where autocast is switched off. Other threads are unaffected, and this thread is restored afterwards, whatever the
+    body left open.
     """
     outer, before, cached, nesting = _STATE.stack, _flags(), torch.is_autocast_cache_enabled(), _nesting()
     with written_as_meant():
@@ -108,7 +108,7 @@ def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | Non
 
 @contextmanager
 def written_as_meant() -> Iterator[None]:
-    """In the body `torch.autocast("cuda")` keeps what its author asked for where there is no CUDA to switch it on."""
+    """In the body `torch.autocast("cuda")` keeps its settings without CUDA, which would disable it."""
     before, cast = {name: getattr(_Autocast, name) for name in _ORIGINAL}, _Module._cast
     _install({"__init__": _init, "__enter__": _enter, "__exit__": _exit}, _cast)
     try:
@@ -124,7 +124,7 @@ def _install(methods: dict[str, Any], cast: Any) -> None:
 
 
 def _init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
-    """As torch's own, but for CUDA where there is none: that would warn, and switch itself off."""
+    """As torch's own, except for CUDA without a GPU: that would warn and disable the region."""
     absent = device_type == "cuda" and not torch.cuda.is_available()
     _ORIGINAL["__init__"](self, device_type, dtype, enabled and not absent, cache_enabled)
     if absent:
@@ -160,13 +160,13 @@ def _exit(self: Any, *exception: Any) -> Any:
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-    """What `custom_fwd` casts: tensors of its device type, for which those on the CPU stand."""
+    """The cast of `custom_fwd`: tensors of its device type, which CPU tensors stand for."""
     value = _ORIGINAL_CAST(value, device_type, dtype)
     return value if _STATE.stack is None or device_type == "cpu" else _ORIGINAL_CAST(value, "cpu", dtype)
 
 
 def _nesting() -> int:
-    """Number of regions that torch counts in this thread."""
+    """Depth of nested autocast regions that torch counts in this thread."""
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
 

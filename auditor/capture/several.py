@@ -1,4 +1,4 @@
-"""Every path that the calibration batches take through a model, a recording each, and all of them as one graph."""
+"""Records every path that the calibration batches take through a model, and joins the recordings in one graph."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ MOST_PATHS = 8
 
 @dataclass(frozen=True)
 class RecordedPaths:
-    """Each path that was recorded, the first batch's first. unjudged: sentences on batches whose path is not among them."""
+    """All recorded paths, the first batch's first. unjudged: warnings about batches whose path is not recorded."""
 
     each: tuple[ModelPath, ...]
     unjudged: tuple[str, ...] = ()
 
     @property
     def first(self) -> ModelPath:
-        """That of the first batch."""
+        """The path of the first batch."""
         return self.each[0]
 
     @property
     def operations(self) -> int:
-        """How many there are in all of them together."""
+        """Number of operations in all paths together."""
         return sum(len(path.capture.nodes) for path in self.each)
 
 
 def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> RecordedPaths:
-    """Record the first batch, and each later one that is of other shapes than those before it or takes another branch.
+    """Record the first batch, and each later one with other shapes or another branch.
 
-    Raises: CaptureError where the first batch cannot be recorded; of another one that is said.
+    Raises: CaptureError where the first batch cannot be recorded; for others there is a warning.
     """
     first = recorded(subject, formats, seed)
     each, unjudged = [first], list[str]()
@@ -64,7 +64,7 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
 
 
 def unjudged_line(number: int, cause: object) -> str:
-    """The sentence on a batch whose path cannot be recorded or measured."""
+    """The warning about a batch whose path cannot be recorded or measured."""
     why = str(cause).partition(". ")[0]
     return (
         f"Batch {number} takes a path of its own, which was not judged: {why}{'' if why.endswith(('.', '?')) else '.'}"
@@ -72,14 +72,14 @@ def unjudged_line(number: int, cause: object) -> str:
 
 
 def number_of(subject: Subject, batch: Batch) -> int:
-    """Which of a subject's batches it is, counted from 1."""
+    """The index of a batch in the subject, from 1."""
     return next(number for number, other in enumerate(subject.batches, start=1) if other is batch)
 
 
 def join_paths(paths: Sequence[ModelPath], warnings: Sequence[str] = ()) -> Capture:
-    """One graph that holds each path beside the others; of those that run the same operations, the first.
+    """One graph with all paths side by side; of paths with the same operations, only the first.
 
-    They share parameters and buffers. What one path computes reads nothing of another.
+    Paths share parameters and buffers, and nothing else.
     """
     first, *_ = captures = [path.capture for path in paths]
     said = dict.fromkeys((*(line for capture in captures for line in capture.warnings), *warnings))
@@ -113,7 +113,7 @@ def _without(batches: Sequence[Batch], others: Sequence[Batch]) -> list[Batch]:
 
 
 def _operations_in(capture: Capture) -> list[object]:
-    """All that the stages read of a recording but numbers that depend on the shapes: equal for the same operations."""
+    """Everything the stages read of a recording except numbers that depend on shapes: equal for equal operations."""
     nodes = [
         (n.name, n.op, n.owner, n.source, n.inputs, n.dtype, n.region, n.in_place, n.function, n.calls, n.returned)
         for n in capture.nodes.values()
@@ -123,8 +123,8 @@ def _operations_in(capture: Capture) -> list[object]:
 
 
 def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Capture:
-    """The recording with names of its own where they are taken by others, but for the model's tensors; nothing changes for
-    the first batch's. number: of the batch that its operations were recorded in first."""
+    """Rename the nodes of a recording that clash with others, except for the model's tensors; the first batch's stay.
+    number: of the first batch recorded on this path."""
     if number == 1:
         return capture
     bind, shared = capture.bind, {place.name for place in capture.placeholders if place.fqn is not None}
@@ -168,7 +168,7 @@ def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Captu
 
 
 def _beside_each_other(captures: Sequence[Capture]) -> fx.Graph:
-    """One graph of all, placeholders first, each of them once."""
+    """One graph of all, placeholders first and without duplicates."""
     graph, ends, placed = fx.Graph(), list[fx.Node](), dict[str, fx.Node]()
     graphs = [capture.graph_module.graph for capture in captures]
     for node in (node for own in graphs for node in own.find_nodes(op="placeholder")):
@@ -182,7 +182,7 @@ def _beside_each_other(captures: Sequence[Capture]) -> fx.Graph:
 
 
 def _twins(captures: Sequence[Capture]) -> dict[str, str]:
-    """{operation of a later path: the same one of an earlier path}; of inputs, by argument."""
+    """{operation of a later path: the same one of an earlier path}; inputs are matched by argument."""
     result: dict[str, str] = {}
     for index, later in enumerate(captures):
         for earlier in captures[:index]:

@@ -1,4 +1,4 @@
-"""Where an operation was written: the line outside of torch, and the call that led to it."""
+"""Locates the source line of an operation, outside torch, and the call that led to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _INLINE = re.compile(r"\.<locals>\.<(?:list|set|dict)comp>|\.<locals>\.<genexpr>
 
 
 class Place(NamedTuple):
-    """Where an expression begins; column: in characters from 1, None where Python keeps none."""
+    """The position of an expression; column: in characters from 1, None where Python does not record it."""
 
     file: str
     line: int
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Written:
-    """The line that wrote an operation, and the call beside it: `function` is where that one stands."""
+    """The source line of an operation, and a call that led to it; `function` contains that call."""
 
     place: Place
     caller: Place | None = None
@@ -50,12 +50,12 @@ class Written:
 
 
 def written_at(outermost: CodeType) -> Written | None:
-    """The innermost line that is not torch's, and beside it whose work it does.
+    """The innermost line outside torch, and a call that led to it.
 
-    A library's line stands beside the user's own that called the library; any other beside the `forward` that it was
-    called from, or, where none is, the outermost function. None beside it where that is the same function.
+    For a library's line, the call is the user's line that called the library. Otherwise it is the caller's line in a
+    `forward`, or else in the outermost function. None if that is the same function.
 
-    outermost: the function in whose frame the search ends, since what called it is not the model's code.
+    outermost: the function whose frame ends the search, since its callers are not the model's code.
     """
     frames: list[FrameType] = []
     for frame, _ in walk_stack(sys._getframe(1)):
@@ -73,12 +73,12 @@ def written_at(outermost: CodeType) -> Written | None:
 
 
 def line_of(place: Place) -> str:
-    """A place as reports write it: the file's name and the line."""
+    """A position in report form: the file's name and the line."""
     return f"{Path(place.file).name}:{place.line}"
 
 
 def raised_at(error: BaseException) -> str:
-    """The innermost line that is not torch's, where a call of a module raised; "" for other errors."""
+    """The innermost line outside torch where a module call raised; "" for other errors."""
     inside, place = False, ""
     for frame, line in walk_tb(error.__traceback__):
         filename = frame.f_code.co_filename
@@ -104,8 +104,8 @@ def _beside(first: FrameType, others: list[FrameType]) -> FrameType | None:
 
 
 def _is_forward(frame: FrameType) -> bool:
-    """Whether a module's call runs this: a function called so, unless it is an autograd.Function's, or what stands in its
-    place."""
+    """Whether a frame is a module's forward: a function of that name, except an autograd.Function's, or its
+    replacement."""
     caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
     if _function(frame.f_code).rpartition(".")[2] == "forward":
         return caller != _AUTOGRAD
@@ -121,13 +121,13 @@ def _place(frame: FrameType) -> Place:
 
 @cache
 def _function(code: CodeType) -> str:
-    """A function as people call it: a comprehension belongs to the function that it stands in."""
+    """A function's display name: a comprehension belongs to the function around it."""
     return _INLINE.sub("", code.co_qualname).rpartition("<locals>.")[2]
 
 
 @cache
 def kind_of(filename: str) -> str:
-    """own | library | "": torch's, this package's, the standard library's, and what stands in no file."""
+    """own | library | "": "" for torch, this package, the standard library, and code without a file."""
     if filename.startswith((_TORCH, _OURS)):
         return ""
     if filename.startswith("<"):  # a cell of a notebook has lines

@@ -1,4 +1,4 @@
-"""Which node of the recording holds which tensor, while tensors are viewed, written to and let go."""
+"""Maps tensors to nodes of the recording, while tensors are viewed, written and freed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _aten = torch.ops.aten
 
 @dataclass(eq=False)
 class Memory:
-    """One storage. roots: the tensors on it that are views of no other one that is known.
+    """One storage. roots: tensors in it that are not views of another known tensor.
 
-    The weak reference keeps the storage's address from being given to another; it outlives tensors that Python let go
-    and autograd did not.
+    The weak reference keeps the storage's address from being reused; it survives tensors that Python freed but autograd
+    did not.
     """
 
     address: int
@@ -30,7 +30,7 @@ class Memory:
 
 @dataclass(eq=False)
 class Entry:
-    """One tensor: the node that holds it since `version` of its root, and how it was made if it is a view."""
+    """One tensor: its node since `version` of its root, and for a view, how it was made."""
 
     node: fx.Node
     geometry: Geometry
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def chain(self) -> list[Entry]:
-        """The tensor, what it is a view of, and so on."""
+        """The tensor, the tensor it views, and so on."""
         result = [self]
         while result[-1].source is not None:
             result.append(result[-1].source)
@@ -49,7 +49,7 @@ class Entry:
 
 
 class Values:
-    """The tensors of a run. constant(tensor) -> node makes a place for one that comes from nowhere."""
+    """All tensors of a run. constant(tensor) -> node adds a tensor of unknown origin."""
 
     def __init__(self, emit: Emit, constant: Constant) -> None:
         self._emit, self._constant = emit, constant
@@ -57,21 +57,21 @@ class Values:
         self._memories: dict[int, Memory] = {}
 
     def node_of(self, x: torch.Tensor) -> fx.Node:
-        """The node with this tensor's entries as they are now; an unknown tensor becomes a constant, copied now."""
+        """The node with this tensor's current entries; an unknown tensor becomes a constant, with a copy."""
         return self._current(self._entry(x))
 
     def knows(self, x: torch.Tensor) -> bool:
-        """Whether this very tensor has a node."""
+        """Whether this tensor object has a node."""
         return self._entry_of(x) is not None
 
     def bind(self, x: torch.Tensor, node: fx.Node) -> None:
-        """`x` is new, and its entries are the node's."""
+        """Register a new tensor `x` with the entries of a node."""
         self._add(x, Entry(node, geometry_of(x), self._memory_of(x)))
 
     def bind_view(self, x: torch.Tensor, node: fx.Node, source: torch.Tensor, view: View | None) -> None:
-        """`x` lies in the memory of `source`, as the view made it; None: in a way that is found from where it lies.
+        """Register `x` as a view of `source`. view: None if it must be derived from the memory layout.
 
-        The source may be `x` itself, as it was before it was given another shape.
+        The source may be `x` itself before it changed shape.
         """
         parent, geometry = self._entry(source), geometry_of(x)
         if view is None or view.op is _aten.as_strided.default:
@@ -89,12 +89,12 @@ class Values:
         self._add(x, Entry(node, geometry, parent.memory, parent, view, parent.chain[-1].version))
 
     def moved(self, x: torch.Tensor) -> None:
-        """`x` lies elsewhere from now on, which may be where another tensor lies."""
+        """Update `x` after its storage changed, possibly to that of another tensor."""
         self._known.pop(id(x), None)
         self._entry(x)
 
     def same(self, x: torch.Tensor, other: torch.Tensor) -> None:
-        """`x` is `other` under another name."""
+        """Register `x` as another name of `other`."""
         node = self.node_of(other)
         if address(x) is None or address(x) != address(other):
             self._add(x, Entry(node, geometry_of(x), self._memory_of(x)))
@@ -102,7 +102,7 @@ class Values:
             self.bind_view(x, node, other, ALIAS)
 
     def write(self, x: torch.Tensor, node: fx.Node) -> None:
-        """The entries of `x` are the node's from now on, and so are those of whatever shares memory with it."""
+        """Set the node of `x` after a write; tensors that share its memory change too."""
         entry = self._entry(x)
         if entry.source is None and entry.geometry != geometry_of(x):  # an `out=` of another shape
             self._known.pop(id(x))
@@ -137,7 +137,7 @@ class Values:
         return self._entry_of(x) or self._unknown(x)
 
     def _current(self, entry: Entry, version: int | None = None) -> fx.Node:
-        """The entry's node as of the last write to its root, or of an earlier one."""
+        """The entry's node as of the last write to its root, or of an earlier version."""
         chain = entry.chain
         version = chain[-1].version if version is None else version
         stale = [item for item in chain[:-1] if item.version < version]
@@ -149,7 +149,7 @@ class Values:
         return entry.node
 
     def _within(self, geometry: Geometry, entry: Entry) -> tuple[Entry, View] | None:
-        """The first of an entry and what it is a view of that holds what lies there."""
+        """The first tensor among an entry and its sources that contains this memory region."""
         for parent in entry.chain:
             view = found(geometry, parent.geometry)
             if view is not None:

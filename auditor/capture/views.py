@@ -1,4 +1,4 @@
-"""Views of tensors as the recording knows them: how one is read from what it views, and how a write to it goes back."""
+"""Views of tensors: how to read a view from its source, and how to write through it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 
 
 class Geometry(NamedTuple):
-    """How a tensor lies in its storage. stride: None where it has none that is known."""
+    """A tensor's layout in its storage. stride: None if unknown."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None
@@ -29,13 +29,13 @@ class Geometry(NamedTuple):
     dtype: torch.dtype
 
     def outline(self) -> torch.Tensor:
-        """A tensor like it, without entries."""
+        """A meta tensor with this layout."""
         if self.stride is None:
             return torch.empty(self.shape, dtype=self.dtype, device="meta")
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
     def places(self) -> torch.Tensor:
-        """Where the entries lie in the storage, in their own order."""
+        """Positions of the entries in the storage, in their own order."""
         assert self.stride is not None
         places = torch.full(self.shape, self.offset)
         for dim, (size, step) in enumerate(zip(self.shape, self.stride, strict=True)):
@@ -45,7 +45,7 @@ class Geometry(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor was made of the one it views: op(source, *args, **kwargs), or one of its results where index is set."""
+    """How a view was made: op(source, *args, **kwargs), or one of its results if index is set."""
 
     op: Any
     args: tuple[Any, ...] = ()
@@ -53,7 +53,7 @@ class View:
     index: int | None = None
 
     def reshapes(self, geometry: Geometry, source: Geometry) -> bool:
-        """Whether it has the same entries in the same order, under another shape at most."""
+        """Whether it has the same entries in the same order, possibly in another shape."""
         same = geometry.dtype == source.dtype and _count(geometry.shape) == _count(source.shape)
         return same and operation_of(self.op).entries == "same"
 
@@ -62,7 +62,7 @@ ALIAS = View(_aten.alias.default)
 
 
 class Selection:
-    """A view made out of sight: the entries at some places of its source, numbered in the source's own order."""
+    """A view made by an unknown operation: entries at some positions of its source, in the source's order."""
 
     def __init__(self, places: torch.Tensor, shape: tuple[int, ...]) -> None:
         self.places, self.shape = places, shape
@@ -70,7 +70,7 @@ class Selection:
 
 
 def found(own: Geometry, source: Geometry) -> View | None:
-    """The view that lies where `own` does, None where that is not inside of the source."""
+    """The view with the layout `own`; None if it is not inside the source."""
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
     if own == source:
@@ -86,7 +86,7 @@ def found(own: Geometry, source: Geometry) -> View | None:
 
 
 def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geometry, whole: fx.Node) -> fx.Node:
-    """The entries of a view, once those of its parent are those of `whole`."""
+    """Read a view's entries, given its parent's entries `whole`."""
     value = own.outline()
     if view.op is _aten.alias.default:
         return whole
@@ -106,7 +106,7 @@ def read(emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geom
 def scatter(
     emit: Emit, constant: Constant, view: View, own: Geometry, parent: Geometry, whole: fx.Node, part: fx.Node
 ) -> fx.Node:
-    """The parent's entries once those of a view of it are `part`."""
+    """The parent's entries after its view was set to `part`."""
     if view.op is _aten.alias.default:
         return part
     value, row = parent.outline(), operation_of(view.op)
@@ -133,7 +133,7 @@ def scatter(
 def put(
     emit: Emit, constant: Constant, whole: fx.Node, places: torch.Tensor, part: fx.Node, value: torch.Tensor
 ) -> fx.Node:
-    """The entries of `whole`, with those of `part` at some places of it."""
+    """Set the entries of `whole` at some positions to those of `part`."""
     flat = value.new_empty(value.numel())
     line = emit(_aten.reshape.default, (whole, [-1]), {}, flat)
     new = emit(_aten.reshape.default, (part, [-1]), {}, value.new_empty(places.numel()))
@@ -144,7 +144,7 @@ def put(
 def overwritten(
     emit: Emit, constant: Constant, other: tuple[fx.Node, Geometry], written: tuple[fx.Node, Geometry]
 ) -> fx.Node | None:
-    """Entries of a tensor after a write to another one in the same storage; None where that wrote to none of them."""
+    """Entries of a tensor after a write to another tensor in its storage; None if unaffected."""
     (whole, own), (node, source) = other, written
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
@@ -171,7 +171,7 @@ def _dim_of(view: View) -> int:
 
 
 def _inverse(view: View, parent: Geometry) -> tuple[Any, tuple[Any, ...]] | None:
-    """The operation, and its further arguments, that undoes a view of all of its source's entries."""
+    """The operation, with further arguments, that inverts a view of all its source's entries."""
     row = operation_of(view.op)
     if row.inverse:
         return getattr(_aten, row.inverse).default, ()
@@ -184,7 +184,7 @@ def _inverse(view: View, parent: Geometry) -> tuple[Any, tuple[Any, ...]] | None
 
 
 def _order(own: Geometry, source: Geometry) -> list[int] | None:
-    """The permutation of the source's dimensions that gives the view, if one does."""
+    """The permutation of the source's dimensions that gives the view, if there is one."""
     assert own.stride is not None and source.stride is not None
     if own.offset != source.offset or len(own.shape) != len(source.shape):
         return None
@@ -199,7 +199,7 @@ def _order(own: Geometry, source: Geometry) -> list[int] | None:
 
 
 def _slice_of(own: Geometry, parent: Geometry) -> tuple[int, int, int] | None:
-    """(dim, start, end) of a view that is the parent but for the length of one dimension."""
+    """(dim, start, end) of a view that differs from its parent only in the length of one dimension."""
     if own.stride is None or parent.stride is None or own.stride != parent.stride:
         return None
     shorter = [dim for dim, (a, b) in enumerate(zip(own.shape, parent.shape, strict=True)) if a != b]
@@ -211,7 +211,7 @@ def _slice_of(own: Geometry, parent: Geometry) -> tuple[int, int, int] | None:
 
 
 def _places_in(view: View, parent: Geometry) -> torch.Tensor:
-    """Where a view's entries lie in its parent, in the parent's own order."""
+    """Positions of a view's entries in its parent, in the parent's order."""
     if isinstance(view.op, Selection):
         return view.op.places
     viewed = view.op(torch.arange(_count(parent.shape)).reshape(parent.shape), *view.args, **view.kwargs)
@@ -234,7 +234,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def address(x: torch.Tensor) -> int | None:
-    """What tells a tensor's storage from others that are alive; None for tensors that have none of their own."""
+    """A key for a tensor's storage, unique among live ones; None without a storage."""
     if x.layout is not torch.strided or x.is_quantized or x.is_nested:
         return None
     try:
@@ -244,13 +244,13 @@ def address(x: torch.Tensor) -> int | None:
 
 
 def geometry_of(x: torch.Tensor) -> Geometry:
-    """How a tensor lies in its storage now."""
+    """A tensor's current layout in its storage."""
     if address(x) is None:
         return Geometry(tuple(x.shape) if not x.is_nested else (), None, 0, x.dtype)
     return Geometry(tuple(x.shape), tuple(x.stride()), int(x.storage_offset()), x.dtype)
 
 
 def shares_memory(x: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors lie in the same storage."""
+    """Whether two tensors use the same storage."""
     place = address(x)
     return place is not None and place == address(other)

@@ -1,4 +1,4 @@
-"""The command line: finds the verb, and turns whatever ends it into an exit code and one line."""
+"""The command line: parses the verb, runs it, and reports any failure as an exit code and one line."""
 
 from .parsers import parser
 from .program import main

@@ -1,4 +1,4 @@
-"""The verb `audit`, which needs no name: loads the model, runs the stages, writes the files, prints what was asked for."""
+"""The verb `audit`, which may be omitted: loads the model, audits it, writes the files and prints the result."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class AuditTarget(Verb):
-    """Which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, why, and what it costs. The
-    word `audit` may be left out: `python -m auditor TARGET`."""
+    """Which layers of a PyTorch model can run in FP16 or BF16, which must stay FP32, why, and what it costs. The word
+    `audit` may be left out: `python -m auditor TARGET`."""
 
     configurable = True
     takes = ("target", *(name for name, option in OPTIONS.items() if option.flag))
@@ -41,11 +41,11 @@ class AuditTarget(Verb):
 
 
 def _audit(settings: AuditTarget, progress: Display) -> int:
-    """The audit: read what was asked for, import what it takes, and start the process that verifies, which imports that too
-    while the user's code is loaded. From then on this process holds what it may.
+    """Check the settings, import torch, and start the verification process, which imports it while the user's code
+    loads. From then on the memory limit applies to this process.
 
-    No function that waits for `_ran` may hold the model: errors that libraries keep of imports that failed hold all of these,
-    and would keep the model from being deleted.
+    No function that waits for `_ran` may reference the model. Libraries cache errors of failed imports, whose
+    tracebacks reference such frames and would keep the model alive.
     """
     began = time.perf_counter()
     progress("load", settings.target, 0, 0)
@@ -75,7 +75,7 @@ def _audit(settings: AuditTarget, progress: Display) -> int:
 
 
 def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: float, held: ExitStack) -> int:
-    """Load the model, audit it, write the files, and once nothing else is held say what was asked for."""
+    """Load the model, audit it and write the files; print the result once the model has been freed."""
     from ..flow import run
     from ..loading import cautions, load
     from ..report.model_explorer import files as explorer_files
@@ -116,8 +116,8 @@ def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: f
 
 
 def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Path], known: Audit | None) -> int:
-    """Say what was asked for; the exit code: 1 for findings at or above the level, and where the user's own score leaves
-    no plan to recommend."""
+    """Print the result and return the exit code: 1 for findings at or above the chosen severity, or where the user's
+    score rejects every plan."""
     from ..document.compare import fresh
     from ..plan.recommend import outcome
     from ..report.blocks import Prose, looks, to_terminal
@@ -143,14 +143,14 @@ def _answer(settings: Command, audit: Audit, directory: Path, files: Sequence[Pa
         say(explain_layer(audit, settings.explain_layer) + "\n")
     say(below)
     if settings.open and not webbrowser.open(report.resolve().as_uri()):
-        print(f"warning: no browser could be opened: {report} is the report", file=sys.stderr)
+        print(f"warning: no browser could be opened; open {report} yourself", file=sys.stderr)
     if settings.fail_on != "never" and audit.recommended is None and outcome(audit.plans, audit.use) == "loses":
         return 1
     return severe(new, settings.fail_on)
 
 
 def describe(subject: Subject, directory: Path, options: Command) -> str:
-    """One line per choice that discovery and the options made; the model has run in FP32, nothing was measured."""
+    """One line per choice that discovery and the options made, for `--dry-run`: the model has run in FP32 only."""
     numbers = sum(parameter.numel() for parameter in subject.model.parameters())
     made = f", from {subject.origin.symbol}" if subject.origin else ""
     plans = ", ".join(f"{strategy}_{fmt}" for strategy in options.strategies for fmt in options.formats)
@@ -159,14 +159,14 @@ def describe(subject: Subject, directory: Path, options: Command) -> str:
         "Target": subject.target,
         "Model": f"{type(subject.model).__name__} with {numbers:,} parameters{made}",
         "Inputs": f"{_inputs(subject.batches)}, from {subject.inputs_source}",
-        "Held out": _inputs(subject.held_out) or "none: plans are verified on the inputs above",
+        "Held out": _inputs(subject.held_out) or "none: plans are verified on the calibration inputs",
         "Weights": subject.weights_source,
         "Plans": f"{plans}; error budget {options.max_error:g}{apart}",
     }
     if (scoring := options.scoring) is not None:
         judged = "not judged" if scoring.max_drop is None else f"at most {scoring.max_drop:g} worse"
         rows["Score"] = f"{scoring.name} on FP32 and every verified plan; {scoring.better} is better; {judged}"
-    rows["Device"] = "the GPU runs the formats" if options.native else "no GPU: a CPU emulates its arithmetic"
+    rows["Device"] = "the GPU runs the formats natively" if options.native else "no GPU: a CPU emulates its arithmetic"
     rows["Files"] = f"{directory}/: {', '.join(FILES)}"
     lines = [f"{name:<9}{printable(text)}" for name, text in rows.items()]
     return "\n".join([*lines, "Nothing was measured or written: leave out --dry-run to audit."]) + "\n"

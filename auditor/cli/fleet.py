@@ -1,4 +1,4 @@
-"""The verb `fleet`: many models audited, and one page about them."""
+"""The verb `fleet`: audits many models and writes one summary page."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Fleet(Verb):
     targets: Annotated[Location, Option(shown="TARGETS")]
     """a TOML file with a [[target]] table for each model: name, target and audit options"""
     out: Annotated[Location, Option(flag="--out")]
-    """directory for the audits, a folder each, and for the page about them"""
+    """output directory: a folder for each audit, and the summary page"""
     jobs: Annotated[Count | None, Option("a whole number", "N")] = None
-    """audits that run at once; by default half the number of processors"""
+    """number of audits to run in parallel; by default half the number of processors"""
     timeout: Seconds = None
-    """time limit of one audit, which fails beyond it; by default none"""
+    """time limit of one audit in seconds (default: none)"""
     retries: Annotated[Count, Option("a whole number", "N")] = 1
-    """how often to repeat an audit that a signal ended"""
+    """number of retries after a signal, such as a crash or lack of memory, ended an audit"""
     force: Flag = False
-    """also repeat audits that were made with the same options before"""
+    """repeat all audits, even those that have not changed since the last run"""
     baseline: Directory = None
-    """directory of an earlier fleet: list what got worse since, and exit with 1 if anything did"""
+    """directory of an earlier fleet: list regressions since then, and exit with 1 if there are any"""
     address: Annotated[str | None, Option(shown="ADDRESS")] = None
     """address of a Ray cluster that runs the audits; `auto` for the cluster of this machine"""
 

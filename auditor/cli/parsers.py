@@ -1,4 +1,4 @@
-"""The parsers of the command line: one a verb, made of what the verb takes."""
+"""The argument parsers: one for each verb, built from its declared options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ exit code: 0 clean, 1 findings at or above --fail-on or no plan within --max-dro
   130 interrupted
 """
 PATHS = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-"""How shtab completes a path."""
+"""The completion of a path by shtab."""
 
 VERBS: dict[str, type[Verb]] = {
     "audit": AuditTarget,
@@ -43,14 +43,14 @@ VERBS: dict[str, type[Verb]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and helps on standard output."""
+    """Reports a usage error in one line, and prints help to standard output."""
 
     def error(self, message: str) -> NoReturn:
         text = " ".join(message.encode("utf-8", "backslashreplace").decode("utf-8").split())
         raise bad(text + self._suggestion(message))
 
     def _suggestion(self, message: str) -> str:
-        """What options that there are not were meant to be."""
+        """Suggest the closest real option for each unknown one."""
         words = message.removeprefix("unrecognized arguments: ").split() if message.startswith("unrec") else []
         known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
         flags = [word.partition("=")[0] for word in words if word.startswith("-")]
@@ -64,7 +64,7 @@ def parser() -> Parser:
 
 
 def parsers() -> tuple[Parser, dict[str, Parser]]:
-    """The parser of the whole command line, and that of each verb."""
+    """The parser of the whole command line, and one for each verb."""
     how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     whole = Parser(prog=PROGRAM, description=str(AuditTarget.__doc__).partition(". ")[0] + ".", epilog=EPILOG, **how)
     _add_options(whole, AuditTarget, AuditTarget.takes[1:])
@@ -79,7 +79,7 @@ def parsers() -> tuple[Parser, dict[str, Parser]]:
 
 
 def parse(words: Sequence[str]) -> Verb:
-    """What the words ask. The verb, `audit` where none is named, may stand behind flags. Raises: AuditorError."""
+    """Parse the command line. The verb, `audit` by default, may follow flags. Raises: AuditorError."""
     whole, parts = parsers()
     valued = {
         flag
@@ -100,7 +100,7 @@ def parse(words: Sequence[str]) -> Verb:
 
 
 def _refuse_misspelt(word: str) -> None:
-    """Raises: AuditorError(slug="missing-target") where a word is nearly a verb, and no file or module has that name."""
+    """Raises: AuditorError(slug="missing-target") where a word resembles a verb and names no file or module."""
     close = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.75) if re.fullmatch(r"[a-z-]+", word) else []
     there = close and (Path(word).exists() or Path(f"{word}.py").exists())
     if close and not there and not (word.isidentifier() and importlib.util.find_spec(word)):
@@ -108,7 +108,7 @@ def _refuse_misspelt(word: str) -> None:
 
 
 def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
-    """Arguments of a verb. One that is not given is not among what is parsed."""
+    """Add a verb's arguments to its parser. Options that the user omits are absent from the result."""
     for name in dict.fromkeys((*names, "debug")):
         option, field = options_of(verb)[name], verb.model_fields[name]
         default = None if field.is_required() else field.default
@@ -130,6 +130,4 @@ def _add_options(made: Parser, verb: type[Verb], names: Sequence[str]) -> None:
         action = made.add_argument(*["-q"] * (name == "quiet"), option.flag or name, **about)
         if option.path:
             action.complete = PATHS  # type: ignore[attr-defined]
-    made.add_argument(
-        "--version", action="version", version=f"auditor {__version__}", help="say which version this is, then stop"
-    )
+    made.add_argument("--version", action="version", version=f"auditor {__version__}", help="show the version and exit")

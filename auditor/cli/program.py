@@ -1,4 +1,4 @@
-"""A command, from its words to its exit code: standard output has its answer alone, and what ends it is one line on stderr."""
+"""Runs one command: only its result goes to standard output; an error becomes one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..progress.shown import Display, ticking
 PROGRAM = "python -m auditor"
 
 _answer: TextIO | None = None
-"""Standard output, once it was set aside for `say`."""
+"""The real standard output, after `_set_aside` has redirected `sys.stdout`."""
 
 
 class Verb(Command):
-    """What a verb is asked. takes: its arguments, in the order of its help, those that it shares with an audit among them.
+    """A command and its arguments. takes: the arguments, in the order of its help; some are options of `audit`.
 
-    alone: whether this process is there for nothing else: however the user's code ends it, this one then says so.
+    alone: whether the process exists for this command only; if the user's code ends it, it still reports why.
     """
 
     configurable: ClassVar[bool] = False
@@ -31,14 +31,14 @@ class Verb(Command):
     alone: bool = False
 
     def run(self) -> int:
-        """Do it; the exit code. Raises: AuditorError."""
+        """Run the command and return its exit code. Raises: AuditorError."""
         raise NotImplementedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 clean, 1 findings, 2 error, 130 interrupted.
 
-    argv: the command's words where this process has other things to do; else it is this command's alone.
+    argv: the command's words where this process has other things to do; by default those of the process itself.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def exit_code_of(command: Callable[[], int], debug: bool) -> int:
-    """The exit code of a command; what it raises is put in one line on stderr."""
+    """Run a command and return its exit code; an exception becomes one line on stderr."""
     try:
         return command()
     except BrokenPipeError:  # nobody reads the answer any more: it leads nowhere
@@ -76,24 +76,27 @@ def exit_code_of(command: Callable[[], int], debug: bool) -> int:
 
 
 def _explain(error: Exception) -> tuple[str, str]:
-    """What to say of it, and what to do."""
+    """The message of an error, and the next step."""
     said = f"{type(error).__name__}: {first_line(error)}"
     if out_of_memory(error):
-        message = f"memory ran out ({first_line(error)[:200]}): give more, or smaller inputs"
+        message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"
         error = error if isinstance(error, AuditorError) else AuditorError(message, slug="out-of-memory")
     if isinstance(error, AuditorError):
         options = error.slug == "bad-option"
-        return str(
-            error
-        ), f"`{PROGRAM} --help` lists the options" if options else f"`{PROGRAM} explain {error.slug}` says more"
+        return (
+            str(error),
+            f"`{PROGRAM} --help` lists the options"
+            if options
+            else f"`{PROGRAM} explain {error.slug}` explains this error",
+        )
     if time_is_up(error):
-        return f"a time limit ended it, {said}", "give it more time, or smaller inputs"
+        return f"stopped by a time limit, {said}", "raise the limit, or give smaller inputs"
     where = "".join(f" {note}" for note in getattr(error, "__notes__", ())[:1])
     return f"internal error{where}, {said}", "please report it with --debug"
 
 
 def watch(verb: Verb, run: Callable[[Display], int], shown: Display) -> int:
-    """`run(progress)`, which runs the user's code; its exit code."""
+    """Call `run(progress)`, which runs the user's code, under supervision; return its exit code."""
 
     def running(tell: Callable[[str], None]) -> int:
         shown.tell = tell
@@ -109,7 +112,7 @@ def watch(verb: Verb, run: Callable[[Display], int], shown: Display) -> int:
 
 
 class _Diversion:
-    """What `sys.stdout` is to everybody but `say`: its words go to stderr, its looks are those of standard output."""
+    """Replaces `sys.stdout` except for `say`: writes go to stderr, queries such as `isatty` to standard output."""
 
     def __init__(self, answer: TextIO) -> None:
         self.isatty = answer.isatty
@@ -119,9 +122,9 @@ class _Diversion:
 
 
 def _set_aside() -> None:
-    """From now on, to the end of this process, file descriptor 1 is stderr; `say` alone reaches standard output.
+    """Redirect file descriptor 1 to stderr until this process ends; only `say` reaches standard output.
 
-    So what C code, child processes and exit handlers write is seen, and in no answer.
+    Output of C code, child processes and exit handlers stays visible, but never mixes with the result.
     """
     global _answer
     sys.stdout.flush()
@@ -131,9 +134,9 @@ def _set_aside() -> None:
 
 
 def say(text: str) -> None:
-    """Put text on standard output, at once.
+    """Print text to standard output and flush it.
 
-    Raises: BrokenPipeError where nobody reads it; AuditorError(slug="bad-output") where it cannot be written.
+    Raises: BrokenPipeError where the reader has gone; AuditorError(slug="bad-output") where writing fails.
     """
     try:
         print(text, end="", file=_answer or sys.stdout, flush=True)

@@ -1,4 +1,4 @@
-"""The verb `rehearse`: the user's own training step, in every recipe beside FP32."""
+"""The verb `rehearse`: runs the user's training step in every recipe and compares each with FP32."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ BATCHES = ("batches", "get_batches", "train_loader", "loader")
 
 
 class Rehearse(Verb):
-    """Run a training step some hundred times in FP32, under autocast and in BF16 throughout, and say which one to train in."""
+    """Run a training step some hundred times in FP32, under autocast and in BF16, and recommend one to train in."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     target: Annotated[
         str, Option(shown="FILE.py:STEP"), Field(description="a function that runs one training step on a batch")
     ]
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number", "N")] = 200
-    """how many, in each recipe"""
+    """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
-    """`f.py:name`, or a name in the target's file: what the step is called with; `batches`, `get_batches()`, `train_loader`
-    or `loader` of the file unless given"""
+    """arguments of the step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
+    `get_batches()`, `train_loader` or `loader`"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
-    """a plan.json, or the directory of an audit, whose plan is rehearsed too"""
+    """a plan.json, or the directory of an audit: its plan is rehearsed too"""
     remedies: Flag = True
-    """also run what repairs a recipe that has a problem"""
+    """also run repaired variants of recipes that have a problem"""
 
     def run(self) -> int:
         return watch(self, self._rehearse, reporter(self.quiet))
@@ -55,7 +55,7 @@ class Rehearse(Verb):
                 warnings.simplefilter("ignore")
             with user_code(target, self.seed):
                 step, batches = self._step(target), self._batches(target)
-                found = rehearse(
+                result = rehearse(
                     step,
                     batches,
                     self.steps,
@@ -65,9 +65,9 @@ class Rehearse(Verb):
                     progress=progress,
                     target=self.target,
                 )
-        files = found.save(directory)
+        files = result.save(directory)
         progress.close()
-        say(to_terminal(overview(found), looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
+        say(to_terminal(overview(result), looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
         return 0
 
     def _step(self, target: Any) -> Any:
@@ -78,7 +78,7 @@ class Rehearse(Verb):
         )
 
     def _batches(self, target: Any) -> Any:
-        """What the step is called with; None where the file has none of the names, and none is given."""
+        """The batches for the step; None where the file has none of the conventional names and no option names one."""
         from dataclasses import replace
 
         from ..errors import LoadError

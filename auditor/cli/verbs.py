@@ -1,4 +1,4 @@
-"""The verbs beside `audit` and `fleet`: what rules, errors, plans and audits that there are have to say."""
+"""The verbs beside `audit`, `fleet` and `rehearse`: they print or convert rules, errors, plans and past audits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Explain(Verb):
     """a rule's code, such as SFT001, or the name of an error, such as bad-plan"""
 
     def run(self) -> int:
-        """Print one rule, or one error, in words. Raises: AuditorError(slug="no-rule")."""
+        """Print the explanation of one rule or error. Raises: AuditorError(slug="no-rule")."""
         from ..resources import errors
         from ..rulebook.explain import explain
 
@@ -54,7 +54,7 @@ class Explain(Verb):
             close = difflib.get_close_matches(slug, [*map(str.lower, rules), *errors()], n=1)
             meant = next((code for code in rules if [code.lower()] == close), *close) if close else ""
             hint = f"did you mean {meant}?" if meant else f"`{PROGRAM} rules` lists the rules"
-            raise AuditorError(f"no rule and no error is called {self.code}: {hint}", slug="no-rule")
+            raise AuditorError(f"no rule or error is called {self.code}: {hint}", slug="no-rule")
         say(explain(rules[self.code.upper()]))
         return 0
 
@@ -80,7 +80,7 @@ class Rules(Verb):
 
 
 class Apply(Verb):
-    """Write patched_model.py for TARGET, following a plan.json of an earlier audit."""
+    """Write patched_model.py for TARGET from the plan.json of an earlier audit."""
 
     takes = ("plan_file", "target", "plan", "inputs", "weights", "out", "timeout", "seed")
     plan_file: PlanFile
@@ -114,8 +114,8 @@ class Apply(Verb):
         kept = [count(islands, "scope")] if islands or not functions else []
         kept += [count(functions, "function")] if functions else []
         say(
-            f"Plan     {chosen}, {' and '.join(kept)} in FP32, not verified on this model: audit it for that\n"
-            f"Patched  {file}\n"
+            f"Plan     {chosen}, {' and '.join(kept)} in FP32; not verified on this model: audit "
+            f"it for that\nPatched  {file}\n"
         )
         return 0
 
@@ -139,7 +139,7 @@ class Snippet(Verb):
 
 
 class ExplainLayer(Verb):
-    """What each plan of an audit runs a module or operation in, and why not lower."""
+    """Show the precision of a module or operation under each plan, and why it is not lower."""
 
     takes = ("plan_file", "name")
     plan_file: PlanFile
@@ -147,7 +147,7 @@ class ExplainLayer(Verb):
     """a module path such as blocks.0.norm, or an operation's name"""
 
     def run(self) -> int:
-        """Print why it does not run low. Raises: PlanError; AuditorError(slug="no-such-layer")."""
+        """Print the precision of one layer and the reason. Raises: PlanError; AuditorError(slug="no-such-layer")."""
         from ..document.read import load
         from ..report.kept import explain_layer
 
@@ -156,21 +156,21 @@ class ExplainLayer(Verb):
 
 
 class Diff(Verb):
-    """What changed from one audit to another: findings, verdicts, plans."""
+    """Compare two audits: findings, verdicts, plans."""
 
     takes = ("before", "after", "html", "format", "fail_on")
     before: Annotated[PlanFile, Option(shown="A")]
     after: Annotated[Location, Option(shown="B")]
-    """the one to compare with it"""
+    """the later audit, to be compared with the first"""
     html: Annotated[Path | None, Option("the path of a file", "FILE", path="path")] = None
     """also write the comparison as one HTML file"""
     format: Annotated[str, Option(choices=lambda: ("text", "json"))] = "text"
     """format of the output"""
     fail_on: Level = "never"
-    """exit with 1 if a finding this severe is new"""
+    """exit with 1 if there is a new finding of this severity or a higher one"""
 
     def run(self) -> int:
-        """Print what changed. Raises: PlanError where either file cannot be read, AuditorError(slug="bad-output")."""
+        """Print the differences. Raises: PlanError for an unreadable file, AuditorError(slug="bad-output")."""
         from ..document.compare import compare
         from ..document.read import load
 
@@ -206,14 +206,14 @@ def _as_data(changes: Comparison, files: tuple[str, str]) -> dict[str, Any]:
 
 
 def severe(findings: Iterable[Finding], level: str) -> int:
-    """The exit code: 1 where a finding is as severe as that, or more."""
+    """Exit code 1 if any finding reaches the given severity, else 0."""
     return int(any(LEVELS.index(finding.severity) <= LEVELS.index(level) for finding in findings) and level != "never")
 
 
 def default_directory(subject: Subject) -> Path:
-    """Where the files about a model go unless the user says otherwise.
+    """The output directory for a model, unless the user names one.
 
-    If the audit of a model from another file is there, the names of the folders above its file are put in front.
+    If it already contains the audit of a model from another file, the file's parent folders become part of the name.
     """
     name, file = subject.name, subject.origin.path if subject.origin else None
     folders = list(Path(file).parts[-2:0:-1]) if file else []
@@ -226,7 +226,7 @@ def default_directory(subject: Subject) -> Path:
 
 
 def _audited_file(plan: Path) -> str | None:
-    """The file of the model that a plan.json is about, if that can be known."""
+    """The source file of the model in a plan.json, where it is recorded."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         return str(json.loads(plan.read_text(encoding="utf-8"))["subject"]["file"] or "") or None
     return None

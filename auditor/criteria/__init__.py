@@ -1,4 +1,4 @@
-"""Criteria: what counts as an error of one output, in the user's own terms. Importing this needs no torch."""
+"""Criteria: limits that the user sets on the error of one output. Importing this needs no torch."""
 
 from .criterion import KINDS, Criterion
 from .parse import criteria_of

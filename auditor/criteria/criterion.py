@@ -1,4 +1,4 @@
-"""A criterion: an output, what is measured of it, the limit that this must keep to; the kinds, and what FP32 does by itself."""
+"""A criterion: an output, an error measure and its limit; also the table of measures, and the noise floor of FP32."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 AT_MOST, AT_LEAST = "<=", ">="
 
 NOTHING = 2.0
-"""The share of a limit that allows nothing, to which what is lost is added: more is worse, and it stays a number."""
+"""Base of the share where the limit allows no error; the error is added, so that more stays worse."""
 
 Options = tuple[tuple[str, "int | float | str"], ...]
-"""What is said of a kind in brackets: names and values, in the order of its row."""
+"""Arguments of a kind in brackets: names and values, in the order of its row."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind of criterion is. Units: `unit`; a limit lies within [least, most].
+    """An error measure that a criterion can limit. Units: `unit`; a limit lies within [least, most].
 
-    sign: on which side of the limit a plan holds. says: what is reduced over what. takes: {name in brackets: the type of
-    its value, or the words it may be}. squares: it grows with the square of an error, so that of two independent errors
-    the values add up. floating, discrete: which outputs it is defined for. best: its value where nothing differs.
+    sign: whether values must stay below or above the limit. says: its description. takes: {argument in brackets: its
+    type, or its allowed words}. squares: the measure grows with the square of an error, so that independent errors add
+    up. floating, discrete: the outputs it is defined for. best: its value where nothing differs.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Kind:
     best: float = 0.0
 
     def holds(self, value: float, limit: float) -> bool:
-        """Whether a value keeps to a limit; NaN does not."""
+        """Whether a value meets a limit; NaN does not."""
         return value <= limit if self.sign == AT_MOST else value >= limit
 
     def share(self, value: float, limit: float) -> float:
-        """How much of what the limit allows a value takes, proportional to the size of the error; at most 1 if it holds.
+        """The value divided by its limit, proportional to the size of the error; at most 1 if the limit holds.
 
-        Of a kind that grows with the square of an error it is the root. See NOTHING for a limit that allows nothing.
+        Quadratic measures are reduced to their root. See NOTHING for a limit that allows no error.
         """
         if math.isnan(value):
             return math.inf
@@ -77,7 +77,7 @@ _AT_MOST = (
     Kind(
         "flips",
         "1",
-        "share of entries that differ; of floats, of those with another sign, or on the other side of `threshold`",
+        "share of entries that differ; for floats, of entries whose sign, or side of `threshold`, differs",
         takes={"threshold": float},
         discrete=True,
         most=1.0,
@@ -85,21 +85,24 @@ _AT_MOST = (
 )
 _of_one = partial(Kind, sign=AT_LEAST, most=1.0, best=1.0)
 _AT_LEAST = (
-    _of_one("top1", "1", "share of rows whose largest entry is the same one", takes=_DIM),
+    _of_one("top1", "1", "share of rows whose largest entry is at the same position", takes=_DIM),
     _of_one(
-        "topk", "1", "share of the `k` largest entries of a row that stay so, mean over rows", takes={"k": int, **_DIM}
+        "topk",
+        "1",
+        "share of the `k` largest entries of a row that remain among them, mean over rows",
+        takes={"k": int, **_DIM},
     ),
     _of_one("cosine", "1", "cosine of the angle between the two rows, mean", takes=_DIM, squares=True, least=-1.0),
     _of_one(
         "iou",
         "1",
-        "intersection over union of each box (the last dimension, `xyxy` unless said), the smallest, or their `mean`",
+        "intersection over union of each box (the last dimension, by default `xyxy`): the smallest, or their `mean`",
         takes={"form": ("xyxy", "xywh", "cxcywh"), "over": ("min", "mean")},
     ),
     Kind(
         "psnr",
         "dB",
-        "10 log10(peak^2 / mean squared difference); `peak` is the range of the reference unless said",
+        "10 log10(peak^2 / mean squared difference); `peak` is by default the range of the reference",
         sign=AT_LEAST,
         takes={"peak": float},
         least=-math.inf,
@@ -112,20 +115,20 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_AT_MOST, *_AT_LEAST)}
 FUNCTION = Kind(
     "function",
     "its own",
-    "what a function of the user's gives for (reference, candidate): a number that is 0 where nothing differs",
+    "the value of your function for (reference, candidate): a number that is 0 without a difference",
     discrete=True,
 )
 """The kind of a criterion that is a Python function."""
 
 FLOOR = 3.0
-"""How many times what runs in FP32 differ by an error has to be, to be called one."""
+"""Errors count only above this multiple of the difference between FP32 runs."""
 
 
 def floor_of(error: float, joint: float) -> float:
-    """Up to what nothing is called an error, where runs in FP32 differ by that much.
+    """The noise floor: errors up to this size are ignored, since repeated FP32 runs differ by as much.
 
-    error: by what the budget measures; joint: relative L2 of all outputs. 0 where the outputs of runs have so little in
-    common that everything would pass.
+    error: of repeated runs, by the budget's measure; joint: their relative L2 over all outputs. 0 where repeated runs
+    have so little in common that every plan would pass.
     """
     return FLOOR * error if FLOOR * joint < 1 and math.isfinite(error) else 0.0
 
@@ -135,19 +138,19 @@ Function = Callable[[Any, Any], Any]
 
 
 def name_of(function: Function) -> str:
-    """What a function is called in words."""
+    """A function's name for messages."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def strict(written: str) -> bool:
-    """Whether a criterion, as it is written, allows nothing at all to be lost."""
+    """Whether a criterion, as text, allows no error at all."""
     return written.endswith(" <= 0") or (written.endswith(" >= 1") and ": psnr" not in written)
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """output: a name as in the model's own return; a name of something that holds several outputs, or a pattern with `*`,
-    speaks of each of them, and the worst one counts. kind: a name of KINDS, or what `function` is called."""
+    """An error measure with a limit for one output. output: a name in the model's return value; the name of a container
+    or a pattern with `*` covers several, of which the worst counts. kind: of KINDS, or `function`'s name."""
 
     output: str
     kind: str
@@ -157,36 +160,36 @@ class Criterion:
 
     @property
     def how(self) -> Kind:
-        """The kind's row."""
+        """The criterion's row of KINDS."""
         return FUNCTION if self.function is not None else KINDS[self.kind]
 
     @property
-    def measured(self) -> str:
-        """The kind with what is said of it: `topk(5)`."""
+    def measure_text(self) -> str:
+        """The measure with its arguments, as text: `topk(5)`."""
         said = [f"{v}" if n in ("k", "form", "over", "threshold", "peak") else f"{n}={v}" for n, v in self.options]
         return f"{self.kind}({', '.join(said)})" if said else self.kind
 
     @property
     def allows_nothing(self) -> bool:
-        """Whether nothing may differ."""
+        """Whether the limit allows no difference at all."""
         return self.limit == (0.0 if self.how.sign == AT_MOST else self.how.best)
 
     def option(self, name: str, default: Any) -> Any:
-        """What is said in brackets under a name."""
+        """The value of a named argument in brackets."""
         return dict(self.options).get(name, default)
 
     def speaks_of(self, name: str) -> bool:
-        """Whether an output of this name is meant."""
+        """Whether the criterion covers the output of this name."""
         wanted = self.output
         return name == wanted or name.startswith(f"{wanted}.") or ("*" in wanted and fnmatchcase(name, wanted))
 
     def holds(self, value: float) -> bool:
-        """Whether a value keeps to the limit."""
+        """Whether a value meets the limit."""
         return self.how.holds(value, self.limit)
 
     def share(self, value: float) -> float:
-        """How much of what the limit allows a value takes, see Kind.share."""
+        """The value divided by the limit, see Kind.share."""
         return self.how.share(value, self.limit)
 
     def __str__(self) -> str:
-        return f"{self.output}: {self.measured} {self.how.sign} {self.limit:.12g}"
+        return f"{self.output}: {self.measure_text} {self.how.sign} {self.limit:.12g}"

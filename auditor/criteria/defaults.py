@@ -1,4 +1,4 @@
-"""What outputs are held to where nobody says, and what else the recorded run speaks for; nothing goes by a name."""
+"""Default criteria for outputs without one, and suggestions based on the recorded operations, never on names."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..records import Capture, Proposal
 from .criterion import Criterion
 
 NATS, KL, UNITS = 0.02, 0.001, 0.5
-"""Limits that are proposed: two percent of any probability; a thousandth of a nat between two distributions; half a unit."""
+"""Suggested limits: two percent of any probability; a thousandth of a nat between distributions; half a unit."""
 
 APART = 10.0
-"""How many times the error of all outputs together one output's own is, for it to be named."""
+"""An output is named if its own error is this multiple of the joint error."""
 
 
 def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Capture) -> tuple[Criterion, ...]:
-    """`flips <= 0` for every discrete output that is computed from floating values, where no criterion speaks of it."""
+    """Add `flips <= 0` for every discrete output that is computed from floating-point values and has no criterion."""
     nodes = _output_nodes(capture)
     told_apart = len(nodes) == len(outputs)
     return tuple(
@@ -35,18 +35,18 @@ def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Ca
 
 
 def may_flip(capture: Capture) -> bool:
-    """Whether the recorded run returns anything discrete that is computed from floating values."""
+    """Whether the model returns a discrete output that is computed from floating-point values."""
     return any(not _floating(node) and _reads_floating(node) for node in _output_nodes(capture))
 
 
-def held_by_default(criteria: Iterable[Criterion]) -> list[Proposal]:
-    """What is said of criteria that outputs have by default."""
-    because = "it holds no floating values, and is computed from some"
+def describe_defaults(criteria: Iterable[Criterion]) -> list[Proposal]:
+    """One sentence about criteria that were added by default."""
+    because = "it is discrete, but computed from floating-point values"
     return [Proposal(one.output, str(one), because, holds=True) for one in sorted(criteria, key=str)]
 
 
 def suggest_criteria(criteria: Sequence[Criterion], names: Sequence[str], capture: Capture) -> Iterator[Proposal]:
-    """Criteria for log-probabilities and for what may be logits, by the operations that give these outputs."""
+    """Suggest criteria for log-probabilities and probable logits, by the operations that compute these outputs."""
     nodes = _output_nodes(capture)
     if len(nodes) == len(names):
         for name, node in zip(names, nodes, strict=True):
@@ -55,7 +55,7 @@ def suggest_criteria(criteria: Sequence[Criterion], names: Sequence[str], captur
 
 
 def _suggestion(node: fx.Node) -> tuple[str, str] | None:
-    """What an output may be held to, by the operation that gives it, and what speaks for that."""
+    """The criterion that suits an output, by the operation that computes it, with the evidence."""
     given = source(node)
     columns = shape(given)[-1:]
     if row_of(given).distribution == "logarithms":
@@ -66,17 +66,17 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
         and not any(row_of(one).distribution for one in readers(given))
     ):
         linear = f"its last operation is a linear layer of {columns[0]:,} columns"
-        return f"kl <= {KL:g}", f"{linear}, and no softmax follows in the model, so it looks like logits"
+        return f"kl <= {KL:g}", f"{linear}, and no softmax follows in the model: probably logits"
     if _floating(node) and _counts(node):
-        why = "whole numbers are added to it, as positions are, so it looks like units such as pixels"
+        why = "integers such as positions are added to it: probably in units such as pixels"
         return f"max_abs <= {UNITS:g}", why
     return None
 
 
-def apart(runs: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> dict[str, float]:
-    """Relative L2 error of each floating output, worst run, that is far larger than that of all outputs together.
+def measure_outliers(runs: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> dict[str, float]:
+    """Relative L2 error of each floating-point output whose worst run far exceeds the error of all outputs together.
 
-    runs: (reference, candidate); without names in a reference nothing is told apart.
+    runs: (reference, candidate); without names in a reference the result is empty.
     """
     worst: dict[str, float] = {}
     joint = 0.0
@@ -92,10 +92,11 @@ def apart(runs: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]])
 def by_itself(
     criteria: Sequence[Criterion], plan: str, off: Mapping[str, float], joint: float, limit: float
 ) -> Iterator[Proposal]:
-    """A criterion for each output that is `apart`. plan: in words; limit: that of the joint error."""
+    """A criterion for each output with a much larger error than the joint one. plan: its title; limit: the joint
+    one."""
     for name, error in off.items():
         if not _spoken_of(criteria, name):
-            times = f", {error / joint:,.0f} times that of all outputs together" if joint else ""
+            times = f", {error / joint:,.0f} times the error of all outputs together" if joint else ""
             yield Proposal(
                 name, f"{name}: rel_l2 <= {limit:g}", f"its own relative error is {error:.2g} in {plan}{times}"
             )
@@ -116,7 +117,7 @@ def _floating(node: fx.Node) -> bool:
 
 
 def _reads_floating(node: fx.Node) -> bool:
-    """Whether any floating values are among what a node is computed from; their shape alone is none."""
+    """Whether a node's value depends on floating-point values, and not only on their shapes."""
     waiting, seen = [node], {node}
     while waiting:
         at = waiting.pop()
@@ -129,7 +130,7 @@ def _reads_floating(node: fx.Node) -> bool:
 
 
 def _counts(node: fx.Node) -> bool:
-    """Whether integers are added into it: sums, scaling and rearrangement are all that lies between."""
+    """Whether a node only sums, scales or rearranges integers."""
     waiting, seen = [(node, False)], {(node, False)}
     while waiting:
         at, added = waiting.pop()
@@ -147,7 +148,7 @@ def _counts(node: fx.Node) -> bool:
 
 
 def _dim(node: fx.Node) -> str:
-    """What a criterion says of the dimension that a log_softmax is over, where that is not the last one."""
+    """The `dim` argument for a criterion on a log_softmax, where that is not the last dimension."""
     given = arguments(node).get("dim")
     rank = len(shape(node))
     return "" if not isinstance(given, int) or given % rank == rank - 1 else f"(dim={given})"

@@ -1,7 +1,7 @@
-"""The quadratic form of a criterion: which direction of an error it sees, and how much of its limit that takes.
+"""The quadratic form of a criterion: how its value depends, to second order, on the direction and size of an error.
 
-Decisions have one too, see margins.py. To second order the square of a share is d' A A' d for an error d of the output, and A is what shapes random signs e:
-E<A e, d>^2 = d' A A' d.
+Decisions have one too, see margins.py. To second order the squared share of the limit is d' A A' d for an output error
+d. The matrix A multiplies random signs e, since E<A e, d>^2 = d' A A' d.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from .margins import margins_of
 from .values import peak_of
 
 Form = Callable[[torch.Tensor], torch.Tensor]
-"""Random signs, shaped as the output's entries -> A times them, such that E<A e, d>^2 is the square of the share that d takes."""
+"""A function that multiplies random signs e, of the output's shape, by A, so that E<A e, d>^2 is the squared share
+of d."""
 
 
 def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
-    """What shapes the signs for an output; None where the kind has no quadratic form, or its limit allows nothing."""
+    """The function that multiplies signs by A; None where the measure has no quadratic form, or allows no error."""
     make = FORMS.get(criterion.kind) if criterion.function is None else None
     if (
         make is None
@@ -34,12 +35,12 @@ def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 
 
 def across(criterion: Criterion, reference: torch.Tensor) -> bool:
-    """Whether its form ties entries along the first dimension to each other, so that samples are not seen one by one."""
+    """Whether the form couples entries along the first dimension, so that samples cannot be treated separately."""
     return "dim" in criterion.how.takes and criterion.option("dim", -1) % max(reference.dim(), 1) == 0
 
 
 def relative_form(reference: torch.Tensor, limit: float) -> Form | None:
-    """Relative L2 beside a limit."""
+    """The quadratic form of a relative L2 limit."""
     size = float(finite(entries(reference)).double().norm())
     return (lambda signs: signs / (size * limit)) if size else None
 
@@ -89,7 +90,7 @@ def _decisions(criterion: Criterion, reference: torch.Tensor) -> Form | None:
     margins = margins_of(criterion, reference)
     if margins is None:
         return None
-    scale = margins.signs / (margins.allowed * math.sqrt(margins.size.numel()))
+    scale = margins.signs / (margins.allowed_change * math.sqrt(margins.size.numel()))
 
     def shape(signs: torch.Tensor) -> torch.Tensor:
         result = torch.zeros_like(signs).flatten()
@@ -109,4 +110,4 @@ FORMS: dict[str, Callable[[Criterion, torch.Tensor], Form | None]] = {
     "cosine": _cosine,
     **dict.fromkeys(("top1", "topk", "flips"), _decisions),
 }
-"""Kinds that are the square root of a quadratic form of the error, or that form itself, or grow with it."""
+"""Kinds that are monotonic in a quadratic form of the error."""

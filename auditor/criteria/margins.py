@@ -1,4 +1,4 @@
-"""Decisions: how far their two candidates are apart, and how many flip where an error of a given size comes on top."""
+"""Margins of decisions: the gap between the two best candidates, and how many flip under an error of a given size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ often it is asked which margins are near for their change."""
 
 @dataclass(frozen=True)
 class Margins:
-    """The decisions of one output: the largest entry of a row, the k-th against the next, or an entry against a threshold.
+    """The decisions of one output: the largest entry of a row, the k-th against the next, or an entry against a
+    threshold.
 
     first, second: [decisions], where the candidates lie among the output's entries; no second: the threshold. signs: which
     candidate is larger. size: what they are apart, float64. lost: share of all that flips where one decision of each does.
@@ -55,14 +56,14 @@ class Margins:
         return self.lost * replaced(self.inside, self.outside, change) / self.size.numel()
 
     @cached_property
-    def allowed(self) -> float:
+    def allowed_change(self) -> float:
         """The change of the margins at which as many flip as the limit allows.
 
         Mostly flips grow as the change does, which gives the next to try; where that gets no nearer, an interval is halved. Of a row's
         entries the nearest pair alone, which is cheap to ask, flips less often than all: its answer is too large.
         """
         pair = replace(self, inside=None, outside=None)
-        low, high = -64.0, math.log2(pair.allowed) if self.inside is not None else 64.0
+        low, high = -64.0, math.log2(pair.allowed_change) if self.inside is not None else 64.0
         tried, last = high if self.inside is not None else 0.0, math.inf
         for _ in range(TRIES):
             flips = self.flips(2.0**tried)
@@ -102,7 +103,7 @@ class Margins:
         return float(result)
 
     def _candidates(self, x: torch.Tensor) -> torch.Tensor:
-        """Both candidates of every decision, float64 [2, decisions]; zero in the threshold's place."""
+        """Both candidates of every decision, float64 [2, decisions]; zero in place of the threshold."""
         entries = x.detach().flatten()
         first = entries[self.first].double()
         return torch.stack(
@@ -110,8 +111,8 @@ class Margins:
         )
 
     def share(self, reference: torch.Tensor, candidate: torch.Tensor) -> float:
-        """The change of the margins beside the one that is allowed."""
-        return self.change(reference, candidate) / self.allowed
+        """The change of the margins divided by the allowed change."""
+        return self.change(reference, candidate) / self.allowed_change
 
 
 _KNOWN: MutableMapping[torch.Tensor, dict[Criterion, Margins | None]] = WeakTensorKeyDictionary()
@@ -133,7 +134,7 @@ def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
 def decided(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
     """The decisions that a criterion of one of KINDS counts, whatever it allows; None where there are none.
 
-    Decisions between entries that are equal, or not finite, are left out: they count as never flipped.
+    Decisions between equal or non-finite entries are left out: they count as never flipped.
     """
     values, inside, outside = reference.detach(), None, None
     places = torch.arange(values.numel(), device=values.device).view(values.shape)
@@ -203,5 +204,5 @@ def _normal_points() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _is_on_grid(x: torch.Tensor, dtype: torch.dtype | None) -> bool:
-    """Whether a format holds every entry."""
+    """Whether every entry is exactly representable in a format."""
     return dtype is not None and bool((x.to(dtype).to(x.dtype) == x).all())

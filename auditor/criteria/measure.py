@@ -1,4 +1,4 @@
-"""The one place where outputs are held against a reference: every criterion's value, and how much of the budget that takes."""
+"""Compares outputs with a reference: the value of every criterion, and its share of the limit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .margins import margins_of
 from .values import unfit, value
 
 OTHERS = "the other outputs"
-"""What the outputs are called that no criterion speaks of; they are judged together."""
+"""The name for all outputs without a criterion, which are judged together."""
 
 Tensors = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
 class CriterionResult:
-    """One criterion and its value. share: see Criterion.share; value: None where the outputs have nothing it speaks of."""
+    """One criterion and its value. share: see Criterion.share; value: None where the model returns no such output."""
 
     criterion: Criterion
     value: float | None
@@ -33,15 +33,15 @@ class CriterionResult:
 
     @property
     def holds(self) -> bool:
-        """Whether it keeps to its limit, or speaks of nothing that is there."""
+        """Whether the limit holds; also true where the model returns no such output."""
         return self.value is None or self.criterion.holds(self.value)
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """Called as a distance: of the criteria, and of all other outputs' error beside `max_error`, the largest share.
+    """A distance between outputs: the largest share of any criterion, or of `max_error` for outputs without one.
 
-    names: of the outputs, where a reference does not bring its own. joint: how all other outputs together are off.
+    names: of the outputs, where a reference has none. joint: the distance for all outputs without a criterion.
     """
 
     each: tuple[Criterion, ...]
@@ -50,31 +50,31 @@ class Criteria:
     joint: Distance = output_error
 
     @property
-    def rest(self) -> Criterion:
-        """The budget of the outputs that no criterion speaks of, as one."""
+    def rest_criterion(self) -> Criterion:
+        """The error budget of outputs without a criterion, as one criterion."""
         if self.joint is output_error:
             return Criterion(OTHERS, "rel_l2", self.max_error)
         return Criterion(OTHERS, name_of(self.joint), self.max_error, function=self.joint)
 
     @property
     def all(self) -> tuple[Criterion, ...]:
-        """The criteria, and the budget of the other outputs where there are any."""
-        return (*self.each, self.rest) if self.output_indices(self.rest, self.names) else self.each
+        """The criteria, and the error budget where some outputs have no criterion."""
+        return (*self.each, self.rest_criterion) if self.output_indices(self.rest_criterion, self.names) else self.each
 
     def __call__(self, reference: Tensors, candidate: Tensors) -> float:
-        """The largest share that any criterion takes of what it allows; above 1 one of them does not hold."""
-        return max((held.share for held in self.held(reference, candidate)), default=0.0)
+        """The largest share that any criterion takes of its limit; above 1 a limit is exceeded."""
+        return max((held.share for held in self.evaluate(reference, candidate)), default=0.0)
 
-    def held(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:
-        """Every criterion with its value, and the other outputs' where there are any.
+    def evaluate(self, reference: Tensors, candidate: Tensors, expected: bool = False) -> list[CriterionResult]:
+        """The value of every criterion, and of the error budget where some outputs have no criterion.
 
-        expected: the share of decisions is what the change of their margins lets expect, and not what happened to flip.
-        Raises: MeasureError(slug="shape-mismatch").
+        expected: whether decisions count as the flips to be expected from their margins, not as the flips that
+        occurred. Raises: MeasureError(slug="shape-mismatch").
         """
         names = names_of(reference, self.names)
         if len(reference) != len(candidate):
             output_error(reference, candidate)  # says so
-        spoken = (*self.each, *([self.rest] if self.output_indices(self.rest, names) else []))
+        spoken = (*self.each, *([self.rest_criterion] if self.output_indices(self.rest_criterion, names) else []))
         return [self._one(criterion, reference, candidate, expected) for criterion in spoken]
 
     def values(
@@ -83,40 +83,40 @@ class Criteria:
         others: Iterable[tuple[Tensors, Tensors]] = (),
         predicted: float = math.nan,
     ) -> tuple[CriterionValue, ...]:
-        """Every criterion with the worst of these runs; it holds where it does in all of them, and in `others`.
+        """Each criterion's worst value over these runs; it holds if its limit is met in all of them, and in `others`.
 
-        One that no run has a value for does not hold. predicted: the share that first order says they take.
+        A criterion without a value in any run does not hold. predicted: the share that the first-order estimate gives.
         """
-        result = worst([self.held(*run) for run in runs])
+        result = worst([self.evaluate(*run) for run in runs])
         known = {one.criterion: one for one in result}
-        failed = {one.criterion for run in others for one in self.held(*run) if not one.holds}
+        failed = {one.criterion for run in others for one in self.evaluate(*run) if not one.holds}
         return tuple(
             _record_of(
                 known.get(criterion) or CriterionResult(criterion, None, 0.0),
                 criterion not in failed,
                 bool(result),
-                self._predicted(criterion, [reference for reference, _ in runs], predicted),
+                self._predict(criterion, [reference for reference, _ in runs], predicted),
             )
             for criterion in (*self.each, *(one.criterion for one in result if one.criterion not in self.each))
         )
 
-    def _predicted(self, criterion: Criterion, references: Sequence[Tensors], share: float) -> float | None:
-        """The value that decisions take where their margins change by this share of what is allowed, the worst of runs."""
+    def _predict(self, criterion: Criterion, references: Sequence[Tensors], share: float) -> float | None:
+        """The predicted value of a criterion on decisions, at this share of the allowed change; worst run."""
         outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
         known = [margins_of(criterion, one[0]) for one in outputs if len(one) == 1]
-        flips = [margins.flips(share * margins.allowed) for margins in known if margins is not None]
+        flips = [margins.flips(share * margins.allowed_change) for margins in known if margins is not None]
         if not flips or not math.isfinite(share):
             return None
         return max(flips) if criterion.how.sign == "<=" else 1 - max(flips)
 
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
-        """Which outputs a criterion speaks of; `rest` of those that no other does."""
+        """Indices of the outputs that a criterion covers; for `rest`, of outputs that no other criterion covers."""
         if criterion.output == OTHERS:
             return tuple(i for i, name in enumerate(names) if not any(one.speaks_of(name) for one in self.each))
         return tuple(i for i, name in enumerate(names) if criterion.speaks_of(name))
 
     def _one(self, criterion: Criterion, reference: Tensors, candidate: Tensors, expected: bool) -> CriterionResult:
-        """One criterion and its value. Raises: MeasureError(slug="shape-mismatch")."""
+        """One criterion with its value. Raises: MeasureError(slug="shape-mismatch")."""
         meant = self.output_indices(criterion, names_of(reference, self.names))
         if criterion.output == OTHERS:
             error = self.joint([reference[i] for i in meant], [candidate[i] for i in meant])
@@ -132,21 +132,21 @@ class Criteria:
 
 
 def for_outputs(distance: Distance, names: Sequence[str]) -> Distance:
-    """The distance for outputs of these names, where it goes by names: another path through a model may return others."""
+    """The distance for outputs with these names, where it depends on names: another model path may return others."""
     return replace(distance, names=tuple(names)) if isinstance(distance, Criteria) else distance
 
 
 def names_of(reference: Tensors, otherwise: tuple[str, ...]) -> tuple[str, ...]:
-    """The names that outputs bring along, or others."""
+    """The names that outputs carry, or the given default."""
     return reference.names if isinstance(reference, NamedTensors) else otherwise
 
 
 def criteria_for(
     criteria: Sequence[Criterion], max_error: float, reference: NamedTensors, joint: Distance | None = None
 ) -> Criteria:
-    """The criteria of a model whose first batch gives these outputs. joint: the user's own measure of all others.
+    """Check criteria against the first batch's outputs; return the distance. joint: the user's measure for the rest.
 
-    Raises: AuditorError(slug="bad-criterion") where one speaks of no output, or of one that it does not fit.
+    Raises: AuditorError(slug="bad-criterion") for a criterion that matches no output, or one of the wrong type.
     """
     for criterion in criteria:
         meant = [i for i, name in enumerate(reference.names) if criterion.speaks_of(name)]
@@ -162,7 +162,10 @@ def _unknown(criterion: Criterion, names: Sequence[str]) -> str:
     listed = ", ".join(dict.fromkeys(names[:20])) + (f", and {len(names) - 20} more" if len(names) > 20 else "")
     close = difflib.get_close_matches(criterion.output, names, n=1)
     hint = f": did you mean {close[0]}?" if close else "."
-    return f"the model returns no {criterion.output!r}, which '{criterion}' speaks of{hint} It returns {listed or 'no tensor'}"
+    return (
+        f"the model has no output {criterion.output!r}, which '{criterion}' names{hint} It "
+        f"returns {listed or 'no tensor'}"
+    )
 
 
 def _record_of(held: CriterionResult, elsewhere: bool, ran: bool, predicted: float | None) -> CriterionValue:
@@ -170,7 +173,7 @@ def _record_of(held: CriterionResult, elsewhere: bool, ran: bool, predicted: flo
     finite = held.value is not None and not math.isnan(held.value)
     return CriterionValue(
         output=one.output,
-        kind=one.measured,
+        kind=one.measure_text,
         sign=one.how.sign,
         limit=one.limit,
         value=held.value if finite else None,
@@ -181,7 +184,7 @@ def _record_of(held: CriterionResult, elsewhere: bool, ran: bool, predicted: flo
 
 
 def worst(helds: Sequence[Sequence[CriterionResult]]) -> list[CriterionResult]:
-    """Of several runs the worst of each criterion."""
+    """The worst result of each criterion over several runs."""
     result: dict[Criterion, CriterionResult] = {}
     for held in helds:
         for one in held:

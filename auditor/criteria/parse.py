@@ -1,4 +1,4 @@
-"""Criteria as people write them, strings or a dict, read into records; what cannot be meant is refused in one line."""
+"""Parses criteria from strings or a dict; an invalid one raises a one-line error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .criterion import KINDS, Criterion, Function, Kind, Options, name_of
 
 
 def load_function(text: str) -> Function:
-    """The function that `f.py:name` or `package.module:name` names.
+    """Import the function that `f.py:name` or `package.module:name` names.
 
-    Raises: LoadError, those of importing a target and slug="bad-criterion" where that is nothing to call.
+    Raises: LoadError, as for importing a target; slug="bad-criterion" where the name is not callable.
     """
     from ..loading.target import named_in, parse
 
@@ -37,20 +37,22 @@ _LINE = re.compile(r"(?P<kind>[^<>=(]+?)\s*(?:\((?P<said>[^()]*)\))?\s*(?P<sign>
 def criteria_of(given: Any) -> tuple[Criterion, ...]:
     """Criteria from strings `OUTPUT: KIND <= X`, or from {output: `KIND <= X`, (function, limit), or a list of these}.
 
-    A string may hold several, apart by `;`. A kind may be a function, as `f.py:name`.
-    Raises: AuditorError(slug="bad-criterion").
+    A string may hold several, separated by `;`. A kind may be a function, as `f.py:name`. Raises:
+    AuditorError(slug="bad-criterion").
     """
     result = () if given is None else tuple(_each(given))
     seen: dict[tuple[str, str], Criterion] = {}
     for one in result:
-        if (key := (one.output, one.measured)) in seen:
-            raise AuditorError(f"two criteria set {one.output}: {one.measured}: '{seen[key]}' and '{one}'", slug=SLUG)
+        if (key := (one.output, one.measure_text)) in seen:
+            raise AuditorError(
+                f"two criteria set {one.output}: {one.measure_text}: '{seen[key]}' and '{one}'", slug=SLUG
+            )
         seen[key] = one
     return result
 
 
 def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
-    """output: the one that is spoken of, where that is known."""
+    """Yield the parsed criteria. output: the name of the output, where the dict gives it."""
     if isinstance(given, Criterion):
         yield given
     elif isinstance(given, str):
@@ -58,7 +60,7 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
         for text in texts or [given]:  # what is left empty by mistake would judge nothing
             name, colon, rest = (output, ":", text) if output else text.partition(":")
             if not (texts and colon and name.strip()):
-                raise AuditorError(f"{text!r} is no criterion: {GRAMMAR}", slug=SLUG)
+                raise AuditorError(f"cannot parse the criterion {text!r}: {GRAMMAR}", slug=SLUG)
             yield _parse_criterion(name.strip(), rest.strip())
     elif isinstance(given, Mapping) and output is None:
         for name, said in given.items():
@@ -78,10 +80,10 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
 
 
 def _parse_criterion(output: str, text: str) -> Criterion:
-    """`KIND <= X`, `KIND(ARGUMENT) >= X` or `f.py:function <= X` of an output."""
+    """Parse `KIND <= X`, `KIND(ARGUMENT) >= X` or `f.py:function <= X` for an output."""
     match = _LINE.fullmatch(text)
     if match is None:
-        raise AuditorError(f"{f'{output}: {text}'!r} is no criterion: {GRAMMAR}", slug=SLUG)
+        raise AuditorError(f"cannot parse the criterion {f'{output}: {text}'!r}: {GRAMMAR}", slug=SLUG)
     kind = match["kind"].strip()
     function = load_function(kind) if ":" in kind else None
     return make_criterion(output, kind, match["limit"], sign=match["sign"], said=match["said"], function=function)
@@ -96,20 +98,25 @@ def make_criterion(
     said: str | None = None,
     function: Function | None = None,
 ) -> Criterion:
-    """A criterion whose kind, direction, limit and brackets make sense together."""
+    """A criterion, once its measure, direction, limit and arguments have been checked together."""
     if function is None and kind not in KINDS:
         close = difflib.get_close_matches(kind.lower(), KINDS, n=1)
         hint = f": did you mean {close[0]}?" if close else "."
-        raise AuditorError(f"{kind!r} is no kind of criterion{hint} They are {', '.join(KINDS)}", slug=SLUG)
-    found = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
-    found, how = replace(found, limit=_number(limit, f"the limit of '{output}: {found.measured}'")), found.how
+        raise AuditorError(f"{kind!r} is not a criterion{hint} Available: {', '.join(KINDS)}", slug=SLUG)
+    criterion = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
+    criterion, how = (
+        replace(criterion, limit=_number(limit, f"the limit of '{output}: {criterion.measure_text}'")),
+        criterion.how,
+    )
     if sign is not None and sign != how.sign:
-        more = "more" if how.sign == ">=" else "less"
-        raise AuditorError(f"{more} of {kind} is better: write '{found}'. It is: {how.says}"[:400], slug=SLUG)
-    if not how.least <= found.limit <= how.most or math.isinf(found.limit):
+        more = "higher" if how.sign == ">=" else "lower"
+        raise AuditorError(
+            f"{more} values of {kind} are better: write '{criterion}'. It is: {how.says}"[:400], slug=SLUG
+        )
+    if not how.least <= criterion.limit <= how.most or math.isinf(criterion.limit):
         within = f"from {how.least:g} to {how.most:g}" if math.isfinite(how.most) else "0 or more, and finite"
-        raise AuditorError(f"the limit of {kind} is {within}, not {found.limit:g}", slug=SLUG)
-    return found
+        raise AuditorError(f"the limit of {kind} must be {within}, not {criterion.limit:g}", slug=SLUG)
+    return criterion
 
 
 def _number(value: Any, what: str) -> float:
@@ -120,12 +127,12 @@ def _number(value: Any, what: str) -> float:
     except (TypeError, ValueError):
         result = math.nan
     if math.isnan(result):
-        raise AuditorError(f"{what} is a number, not {value!r}"[:300], slug=SLUG)
+        raise AuditorError(f"{what} must be a number, not {value!r}"[:300], slug=SLUG)
     return result
 
 
 def _options(kind: Kind, said: str | None) -> Options:
-    """What stands in brackets: values in the order of the kind's row, words by what they are, or `name=value`."""
+    """Parse the arguments in brackets: values in order, words by their meaning, or `name=value`."""
     result: dict[str, int | float | str] = {}
     for part in filter(None, (part.strip() for part in (said or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))
@@ -150,10 +157,10 @@ def _option(kind: Kind, name: str, text: str) -> int | float | str:
     if isinstance(takes, tuple):
         if text in takes:
             return text
-        raise AuditorError(f"{what} is {' or '.join(takes)}, not {text!r}", slug=SLUG)
+        raise AuditorError(f"{what} must be {' or '.join(takes)}, not {text!r}", slug=SLUG)
     result = _number(text, what)
     whole, counted = takes is int, name in ("k", "peak")
     if math.isinf(result) or (whole and result != int(result)) or (counted and result <= 0):
         words = f"a{' whole' if whole else ''} number{' above 0' if counted else ''}"
-        raise AuditorError(f"{what} is {words}, not {text}", slug=SLUG)
+        raise AuditorError(f"{what} must be {words}, not {text}", slug=SLUG)
     return int(result) if whole else result

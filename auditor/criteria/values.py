@@ -1,4 +1,4 @@
-"""What a criterion's kind makes of a reference and a candidate; everything is computed in float64."""
+"""Computes the value of a criterion from a reference and a candidate, in float64."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Value = Callable[[torch.Tensor, torch.Tensor, Criterion], float]
 
 
 def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
-    """What the criterion measures of two tensors; NaN where a finite entry of the reference is not finite in the other.
+    """The criterion's error between two tensors; NaN where a finite reference entry became non-finite in the candidate.
 
-    Entries where the reference is NaN do not count; where it is infinite the other is the same, or the value is NaN.
-    Raises: MeasureError(slug="shape-mismatch"), CallbackError(slug="bad-criterion") for what a function raises.
+    Entries where the reference is NaN are ignored; where it is infinite, the candidate must be equal, or the value is
+    NaN. Raises: MeasureError(slug="shape-mismatch"), CallbackError(slug="bad-criterion") where a user's function
+    raises.
     """
     if criterion.function is not None:
         return _call_function(criterion, reference, candidate)
@@ -59,7 +60,7 @@ def _call_function(criterion: Criterion, reference: torch.Tensor, candidate: tor
 
 
 def _gap(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Differences, nothing where the reference is not finite."""
+    """Differences between both tensors; zero where the reference is not finite."""
     return torch.where(torch.isfinite(r), c - r, torch.zeros_like(r))
 
 
@@ -69,7 +70,7 @@ def rel_max(r: torch.Tensor, c: torch.Tensor, _: Criterion) -> float:
 
 
 def rows(x: torch.Tensor, criterion: Criterion) -> torch.Tensor:
-    """[*] -> [rows, entries of a row]."""
+    """Reshape [*] to [rows, entries of a row]."""
     dim = criterion.option("dim", -1)
     return x.movedim(dim, -1).reshape(-1, x.shape[dim])
 
@@ -102,7 +103,7 @@ def topk(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
 
 
 def _flips(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> torch.Tensor:
-    """Which entries count as others."""
+    """Mask of the entries whose decision differs."""
     threshold = criterion.option("threshold", None)
     if not r.is_floating_point():
         return r != c
@@ -127,7 +128,7 @@ def psnr(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
 
 
 def peak_of(r: torch.Tensor, criterion: Criterion) -> float:
-    """The peak that a psnr speaks of."""
+    """The peak value that a PSNR refers to."""
     said = criterion.option("peak", None)
     finite = r[torch.isfinite(r)]
     return float(said) if said is not None else (float(finite.max() - finite.min()) if finite.numel() else 0.0)
@@ -159,17 +160,17 @@ VALUES: dict[str, Value] = {
     "flips": lambda r, c, criterion: float(_flips(r, c, criterion).double().mean()),
     **{function.__name__: function for function in (rel_max, kl, nats, top1, topk, cosine, psnr, iou)},
 }
-"""{name of a kind: what it makes of two tensors of the same shape}."""
+"""{name of a kind: function of two tensors of the same shape}."""
 
 
 def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | None:
-    """Why an output cannot be judged so; None where it can."""
+    """Why a criterion does not suit an output; None where it does."""
     kind, how = criterion.kind, criterion.how
     sizes = extent(reference) if reference.is_nested else tuple(reference.shape)
     shape = f"{str(reference.dtype).removeprefix('torch.')}{list(sizes)}"
     if criterion.function is None:
         if not is_number(reference) and not how.discrete:
-            return f"{kind} is for outputs of floating-point numbers, and {name} is {shape}: use flips"
+            return f"{kind} needs floating-point outputs, and {name} is {shape}: use flips"
         if reference.is_complex() and kind not in ("rel_l2", "max_abs", "mean_abs", "rel_max", "psnr"):
             return f"{kind} is for real numbers, and {name} is {shape}"
         if reference.is_nested and (kind == "iou" or "dim" in how.takes):
@@ -178,14 +179,16 @@ def unfit(criterion: Criterion, name: str, reference: torch.Tensor) -> str | Non
             return f"iou is for boxes, four numbers in the last dimension, and {name} is {shape}"
         dim = criterion.option("dim", -1)
         if "dim" in how.takes and not -reference.dim() <= dim < reference.dim():
-            return f"{criterion.measured} goes over dimension {dim}, and {name} is {shape}"
+            return f"{criterion.measure_text} uses dimension {dim}, and {name} is {shape}"
         if kind in ("kl", "nats", "top1", "topk") and reference.shape[dim] < 2:
             return f"{kind} compares the entries of dimension {dim}, and {name}, {shape}, has one there"
         if kind == "topk" and reference.shape[dim] < criterion.option("k", 1):
-            return f"{criterion.measured} wants more entries than dimension {dim} of {name} has: it is {shape}"
-    found = value(criterion, reference, reference)
-    if not how.holds(found, criterion.limit) and not (math.isnan(found) and criterion.function is None):
-        return f"{criterion.measured} of {name} is {found:g} where nothing differs, which does not hold {criterion.limit:g}"
-    if math.isnan(found):
-        return f"{criterion.measured} cannot be computed of {name}, whose FP32 values are not finite where it counts"
+            return f"{criterion.measure_text} needs more entries than dimension {dim} of {name} has: {shape}"
+    own_value = value(criterion, reference, reference)
+    if not how.holds(own_value, criterion.limit) and not (math.isnan(own_value) and criterion.function is None):
+        return (
+            f"{criterion.measure_text} of {name} is {own_value:g} for equal outputs, which violates {criterion.limit:g}"
+        )
+    if math.isnan(own_value):
+        return f"{criterion.measure_text} cannot be computed for {name}: its FP32 values are not finite there"
     return None

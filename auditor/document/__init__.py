@@ -1,1 +1,1 @@
-"""plan.json and measurements.json: written, read back, checked and compared."""
+"""plan.json and measurements.json: written, read, validated and compared."""

@@ -1,4 +1,4 @@
-"""The files of an audit: an Audit as plain data, shaped as its records are; the same audit gives the same bytes."""
+"""Converts an Audit to plain data and to the text of its files; equal audits give equal bytes."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from .places import portable, portable_path
 PLAN, MEASUREMENTS = "plan.json", "measurements.json"
 WIDTH = 240
 VARYING = ("seconds", "held")
-"""Keys of `environment` that another audit of the same has otherwise: what it took."""
+"""Keys of `environment` that differ between equal audits, such as durations."""
 
 
 @functools.cache
 def adapter(record: Any = Audit) -> TypeAdapter[Any]:
-    """The codec of a record."""
+    """The pydantic adapter of a record class."""
     return TypeAdapter(record)
 
 
 def texts(audit: Audit) -> dict[str, str]:
-    """plan.json and measurements.json, by their names."""
+    """The texts of plan.json and measurements.json, by file name."""
     return {PLAN: laid_out(to_plan(audit)) + "\n", MEASUREMENTS: laid_out(to_measurements(audit), 2) + "\n"}
 
 
 def to_plan(audit: Audit) -> dict[str, Any]:
-    """The contents of plan.json: numbers of seven significant digits, texts for those that are not finite."""
+    """The contents of plan.json: numbers with seven significant digits, and text for Inf and NaN."""
     result = adapter().dump_python(_portable(audit), mode="json", exclude=measured_fields(Audit))
     return {"format_version": FORMAT_VERSION, **result}
 
 
 def to_measurements(audit: Audit) -> dict[str, Any]:
-    """The contents of measurements.json, in the same way."""
+    """The contents of measurements.json, in the same form."""
     result = adapter().dump_python(_portable(audit), mode="json", include=measured_fields(Audit))
     return {"format_version": FORMAT_VERSION, "plan": digest(to_plan(audit)), **result}
 
 
 def to_document(audit: Audit) -> dict[str, Any]:
-    """Everything in one document."""
+    """The contents of both files in one dict."""
     return {"format_version": FORMAT_VERSION, **adapter().dump_python(_portable(audit), mode="json")}
 
 
 def merge(plan: Any, measurements: Any) -> Any:
-    """Both in one document; what plan.json says stands."""
+    """Combine both files in one dict; plan.json wins where they disagree."""
     if isinstance(plan, Mapping) and isinstance(measurements, Mapping):
         return {**measurements, **{key: merge(item, measurements.get(key)) for key, item in plan.items()}}
     if isinstance(plan, list) and isinstance(measurements, list) and len(plan) == len(measurements):
@@ -62,7 +62,7 @@ def merge(plan: Any, measurements: Any) -> Any:
 
 @functools.cache
 def measured_fields(type_: Any) -> Mapping[str, Any]:
-    """What of a record is in measurements.json, as pydantic takes it to include or exclude that."""
+    """The fields of a record that belong in measurements.json, in pydantic's include/exclude form."""
     if not is_dataclass(type_):
         result = next(filter(None, map(measured_fields, get_args(type_))), {})
         return {"__all__": result} if result and get_origin(type_) in (tuple, Mapping) else result
@@ -77,7 +77,7 @@ def measured_fields(type_: Any) -> Mapping[str, Any]:
 
 
 def steady(plan: Any) -> Any:
-    """What plan.json holds, but for what another audit of the same has otherwise."""
+    """The contents of plan.json without what differs between two audits of the same model, such as times."""
     environment = plan.get("environment") if isinstance(plan, Mapping) else None
     if not isinstance(environment, Mapping):
         return plan
@@ -85,13 +85,13 @@ def steady(plan: Any) -> Any:
 
 
 def digest(plan: Any) -> str:
-    """What tells whether plan.json is still the one that measurements were written with."""
+    """A digest of plan.json, which measurements.json stores to show that both were written together."""
     text = json.dumps(steady(plan), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def _portable(audit: Audit) -> Audit:
-    """The audit with paths that are the same on every machine."""
+    """The audit with paths that do not depend on the machine."""
     about = audit.subject
     subject = replace(
         about,
@@ -110,7 +110,7 @@ def _with_places(report: NodeReport) -> NodeReport:
 
 
 def under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, ...], ...]:
-    """The names of each parameter or module that has more than one."""
+    """All names of each parameter or module that has more than one."""
     names: dict[int, list[str]] = {}
     for name, item in named:
         names.setdefault(id(item), []).append(name)
@@ -118,8 +118,8 @@ def under_several_names(named: Iterable[tuple[str, Any]]) -> tuple[tuple[str, ..
 
 
 def laid_out(value: Any, deepest: float = math.inf, depth: int = 0, before: int = 0) -> str:
-    """JSON in which an object or a list takes one line where that has at most WIDTH characters, or where it lies that deep,
-    else one for each of its items. before: how many characters of the line are taken."""
+    """Format JSON: a list or an object takes one line if it has at most WIDTH characters or is nested `deepest` levels
+    deep; else each item takes one. before: characters of the line already used."""
     short = json.dumps(value)
     fits = depth >= deepest or before + depth + len(short) <= WIDTH
     if fits or not value or not isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""Two audits side by side: which findings are new, which are gone, and what became of plans and verdicts."""
+"""Compares two audits: new and resolved findings, and changes of plans and verdicts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..records.measure import MEASURED
 from ..rulebook.rule import SEVERITIES
 
 BAND = 2.0
-"""How many times larger a contribution has to be than it was for what the measurement says of it to be new."""
+"""A contribution counts as changed if it grew by more than this factor."""
 
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """One operation whose verdict in one format is another now; None where it was, or is, not there."""
+    """An operation whose verdict in one format changed; None on the side where the operation does not exist."""
 
     node: Node
     format: str
@@ -29,7 +29,7 @@ class VerdictChange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What changed from one audit to the next. caveats: settings that differ, as (what, before, after)."""
+    """The differences between two audits. caveats: settings that differ, as (setting, before, after)."""
 
     before: Audit
     after: Audit
@@ -41,12 +41,12 @@ class Comparison:
 
     @property
     def unchanged_findings(self) -> int:
-        """Findings that are in both audits, no more severe than they were."""
+        """Findings of both audits that are no more severe than before."""
         return len(self.after.findings) - len(self.new)
 
 
 def compare(before: Audit, after: Audit) -> Comparison:
-    """Everything that differs, in the order of the second audit, then of the first."""
+    """All differences, in the order of the second audit, then of the first."""
     was, now = settings(before), settings(after)
     return Comparison(
         before,
@@ -60,7 +60,7 @@ def compare(before: Audit, after: Audit) -> Comparison:
 
 
 def settings(audit: Audit) -> dict[str, str]:
-    """What has to be equal for numbers to be comparable."""
+    """The settings that must be equal for numbers to be comparable."""
     subject, environment = audit.subject, audit.environment
     return {
         "parameters": str(audit.parameters),
@@ -75,7 +75,7 @@ def settings(audit: Audit) -> dict[str, str]:
 
 
 def figures(plan: Plan | None) -> tuple[Any, ...] | None:
-    """What two plans are compared by."""
+    """The numbers by which two plans are compared."""
     if plan is None:
         return None
     errors = plan.predicted_error, plan.measured_error
@@ -83,16 +83,16 @@ def figures(plan: Plan | None) -> tuple[Any, ...] | None:
 
 
 def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
-    """The findings of an audit that an earlier one does not hold, or holds as less severe.
+    """The findings of an audit that an earlier audit lacks, or reports as less severe.
 
-    One that is there for another plan's sake, or a number that is not BAND times what it was, is not new; an error is.
-    Contributions under another budget are not comparable.
+    A finding is not new if only the plan changed, or its number by at most the factor BAND, unless it is an error.
+    Contributions under another error budget are not comparable.
     """
     comparable = settings(before)["budget"] == settings(audit)["budget"]
     both = contributions_of(before), contributions_of(audit)
 
     def steady(finding: Finding) -> bool:
-        """Whether the contributions that it rests on are at most BAND times what they were."""
+        """Whether the contributions behind a finding grew at most by the factor BAND."""
         pairs = [
             [found.get(fmt, {}).get(finding.owner, {}).get(finding.op, 0.0) for found in both]
             for fmt in finding.formats
@@ -114,8 +114,8 @@ def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:
 
 
 def contributions_of(audit: Audit) -> Contributions:
-    """The largest contribution of each operation of each module, to three digits, of those that are sensitive, or would be
-    if they were BAND times what they are."""
+    """The largest contribution of each operation of each module, to three digits: of sensitive operations, and of those
+    that would be sensitive at BAND times their contribution."""
     if audit.contributions:
         return audit.contributions
     from ..measure.rerun import SENSITIVE_SHARE
@@ -132,7 +132,7 @@ def contributions_of(audit: Audit) -> Contributions:
 
 
 def _covers(old: Finding, finding: Finding, steady: Callable[[Finding], bool]) -> bool:
-    """Whether a finding is the old one still: as severe at most, or more so without the model having changed there."""
+    """Whether an old finding includes this one: it is as severe, or the model did not change there."""
     if _level(old) >= _level(finding):
         return True
     borne_out = old.agrees is not None and old.agrees == finding.agrees
@@ -144,7 +144,7 @@ def _level(finding: Finding) -> int:
 
 
 def _identity(finding: Finding) -> tuple[str, ...]:
-    """Lines move, and numbers vary."""
+    """A finding without line numbers and measured values, which vary between audits."""
     return finding.rule, finding.owner, finding.op
 
 
@@ -171,7 +171,7 @@ def _verdict_changes(before: Sequence[NodeReport], after: Sequence[NodeReport]) 
 
 
 def _by_place(reports: Sequence[NodeReport]) -> dict[tuple[str, str, int], NodeReport]:
-    """Operations by module, kind and count within it: names of graph nodes shift when one is added before them."""
+    """Group operations by module, kind and index: names of graph nodes shift when a node is added before them."""
     seen: Counter[tuple[str, str]] = Counter()
     result = {}
     for report in reports:

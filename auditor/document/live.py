@@ -1,4 +1,4 @@
-"""A plan from an audit or its files applied to a model in hand, or written as a `patched_model.py` for it."""
+"""Applies a plan from an audit or its files to a live model, or writes `patched_model.py` for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..artefact.emit import emit
 from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
 from ..isolation import isolated
-from ..isolation.members import size_of, structure_of, unwrapped
+from ..isolation.members import size_of, structure_of, unwrap_model
 from ..numerics.formats import label, runs
 from ..plan.workbench import emitted
 from ..records import Audit, Plan, Subject
@@ -28,9 +28,9 @@ from .read import applicable, plan_of, read_json
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
     """Make `model` follow a plan, in place, and return it.
 
-    plan: an Audit, its `plans` or one of them, a dict as in plan.json, or a path to one. name: which of its plans; the
-    recommended one if left out. The class, signature, state_dict keys and hooks of the model stay; `cast` plans change
-    weight dtypes. Raises: PlanError where the plan does not fit the model.
+    plan: an Audit, its `plans` or one of them, a dict as in plan.json, or a path to one. name: which of its plans, by
+    default the recommended one. Class, signature, state_dict keys and hooks of the model stay; plans of the strategy
+    `cast` change the weights' dtypes. Raises: PlanError where the plan does not fit the model.
     """
     if not isinstance(model, nn.Module):
         raise PlanError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
@@ -39,9 +39,9 @@ def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
 
 
 def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
-    """One plan, from any of the forms that `apply` takes, and the audit that it is of, where that is known.
+    """Return one plan, from any of the forms that `apply` accepts, and its audit where that is known.
 
-    Raises: PlanError, also for a plan in a format that torch does not compute in, or that is a program of its own.
+    Raises: PlanError, also for a plan that torch cannot compute, or that is an exported program.
     """
     if isinstance(plan, (str, PathLike)):
         plan = applicable(read_json(Path(plan)), str(plan))
@@ -59,10 +59,10 @@ def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
 
 
 def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], str]:
-    """What plan.json says, those of its plans that can be run, and the name of the one to use: `name`, or the recommended one.
+    """Return the contents of plan.json, its plans that can be applied, and the name of the one to use.
 
-    What was measured and verified is left behind: it was another model that was measured, as far as anyone can tell.
-    Raises: PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan" | "no-arithmetic" | "plan-is-program").
+    Measurements and verification results are dropped, since the model may have changed since then. Raises:
+    PlanError(slug="missing-plan" | "bad-plan" | "no-such-plan" | "no-arithmetic" | "plan-is-program").
     """
     audit, chosen = select(file, name)
     assert audit is not None
@@ -77,7 +77,7 @@ def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], st
 def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], chosen: str, directory: Path) -> str:
     """The text of `patched_model.py` for `subject`, to be saved in `directory`.
 
-    Raises: PlanError(slug="plan-mismatch") where any of the plans does not fit the model.
+    Raises: PlanError(slug="plan-mismatch") where one of the plans does not fit the model.
     """
     for plan in plans.values():
         with isolated(subject.model):  # what one plan rounds, the next may want in FP32
@@ -93,29 +93,29 @@ def check_artefact(subject: Subject, plans: Mapping[str, Plan], chosen: str, see
     with Verifier.start(subject.batches[:1], seed=seed, gradients=False) as (verifier, folder), suppress(NotHandedOver):
         failure = verifier.ask(emitted(subject, plans, folder), [chosen])[chosen]
         if isinstance(failure, str):
-            raise PlanError(f"under {chosen} the model does not run: {failure}", slug="plan-mismatch")
+            raise PlanError(f"the model does not run under {chosen}: {failure}", slug="plan-mismatch")
 
 
 def _runnable(plan: Plan) -> Plan:
     if plan.strategy in GRAPHS:
         file = plan.program.file if plan.program else f"{plan.strategy}_{plan.format}.pt2"
         raise PlanError(
-            f"a plan of strategy {plan.strategy} changes no module, it is a program of its own: "
-            f"torch.export.load({file!r}).module() is called as the model is. Audit another model to have one for it.",
+            f"a plan of strategy {plan.strategy} cannot be applied to a module: it is an exported program. "
+            f"torch.export.load({file!r}).module() is called like the model. For another model, audit that one.",
             slug="plan-is-program",
         )
     used = [plan.format, *(choice.precision for choice in plan.scopes.values())]
     lacking = next((fmt for fmt in used if not runs(fmt)), None)
     if lacking is not None:
         raise PlanError(
-            f"torch has no arithmetic in {label(lacking)}, so the plan cannot be run: choose one in another format.",
+            f"torch cannot compute in {label(lacking)}, so the plan cannot be run: choose one in another format.",
             slug="no-arithmetic",
         )
     return plan
 
 
 def _plan_called(plans: Mapping[str, Plan], name: str | None) -> Plan:
-    """The plan of this name. Raises: PlanError, which names the plans that can be run, since a user chooses among those."""
+    """Return the plan of this name. Raises: PlanError, which lists the plans that can be applied."""
     if isinstance(name, str) and name in plans:
         return plans[name]
     wanted = f"{name!r} is not among the plans" if name else "no plan is recommended"
@@ -123,7 +123,7 @@ def _plan_called(plans: Mapping[str, Plan], name: str | None) -> Plan:
         raise PlanError(f"{wanted}; choose one of {', '.join(running)}.", slug="no-such-plan")
     lacking = " and ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
     raise PlanError(
-        f"{wanted}, and none can be run: torch has no arithmetic in {lacking}. Audit a format that it computes in.",
+        f"{wanted}, and none can be run: torch cannot compute in {lacking}. Audit a format that it can compute in.",
         slug="no-arithmetic",
     )
 
@@ -144,8 +144,8 @@ def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
 def _check_model(model: nn.Module, size: int, audit: Audit) -> None:
     if audit.structure == structure_of(model) if audit.structure else audit.parameters == size:
         return
-    said = f"for a model of {audit.parameters} parameters, this one has {size}"
+    said = f"for a model with {audit.parameters} parameters, this one has {size}"
     if audit.parameters == size:
-        kind = type(unwrapped(model)).__name__
-        said = f"for another model than this {kind}: modules or parameters have other names, classes or shapes"
+        kind = type(unwrap_model(model)).__name__
+        said = f"for another model than this {kind}: names, classes or shapes of modules or parameters differ"
     raise PlanError(f"the plan was made {said}. Audit this model.", slug="plan-mismatch")

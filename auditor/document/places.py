@@ -1,4 +1,4 @@
-"""Files as seen from the repository they belong to: the same on every machine that has it."""
+"""File paths relative to their repository, so that they are the same on every machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIBRARIES = frozenset(("site-packages", "dist-packages"))
 
 
 def from_repository(path: Path) -> str:
-    """A path from its repository, or else from the working directory; a file of neither is known by its name."""
+    """A path relative to its repository, else to the working directory, else the file's name."""
     root = _repository(path.parent)
     for base in (root, Path.cwd()):
         if base is not None and path.is_relative_to(base):
@@ -21,23 +21,23 @@ def from_repository(path: Path) -> str:
 
 
 def portable(text: str) -> str:
-    """A text with the absolute paths in it as `shown` has them."""
+    """Replace the absolute paths in a text by relative ones."""
     return _ABSOLUTE.sub(lambda found: portable_path(found[0]), text)
 
 
 def portable_path(path: str) -> str:
-    """The same; a file of an installed package from where packages are installed."""
+    """A path relative to its repository; for an installed package, relative to where packages are installed."""
     parts = Path(path).parts
     at = next((number for number, part in enumerate(parts) if part in LIBRARIES), None)
     return "/".join(parts[at:]) if at is not None else from_repository(Path(path))
 
 
 def is_installed(path: str | None) -> bool:
-    """Whether a file belongs to an installed package, and so to no repository of the user's."""
+    """Whether a file belongs to an installed package, and not to the user's repository."""
     return path is not None and not LIBRARIES.isdisjoint(Path(path).parts)
 
 
 @cache
 def _repository(folder: Path) -> Path | None:
-    """The nearest folder upwards that holds `.git`."""
+    """The nearest parent folder that contains `.git`."""
     return next((f for f in (folder, *folder.parents) if (f / ".git").exists()), None)

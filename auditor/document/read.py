@@ -1,4 +1,4 @@
-"""The files of an audit read back: nothing in them is trusted before it has been looked at."""
+"""Reads the files of an audit and validates them before use."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..records.plan import Plan
 from .codec import MEASUREMENTS, PLAN, adapter, digest, merge
 
 Place = Sequence[str | int]
-"""Keys and indices from the top of a document on."""
+"""Path in a document: keys and indices from its root."""
 
-AGAIN = "Audit the model again to write a new one, or undo what was changed in it"
+AGAIN = "Audit the model again to write a new one, or undo the changes in it"
 ALONE = (
-    "This audit was read from its plan.json alone: operations, weights and regions are in measurements.json, which is not "
-    "beside it, or was written with another plan.json."
+    "Only plan.json was read: the measurements.json with operations, weights and regions is "
+    "missing, or belongs to another plan.json."
 )
 PROGRAMS = (".pt2", ".onnx")
 SHOULD_BE = {
@@ -41,15 +41,15 @@ SHOULD_BE = {
     "dataclass_type": "an object",
     "too_long": "a list of {max_length}",
 }
-"""{pydantic's name of an error: what should have been there}, filled in from what pydantic says of it."""
+"""{pydantic's error type: template for the expected value}."""
 
 
 def load(directory: str | PathLike[str]) -> Audit:
-    """The audit that was saved into a directory, or whose plan.json this is.
+    """Load the audit in a directory, or the one whose plan.json this is.
 
-    Absent are the model, its inputs, and what only a run can use of an operation; numbers have the digits of the files.
-    Without the measurements.json that was written with it there are no operations, and a warning says so.
-    Raises: PlanError(slug="missing-plan" | "bad-plan").
+    The model, its inputs and tensors are absent; numbers have the digits of the files. Without the matching
+    measurements.json the audit has no operations, and a warning says so. Raises: PlanError(slug="missing-plan" |
+    "bad-plan").
     """
     file = _plan_in(path_of(directory, "the directory of an audit"))
     document = read_json(file)
@@ -59,7 +59,7 @@ def load(directory: str | PathLike[str]) -> Audit:
 
 
 def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
-    """The contents of a `plan.json`, checked; path: of it, or of the directory that an audit wrote it into.
+    """The validated contents of a `plan.json`. path: the file, or the directory of its audit.
 
     Raises: PlanError(slug="missing-plan" | "bad-plan").
     """
@@ -70,7 +70,7 @@ def load_plan(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """What a plan.json holds, or the one in a directory. Raises: PlanError(slug="missing-plan" | "bad-plan")."""
+    """Read a plan.json, or the one in a directory. Raises: PlanError(slug="missing-plan" | "bad-plan")."""
     file = _plan_in(path)
     try:
         return json.loads(file.read_text(encoding="utf-8"))
@@ -85,9 +85,9 @@ def read_json(path: Path) -> Any:
 
 
 def audit_of(document: Any, where: str) -> Audit:
-    """The audit in what plan.json holds, or both files. where: what it is, for the message.
+    """Build an Audit from the contents of plan.json, or of both files. where: names the source in messages.
 
-    Raises: PlanError(slug="bad-plan"), with the path of what is wrong.
+    Raises: PlanError(slug="bad-plan"), with the JSON path of the error.
     """
     version = document.get("format_version") if isinstance(document, Mapping) else FORMAT_VERSION
     if version != FORMAT_VERSION or isinstance(version, bool):
@@ -105,7 +105,7 @@ def audit_of(document: Any, where: str) -> Audit:
 
 
 def applicable(document: Any, where: str) -> Audit:
-    """The same, with plans that this auditor can follow, but for formats that another program registered.
+    """As `audit_of`, for plans to be applied: their strategies must exist; formats may be unknown here.
 
     Raises: PlanError(slug="bad-plan").
     """
@@ -118,14 +118,14 @@ def applicable(document: Any, where: str) -> Audit:
 
 
 def plan_of(plan: Mapping[str, Any], where: str) -> Plan:
-    """One plan, of which strategy, format and scopes are enough. Raises: PlanError(slug="bad-plan")."""
+    """Build one plan; strategy, format and scopes suffice. Raises: PlanError(slug="bad-plan")."""
     result: Plan = _read(Plan, {"name": "", **plan}, where)
     _check_names(result, where, ())
     return result
 
 
 def programs_in(directory: Path) -> tuple[str, ...]:
-    """Files beside the plan.json in a directory that it names as its programs; none where it cannot be read."""
+    """Exported programs that the plan.json in a directory names; none where it cannot be read."""
     try:
         plans = audit_of(read_json(directory), "").plans.values()
     except PlanError:
@@ -136,7 +136,7 @@ def programs_in(directory: Path) -> tuple[str, ...]:
 
 
 def json_path(place: Place) -> str:
-    """A place in a document as JSONPath has it: `$.plans.cast_fp16.scopes["blocks.0"].precision`; long names cut short."""
+    """A location in a document as JSONPath: `$.plans.cast_fp16.scopes["blocks.0"].precision`; long names are cut."""
     names = [
         f"{step[:77]}..." if isinstance(step, str) and len(step) > 80 else step for step in place if step != "[key]"
     ]
@@ -152,7 +152,7 @@ def _plan_in(path: Path) -> Path:
 
 
 def _measured_beside(file: Path, document: Any) -> Any:
-    """What the measurements.json beside a plan.json holds, if both were written together; None else."""
+    """The contents of the measurements.json beside a plan.json, if both were written together; else None."""
     try:
         result = json.loads((file.parent / MEASUREMENTS).read_text(encoding="utf-8"))
         return result if isinstance(result, Mapping) and result.get("plan") == digest(document) else None
@@ -182,7 +182,7 @@ def _read(record: type, document: Any, where: str) -> Any:
 
 
 def _explain(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
-    """The first of what pydantic found."""
+    """One line for the first error that pydantic reports."""
     first, more = errors[0], f" ({len(errors) - 1} more like it)" if len(errors) > 1 else ""
     if first["type"] == "json_invalid":
         return PlanError(f"{where} is not a plan: {first['ctx']['error']}. {AGAIN}.", slug="bad-plan")
@@ -193,14 +193,14 @@ def _explain(errors: Sequence[Mapping[str, Any]], where: str) -> PlanError:
 
 
 def _wrong(where: str, place: Place, expected: str, value: Any, more: str = "") -> PlanError:
-    """One line: where, what should be there, what is, and what to do."""
+    """One line: the location, the expected value, the actual one, and what to do."""
     return PlanError(
         f"{where}: `{json_path(place)}` should be {expected}, is {_short(value)}{more}. {AGAIN}.", slug="bad-plan"
     )
 
 
 def _short(value: Any) -> str:
-    """A value in at most a few words."""
+    """A value in a few words."""
     if value and isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     text = json.dumps(value, default=repr)

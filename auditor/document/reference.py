@@ -1,4 +1,4 @@
-"""`python -m auditor.document.reference DIR` writes what is generated of the documents in DIR: JSON schemas, and tables."""
+"""`python -m auditor.document.reference DIR` generates the JSON schemas and tables of the documents in DIR."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BESIDE = {
 
 
 class _Schema(GenerateJsonSchema):
-    """Keys speak for themselves; a text may stand for a number."""
+    """Generates JSON schemas without titles, in which text may replace a number."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -47,7 +47,7 @@ def objects() -> dict[str, dict[str, Any]]:
 
 
 def json_schema(file: str = PLAN) -> str:
-    """docs/plan.schema.json, or docs/measurements.schema.json: what this version writes."""
+    """The schema that docs/plan.schema.json or docs/measurements.schema.json contains."""
     records = objects()
     split = {name for name, fields in records.items() if any(map(_is_measured, fields.values()))}
     kept = {
@@ -61,9 +61,9 @@ def json_schema(file: str = PLAN) -> str:
 
 
 def with_tables(page: str) -> str:
-    """The page, every table between `<!-- fields: RECORD -->` and `<!-- end of fields -->` written afresh.
+    """Regenerate every table of a page between `<!-- fields: RECORD -->` and `<!-- end of fields -->`.
 
-    Raises: KeyError for a record that the files do not hold; ValueError where the page lacks one.
+    Raises: KeyError for a record that the files do not contain; ValueError where the page lacks a table.
     """
     result = objects()
     missing = result.keys() - {match["name"] for match in _TABLE.finditer(page)}
@@ -73,7 +73,7 @@ def with_tables(page: str) -> str:
 
 
 def _table(fields: Mapping[str, Any]) -> str:
-    """One row for each key of an object, as Markdown."""
+    """A Markdown table with one row for each key of an object."""
     rows = [
         f"| `{key}`{' (measurements.json)' if _is_measured(value) else ''} | {value['description']} |"
         for key, value in fields.items()
@@ -86,14 +86,14 @@ def _is_measured(value: Any) -> bool:
 
 
 def _is_in(value: Any, in_split: bool, split: set[str], file: str) -> bool:
-    """Whether a file holds a field; of objects that are in both each has its share."""
+    """Whether a file contains a field; an object in both files has some of its fields in each."""
     if file == PLAN:
         return not _is_measured(value)
     return not in_split or _is_measured(value) or any(f'"#/$defs/{name}"' in json.dumps(value) for name in split)
 
 
 def _bare(value: Any) -> Any:
-    """Without defaults, which a file does not have."""
+    """A schema without defaults, since the files contain every field."""
     return {key: item for key, item in value.items() if key not in ("default", "measured")}
 
 
@@ -102,7 +102,7 @@ def _object(properties: Any) -> dict[str, Any]:
 
 
 def _named_in(fields: Any, records: Mapping[str, Any]) -> set[str]:
-    """The records that these fields hold, and what those do."""
+    """The records that these fields refer to, directly or through other records."""
     names = set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(fields))) & records.keys()
     others = {name: part for name, part in records.items() if name not in names}
     return names.union(*(_named_in(records[name], others) for name in names))

@@ -1,1 +1,1 @@
-"""The recording run under a choice of precisions that did not happen, forwards and backwards: what a GPU would make of it."""
+"""Replays the recorded graph under other precisions, forwards and backwards, with the arithmetic of a GPU."""

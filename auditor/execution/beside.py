@@ -1,4 +1,4 @@
-"""A run under a policy beside the FP32 run: the error and the dtypes of every operation, and the first that turns non-finite."""
+"""Replays the graph under a plan beside the FP32 run: errors and dtypes of operations, and the first Inf or NaN."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .resolve import resolve
 
 @dataclass(frozen=True)
 class UnderPlan:
-    """What a run under a plan was like, by node. errors: relative L2 of floating outputs, in execution order."""
+    """Results of a run under a plan, by node. errors: relative L2 of floating-point outputs, in execution order."""
 
     errors: Mapping[str, float] = field(default_factory=dict)
     dtypes: Mapping[str, Dtypes] = field(default_factory=dict)
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
-    """Error and dtypes of each node under the plan, on one batch; where batches take several paths, on the first of each.
+    """Error and dtypes of each node under the plan, on one batch; of several paths, on the first batch of each.
 
-    A node whose shape depends on values may differ in it, and has no error. Empty where an operation raises, as one that
-    refuses the format, or there is no plan, or one that is a program of its own.
+    A node whose shape changes has no error. Empty without a plan, for exported programs, and where an operation raises,
+    for example because it does not support the format.
     """
     if plan is None or plan.program is not None:
         return UnderPlan()
@@ -70,8 +70,8 @@ def _under(capture: Capture, policy: Policy, inputs: Sequence[Any]) -> UnderPlan
 
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, output: torch.dtype) -> Dtypes:
-    """What an operation reads, and computes in: what torch promotes floating tensors to, those without dimensions giving way;
-    discrete ones count where all are."""
+    """The dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
+    tensors, in which scalars give way. Discrete dtypes count only if all inputs are discrete."""
     read, handed = (
         tensors_of(policy.arriving(n, (n.args, n.kwargs), value_of)),
         tensors_of(policy.kernel_arguments(n, value_of)),
@@ -88,7 +88,7 @@ def _word(dtype: torch.dtype) -> str:
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Which entries are finite and yet of no use to a root, a logarithm or a division. Arguments: in FP32, in the low run."""
+"""Entries that are finite, but invalid for a root, logarithm or division. Arguments: the values in FP32, and low."""
 
 WRONG: Mapping[str, Wrong] = {
     "vanished": lambda expected, low: (low == 0) & (expected != 0),
@@ -98,17 +98,17 @@ WRONG: Mapping[str, Wrong] = {
 
 @dataclass(frozen=True)
 class _Beginning:
-    """The operation at which entries first went wrong, and why."""
+    """The operation at which entries first became wrong, and the cause."""
 
     node: str
     cause: str
 
 
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
-    """The first operation that makes Inf or NaN of what is finite in FP32, in a run of the graph; None where none does.
+    """The first operation that produces Inf or NaN where FP32 has a finite value, in a replay of the graph.
 
-    An operation whose Inf or NaN other operations absorb counts only where none reaches the outputs. Raises nothing of what
-    an operation raises: what was seen until then counts.
+    If the outputs are finite, any such operation counts; otherwise only one from which the outputs got their Inf or
+    NaN. An exception in an operation ends the run; the values up to it count.
     """
     turning = _Turning(capture, policy)
     try:
@@ -121,7 +121,7 @@ def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: P
 
 
 class _Turning:
-    """Follows, along two runs, entries that went wrong, and then those that are Inf or NaN."""
+    """Follows entries that are wrong, and later Inf or NaN, through the FP32 run and the low run."""
 
     def __init__(self, capture: Capture, policy: Policy) -> None:
         self.capture, self._policy, self._row = capture, policy, FORMATS[policy.format]
@@ -131,13 +131,13 @@ class _Turning:
 
     @property
     def first(self) -> NonFinite | None:
-        """The operation from which the outputs have their Inf or NaN, or the first one where they are finite."""
+        """The operation that made the outputs Inf or NaN; if these are finite, the first operation with any."""
         outputs = self.capture.graph_module.graph.output_node().all_input_nodes
         reaching = (self._turned[n] for n in outputs if n in self._turned)
         return next(reaching, next(iter(self._turned.values()), None))
 
     def compare(self, n: fx.Node, result: Any, expected: Any) -> None:
-        """Look for entries that turned non-finite, then for those that are finite and wrong."""
+        """Compare a node's result in both runs, and remember entries that became non-finite or wrong."""
         for low, ours in _pairs(result, expected):
             turned = ours.isfinite() & ~low.isfinite()
             if turned.any():
@@ -154,7 +154,7 @@ class _Turning:
     def _handed_down(
         self, n: fx.Node, kind: str, where: torch.Tensor, sources: Collection[fx.Node]
     ) -> _Beginning | None:
-        """Where entries of what the node reads went wrong that these are made from; None where they were all right."""
+        """Where an input's entries became wrong that these entries depend on; None where the inputs were right."""
         for source in sources:
             result = self._beginnings.get(source, {}).get(kind)
             if result is not None and self._reaches(n, source, WRONG[kind], where):
@@ -162,7 +162,7 @@ class _Turning:
         return None
 
     def _reaches(self, n: fx.Node, source: fx.Node, wrong: Wrong, where: torch.Tensor) -> bool:
-        """Whether wrong entries of one value are among those that these entries of a node are made from."""
+        """Whether these entries of a node depend on a wrong entry of one of its inputs."""
         if view_source(n) is not None or row_of(n).exact or row_of(n).reduces:
             return True
         if row_of(n).product or row_of(n).attention:
@@ -182,7 +182,7 @@ class _Turning:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _read(self, n: fx.Node) -> list[torch.Tensor]:
-        """What the node reads, in FP32."""
+        """The inputs of a node, in FP32."""
         result = [ours for source in n.all_input_nodes for ours in tensors_of(self._reference.value_of(source))]
         return [x for x in result if x.is_floating_point() and is_plain(x) and x.numel()]
 
@@ -195,7 +195,7 @@ class _Turning:
         )
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
-        """Where the cause begins: upstream where what the node reads went wrong, else at the node itself."""
+        """The operation where the cause lies: upstream if the node's inputs were wrong, else the node itself."""
         if float(expected[turned].abs().max()) > self._row.largest:
             return _Beginning(n.name, "overflow")
         place = row_of(n).singular
@@ -207,7 +207,7 @@ class _Turning:
         return _Beginning(n.name, "rounding" if self._is_wrong_in_fp32(n) else "overflow")
 
     def _is_wrong_in_fp32(self, n: fx.Node) -> bool:
-        """Whether the same arguments give Inf or NaN in FP32 too: then they were rounded to what has no result."""
+        """Whether the same arguments give Inf or NaN in FP32 too: rounding then moved them out of the domain."""
         args, kwargs = widen(self._policy.kernel_arguments(n, self._low.value_of))
         try:
             results = tensors_of(target_of(n)(*args, **kwargs))
@@ -218,6 +218,6 @@ class _Turning:
 
 
 def _pairs(low: Any, expected: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Floating tensors of two results, as float32, where their shapes are equal."""
+    """Floating-point tensors of two results with equal shapes, as float32."""
     pairs = zip(tensors_of(widen(low)), tensors_of(widen(expected)), strict=False)
     return [(a, b) for a, b in pairs if b.is_floating_point() and is_plain(a) and is_plain(b) and a.shape == b.shape]

@@ -1,4 +1,4 @@
-"""The one who runs a graph: as it was recorded, under a policy, with some operations low, or begun from another run."""
+"""The interpreter of recorded graphs: as recorded, under a policy, with operations low, or from an earlier run."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ ValueOf = Callable[[fx.Node], Any]
 
 
 class Semantics:
-    """What the nodes of a graph compute in a run: FP32, as it was recorded, but for what others say otherwise."""
+    """How the nodes of a graph compute their results: as recorded, in FP32; subclasses override that."""
 
-    def given(self, n: fx.Node, value: Any) -> Any:
-        """What a placeholder gives for what the caller hands over."""
+    def placeholder_value(self, n: fx.Node, value: Any) -> Any:
+        """The value of a placeholder, from the caller's argument."""
         return value
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """What an operation, or the output, gives. value_of: what the nodes that it reads gave."""
+        """Compute an operation, or the output. value_of: returns the result of an input node."""
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), value_of)
         return args[0] if n.op == "output" else wait_for_result(target_of(n), target_of(n)(*args, **kwargs))
 
     changed: Collection[str] = ()
-    """Names of nodes that compute something else than as it was recorded."""
+    """Names of nodes that do not compute as recorded."""
 
     def differing(self, then: Semantics) -> Collection[str]:
-        """Names of nodes that compute something else than they did in another run, whatever they read."""
+        """Names of nodes that compute differently than under the other semantics, even on equal inputs."""
         return self.changed
 
     def same(self, result: Any, other: Any) -> bool:
-        """Whether two results are equal for whoever reads them: their tensors, bit for bit; what else they hold counts as
-        different."""
+        """Whether two results are equal bit for bit; results that contain anything but tensors count as different."""
         ours, theirs = tensors_of(result), tensors_of(other)
         return bool(ours) and len(ours) == len(theirs) and all(_equal(x, y) for x, y in zip(ours, theirs, strict=True))
 
@@ -50,19 +49,19 @@ RECORDED = Semantics()
 
 
 class SeparateResults(Semantics):
-    """As recorded, each result a tensor of its own, with a gradient of its own."""
+    """Computes as recorded, but each result is a separate tensor, which has its own gradient."""
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """What the node gives, where that is one of its inputs another tensor of the same value."""
+        """Compute the node; a result that is one of its inputs becomes a new tensor of the same value."""
         return separate_tensors(super().compute(n, value_of), [value_of(source) for source in n.all_input_nodes])
 
 
 class SomeLow(Semantics):
-    """Some operations in a format, and all else in FP32; of one run.
+    """Computes some operations in a format and the others in FP32, for one run.
 
-    inside: names of the operations. What enters them passes `round`, what leaves them is raised, once: that is `left`. A run
-    raises UnsupportedInFormat, and what an operation raises.
-    held: {operation that decides something: its result in another run}, whose decisions are taken in the place of its own.
+    inside: names of the operations. Their inputs are rounded with `round`, and their results converted to FP32 once, in
+    `left`. Raises: UnsupportedInFormat, and what an operation raises.
+    held: {operation that decides something: its result in another run}, whose decisions replace its own.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class SomeLow(Semantics):
         self.left: dict[fx.Node, Any] = {}
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """What the node gives, low if it is one of them."""
+        """Compute the node, in the format if it is one of these operations."""
         arrived = self.arriving(n, value_of)
         if n.name in self._held:
             return as_decided(n, self._held[n.name], arrived)
@@ -93,7 +92,7 @@ class SomeLow(Semantics):
         return result
 
     def arriving(self, n: fx.Node, value_of: ValueOf) -> ValueOf:
-        """How a node, or the output, sees the values of others."""
+        """How a node, or the output, receives the results of other nodes."""
 
         def inside(source: fx.Node) -> Any:
             return value_of(source) if source.name in self.changed else self._round(value_of(source))
@@ -123,7 +122,7 @@ def as_decided(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """What the nodes of a run gave, by name, and what it ran under. stale: nodes that read a value which is another by now."""
+    """Results of a run by node name, and the semantics it used. stale: nodes with an input that has changed since."""
 
     values: Mapping[str, Any]
     semantics: Semantics = RECORDED
@@ -131,11 +130,10 @@ class Run:
 
 
 class Executor(fx.Interpreter):
-    """Runs a graph node by node; observer(node, result) hears of each that is run.
+    """Runs a graph node by node; observer(node, result) is called after each node.
 
-    before: another run on the same inputs. A node is then run again only if it computes something else there, if what it
-    gave is not known or stale, or if something that it reads is no longer equal; the rest is taken from there.
-    at: the node that is run, or was last.
+    before: an earlier run on the same inputs. A node is computed again only if its semantics differ, its result is
+    missing or stale, or one of its inputs changed; other results are reused. at: the current node.
     """
 
     def __init__(
@@ -151,7 +149,7 @@ class Executor(fx.Interpreter):
         self.at: fx.Node | None = None
 
     def run(self, *inputs: Any) -> Any:  # type: ignore[override]
-        """What the output gives."""
+        """Run the graph and return its output."""
         result = None
         for n, result in self.steps(*inputs):
             if self._observer is not None:
@@ -159,7 +157,7 @@ class Executor(fx.Interpreter):
         return result
 
     def steps(self, *inputs: Any) -> Iterator[tuple[fx.Node, Any]]:
-        """The run, a node at a time, with what it gives. What no other reads is forgotten when the next one is asked for."""
+        """Run one node at a time and yield its result. A result is freed once its last reader has run."""
         self.env, self.args_iter = dict[fx.Node, Any](), iter(inputs)
         before = self.before or Run({}, self.semantics)
         known, again = before.values, {*before.stale, *self.semantics.differing(before.semantics)}
@@ -169,7 +167,7 @@ class Executor(fx.Interpreter):
             if here and unread and n.name not in again and n.op != "output":
                 continue
             self.at = n
-            result = self.semantics.given(n, handed) if n.op == "placeholder" else self.run_node(n)
+            result = self.semantics.placeholder_value(n, handed) if n.op == "placeholder" else self.run_node(n)
             if not (here and self.semantics.same(result, known[n.name])):
                 self.env[n] = result
             yield n, result
@@ -177,17 +175,17 @@ class Executor(fx.Interpreter):
                 self.env.pop(source, None)
 
     def run_node(self, n: fx.Node) -> Any:
-        """What one node gives."""
+        """Compute one node."""
         return super().run_node(n) if n.op == "get_attr" else self.semantics.compute(n, self.value_of)
 
     def value_of(self, n: fx.Node) -> Any:
-        """What a node gave that another reads now."""
+        """The result of a node, for another node that reads it."""
         return self.env[n] if n in self.env or self.before is None else self.before.values[n.name]
 
 
 def beside(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterator[tuple[fx.Node, Any, Any]]:
-    """Two runs on the same inputs, node by node: the operation and its two results. No more than two sets of live values
-    are held."""
+    """Run twice on the same inputs, node by node, and yield each operation with both results. Only live values of both
+    runs are kept."""
     for (n, result), (_, expected) in zip(low.steps(*inputs), reference.steps(*inputs), strict=True):
         if n.op == "call_function":
             yield n, result, expected
@@ -200,7 +198,7 @@ def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
-    """An operation may return its own input (a cast that changes nothing): each node has a gradient of its own."""
+    """Copy a result that is one of the inputs, as from a cast to the same dtype: each node needs its own gradient."""
     own = {id(leaf) for value in inputs for leaf in tensors_of(value)}
 
     def another(x: torch.Tensor) -> torch.Tensor:
@@ -212,10 +210,10 @@ def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
 
 
 def low_literals(node: Node, format: str) -> Literals | None:
-    """What Python writes at an operation that runs in the format, in whichever run of the model that is.
+    """The numbers that Python writes at an operation when it runs in the format, under any strategy.
 
-    A model that is stored low may compute it in FP32 all the same, tables in FP32 being among what it reads: then the
-    number that it writes there says nothing, and the one that it writes under autocast does.
+    A model stored low may still compute an operation in FP32, if it reads FP32 tables. The number seen there is then
+    irrelevant, and the one seen under autocast is used.
     """
     stored, regional = node.literals.get(format), node.autocast_literals.get(format)
     numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))} if regional else {}
@@ -227,7 +225,7 @@ def low_literals(node: Node, format: str) -> Literals | None:
 def with_literals(
     args: tuple[Any, ...], kwargs: dict[str, Any], literals: Literals | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with dtype-derived literals replaced."""
+    """Replace the literals that depend on a dtype in the arguments."""
     if literals is None or not literals.arguments:
         return args, kwargs
     changed = literals.arguments

@@ -1,4 +1,4 @@
-"""What an assignment of precisions means for a recorded graph: the one statement of where casts are."""
+"""Where casts occur when a recorded graph runs under an assignment of precisions; every other module asks this one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
 from .execute import Semantics, ValueOf, with_literals
 
 KEPT = function_in("", "")
-"""The path of calls of functions that a scope keeps in FP32."""
+"""The path that stands for calls of kept functions."""
 
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """Precision of any module path. keep: {module: functions that stay FP32 in it and in what it calls, where it is low}."""
+    """Precision of any module path. keep: {low module: functions that stay FP32 in it and its submodules}."""
 
     precision: Callable[[str], str]
     keep: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class PrecisionChoice:
 
 
 def choice_keeping(high: Collection[str], format: str) -> PrecisionChoice:
-    """Everything in a format but these modules, and functions in modules."""
+    """Everything in a format, except these modules and these functions in modules."""
     keep: dict[str, set[str]] = {}
     for owner, name in filter(None, map(of_function, high)):
         if owner not in high:
@@ -53,7 +53,7 @@ def choice_keeping(high: Collection[str], format: str) -> PrecisionChoice:
 
 
 def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
-    """What a plan chooses: of a module that it does not list, as of the nearest above."""
+    """A plan's precisions; a module that the plan does not list has that of its nearest listed parent."""
 
     def precision(path: str) -> str:
         listed = nearest(path, scopes)
@@ -63,22 +63,22 @@ def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
 
 
 def plain(format: str) -> Callable[[str], str]:
-    """Everything in one format: what a user gets without a plan."""
+    """Everything in one format: all low, without a plan."""
     return lambda owner: format
 
 
 class Layout:
-    """What all policies of one capture under a strategy have in common."""
+    """What all policies of one capture under one strategy share."""
 
     def __init__(self, capture: Capture, how: Strategy) -> None:
         self.capture, self.how = capture, how
 
     @cached_property
     def owners(self) -> tuple[str, ...]:
-        """Modules whose precision is up for choice: the root, those of the operations, and those that hold a stored tied
+        """Modules that a plan gives a precision: the root, modules with operations, and those with a stored tied
         weight.
 
-        Of the last some may never be called: their precision decides how the weight is stored, as any holder's does.
+        Some of the latter may never be called: their precision still decides how the shared weight is stored.
         """
         capture, stores = self.capture, self.how.stores
         tied = (
@@ -93,7 +93,7 @@ class Layout:
 
     @cached_property
     def exited_modules(self) -> Mapping[str, frozenset[str]]:
-        """{owner: modules that the values which its nodes read have come out of}, itself and those above it not among them."""
+        """{owner: modules that the inputs of its nodes have been returned from}, without itself and its parents."""
         nodes, result = self.capture.nodes, dict[str, set[str]]()
         read = {(nodes[source].owner, n.owner) for n in nodes.values() for source in n.inputs if source in nodes}
         for producer, reader in read:
@@ -102,14 +102,14 @@ class Layout:
 
     @cached_property
     def deciding(self) -> Mapping[str, tuple[str, ...]]:
-        """{placeholder: owners that share in deciding how it is stored}: those that read it, and all that hold a tied one."""
+        """{placeholder: owners whose precision decides how it is stored}: its readers, and modules that share it."""
         held = {place.name: place.holders for place in self.capture.placeholders if place.is_shared}
         readers = readers_of(self.capture).items()
         return {name: tuple(dict.fromkeys((*owners, *held.get(name, ())))) for name, owners in readers}
 
     @cached_property
     def low(self) -> frozenset[str]:
-        """Parameters and buffers that were low when the model was recorded: the author's own, which no plan converts."""
+        """Parameters and buffers that were low in the user's own model; no plan converts them."""
         state = {place.name for place in self.capture.placeholders if place.kind in ("parameter", "buffer")}
         nodes = (node for node in self.capture.graph_module.graph.nodes if node.name in state)
         return frozenset(node.name for node in nodes if (held := dtype(node)) is not None and is_low(held))
@@ -121,7 +121,7 @@ class Layout:
 
     @cached_property
     def around(self) -> Mapping[str, frozenset[str]]:
-        """{module: nodes that run inside a call of it, and those that read them}."""
+        """{module: nodes that run inside a call of it, and nodes that read their results}."""
         result: dict[str, set[str]] = {}
         for n in self.capture.graph_module.graph.nodes:
             for name in (n.name, *(source.name for source in n.all_input_nodes)):
@@ -141,9 +141,9 @@ def readers_of(capture: Capture) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Boundary:
-    """A module whose forward is wrapped. entry, exit: precision that what goes in, and comes out, is converted to.
+    """A wrapped module. entry, exit: precision that its inputs and its result are converted to.
 
-    exit "input": that of whatever calls it, since its callers differ. keep: functions that stay FP32 in a low one.
+    exit "input": the dtype of the caller, since its callers differ. keep: functions that stay FP32 in a low module.
     """
 
     precision: str
@@ -155,10 +155,10 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Setting:
-    """Precision of the scope a node belongs to. autocast: whether the node sits in an enabled autocast region.
+    """Precision of a node's scope. autocast: whether the node runs in an enabled autocast region.
 
-    kept: whether it is part of a function that a low scope keeps in FP32. wins: the scope is entered inside the region
-    that the author put the node in, and sets autocast anew.
+    kept: whether it belongs to a function that a low scope keeps in FP32. wins: the scope lies inside the user's own
+    autocast region, and overrides it.
     """
 
     precision: str
@@ -167,7 +167,7 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """What holds for a node in a region of the author's own: the region, unless the scope is entered inside it."""
+        """The setting of a node in the user's own autocast region: the region's, unless the scope lies inside it."""
         if region is None or self.wins:
             return self
         named = format_of(getattr(torch, region.dtype))
@@ -176,10 +176,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Casts:
-    """What is done to the arguments and the result of one operation, beside what the scopes on the way convert.
+    """Conversions of the arguments and the result of one operation, apart from those at scope boundaries.
 
-    autocast: what autocast does to the arguments; "none" where it is off, and to what the author wrote in place.
-    precision: what it lowers them to. literals: what Python writes otherwise.
+    autocast: what autocast does to the arguments; "none" outside autocast, and for in-place operations. precision: the
+    format it casts them to. literals: numbers that Python writes differently in low precision.
     """
 
     autocast: Treatment
@@ -188,10 +188,10 @@ class Casts:
 
 
 class Policy(Semantics):
-    """A capture as it runs under a strategy, wrapped as a plan that gives every owner its precision would wrap it.
+    """How a recorded graph runs under a strategy, when a plan gives every owner a precision.
 
-    wrapped: the root, and every owner whose precision differs from that of the owner above it. stored: precision of every
-    placeholder that the strategy stores. layout: what it has in common with other policies, where that is known.
+    wrapped: the root, and every owner whose precision differs from its parent owner's. stored: precision of every
+    placeholder that the strategy stores. layout: shared with other policies, where it is already computed.
     """
 
     def __init__(
@@ -213,11 +213,11 @@ class Policy(Semantics):
 
     @classmethod
     def wide(cls, capture: Capture) -> Policy:
-        """Everything in FP32 but what the author's own regions lower."""
+        """Everything in FP32, except in the user's own autocast regions."""
         return cls(capture, "autocast", plain("fp32"), "fp32")
 
     def _owner_precisions(self, precision_of: Callable[[str], str]) -> Mapping[str, str]:
-        """The precision of every owner; a module that has several paths, in scopes that differ, is FP32."""
+        """The precision of every owner; a module whose paths lie in scopes of different precision is FP32."""
         owners, result = self.layout.owners, dict[str, str]()
         for owner in owners:
             others = self.capture.aliases.get(owner, ())
@@ -248,7 +248,7 @@ class Policy(Semantics):
         return result
 
     def _storage_precisions(self) -> dict[str, str]:
-        """FP32 as soon as one of the scopes with a say is."""
+        """The precision a tensor is stored in: FP32 if any scope that decides is FP32."""
         result = {}
         for place in self.capture.placeholders:
             if place.kind not in self.how.stores or place.name in self.layout.low:
@@ -262,7 +262,7 @@ class Policy(Semantics):
         return result
 
     def enclosing(self, name: str) -> tuple[Call, ...]:
-        """Wrapped calls around a node, outermost first, with that of a function that a scope keeps in FP32."""
+        """Wrapped calls around a node, outermost first, including a function that a scope keeps in FP32."""
         if name not in self._enclosing:
             node = self.capture.nodes.get(name)
             calls = () if node is None else tuple(call for call in node.calls if call.path in self.wrapped)
@@ -273,11 +273,11 @@ class Policy(Semantics):
         return self._enclosing[name]
 
     def keeps(self, name: str) -> bool:
-        """Whether a node is part of a call that a scope around it keeps in FP32."""
+        """Whether a node belongs to a call that its scope keeps in FP32."""
         return bool(self._keeping) and bool(around := self.enclosing(name)) and around[-1].path == KEPT
 
     def setting(self, name: str) -> Setting:
-        """What a node's scope asks for; the author's own regions win over it."""
+        """The setting of a node's scope; the user's own autocast regions override it."""
         if self.keeps(name):
             return Setting("fp32", autocast=False, wins=True, kept=True)
         around = self.enclosing(name)
@@ -292,16 +292,16 @@ class Policy(Semantics):
         return precision
 
     def _opening(self, around: tuple[Call, ...]) -> Call | None:
-        """The innermost scope that enters or leaves autocast, under a strategy that does so only where functions are kept."""
+        """The innermost scope that enters or leaves autocast; some strategies do so only where functions are kept."""
         opening = [call for call in around if (result := self.wrapped[call.path]).keep or result.precision == "fp32"]
         return opening[-1] if opening else None
 
     def crossing(self, source: str, reader: str) -> tuple[str, ...]:
-        """What a value is converted to on its way to a node that reads it; the graph's output lies outside of the root.
+        """The conversions of a value on its way to a reader; the graph's output lies outside the root.
 
-        It leaves every wrapped call that encloses its producer and not its reader, innermost first, of which those convert it
-        that return it: an attribute of a module is read as it is. It enters those that enclose its reader alone. Inputs of the model come from outside of the root; weights pass no boundary. A function
-        that a scope keeps raises what it is given, weights too, and hands on what it computed.
+        It leaves every wrapped call around its producer but not its reader, innermost first; only calls that return it
+        convert it: an attribute is read unconverted. Then it enters those around its reader only. Inputs come from
+        outside the root; weights cross no boundary. A kept function converts its arguments, weights too, to FP32.
         """
         if self.how.raises_weights and source in self.stored:
             return ("fp32",)
@@ -323,13 +323,13 @@ class Policy(Semantics):
         return self.wrapped[calls[index - 1].path].precision if handed_on == "input" else handed_on
 
     def casts(self, node: Node) -> Casts:
-        """The one account of a node's casts, for whoever runs it and for whoever foretells its dtype."""
+        """The casts of a node: both the replay and the dtype prediction use this method."""
         setting = self.setting(node.name).in_region(node.region)
         on = setting.autocast and not node.in_place
         return Casts(operation(node.op).autocast if on else "none", setting.precision, self._literals(node))
 
     def _literals(self, node: Node) -> Literals:
-        """What Python writes where it looks at low tensors: where a dtype was handed on as an argument, its caller does."""
+        """The literals for a node with low inputs: for a dtype passed as an argument, those of its caller."""
         result = self.how.literals(node).get(self.format)
         if result is None:
             return Literals()
@@ -337,13 +337,13 @@ class Policy(Semantics):
         looking = next(call for call in reversed(self.enclosing(node.name)) if call.depth <= depth)
         return result if self._computes_in(looking) != "fp32" else Literals()
 
-    def given(self, n: fx.Node, value: Any) -> Any:
-        """What is handed over, as it is stored."""
+    def placeholder_value(self, n: fx.Node, value: Any) -> Any:
+        """A placeholder's value, in the dtype it is stored in."""
         precision = self.stored.get(n.name)
         return value if precision is None else round_tree(value, FORMATS[precision])
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """What the node computes, in the dtype its scope and autocast give it. Raises: UnsupportedInFormat."""
+        """Compute the node in the dtype that its scope and autocast give it. Raises: UnsupportedInFormat."""
         if n.op == "output":
             return self.arriving(n, n.args, value_of)[0]
         node = self.capture.nodes[n.name]
@@ -359,7 +359,7 @@ class Policy(Semantics):
         return result if cast is None else round_tree(result, cast)
 
     def kernel_arguments(self, n: fx.Node, value_of: ValueOf) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that an operation's kernel is handed."""
+        """The arguments that an operation's kernel receives, after all casts."""
         node = self.capture.nodes[n.name]
         casts = self.casts(node)
         args, kwargs = self.arriving(n, (n.args, n.kwargs), value_of)
@@ -369,18 +369,18 @@ class Policy(Semantics):
         return autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
 
     def arriving(self, n: fx.Node, arguments: Any, value_of: ValueOf) -> Any:
-        """Arguments of a node once the wrapped modules on the way have converted them."""
+        """The arguments of a node after conversion at the scope boundaries on the way."""
 
-        def arrived(source: fx.Node) -> Any:
+        def convert(source: fx.Node) -> Any:
             value = value_of(source)
             for precision in self.crossing(source.name, n.name):
                 value = round_tree(value, FORMATS[precision])
             return value
 
-        return fx.node.map_arg(arguments, arrived)
+        return fx.node.map_arg(arguments, convert)
 
     def differing(self, then: Semantics) -> Collection[str]:
-        """Nodes in and behind modules that the other policy wraps otherwise, and placeholders that it stores otherwise."""
+        """Nodes affected by a module that both policies wrap differently, and placeholders stored differently."""
         assert isinstance(then, Policy)
         if (self.how, self.format, not self._keeping) != (then.how, then.format, not then._keeping):
             return {n.name for n in self.capture.graph_module.graph.nodes}

@@ -1,4 +1,4 @@
-"""Which dtype every node runs in under a policy, told without running anything: the graph run with formats as values."""
+"""Predicts the dtype of every node under a policy without running kernels: runs the graph with formats as values."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .policy import Casts, Policy, plain
 
 
 def is_low(name: str) -> bool:
-    """Whether it is the name of a low format: not of a wider one, nor "" as for what is discrete."""
+    """Whether a name is a low format: neither a wider one nor "", which stands for discrete values."""
     row = FORMATS.get(name)
     return row is not None and row.low
 
 
 @dataclass(frozen=True)
 class NodeType:
-    """What is told of one node. dtype: the name of a format, or "" for discrete; kernel: the same of what its kernel gives,
-    before a cast that the author writes for it.
+    """Predicted dtypes of one node. dtype: the name of a format, or "" for discrete; kernel: the kernel's result,
+    before a cast that the user wrote after it.
 
     cast, rounded, reads_low, conflict: as for a Resolution.
     """
@@ -43,13 +43,12 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Resolution:
-    """dtypes: {node or placeholder: the name of a format, or "" for discrete}.
+    """Predicted dtypes of all nodes. dtypes: {node or placeholder: the name of a format, or "" for discrete}.
 
-    lowered: FP32 values that a cast lowers on the way into some consumer, {value: {consumer, ...}}: each is rounded once.
-    cast: values that are lowered, or raised where they cross into another scope: each takes time.
-    reads_low: nodes whose kernel is handed a low tensor, once autocast and scope boundaries have cast.
-    conflicts: nodes that would be handed tensors of two dtypes and cannot promote them.
-    kernels: {node: what its kernel gives}, where the author casts that at once and the result is in another dtype.
+    lowered: FP32 values that are cast to low precision for a reader, {value: {reader, ...}}: each is rounded once.
+    cast: values with a cast, to low precision or to FP32: each takes time. reads_low: nodes whose kernel receives a low
+    tensor, after autocast and scope boundaries. conflicts: nodes that receive tensors of two dtypes and cannot promote
+    them. kernels: {node: format of its kernel's result}, where the user's code casts that to another dtype at once.
     """
 
     dtypes: Mapping[str, str]
@@ -61,7 +60,7 @@ class Resolution:
 
     @classmethod
     def of(cls, nodes: Mapping[str, NodeType]) -> Resolution:
-        """What was told of all nodes."""
+        """Collect the dtypes of all nodes."""
         lowered: dict[str, list[str]] = {}
         for name, typed in nodes.items():
             for source in typed.rounded:
@@ -75,8 +74,8 @@ class Resolution:
             {name: typed.kernel for name, typed in nodes.items() if typed.kernel != typed.dtype},
         )
 
-    def computed(self, name: str) -> str:
-        """The format that the node's kernel gives, before a cast that the author writes for it."""
+    def computed_format(self, name: str) -> str:
+        """The format of the kernel's result, before a cast that the user wrote after it."""
         return self.kernels.get(name, self.dtypes.get(name, ""))
 
     def low(self, name: str) -> bool:
@@ -84,23 +83,23 @@ class Resolution:
         return is_low(self.dtypes.get(name, ""))
 
     def touches_low(self, name: str) -> bool:
-        """Whether the node's result or anything its kernel reads is low: an upcast cannot bring back lost bits."""
+        """Whether the node's result or any input of its kernel is low: an upcast cannot restore lost bits."""
         return self.low(name) or name in self.reads_low
 
 
 def resolve(policy: Policy) -> Resolution:
-    """Dtype of every node when its capture runs so."""
+    """Predict the dtype of every node under a policy."""
     return Resolver(policy.capture)(policy)
 
 
 class Resolver:
-    """`resolve` for many policies of one capture: each begins from the one before, and looks at what differs alone."""
+    """`resolve` for many policies of one capture, incrementally: each starts from the previous result."""
 
     def __init__(self, capture: Capture) -> None:
         self._executor = Executor(capture.graph_module)
 
     def __call__(self, policy: Policy) -> Resolution:
-        """Dtype of every node under a policy."""
+        """Predict the dtype of every node under a policy."""
         executor, algebra = self._executor, _Algebra(policy)
         result = dict(executor.before.values) if executor.before else {}
         executor.semantics = algebra
@@ -111,28 +110,28 @@ class Resolver:
 
 
 class _Algebra(Semantics):
-    """What operations make of formats."""
+    """Computes the result format of each operation from its input formats."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
     def differing(self, then: Semantics) -> Collection[str]:
-        """As for the policies."""
+        """The nodes that the two policies treat differently."""
         assert isinstance(then, _Algebra)
         return self.policy.differing(then.policy)
 
     def same(self, result: NodeType, other: NodeType) -> bool:
-        """Whether readers are given the same format."""
+        """Whether two results have the same format for their readers."""
         return result.dtype == other.dtype
 
-    def given(self, n: fx.Node, value: Any) -> NodeType:
-        """What a placeholder is stored in."""
+    def placeholder_value(self, n: fx.Node, value: Any) -> NodeType:
+        """The format that a placeholder is stored in."""
         own = _own(n)[0]
         dtype = self.policy.stored.get(n.name, own) if own else own
         return NodeType(dtype, dtype)
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> NodeType:
-        """What an operation, or the output, gives."""
+        """The format of an operation's result, or of the output."""
         given = {source.name: value_of(source).dtype for source in n.all_input_nodes}
         arrived, cast, rounded = dict(given), list[str](), list[str]()
 
@@ -168,7 +167,7 @@ class _Algebra(Semantics):
         return autocast_target(row_of(n), FORMATS[casts.precision], rows, told)
 
     def _kernel(self, n: fx.Node, handed: Mapping[str, str], told: str) -> tuple[str, bool]:
-        """The format that the kernel gives, and whether it would have to promote what it cannot."""
+        """The format of the kernel's result, and whether its inputs have dtypes that it cannot promote."""
         own, _ = _own(n)
         if told and own:
             return told, False
@@ -186,10 +185,10 @@ class _Algebra(Semantics):
 
 
 def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[str, str]:
-    """{node: the low format that it runs in, with everything in FP32 and with everything in `format`, under each strategy}.
+    """{node: the format it always runs in, whether a strategy runs everything in FP32 or everything in `format`}.
 
-    So runs what the author puts in an autocast region of his own, or casts. Of a node with a wide result that is the
-    format of what it reads: an upcast cannot bring back lost bits.
+    Such nodes lie in the user's own autocast regions or behind explicit casts. If the result is wide, the format of the
+    inputs counts: an upcast cannot restore lost bits.
     """
     runs = [
         resolve(Policy(capture, strategy, plain(precision), format))
@@ -214,23 +213,23 @@ def _low_format(node: Node, resolution: Resolution) -> str | None:
 
 
 def _own(n: fx.Node) -> tuple[str, bool]:
-    """Format of the recorded result, "" of discrete ones, and whether it has no dimensions."""
+    """Format of the recorded result, "" if discrete, and whether it is a scalar (zero-dimensional)."""
     value = next(iter(tensors_of(n.meta.get("val"))), None)
     return ("", False) if value is None else (_name(value.dtype), value.dim() == 0)
 
 
 def _requested_dtypes(n: fx.Node) -> list[tuple[int | str, torch.dtype]]:
-    """The dtypes that an operation is told, by position or name."""
+    """The dtypes among an operation's arguments."""
     written: list[tuple[int | str, Any]] = [*enumerate(n.args), *n.kwargs.items()]
     return [(key, dtype) for key, dtype in written if isinstance(dtype, torch.dtype)]
 
 
 def _moves(name: str) -> bool:
-    """Whether casts move a value between this format and others."""
+    """Whether casts convert values of this format."""
     return name == "fp32" or is_low(name)
 
 
 def _name(dtype: torch.dtype | Format) -> str:
-    """The format of a dtype, or of what stands in its place; "" for discrete ones."""
+    """The format of a dtype or of a stand-in for it; "" if discrete."""
     row = asked_for(dtype)
     return "" if row is None else row.name

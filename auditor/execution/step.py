@@ -1,4 +1,4 @@
-"""One training step on the captured graph: in FP32, with every value and the gradient there; or one operation or all of it low."""
+"""One training step on the recorded graph: in FP32 with all activations and gradients, or in low precision."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from .policy import Policy, plain
 
 Gradients = Mapping[str, torch.Tensor | None]
 Watch = Callable[[str, int, torch.Tensor], None]
-"""Hears of every gradient: the node, which of its results, and the gradient, still scaled."""
+"""Called with every gradient: the node, the index of its result, and the scaled gradient."""
 
 
 @dataclass
 class Step:
-    """A captured training step on one batch. flat: what the graph takes, parameters as leaves of their own.
+    """A recorded training step on one batch. flat: the inputs of the graph, with parameters as separate leaves.
 
-    batch: what TrainingStep takes. parameters: {state-dict name: leaf}, a tied one once. live: {node: tensors inside the
-    autograd graph}. gradients: {node or placeholder: one gradient or None per tensor}, of the loss, unscaled.
+    batch: the arguments of TrainingStep. parameters: {state-dict name: leaf}, a tied one once. live: {node: tensors
+    inside the autograd graph}. gradients: {node or placeholder: a gradient or None per tensor}, of the unscaled loss.
     by_parameter: {parameter: its gradient}, zeros where the loss does not depend on it. faithful: whether the recorded
-    operations have the gradients of the model itself. returned: what the model hands to the loss, of records.Training.
+    operations have the same gradients as the model. returned: what the model passes to the loss, of records.Training.
     """
 
     capture: Capture
@@ -56,14 +56,14 @@ class Step:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it runs natively."""
+        """Whether the step runs on a GPU."""
         return any(isinstance(x, torch.Tensor) and x.device.type in NATIVE for x in self.flat)
 
 
 def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> Step:
-    """Copies of the model's parameters as leaves, and copies of everything else, ready to run.
+    """Copy the model's parameters as leaves, and all other inputs, ready to run.
 
-    batch: as TrainingStep takes it. A tied parameter is one leaf; a frozen one requires no gradient.
+    batch: the arguments of TrainingStep. A tied parameter is one leaf; a frozen one requires no gradient.
     """
     leaves: dict[int, torch.Tensor] = {}
     parameters: dict[str, torch.Tensor] = {}
@@ -81,9 +81,9 @@ def bind_step(captured: Capture, subject: Subject, batch: Batch, seed: int) -> S
 
 
 def run_step(step: Step) -> Step:
-    """Forward and backward in FP32, from the seed; fills `loss`, `live` and `gradients`. The graph is kept.
+    """Run forward and backward in FP32, from the seed; set `loss`, `live` and `gradients`. Autograd's graph is kept.
 
-    Where an operation has no derivative, as inside of an autograd.Function, there are no gradients.
+    Inside operations without a derivative, such as an autograd.Function, there are no gradients.
     """
     with isolated(seed=step.seed), torch.enable_grad(), ExitStack() as during:
         outputs = Executor(step.capture.graph_module, SeparateResults(), partial(_keep, step)).run(*step.flat)
@@ -113,15 +113,15 @@ def _keep(step: Step, n: fx.Node, result: Any) -> None:
 
 
 def _keep_gradient(step: Step, name: str, index: int, gradient: torch.Tensor) -> None:
-    """Keeps the accumulated gradient of one tensor."""
+    """Store the accumulated gradient of one tensor."""
     step.gradients.setdefault(name, [None] * len(step.live[name]))[index] = dense(gradient.detach())
 
 
 @dataclass(frozen=True)
 class LowStep:
-    """One step's results. gradients: {parameter: FP32 gradient, unscaled, None where the loss does not reach it}.
+    """Results of one low-precision step. gradients: {parameter: unscaled FP32 gradient, None if it has none}.
 
-    failure: why the step could not run, with no gradients then.
+    failure: why the step raised; there are then no gradients.
     """
 
     loss: float
@@ -130,17 +130,17 @@ class LowStep:
 
     @property
     def finite(self) -> bool:
-        """Whether GradScaler would take the step."""
+        """Whether all gradients are finite, so that GradScaler would apply the update."""
         return all(bool(torch.isfinite(g).all()) for g in self.gradients.values() if g is not None)
 
 
 def failure_of_step(error: Exception) -> LowStep:
-    """A step that raised, with the first line of what it said."""
+    """The failure of a step that raised, with the first line of its message."""
     return LowStep(math.nan, {}, first_line(error)[:200])
 
 
 def unscale(gradient: torch.Tensor | None, scale: float) -> torch.Tensor | None:
-    """A gradient of the scaled loss as GradScaler hands it to the optimizer, in FP32."""
+    """Divide the gradient of a scaled loss by the scale and convert it to FP32, as GradScaler does."""
     return None if gradient is None else dense(gradient.detach()).float() / scale
 
 
@@ -151,14 +151,14 @@ def gradient_error(reference: Gradients, low: Gradients) -> float:
 
 
 def one_low(step: Step, name: str, format: str, scale: float) -> LowStep:
-    """The step with one operation in a format, forwards and backwards, at a loss scale."""
+    """Run the step with one operation in a format, forwards and backwards, at a loss scale."""
     low = SomeLow(step.capture, {name}, format, lambda value: round_tree(value, FORMATS[format]))
     return _replay_step(step, low, scale)
 
 
 def spoilt(step: Step, format: str) -> dict[str, str]:
-    """{operation: the first parameter with it} where all of the step is low: a finite gradient arrives at the operation,
-    and what it hands back is not finite. Empty where the loss itself is not finite."""
+    """{operation: its first affected parameter} with the whole step low: operations that receive a finite gradient and
+    return a non-finite one. Empty where the loss itself is not finite."""
     broken: set[str] = set()
 
     def watch(name: str, index: int, gradient: torch.Tensor) -> None:
@@ -176,7 +176,7 @@ def spoilt(step: Step, format: str) -> dict[str, str]:
 
 
 def hear_gradients(step: Step, policy: Policy, scale: float, watch: Watch) -> LowStep:
-    """The recorded step under a policy; `watch` hears of the gradients of what its operations return."""
+    """Replay the step under a policy; `watch` is called with each gradient of an operation's result."""
 
     def observe(node: fx.Node, value: Any) -> None:
         for index, leaf in enumerate(tensors_of(value) if node.op == "call_function" else ()):

@@ -1,1 +1,1 @@
-"""Many models audited side by side, each in a process of its own, with one page about all of them."""
+"""Audits many models in parallel, each in its own process, and writes one page about all of them."""

@@ -1,4 +1,4 @@
-"""A fleet on a Ray cluster: each audit is a task, on whichever node has a processor free."""
+"""Runs a fleet on a Ray cluster: each audit is a task on any node with a free processor."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .running import Outcome, Task, asked_of, run
 
 
 def run_all(tasks: Sequence[Task], address: str, done: Callable[[Task, Outcome], None]) -> None:
-    """Make all audits on a cluster; `done` hears of each as it ends, when its files are in place here.
+    """Run all audits on a cluster; `done` is called when an audit has ended and its files are copied back.
 
-    A task whose node is lost is made again elsewhere, as often as its retries say; one that is lost for good harms no
-    other. Targets' files have to be there, at the same paths, on every node. Raises: AuditorError(slug="no-ray").
+    If a node is lost, its task restarts elsewhere, up to its number of retries; other tasks are unaffected. The
+    targets' files must exist at the same paths on every node. Raises: AuditorError(slug="no-ray").
     """
     ray = _connect(address)
     try:
@@ -31,7 +31,7 @@ def run_all(tasks: Sequence[Task], address: str, done: Callable[[Task, Outcome],
             try:
                 outcome, texts = ray.get(reference)
             except ray.exceptions.RayError as error:
-                said = f"its node was lost ({type(error).__name__}), {task.retries + 1} times"
+                said = f"the node that ran it was lost ({type(error).__name__}), {task.retries + 1} times"
                 outcome = Outcome(asked=asked_of(task.target), code=2, said=said, tries=task.retries + 1)
                 texts = {}
             if texts:
@@ -56,7 +56,7 @@ def _connect(address: str) -> Any:
 
 
 def _audit(task: Task) -> tuple[Outcome, dict[str, str]]:
-    """What runs on a node: the audit, into a folder of the node's own. How it ended, and its files."""
+    """The task on a node: audit into a temporary folder, and return the outcome with the files."""
     with tempfile.TemporaryDirectory(prefix=folder.OWN, ignore_cleanup_errors=True) as scratch:
         ended = run(replace(task, directory=Path(scratch, "audit")))
         there = [Path(scratch, "audit", name) for name in FILES]

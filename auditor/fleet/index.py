@@ -1,4 +1,4 @@
-"""The page about a fleet: a row for every target, the way to its report, and what got worse since an earlier fleet."""
+"""The summary page of a fleet: a row for every target, a link to its report, and regressions since an earlier fleet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..report.blocks import environment
 from ..report.diff import error, speedup
 from ..report.words import count, ratio
 from .running import Outcome
-from .targets import Target
+from .targets import FleetTarget
 
 REPORT = "report.html"
 
@@ -24,19 +24,19 @@ SLOWER = 0.97
 """Share of a predicted speed-up below which a plan counts as slower."""
 
 STATES = ("failed", "worse", "no plan", "findings", "clean", "waiting")
-"""What a target may be, the most urgent first."""
+"""The states of a target, the most urgent first."""
 
 SAID = {
     "failed": "failed",
     "worse": "got worse",
-    "no plan": "without a plan to recommend",
+    "no plan": "without a recommended plan",
     "waiting": "not audited yet",
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """One target. state: of STATES; link: to its report; worse: what got worse since the baseline, a line each."""
+    """One target. state: of STATES; link: to its report; worse: regressions since the baseline, a line each."""
 
     name: str
     target: str
@@ -53,28 +53,28 @@ class Row:
 
 
 def rows_of(
-    targets: Sequence[Target], outcomes: Mapping[str, Outcome], directory: Path, baseline: Path | None
+    targets: Sequence[FleetTarget], outcomes: Mapping[str, Outcome], directory: Path, baseline: Path | None
 ) -> list[Row]:
     """A row for each target, in their order. baseline: the directory of an earlier fleet."""
     return [_row(target, outcomes.get(target.name), directory, baseline) for target in targets]
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """The fleet in one sentence."""
+    """The results of the fleet in one sentence."""
     found = Counter(row.state for row in rows)
     said = [f"{found[state]:,} {words}" for state, words in SAID.items() if found[state]]
-    return f"{count(len(rows), 'model')}: {', '.join(said) if said else 'every one has a plan to recommend'}."
+    return f"{count(len(rows), 'model')}: {', '.join(said) if said else 'all have a recommended plan'}."
 
 
 def render(rows: Sequence[Row], baseline: Path | None) -> str:
-    """The page, one file that loads nothing."""
+    """The page as one HTML file without external resources."""
     order = sorted(rows, key=lambda row: STATES.index(row.state))
     states = [(state, number) for state in STATES if (number := sum(row.state == state for row in rows))]
     page = environment().get_template("fleet.html.jinja")
     return page.render(rows=order, states=states, headline=headline(rows), baseline=baseline)
 
 
-def _row(target: Target, outcome: Outcome | None, directory: Path, baseline: Path | None) -> Row:
+def _row(target: FleetTarget, outcome: Outcome | None, directory: Path, baseline: Path | None) -> Row:
     named = target.words[-1]
     if outcome is None:
         return Row(target.name, named, "waiting")
@@ -82,7 +82,7 @@ def _row(target: Target, outcome: Outcome | None, directory: Path, baseline: Pat
     after = _record(directory / target.name) if outcome.has_audit else None
     if after is None:
         lost = ["there was an audit before"] if before is not None else []
-        said = outcome.said or "its files are not there, or cannot be read"
+        said = outcome.said or "its output files are missing or cannot be read"
         return Row(target.name, named, "failed", said, seconds=outcome.seconds, worse=lost)
     plan = after.plans.get(after.recommended or "")
     findings = Counter(finding.severity for finding in after.findings)
@@ -111,10 +111,10 @@ def _record(directory: Path) -> Audit | None:
 
 
 def worse(before: Audit, after: Audit) -> list[str]:
-    """What got worse, a line each; none where nothing did."""
+    """The regressions between two audits, one per line."""
     result = compare(before, after)
     was, now = before.plans.get(before.recommended or ""), after.plans.get(after.recommended or "")
-    lines = [f"{before.recommended} was recommended, and no plan is"] if before.recommended and not now else []
+    lines = [f"{before.recommended} was recommended before, no plan now"] if before.recommended and not now else []
     if was and now and was.measured_error and now.measured_error and now.measured_error > BAND * was.measured_error:
         lines.append(f"error {ratio(was.measured_error)} before, {ratio(now.measured_error)} now")
     if was and now and now.predicted_speedup < SLOWER * was.predicted_speedup:

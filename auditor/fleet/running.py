@@ -1,5 +1,5 @@
-"""The audits of a fleet on this machine, each in a process of its own, and how each ended: kept beside the audits, so that a
-fleet that was interrupted goes on."""
+"""Runs the audits of a fleet on this machine, each in its own process. Stores how each ended, so that an interrupted
+fleet can continue."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from .. import __version__, folder
 from ..document.codec import PLAN
 from ..processes import GRACE, HERE, Process, how_ended, wait_until
-from .targets import Target
+from .targets import FleetTarget
 
 KEPT = "fleet.json"
 PROCESSORS = os.cpu_count() or 1
 
 CRASHED = "explain process-ended"
-"""In what an audit says whose model took the process down."""
+"""Text in the error of an audit whose model crashed the process."""
 
 
 class Outcome(BaseModel):
-    """The end of one target's audits. code: exit code of the last try, negative where a signal ended it; said: the line that
-    says why there is no audit; asked: digest of what was to be done."""
+    """How the audit of one target ended. code: exit code of the last try, negative after a signal; said: the error in
+    one line, if any; asked: digest of the target's options and files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,7 +44,7 @@ class Outcome(BaseModel):
 
     @property
     def has_audit(self) -> bool:
-        """Whether there is an audit: with findings or without."""
+        """Whether the audit finished, with or without findings."""
         return self.code in (0, 1)
 
 
@@ -53,20 +53,20 @@ _OUTCOMES = TypeAdapter(dict[str, Outcome])
 
 @dataclass(frozen=True)
 class Task:
-    """An audit that is to be made. directory: where its files go. limit: seconds for it. retries: how often it is tried again
-    where a signal ended it. threads: how many it computes with, unless OMP_NUM_THREADS says."""
+    """An audit to run. directory: for its files. limit: seconds. retries: how often it restarts after a signal ended
+    it. threads: for its computations, unless OMP_NUM_THREADS is set."""
 
-    target: Target
+    target: FleetTarget
     directory: Path
     limit: float | None = None
     retries: int = 0
     threads: int = 1
 
 
-def asked_of(target: Target) -> str:
-    """What tells whether a target was audited as it is asked for now: its options, and what lies in the files they name.
+def asked_of(target: FleetTarget) -> str:
+    """A digest of a target's options and of the files they name; if it changed, the target must be audited again.
 
-    Files that these import are not looked at.
+    Files imported by those are not included.
     """
     told = json.dumps([__version__, list(target.words), str(target.folder)])
     digest = hashlib.sha256(told.encode("utf-8", "surrogateescape"))
@@ -78,8 +78,8 @@ def asked_of(target: Target) -> str:
     return digest.hexdigest()[:16]
 
 
-def standing(directory: Path, targets: Sequence[Target]) -> dict[str, Outcome]:
-    """How targets ended that were audited into a directory before as they are asked for now; none where that cannot be read."""
+def standing(directory: Path, targets: Sequence[FleetTarget]) -> dict[str, Outcome]:
+    """Earlier outcomes of unchanged targets in a directory; none where its record cannot be read."""
     try:
         before = _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -95,14 +95,14 @@ def standing(directory: Path, targets: Sequence[Target]) -> dict[str, Outcome]:
 
 
 def keep(directory: Path, outcomes: Mapping[str, Outcome]) -> None:
-    """Write how the targets ended. Raises: AuditorError(slug="bad-output")."""
+    """Save how the targets ended. Raises: AuditorError(slug="bad-output")."""
     folder.write(directory, {KEPT: _OUTCOMES.dump_json(dict(outcomes), indent=1) + b"\n"})
 
 
 def run_all(tasks: Sequence[Task], jobs: int, done: Callable[[Task, Outcome], None]) -> None:
-    """Make all audits, `jobs` at a time; `done` hears of each as it ends.
+    """Run all audits, `jobs` in parallel; `done` is called as each one ends.
 
-    Whatever ends this, the audits at work are ended first, and count as not made.
+    If an exception ends this, running audits are stopped first and count as not audited.
     """
     over = threading.Event()
     with ThreadPoolExecutor(jobs) as pool:
@@ -118,7 +118,7 @@ def run_all(tasks: Sequence[Task], jobs: int, done: Callable[[Task, Outcome], No
 
 
 def run(task: Task, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
-    """Make an audit. unwanted: whether it is to be given up; it is asked all the time."""
+    """Run an audit. unwanted: polled; returns whether to abort it."""
     start, tries, crashed = time.monotonic(), 0, True
     while crashed and tries <= task.retries and not (tries and unwanted()):
         tries += 1
@@ -128,12 +128,12 @@ def run(task: Task, unwanted: Callable[[], bool] = lambda: False) -> Outcome:
 
 
 def command_of(task: Task) -> list[str]:
-    """What makes the audit."""
+    """The command line of the audit."""
     return [sys.executable, "-m", "auditor", *task.target.words, "--out", str(task.directory.absolute()), "--quiet"]
 
 
 def _try(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
-    """Exit code, the line that says why there is no audit, and whether a signal is why, which may not come again."""
+    """Exit code, the error line if there is no audit, and whether a signal ended it, so that a retry may succeed."""
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), HERE])
     environment = {"OMP_NUM_THREADS": str(task.threads), **os.environ, "PYTHONPATH": path}
     process = Process(command_of(task), cwd=task.target.folder, env=environment, stdin=subprocess.DEVNULL)
@@ -146,5 +146,5 @@ def _try(task: Task, unwanted: Callable[[], bool]) -> tuple[int, str, bool]:
         return code, f"the process {how_ended(code)}", True
     lines = process.last_words()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    said = (errors or lines or [f"it {how_ended(code)} and no word"])[-1][:500]
+    said = (errors or lines or [f"it {how_ended(code)} without a message"])[-1][:500]
     return code, said if code > 1 else "", code > 1 and any(CRASHED in line for line in lines)

@@ -1,4 +1,4 @@
-"""targets.toml: the models of a fleet, each with the options of its audit."""
+"""Reads targets.toml: the models of a fleet, each with the options of its audit."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from ..errors import AuditorError
 from ..resources import tables
 
 NOT_HERE = ("out", "format", "open", "dry_run", "baseline", "explain_layer", "quiet", "debug", "per_module_ignores")
-"""Options of an audit that are the fleet's to give, or that answer on a terminal."""
+"""Options of an audit that the fleet sets itself, or that only make sense on a terminal."""
 
 SHORT = 100
-"""The longest name of a target: it is a folder's."""
+"""Maximum length of a target's name, which becomes a folder's name."""
 
 
 @dataclass(frozen=True)
-class Target:
-    """One model. words: the command line of its audit after the program, without --out; folder: where paths in it count from."""
+class FleetTarget:
+    """One model. words: the command line of its audit, without program and --out; folder: base of relative paths."""
 
     name: str
     words: tuple[str, ...]
     folder: Path
 
 
-def read(file: Path) -> tuple[Target, ...]:
-    """The targets of a file, in their order. Raises: AuditorError(slug="bad-fleet"), naming the file and the target."""
+def read(file: Path) -> tuple[FleetTarget, ...]:
+    """Read the targets of a file, in order. Raises: AuditorError(slug="bad-fleet"), with the file and the target."""
     table = tables(file, "bad-fleet")
     for unknown in table.keys() - {"target", "defaults"}:
-        raise _bad(file, f"there is no table {unknown!r}: it holds [[target]] tables, and [defaults] for all of them")
+        raise _bad(
+            file, f"unknown table {unknown!r}: the file may have [[target]] tables, and [defaults] for all of them"
+        )
     entries = table.get("target")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise _bad(file, "it names no model: add a [[target]] table with name and target")
@@ -42,17 +44,20 @@ def read(file: Path) -> tuple[Target, ...]:
     for target in targets:
         other = seen.setdefault(target.name.casefold(), target.name)
         if other is not target.name:
-            raise _bad(file, f"two targets are called {target.name!r}: names are folders, give each its own")
+            raise _bad(
+                file, f"two targets are called {target.name!r}: each name becomes a folder, so choose different ones"
+            )
     return tuple(targets)
 
 
-def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[str, Any]) -> Target:
+def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[str, Any]) -> FleetTarget:
     given = dict(entry)
     name, target = given.pop("name", None), given.pop("target", None)
     if not isinstance(name, str) or not re.fullmatch(r"[\w][\w .+-]*", name) or len(name) > SHORT or name.endswith("."):
         raise _bad(
             file,
-            f"target {number} needs a name of letters, digits, spaces and . _ + - that is a folder's, of {SHORT} at most",
+            f"target {number} needs a name that can be a folder's: letters, digits, spaces and . _ + "
+            f"-, at most {SHORT} characters",
         )
     if not isinstance(target, str) or not target:
         raise _bad(file, f"target {name!r} has no `target`: the file or module that holds the model")
@@ -62,17 +67,17 @@ def _target(file: Path, number: int, entry: Mapping[str, Any], shared: Mapping[s
         validate(Command, options, lambda name: (f"{file}: {what}: {key_of(name)}", "bad-fleet"))
     except AuditorError as error:
         raise error if error.slug == "bad-fleet" else _bad(file, f"{what}: {error}") from error
-    return Target(name, (*_words(options), target), file.resolve().parent)
+    return FleetTarget(name, (*_words(options), target), file.resolve().parent)
 
 
 def _options(file: Path, what: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise _bad(file, f"{what} is no table")
-    return by_option(given, f"{file}: {what} has no option of an audit in a fleet", "bad-fleet", NOT_HERE)
+    return by_option(given, f"{file}: {what} has an unknown option:", "bad-fleet", NOT_HERE)
 
 
 def _words(given: Mapping[str, Any]) -> list[str]:
-    """Options as they are written on the command line."""
+    """Options as command-line words."""
     words: list[str] = []
     for name, value in given.items():
         flag = str(OPTIONS[name].flag)

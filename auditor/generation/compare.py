@@ -1,4 +1,4 @@
-"""Every step of a plan's decoding held against FP32's, and what all of them come to."""
+"""Compares every decoding step of a plan with FP32's, and summarizes the differences."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from torch import nn
 
 from ..criteria.margins import WINDOW, replaced
 from ..isolation.answer import Around, answer
-from ..records.generation import Generated, Generation
-from .decode import Prompts, decode, scores
+from ..records.generation import Generation, StoredCache, TokenComparison
+from .cache import STORED, CacheRounding
+from .decode import Prompts, Store, decode, scores
 
 RUNS = 32
-"""Equal runs of steps, at most, that the divergence is averaged over."""
+"""Maximum number of equal intervals of steps for the divergence by position."""
 
 NORMAL_95 = 0.98
-"""Half of the 95 % quantile of a standard normal: the root of a Poisson count scatters by a half, whatever the count."""
+"""Half of the 95 % quantile of a standard normal: the root of a Poisson count has standard deviation 1/2."""
 
 
 @dataclass(frozen=True)
-class Continued:
-    """One batch of prompts, as FP32 goes on with them. tokens: [prompts, steps]. best: [prompts, steps, some], the largest scores.
+class ReferenceTokens:
+    """FP32's continuation of a batch of prompts. tokens: [prompts, steps]. best: [prompts, steps, some], the largest scores.
 
-    counts: those up to the end of a text. logits: the file that holds FP32's, [steps, prompts, vocabulary].
+    counts: mask of tokens up to the end of a text. logits: a file with FP32's, [steps, prompts, vocabulary].
     """
 
     prompts: Prompts
@@ -41,14 +42,14 @@ class Continued:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are chosen. seed: of the noise, and of what the model draws."""
+    """How tokens are chosen. seed: of the sampling noise, and of the model's own random numbers."""
 
     steps: int
     temperature: float
     seed: int
 
-    def reference(self, model: nn.Module, prompts: Prompts, file: Path, around: Around) -> Continued:
-        """What the model itself goes on with; its logits are written to the file."""
+    def reference(self, model: nn.Module, prompts: Prompts, file: Path, around: Around) -> ReferenceTokens:
+        """Generate tokens with the FP32 model; write its logits to the file."""
         seen, best = list[torch.Tensor](), list[torch.return_types.topk]()
 
         def follow(step: int, logits: torch.Tensor) -> torch.Tensor:
@@ -61,10 +62,15 @@ class Decoding:
         given = torch.stack([one.indices[:, 0] for one in best], 1)
         scores = torch.stack([one.values for one in best], 1)
         ended = torch.isin(given, torch.tensor(prompts.ends, device=given.device, dtype=given.dtype))
-        return Continued(prompts, given, scores.double(), (ended.cumsum(1) - ended.long()) == 0, file)
+        return ReferenceTokens(prompts, given, scores.double(), (ended.cumsum(1) - ended.long()) == 0, file)
 
-    def compare(self, model: nn.Module, batches: Sequence[Continued], around: Around) -> dict[str, Any]:
-        """{`cached` and `one_pass`: [KL, choice, change of the probability of FP32's token], each [steps, prompts]}, by batch."""
+    def compare(
+        self, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around, store: Store | None = None
+    ) -> dict[str, Any]:
+        """{`cached` and `one_pass`: [KL, choice, change of P(FP32's token)], each [steps, prompts]}, by batch.
+
+        store: rounds the cache after each step. The pass over all tokens has no cache and is then left out.
+        """
         result: dict[str, list[torch.Tensor]] = {"cached": [], "one_pass": []}
         for one in batches:
             expected, rows = torch.load(one.logits, mmap=True), list[torch.Tensor]()
@@ -72,16 +78,18 @@ class Decoding:
             def follow(
                 step: int,
                 logits: torch.Tensor,
-                one: Continued = one,
+                one: ReferenceTokens = one,
                 expected: torch.Tensor = expected,
                 rows: list[torch.Tensor] = rows,
             ) -> torch.Tensor:
                 rows.append(self._row(step, expected[step], logits.cpu(), one.tokens[:, step].cpu()))
                 return one.tokens[:, step]
 
-            decode(model, one.prompts, self.steps, follow, seed=self.seed, around=around)
+            decode(model, one.prompts, self.steps, follow, seed=self.seed, around=around, store=store)
             result["cached"].append(torch.stack(rows, 1))
-            answered = answer(model, one.prompts.forced(model, one.tokens), seed=self.seed, around=around)
+            if store is not None:
+                continue
+            answered = answer(model, one.prompts.forced_inputs(model, one.tokens), seed=self.seed, around=around)
             logits = answered[0].float()[:, -self.steps :].transpose(0, 1).cpu()
             each = [self._row(t, expected[t], logits[t], one.tokens[:, t].cpu()) for t in range(self.steps)]
             result["one_pass"].append(torch.stack(each, 1))
@@ -91,7 +99,7 @@ class Decoding:
         return scores(logits, step, self.temperature, self.seed)
 
     def _row(self, step: int, expected: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """[4, prompts]: KL, whether the choice and the likeliest token are others, change of the probability of FP32's token."""
+        """[4, prompts]: KL, whether the chosen and the likeliest token differ, change of P(FP32's token)."""
         p, q = expected.double().log_softmax(-1), logits.double().log_softmax(-1)
         gap = torch.where(p > -math.inf, p - q, torch.zeros_like(p))
         kl = (p.exp() * (torch.expm1(-gap) + gap)).sum(-1)  # as criteria/values.py has it
@@ -101,18 +109,40 @@ class Decoding:
         return torch.stack([kl, chosen.double(), top.double(), change])
 
 
-def made(decoding: Decoding, batches: Sequence[Continued]) -> Generation:
-    """What FP32 went on with."""
+def describe_reference(
+    decoding: Decoding, batches: Sequence[ReferenceTokens], caches: tuple[StoredCache, ...]
+) -> Generation:
+    """The record of the tokens that FP32 generated."""
     counted = sum(int(one.counts.sum()) for one in batches)
-    return Generation(sum(len(one.tokens) for one in batches), decoding.steps, counted, decoding.temperature)
+    return Generation(
+        sum(len(one.tokens) for one in batches), decoding.steps, counted, decoding.temperature, caches=caches
+    )
 
 
-def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Generated:
-    """What the steps of all batches come to; only tokens up to the end of a text count."""
+def stored_caches(
+    decoding: Decoding, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around
+) -> tuple[StoredCache, ...]:
+    """Compare the FP32 model with its cache stored in fewer bits against itself. Empty if the model has no cache."""
+    result = []
+    for stored in STORED:
+        rounding = [CacheRounding(stored, len(one.tokens)) for one in batches]
+        rows = [decoding.compare(model, [one], around, how) for one, how in zip(batches, rounding, strict=True)]
+        if not rounding[0].sizes[-1]:
+            return ()
+        found = figures(batches, {"cached": [row["cached"][0] for row in rows]})
+        fixed, each = rounding[0].bytes_of(batches[0].prompts.ids.shape[1])
+        beyond = sum(one.saturated for one in rounding) / len(rounding)
+        result.append(StoredCache(stored, fixed, each, beyond, found))
+    return tuple(result)
+
+
+def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> TokenComparison:
+    """Summarize the steps of all batches; only tokens up to the end of a text count."""
     if isinstance(found, str):
-        return Generated(None, failure=found)
+        return TokenComparison(None, failure=found)
     counts = torch.cat([one.counts.cpu() for one in batches]).T  # [steps, prompts]
-    cached, one_pass = (torch.cat(found[name], 2) for name in ("cached", "one_pass"))
+    cached = torch.cat(found["cached"], 2)
+    one_pass = torch.cat(found["one_pass"], 2) if found.get("one_pass") else None
     kl, chosen, top, change = (x[counts] for x in cached)
     flips, tokens = float(chosen.sum()), max(int(counts.sum()), 1)
     scale, root = 1000 / tokens, math.sqrt(flips)
@@ -120,7 +150,7 @@ def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Genera
     steps = counts.shape[0]
     edges = [round(i * steps / min(RUNS, steps)) for i in range(min(RUNS, steps) + 1)]
     runs = [cached[0][a:b][counts[a:b]] for a, b in pairwise(edges)]
-    return Generated(
+    return TokenComparison(
         kl=float(kl.mean()),
         kl_99=float(kl.quantile(0.99)),
         kl_most=float(kl.max()),
@@ -132,19 +162,19 @@ def figures(batches: Sequence[Continued], found: dict[str, Any] | str) -> Genera
         first_flip=_whole(statistics.median_high(firsts)),
         first_flip_10=_whole(firsts[(len(firsts) - 1) // 10]),
         kl_by_position=tuple(float(run.mean()) for run in runs if run.numel()),
-        one_pass_kl=float(one_pass[0][counts].mean()),
-        one_pass_flips=float(one_pass[1][counts].sum()) * scale,
+        one_pass_kl=None if one_pass is None else float(one_pass[0][counts].mean()),
+        one_pass_flips=None if one_pass is None else float(one_pass[1][counts].sum()) * scale,
     )
 
 
-def expected_flips(batches: Sequence[Continued], change: float) -> float:
-    """In 1,000 tokens, where the margins of their choice change by a normal error of this standard deviation."""
+def expected_flips(batches: Sequence[ReferenceTokens], change: float) -> float:
+    """Flips expected per 1,000 tokens where their margins change by a normal error of this standard deviation."""
     best = torch.cat([one.best[one.counts] for one in batches])
     return 1000 * replaced(best[:, :1], best[:, 1:], change) / max(len(best), 1)
 
 
 def _first(flipped: torch.Tensor) -> float:
-    """The number of the first step that flips, from 1 on; inf where none does."""
+    """The number of the first step that flips, from 1; inf where none does."""
     return float(flipped.int().argmax()) + 1 if bool(flipped.any()) else math.inf
 
 

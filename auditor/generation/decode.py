@@ -1,4 +1,4 @@
-"""Prompts, and how a model continues them a token at a time: a causal or encoder-decoder model of transformers, or a step function."""
+"""Prompts, and decoding token by token: for causal and encoder-decoder models of transformers, or a `step` function."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from torch import nn
 from ..errors import LoadError
 from ..isolation import isolated
 from ..isolation.answer import Around
-from ..isolation.process import uncompiled, unfused
+from ..isolation.process import disable_compilers, disable_fused_path
 from ..records import Batch
 
 MASKS = ("attention_mask", "decoder_attention_mask")
 LEAST = 2
-"""Tokens that a prompt has at least: the first one alone says nothing of a model that reads what is before."""
+"""Minimum tokens of a prompt: a single one does not test the attention to earlier tokens."""
 
 Choose = Callable[[int, torch.Tensor], torch.Tensor]
-"""(step, logits [prompts, vocabulary]) -> the tokens [prompts] that go on."""
+"""(step, logits [prompts, vocabulary]) -> the next tokens [prompts]."""
+
+Store = Callable[[Any], None]
+"""Writes into the cache that one step passes to the next."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a batch has a model continue. ids, mask: [prompts, tokens], shorter prompts padded on the left.
+    """One batch of prompts. ids, mask: [prompts, tokens], shorter prompts padded on the left.
 
-    kind: how the model decodes. rest: what an encoder reads, by name. ends: tokens that end a text.
+    kind: how the model decodes. rest: inputs of an encoder, by name. ends: end-of-text tokens.
     """
 
     kind: Literal["step", "causal", "encoder-decoder"]
@@ -38,29 +41,29 @@ class Prompts:
     rest: Mapping[str, Any] = field(default_factory=dict)
     ends: tuple[int, ...] = ()
 
-    def forced(self, model: nn.Module, tokens: torch.Tensor) -> Batch:
-        """One call of the model that has it predict each of these tokens [prompts, steps] from those before."""
+    def forced_inputs(self, model: nn.Module, tokens: torch.Tensor) -> Batch:
+        """One forward that predicts each of these tokens [prompts, steps] from the tokens before it."""
         ids = torch.cat([self.ids, tokens[:, :-1]], 1)
         if self.kind == "step":
             return (ids,), {}
         mask, steps = torch.cat([self.mask, torch.ones_like(tokens[:, :-1])], 1), tokens.shape[1]
         given: dict[str, Any] = {"logits_to_keep": steps, "use_cache": False}
         if self.kind == "causal":
-            return (), _known(model, {"input_ids": ids, **_places(mask, ids.shape[1]), **given})
-        return (), _known(model, {**self.rest, "decoder_input_ids": ids, **given})
+            return (), _accepted_arguments(model, {"input_ids": ids, **_places(mask, ids.shape[1]), **given})
+        return (), _accepted_arguments(model, {**self.rest, "decoder_input_ids": ids, **given})
 
 
 def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
-    """The prompts of a batch.
+    """Extract the prompts of a batch.
 
-    Raises: LoadError(slug="cannot-generate") where the model cannot continue them.
+    Raises: LoadError(slug="cannot-generate") where the model cannot generate from them.
     """
     names = inspect.signature(model.forward).parameters
     args, kwargs = batch
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     ends = _ends(model)
     if callable(getattr(model, "step", None)):
-        ids = _checked(model, next(iter(given.values()), None))
+        ids = _check_ids(model, next(iter(given.values()), None))
         result = Prompts("step", ids, torch.ones_like(ids), ends=ends)
     elif "past_key_values" in names and "decoder_input_ids" in names:
         ids = given.pop("decoder_input_ids", None)
@@ -68,36 +71,36 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
             first = next(x for x in given.values() if isinstance(x, torch.Tensor))
             start: Any = model.config.decoder_start_token_id  # type: ignore[union-attr]
             ids = torch.full((first.shape[0], 1), int(start), device=first.device)
-        return Prompts("encoder-decoder", _checked(model, ids), torch.ones_like(ids), given, ends)
+        return Prompts("encoder-decoder", _check_ids(model, ids), torch.ones_like(ids), given, ends)
     elif "past_key_values" in names and "input_ids" in names:
-        ids = _checked(model, given.get("input_ids"))
+        ids = _check_ids(model, given.get("input_ids"))
         mask = given.get("attention_mask")
-        result = Prompts("causal", *_left(ids, torch.ones_like(ids) if mask is None else mask.to(ids)), ends=ends)
+        result = Prompts("causal", *_pad_left(ids, torch.ones_like(ids) if mask is None else mask.to(ids)), ends=ends)
     else:
         raise LoadError(
-            f"{type(model).__name__} cannot be asked for tokens one by one: its forward takes no past_key_values, and it has "
-            "no step(tokens, state) that returns logits and a state",
+            f"{type(model).__name__} cannot generate token by token: its forward takes no "
+            "past_key_values, and it has no step(tokens, state) that returns logits and a state",
             slug="cannot-generate",
         )
     if int(result.mask.sum(1).min()) < LEAST:
         raise LoadError(
-            f"a prompt has fewer than {LEAST} tokens: give longer ones to --generate from", slug="cannot-generate"
+            f"a prompt has fewer than {LEAST} tokens: give longer prompts for --generate", slug="cannot-generate"
         )
     return result
 
 
-def _checked(model: nn.Module, ids: Any) -> torch.Tensor:
+def _check_ids(model: nn.Module, ids: Any) -> torch.Tensor:
     if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.is_floating_point():
         return ids
     raise LoadError(
-        f"the inputs of {type(model).__name__} hold no prompts: give token ids [prompts, tokens], or text to a model that has "
-        "a tokenizer",
+        f"the inputs of {type(model).__name__} contain no prompts: give token ids [prompts, "
+        "tokens], or text for a model with a tokenizer",
         slug="cannot-generate",
     )
 
 
-def _left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The prompts with padding moved to their left."""
+def _pad_left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Move the padding of the prompts to the left."""
     order = mask.bool().to(torch.int8).argsort(dim=1, stable=True)
     return ids.gather(1, order), mask.gather(1, order)
 
@@ -111,19 +114,19 @@ def _ends(model: Any) -> tuple[int, ...]:
 
 
 def _places(mask: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
-    """The mask, and the positions of the last tokens in their own texts."""
+    """The attention mask, and the position of each last token in its text."""
     return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)[:, -count:]}
 
 
-def _known(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those arguments that the model takes."""
+def _accepted_arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that the model's forward accepts."""
     names = inspect.signature(type(model).forward).parameters
     return {name: value for name, value in given.items() if name in names}
 
 
 @contextmanager
 def _stepping(model: nn.Module) -> Iterator[nn.Module]:
-    """In the body a call of the model is a call of its `step`, through whatever wraps its forward."""
+    """In the body a call of the model calls its `step`, inside any wrapper around its forward."""
     kind: Any = type(model)
 
     def forward(self: Any, *given: Any) -> Any:
@@ -142,7 +145,7 @@ def _stepping(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.Tensor, state: Any) -> tuple[Any, Any]:
-    """Logits [prompts, vocabulary] behind the tokens that are fed, and what the next step is to be given."""
+    """Feed tokens to the model; return the next logits [prompts, vocabulary] and the state for the next step."""
     if prompts.kind == "step":
         with _stepping(model):
             logits, state = model(fed, state)
@@ -150,31 +153,47 @@ def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.T
     given: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1}
     if prompts.kind == "causal":
         given |= {"input_ids": fed, "past_key_values": state, **_places(mask, fed.shape[1])}
-        result = model(**_known(model, given))
+        result = model(**_accepted_arguments(model, given))
         return result.logits[:, -1], result.past_key_values
     given["decoder_input_ids"] = fed
     if state is None:
-        result = model(**_known(model, {**prompts.rest, **given}))
+        result = model(**_accepted_arguments(model, {**prompts.rest, **given}))
         return result.logits[:, -1], (result.past_key_values, result.encoder_last_hidden_state)
     past, encoded = state
     read = {name: x for name, x in prompts.rest.items() if name in MASKS}
-    result = model(**_known(model, {**read, **given, "past_key_values": past, "encoder_outputs": (encoded,)}))
+    result = model(
+        **_accepted_arguments(model, {**read, **given, "past_key_values": past, "encoder_outputs": (encoded,)})
+    )
     return result.logits[:, -1], (result.past_key_values, encoded)
 
 
-def decode(model: nn.Module, prompts: Prompts, steps: int, choose: Choose, *, seed: int, around: Around) -> None:
-    """Continue the prompts by so many tokens, as `choose` has it; the model comes back as it was."""
+def decode(
+    model: nn.Module,
+    prompts: Prompts,
+    steps: int,
+    choose: Choose,
+    *,
+    seed: int,
+    around: Around,
+    store: Store | None = None,
+) -> None:
+    """Continue the prompts for `steps` tokens, which `choose` selects; the model is unchanged afterwards.
+
+    store: rounds the cache after each step.
+    """
     fed, mask, state = prompts.ids, prompts.mask, None
-    with isolated(model, seed=seed), torch.no_grad(), unfused(), uncompiled(), around():
+    with isolated(model, seed=seed), torch.no_grad(), disable_fused_path(), disable_compilers(), around():
         for step in range(steps):
             logits, state = advance(model, prompts, fed, mask, state)
+            if store is not None:
+                store(state[0] if prompts.kind == "encoder-decoder" else state)
             fed = choose(step, logits.float())[:, None]
             mask = torch.cat([mask, torch.ones_like(fed)], 1)
 
 
 def scores(logits: torch.Tensor, step: int, temperature: float, seed: int) -> torch.Tensor:
-    """Logits of which the largest is chosen: at a temperature, with the noise of this seed and step on top (Gumbel's), the same
-    for whatever model is asked. Unit: that of logits."""
+    """Logits to take the largest of; at a temperature above 0 with Gumbel noise added, which depends only on seed and
+    step, so that every model samples alike. Unit: that of logits."""
     if not temperature:
         return logits
     generator = torch.Generator().manual_seed(seed + step)

@@ -1,4 +1,4 @@
-"""Parts of a model, by what its operations do: how much of what moves the margins of tokens each makes under a plan."""
+"""Parts of a model by kind of operation, and how much each part's error changes the margins of tokens under a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEIGHTS = "weights, rounded"
 
 
 def parts_of(capture: Capture) -> dict[str, str]:
-    """{node or placeholder: its part}: of each operation by its row in the table of operations, and by what reads it."""
+    """{node or placeholder: its part}: by its row in the table of operations, and by the operations that read it."""
     nodes = list(capture.graph_module.graph.nodes)
     result: dict[str, str] = {}
     rotary = set[fx.Node]()
@@ -64,7 +64,7 @@ def parts_of(capture: Capture) -> dict[str, str]:
 
 
 def _through(node: fx.Node) -> list[fx.Node]:
-    """A node and those before it that only move or cast what it gives, down to the operation that makes it."""
+    """A node and its inputs, through reshapes and casts, up to the operation that computes the value."""
     result = [node]
     while row_of(result[-1]).transparent and result[-1].all_input_nodes:
         result.append(result[-1].all_input_nodes[0])
@@ -72,7 +72,7 @@ def _through(node: fx.Node) -> list[fx.Node]:
 
 
 def _of_product(node: fx.Node) -> list[fx.Node]:
-    """A node and those before it up to the first product: what scores a choice."""
+    """A node and its inputs up to the first matrix product, which computes the logits or scores."""
     result = [node]
     while not row_of(result[-1]).product and len(result) < len(node.graph.nodes):
         before = [source for source in result[-1].all_input_nodes if source.op == "call_function"]
@@ -83,7 +83,7 @@ def _of_product(node: fx.Node) -> list[fx.Node]:
 
 
 def shares(problem: Problem, plan: Plan, flips: Callable[[float], float | None]) -> tuple[float, tuple[PartShare, ...]]:
-    """The error that first order predicts of a plan, and each part's share of its square. flips: what an error comes to."""
+    """A plan's first-order error, and each part's share of its square. flips: maps an error to flips."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
     of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
     each = [(name, problem.node_square(resolution, name)) for name in problem.capture.nodes]

@@ -1,4 +1,4 @@
-"""The stage of an audit that generates: what FP32 goes on with becomes its inputs, and what plans decode is held against that."""
+"""The generation stage of an audit: FP32 generates the tokens that become inputs, and plans are compared on them."""
 
 from __future__ import annotations
 
@@ -20,36 +20,40 @@ from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
 from ..plan.workbench import Workbench
 from ..records import Batch, Plan, Subject
-from ..records.generation import Generation
+from ..records.generation import Generation, StoredCache
 from ..settings import Settings
 from ..stages import Stages
 from ..verify import Runs
-from .compare import Continued, Decoding, expected_flips, figures, made
+from .compare import Decoding, ReferenceTokens, describe_reference, expected_flips, figures, stored_caches
 from .decode import prompts_of
 from .parts import shares
 
 
 @dataclass(frozen=True)
 class Generating:
-    """FP32's tokens: of the calibration inputs, and of the held-out ones where there are any. folder: of their logits."""
+    """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: for their logits.
+
+    caches: how the FP32 model does with its cache in fewer bits.
+    """
 
     folder: tempfile.TemporaryDirectory[str]
     decoding: Decoding
-    batches: Sequence[Continued]
-    held_out: Sequence[Continued]
+    batches: Sequence[ReferenceTokens]
+    held_out: Sequence[ReferenceTokens]
+    caches: tuple[StoredCache, ...] = ()
 
     @property
-    def checks(self) -> Sequence[Continued]:
-        """What plans decode."""
+    def checks(self) -> Sequence[ReferenceTokens]:
+        """The batches on which plans decode."""
         return self.held_out or self.batches
 
     @property
-    def found(self) -> Generation:
-        """What FP32 went on with."""
-        return made(self.decoding, self.checks)
+    def reference(self) -> Generation:
+        """The record of the tokens that FP32 generated."""
+        return describe_reference(self.decoding, self.checks, self.caches)
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
-        """The plans, those that hold the budget with what they decode."""
+        """Attach decoding results to every plan that meets the error budget."""
         wanted = {name: plan for name, plan in plans.items() if plan.verified and plan.program is None}
         question = partial(Runs.generate, compare=partial(self.decoding.compare, batches=self.checks))
         with self.folder:
@@ -64,16 +68,18 @@ class Generating:
         margins = next((one for one in known if one is not None), None)
 
         def flips(error: float) -> float | None:
-            return None if margins is None else expected_flips(self.checks, error * margins.allowed)
+            return None if margins is None else expected_flips(self.checks, error * margins.allowed_change)
 
         predicted, parts = shares(bench.problem(plan.strategy, plan.format), plan, flips)
         found = figures(self.checks, given)
         return replace(plan, generated=replace(found, predicted_flips=flips(predicted), parts=parts))
 
 
-def continued(subject: Subject, options: Settings, stages: Stages) -> tuple[Subject, Settings, Generating | None]:
-    """The subject on its prompts with what FP32 goes on with, whose tokens are held to `top1` where nobody says otherwise; as
-    it is where no tokens are asked for.
+def generate_reference(
+    subject: Subject, options: Settings, stages: Stages
+) -> tuple[Subject, Settings, Generating | None]:
+    """The subject with FP32's generated tokens appended to its prompts, and a default criterion `top1` on them;
+    unchanged if no tokens are requested.
 
     Raises: LoadError(slug="cannot-generate").
     """
@@ -82,19 +88,22 @@ def continued(subject: Subject, options: Settings, stages: Stages) -> tuple[Subj
     folder = tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True)
     decoding, model = Decoding(options.generate, options.temperature, options.seed), subject.model
 
-    def each(batches: Sequence[Batch], name: str) -> list[Continued]:
+    def each(batches: Sequence[Batch], name: str) -> list[ReferenceTokens]:
         files = [Path(folder.name, f"{name}{index}.pt") for index in range(len(batches))]
         prompts = [prompts_of(model, batch) for batch in batches]
         return [decoding.reference(model, *one, nullcontext) for one in zip(prompts, files, strict=True)]
 
     with stages("generate", f"{options.generate} tokens in FP32"):
         found = Generating(folder, decoding, each(subject.batches, "batch"), each(subject.held_out, "held_out"))
-        forced = [tuple(one.prompts.forced(model, one.tokens) for one in x) for x in (found.batches, found.held_out)]
+        forced = [
+            tuple(one.prompts.forced_inputs(model, one.tokens) for one in x) for x in (found.batches, found.held_out)
+        ]
         subject = replace(subject, batches=forced[0], held_out=forced[1])
         outputs = answer(model, subject.batches[0], seed=options.seed)
+        found = replace(found, caches=stored_caches(decoding, model, found.checks, nullcontext))
     names = outputs.names if isinstance(outputs, NamedTensors) else ()
     if not names or outputs[0].dim() != 3:
-        said = f"{subject.name} returns no logits [prompts, tokens, vocabulary] first"
+        said = f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]"
         raise LoadError(said, slug="cannot-generate")
     if not options.limits and options.metric is None:
         options = options.having(limits=tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}")))

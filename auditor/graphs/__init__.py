@@ -1,5 +1,5 @@
-"""Plans as graphs: every operation of an exported graph with a precision of its own, saved as files that run by themselves."""
+"""Plans for exported graphs: a precision for every operation, saved as programs that run without the source."""
 
-from .stage import Planned, graphs_of
+from .stage import GraphPlans, graphs_of
 
-__all__ = ["Planned", "graphs_of"]
+__all__ = ["GraphPlans", "graphs_of"]

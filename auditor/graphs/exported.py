@@ -1,4 +1,4 @@
-"""A model as torch.export sees it: a graph of functional ATen operations in FP32, and how its batch size may vary."""
+"""Exports a model as a graph of functional ATen operations in FP32, for any batch size where possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..execution.execute import Executor
 from ..isolation import isolated
 from ..isolation.answer import answer
 from ..isolation.outputs import tensor_outputs
-from ..isolation.process import unfused
+from ..isolation.process import disable_fused_path
 from ..numerics.metrics import output_error
 from ..numerics.nodes import mutates, row_of
 from ..records import Batch
@@ -30,18 +30,18 @@ from ..trees import tensors_in
 _aten = torch.ops.aten
 
 SAME = 1e-3
-"""How far an answer for a batch of another size may be from the model's: more than rounding is another answer."""
+"""Largest difference between program and model for another batch size that counts as rounding."""
 
 INNER = "model"
-"""Where the model lies in what is exported."""
+"""Attribute that holds the model inside the exported wrapper."""
 
 
 @dataclass(frozen=True)
-class Exported:
-    """graph_module: takes and returns what the model does, outputs of classes of their own as {name: tensor}; `meta["val"]` of
-    its nodes has outlines of what they gave for the audited batch.
+class ExportedModel:
+    """graph_module: the exported graph, with outputs of user-defined classes as {name: tensor}; `meta["val"]` of its
+    nodes has the shapes and dtypes of their results for the audited batch.
 
-    audited: the batch it was exported for. fixed: why it takes batches of the audited size alone; "" where it takes any.
+    audited: the batch it was exported for. fixed: why the batch size is fixed; "" where any size works.
     """
 
     graph_module: fx.GraphModule
@@ -49,18 +49,18 @@ class Exported:
     fixed: str
 
 
-class Saved(NamedTuple):
-    """content: what a file holds that `torch.export.load` reads. casts: conversions in its graph. fixed: see Exported."""
+class SavedProgram(NamedTuple):
+    """content: bytes that `torch.export.load` reads. casts: dtype conversions in its graph. fixed: see Exported."""
 
     content: bytes
     casts: int
     fixed: str
 
 
-def exported(model: nn.Module, batch: Batch) -> Exported:
-    """The model's graph, the batch size left open where the model allows it. The model and the batch stay as they are.
+def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
+    """Export the model, with a variable batch size where possible. The model and the batch are unchanged.
 
-    Raises: PlanError(slug="cannot-export") for what torch.export does not take.
+    Raises: PlanError(slug="cannot-export") for a model that torch.export rejects.
     """
     wrapped = _Plain(model, batch[1])
     try:
@@ -70,11 +70,11 @@ def exported(model: nn.Module, batch: Batch) -> Exported:
     except Exception as error:
         let_through(error)
         raise cannot(f"the model cannot be exported as a graph ({first_line(error)[:240]})") from error
-    return Exported(module, batch, fixed)
+    return ExportedModel(module, batch, fixed)
 
 
-def saved(module: fx.GraphModule, of: Exported) -> Saved:
-    """A lowered graph as a file. Raises: PlanError(slug="cannot-export") where torch.export cannot write one."""
+def save_program(module: fx.GraphModule, of: ExportedModel) -> SavedProgram:
+    """Serialize a lowered graph. Raises: PlanError(slug="cannot-export") where torch.export cannot write it."""
     try:
         program, fixed = _program(module, of.audited, of.fixed)
         file = io.BytesIO()
@@ -82,35 +82,35 @@ def saved(module: fx.GraphModule, of: Exported) -> Saved:
     except Exception as error:
         let_through(error)
         raise cannot(f"the model's graph cannot be saved as a program ({first_line(error)[:240]})") from error
-    return Saved(file.getvalue(), sum(node.target is _aten.to.dtype for node in program.graph.nodes), fixed)
+    return SavedProgram(file.getvalue(), sum(node.target is _aten.to.dtype for node in program.graph.nodes), fixed)
 
 
 def cannot(said: str) -> PlanError:
-    """That there are no plans as graphs, for the reason given."""
-    return PlanError(f"{said}: plans of the other strategies do without.", slug="cannot-export")
+    """The error that there are no plans for exported graphs, with the reason."""
+    return PlanError(f"{said}: use plans of other strategies, which need no export.", slug="cannot-export")
 
 
 def _program(
     module: nn.Module, batch: Batch, fixed: str = "", takes: Callable[[ExportedProgram], bool] = lambda program: True
 ) -> tuple[ExportedProgram, str]:
-    """A program for batches of any size where it can be had, and why not. Raises: what torch.export raises."""
+    """Export for any batch size where possible, and the reason otherwise. Raises: what torch.export raises."""
     sizes = {x.shape[0] if x.dim() else 0 for x in tensors_in(batch)}
     if len(sizes) != 1 or 0 in sizes:
         fixed = "the inputs do not share a first dimension" if sizes else "it takes no tensors"
     if not fixed:
         try:
-            program = _traced(module, batch, dynamic=True)
+            program = _trace(module, batch, dynamic=True)
             if _varies(program) and takes(program):
                 return program, ""
-            fixed = "the model's own code fixes it"
+            fixed = "the model's code fixes the batch size"
         except Exception as error:
             let_through(error)
-            fixed = f"torch.export cannot leave it open ({first_line(error)[:160]})"
-    return _traced(module, batch, dynamic=False), fixed
+            fixed = f"torch.export cannot make the batch size variable ({first_line(error)[:160]})"
+    return _trace(module, batch, dynamic=False), fixed
 
 
-def _traced(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
-    """dynamic: the first dimension of the inputs is left open; one of size one is doubled, since torch takes that for fixed."""
+def _trace(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram:
+    """Trace the model. dynamic: with a variable first dimension; torch treats size one as fixed, so it is doubled."""
     if dynamic and any(x.shape[0] == 1 for x in tensors_in(batch)):
         batch = _twice(batch)
     args, kwargs = batch
@@ -118,7 +118,7 @@ def _traced(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgra
     if dynamic:
         bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         shapes = pytree.tree_map(lambda leaf: {0: Dim.AUTO} if isinstance(leaf, torch.Tensor) else None, dict(bound))
-    with isolated(module, batch), torch.no_grad(), quietly(), unfused():
+    with isolated(module, batch), torch.no_grad(), quietly(), disable_fused_path():
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
@@ -131,26 +131,26 @@ def _varies(program: ExportedProgram) -> bool:
 
 
 def _takes(program: ExportedProgram, model: nn.Module, batch: Batch) -> bool:
-    """Whether it answers as the model does for the batch and for that batch twice. Raises: what either raises."""
+    """Whether the program agrees with the model on the batch and on the batch doubled. Raises: what either raises."""
     module = program.module()
     return all(output_error(answer(model, each), answer(module, each)) <= SAME for each in (batch, _twice(batch)))
 
 
 def _twice(batch: Batch) -> Batch:
-    """Every tensor of a batch with itself behind it."""
+    """Concatenate every tensor of a batch with itself."""
     result: Batch = pytree.tree_map_only(torch.Tensor, lambda x: torch.cat([x, x]), batch)
     return result
 
 
 def _outline(module: fx.GraphModule, batch: Batch) -> None:
-    """Run it once, and write down at every node what it gives, without the entries."""
+    """Run the module once and store the shape and dtype of every node's result."""
     with isolated(module, batch), torch.no_grad():
         for node, result in Executor(module).steps(*pytree.tree_leaves(batch)):
             node.meta["val"] = outlines(result)
 
 
 def outlines(value: Any, fp32: torch.dtype = torch.float32) -> Any:
-    """A value with tensors of its shapes that have no entries. fp32: the dtype of those that are FP32."""
+    """A value with empty (meta) tensors of its shapes. fp32: the dtype that replaces FP32."""
 
     def outline(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x, dtype=fp32 if x.dtype is torch.float32 else x.dtype, device="meta")
@@ -159,9 +159,9 @@ def outlines(value: Any, fp32: torch.dtype = torch.float32) -> Any:
 
 
 class _Plain(nn.Module):
-    """A model whose outputs are tensors in tuples, lists and dicts: what another process knows without its source.
+    """Wraps a model so that its outputs are tensors in tuples, lists and dicts, which need no user-defined class.
 
-    given: the keyword arguments that it is called with.
+    given: the keyword arguments it is called with.
     """
 
     def __init__(self, model: nn.Module, given: Iterable[str]) -> None:
@@ -181,7 +181,7 @@ class _Plain(nn.Module):
 
 
 def _spelt_out(forward: Callable[..., Any], given: Iterable[str]) -> inspect.Signature:
-    """Its signature with what `**kwargs` stands for by name: torch leaves sizes open of arguments that have one."""
+    """A forward whose signature names the arguments in `**kwargs`: torch.export needs names for variable sizes."""
     signature = inspect.signature(forward)
     known = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     if len(known) < len(signature.parameters):
@@ -197,7 +197,7 @@ def _is_plain(output: Any) -> bool:
 
 
 def _functional(program: ExportedProgram) -> fx.GraphModule:
-    """The graph without writes in place, casts that change nothing and checks of inputs, sizes and dtypes."""
+    """Remove in-place writes, redundant casts, and checks of inputs, sizes and dtypes from the graph."""
     if any(node.op == "call_function" and mutates(node.target) for node in program.graph.nodes):
         with torch.no_grad(), quietly():
             program = program.run_decompositions({})
@@ -226,7 +226,7 @@ def _functional(program: ExportedProgram) -> fx.GraphModule:
 
 
 def _same(node: fx.Node) -> fx.Node | None:
-    """What an operation that changes nothing is handed: a cast to the dtype that is there, dropout outside of training."""
+    """The input of an operation that changes nothing, such as a cast to the same dtype; else None."""
     source, row = node.args[0] if node.args else None, row_of(node)
     if not isinstance(source, fx.Node) or any(user.op == "output" for user in node.users):
         return None
@@ -241,7 +241,7 @@ def _same(node: fx.Node) -> fx.Node | None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """What torch's exporters tell of their own doings is not for the user of an audit, be it by a plain print."""
+    """Suppress the messages and prints of torch's exporters."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""Programs as ONNX models: written, checked, and run by onnxruntime in a fresh process, once more with every value rounded."""
+"""Exports programs as ONNX models, checks them, and runs them in onnxruntime: as they are, and with GPU rounding."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ NEEDED = ("onnx", "onnxscript", "onnxruntime")
 """Packages that write, check and run these files."""
 
 TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
-"""What ONNX calls the formats."""
+"""ONNX names of the formats."""
 
 _NO_ARITHMETIC = ("Cast", "Constant", "Identity", "Shape", "Size")
 
 
 def require() -> None:
-    """Raises: AuditorError(slug="missing-onnx") where a package that is needed is not installed."""
+    """Raises: AuditorError(slug="missing-onnx") where a required package is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise AuditorError(
@@ -41,39 +41,39 @@ def require() -> None:
 
 
 def with_onnx(audit: Audit, ends: str = "fp32") -> Audit:
-    """The audit with an ONNX model for each of its programs, checked, and run on the inputs that the program was judged on.
+    """Add to the audit an ONNX model of each program, checked and run on the inputs used to verify the program.
 
-    ends: "fp32", or "low": floating inputs and outputs in the plan's format. Raises: AuditorError(slug="missing-onnx" |
-    "no-program" | "bad-option").
+    ends: "fp32", or "low": floating-point inputs and outputs in the plan's format. Raises:
+    AuditorError(slug="missing-onnx" | "no-program" | "bad-option").
     """
     if ends not in ("fp32", "low"):
-        raise AuditorError(f"inputs and outputs of an ONNX model are fp32 or low, not {ends}", slug="bad-option")
+        raise AuditorError(f"inputs and outputs of an ONNX model can be fp32 or low, not {ends}", slug="bad-option")
     plans = {name: plan for name, plan in audit.plans.items() if plan.program and plan.program.file in audit.programs}
     if not plans or audit.live is None:
         raise AuditorError(
-            "ONNX models are made of plans of strategy graph while the audit has its model: ask for strategies graph.",
+            "ONNX export needs plans of strategy graph and the audit's live model: audit with strategies graph.",
             slug="no-program",
         )
     require()
     written, errors = dict[str, bytes](), dict[str, float | str]()
     for name, plan in plans.items():
         try:
-            written[name] = _written(audit, plan, ends)
+            written[name] = _export_onnx(audit, plan, ends)
         except Exception as error:
             let_through(error)
             errors[name] = f"it could not be written: {first_line(origin_of(error))[:200]}"
-    errors |= _ran(audit, plans, written) if written else {}
+    errors |= _run_models(audit, plans, written) if written else {}
     told = dict(audit.plans)
     for name, plan in plans.items():
         assert plan.program is not None
-        result = _told(plan, ends, written.get(name), errors[name], errors.get(f"{name}{AS_IT_IS}"))
+        result = _onnx_record(plan, ends, written.get(name), errors[name], errors.get(f"{name}{AS_IT_IS}"))
         told[name] = replace(plan, program=replace(plan.program, onnx=result))
     files = {f"{name}{ONNX}": content for name, content in written.items()}
     return replace(audit, plans=told, programs={**audit.programs, **files})
 
 
-def _written(audit: Audit, plan: Plan, ends: str) -> bytes:
-    """The model as a file. Raises: what torch's exporter or the checker raises."""
+def _export_onnx(audit: Audit, plan: Plan, ends: str) -> bytes:
+    """Export one program to ONNX bytes. Raises: what torch's exporter or the checker raises."""
     import onnx
 
     assert plan.program is not None
@@ -89,8 +89,8 @@ def _written(audit: Audit, plan: Plan, ends: str) -> bytes:
         return content
 
 
-def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
-    """The error of each model and, under its name with AS_IT_IS, as a GPU rounds, or why it has none."""
+def _run_models(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) -> dict[str, float | str]:
+    """Errors of each model: in onnxruntime, and (key AS_IT_IS) with GPU rounding; or the reason why it did not run."""
     assert audit.live is not None
     held = any(plan.verification is not None and plan.verification.inputs == "held-out" for plan in plans.values())
     batches = audit.live.held_out if held else audit.live.batches
@@ -98,7 +98,7 @@ def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) 
     for name, content in written.items():
         try:
             model = read(content)
-            rounded(model, plans[name].format)
+            insert_rounding(model, plans[name].format)
             tried[f"{name}{AS_IT_IS}"] = as_bytes(model)
         except Exception as error:  # it stays without that number
             let_through(error)
@@ -108,7 +108,7 @@ def _ran(audit: Audit, plans: Mapping[str, Plan], written: Mapping[str, bytes]) 
                 (folder / f"{name}{ONNX}").write_bytes(content)
             answers = verifier.ask(folder, list(tried))
     except NotHandedOver as error:
-        return dict.fromkeys(tried, f"its inputs cannot be handed to another process: {first_line(error)}")
+        return dict.fromkeys(tried, f"its inputs cannot be passed to another process: {first_line(error)}")
     expected = [[x.cpu() for x in answer(audit.live.model, batch, seed=audit.environment.seed)] for batch in batches]
     return {name: _error(expected, result) for name, result in answers.items()}
 
@@ -123,19 +123,24 @@ def _error(expected: list[list[torch.Tensor]], found: Answers | str) -> float | 
     return worst if math.isfinite(worst) else "an output is Inf or NaN where FP32 is finite"
 
 
-def _told(plan: Plan, ends: str, content: bytes | None, ran: float | str, as_rounded: float | str | None) -> Onnx:
-    """What is known of a plan as an ONNX model. content: of the file, where there is one."""
+def _onnx_record(
+    plan: Plan, ends: str, content: bytes | None, ran: float | str, as_rounded: float | str | None
+) -> Onnx:
+    """The record of one ONNX model. content: of the file, if it was written."""
     import onnxruntime
 
     failure = ran if isinstance(ran, str) else None
     if failure and "NOT_IMPLEMENTED" in failure:
         lacking = failure.partition("Could not find an implementation for ")[2].partition(" ")[0]
-        failure = f"onnxruntime's CPU provider has no {label(plan.format)} kernel for {lacking or 'an operation'}; its types are checked"
+        failure = (
+            f"onnxruntime's CPU provider has no {label(plan.format)} kernel for "
+            f"{lacking or 'an operation'}; only its types were checked"
+        )
     checked = plan.verification
     return Onnx(
         f"{plan.name}{ONNX}" if content else "",
         ends,
-        *(counted(read(content)) if content else (0, 0, 0)),
+        *(count_operations(read(content)) if content else (0, 0, 0)),
         f"onnxruntime {onnxruntime.__version__}, {PROVIDER}",
         ran if isinstance(ran, float) else None,
         None if checked is None else checked.measured_error if checked.joint is None else checked.joint,
@@ -145,9 +150,9 @@ def _told(plan: Plan, ends: str, content: bytes | None, ran: float | str, as_rou
 
 
 def tidy(model: Any) -> Any:
-    """What `torch.onnx.export(..., optimize=False)` made, constants folded and nothing there twice.
+    """Fold constants and merge duplicates in the output of `torch.onnx.export(..., optimize=False)`.
 
-    The exporter's own optimizer also takes constants within 1e-8 of zero for zero: an epsilon is gone, even in FP32.
+    The exporter's own optimizer replaces constants within 1e-8 of zero by zero, which removes an epsilon even in FP32.
     """
     from onnx_ir.passes import common
     from onnxscript.optimizer import fold_constants
@@ -171,7 +176,7 @@ def tidy(model: Any) -> Any:
 
 
 def read(content: bytes) -> Any:
-    """A model with the types of all values."""
+    """Parse a model and infer the types of all values."""
     import onnx
     import onnx_ir
     from onnx_ir.passes import common
@@ -182,17 +187,17 @@ def read(content: bytes) -> Any:
 
 
 def as_bytes(model: Any) -> bytes:
-    """A model as a file holds it."""
+    """Serialize a model."""
     import onnx_ir
 
     return bytes(onnx_ir.to_proto(model).SerializeToString())
 
 
-def counted(model: Any) -> tuple[int, int, int]:
-    """Operations of a model, those of them that are in FP32, and casts.
+def count_operations(model: Any) -> tuple[int, int, int]:
+    """Count a model's floating-point operations, those in FP32, and its casts.
 
-    Operations read or give floating values; casts, constants and what only looks at shapes are none. One is in what it reads
-    first and gives first: Resize wants its scales in FP32 whatever it is in.
+    Casts, constants and shape operations do not count. An operation has the dtype of its first input and output: Resize
+    takes its scales in FP32 regardless of its own dtype.
     """
     import onnx_ir
 
@@ -205,7 +210,7 @@ def counted(model: Any) -> tuple[int, int, int]:
 
 
 def lower_ends(model: Any, format: str) -> None:
-    """Floating inputs and outputs in a format, in place: what is cast to it at once needs no cast any more."""
+    """Change floating-point inputs and outputs to a format, in place, and remove casts that this makes redundant."""
     import onnx_ir
     from onnx_ir.passes import common
 
@@ -234,18 +239,18 @@ def _casts_to(node: Any, kind: Any) -> bool:
 
 
 def _take_place(graph: Any, index: int, value: Any, kind: Any) -> None:
-    """Return a value under the name of the one that was returned before."""
+    """Return a value under the name of the previous output."""
     before = graph.outputs[index]
     value.shape, value.dtype = before.shape, kind
     before.name, value.name = f"{before.name}_inner", before.name
     graph.outputs[index] = value
 
 
-def rounded(model: Any, format: str) -> None:
-    """Every value of a format in FP32, in place, rounded by two casts: operations compute in FP32 and round once, as on a GPU.
+def insert_rounding(model: Any, format: str) -> None:
+    """Emulate a GPU in place: compute in FP32 and round each low value once, by a pair of casts.
 
-    onnxruntime's CPU provider runs low formats without a kernel, and all between, in FP32. Raises: ValueError where a node has
-    graphs of its own.
+    onnxruntime's CPU provider computes low-precision operations without a kernel in FP32, without rounding in between.
+    Raises: ValueError for a node with subgraphs.
     """
     import onnx_ir
 
@@ -253,14 +258,14 @@ def rounded(model: Any, format: str) -> None:
     for node in graph:
         for name, attribute in node.attributes.items():
             if attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
-                raise ValueError(f"{node.op_type} has a graph of its own")
+                raise ValueError(f"{node.op_type} contains a subgraph")
             if attribute.type == onnx_ir.AttributeType.TENSOR and attribute.value.dtype == low:
-                node.attributes[name] = onnx_ir.AttrTensor(name, _widened(attribute.value))
+                node.attributes[name] = onnx_ir.AttrTensor(name, _widen_tensor(attribute.value))
             if name in ("to", "dtype") and attribute.as_int() == low:
                 node.attributes[name] = onnx_ir.AttrInt64(name, wide)
     for stored in graph.initializers.values():
         if stored.dtype == low:
-            stored.const_value = _widened(stored.const_value)
+            stored.const_value = _widen_tensor(stored.const_value)
             stored.dtype = wide
     first = graph[0]
     for value in [*graph.inputs, *(given for node in graph for given in node.outputs)]:
@@ -280,7 +285,7 @@ def rounded(model: Any, format: str) -> None:
                 _take_place(graph, index, back.outputs[0], wide)
 
 
-def _widened(tensor: Any) -> Any:
+def _widen_tensor(tensor: Any) -> Any:
     import onnx_ir
 
     return onnx_ir.tensor(tensor.numpy().astype("float32"), name=tensor.name)

@@ -1,4 +1,4 @@
-"""What a graph's plan is solved from: every operation of the exported graph that may run low, and the values between them."""
+"""The input of the solver for exported graphs: operations that may run low, and the values between them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from ..records import Capture, Literals
 from .exported import INNER, outlines
 
 FUSED = 0.1
-"""Share of the time of a cast that it takes in a graph: what compiles one makes it part of the operation beside it, and
-what does not is better off with few of them."""
+"""Cost factor of a cast in an exported graph: compilers fuse it with its neighbour; without one, few casts are
+better."""
 
 
 @dataclass(frozen=True)
-class Operation:
-    """An operation that reads FP32 values. low, high: its price in the format and in FP32; error: what it adds to the
-    squared error of the outputs, low; flops: multiply-adds counted as two. captured: its name in the recorded graph.
-    kind: of records.Kept where it may not run low, and kept: why not.
-    """
+class GraphOperation:
+    """An operation with FP32 inputs. low, high: its cost in the format and in FP32; error: its contribution to the
+    squared error of the outputs in the format; flops: multiply-adds counted as two. captured: its name in the recorded
+    graph. kind: of records.Kept where it must stay FP32, and kept: the reason."""
 
     name: str
     op: str
@@ -50,10 +49,9 @@ class Operation:
 
 @dataclass(frozen=True)
 class Value:
-    """An FP32 value. made_by: the operation that gives it, None for what is there before. cast: the price of a conversion;
-    error: what rounding it adds to the squared error. stored: whether it is a weight, converted once and for all. returned:
-    whether the caller gets it.
-    """
+    """An FP32 value. made_by: its producer, None for inputs and weights. cast: the cost of a conversion; error: what
+    rounding it adds to the squared error. stored: whether it is a weight, which is converted once. returned: whether it
+    is an output."""
 
     name: str
     made_by: str | None
@@ -65,22 +63,22 @@ class Value:
 
 @dataclass(frozen=True)
 class Table:
-    """operations, values: by name, in order."""
+    """All operations and values of a graph, by name, in order."""
 
     format: str
-    operations: Mapping[str, Operation]
+    operations: Mapping[str, GraphOperation]
     values: Mapping[str, Value]
 
     def may_be_low(self) -> frozenset[str]:
-        """Operations that a plan may lower."""
+        """Operations that a plan may run in low precision."""
         return frozenset(name for name, operation in self.operations.items() if not operation.kind)
 
     def can_be_low(self) -> frozenset[str]:
-        """Operations that run low at all, whatever comes of it."""
+        """Operations that can run in low precision, whatever the error."""
         return frozenset(name for name, operation in self.operations.items() if operation.kind != "refused")
 
     def low_flops(self, low: frozenset[str]) -> float:
-        """Share of the floating-point operations that run low."""
+        """Share of the floating-point operations that run in low precision."""
         whole = sum(operation.flops for operation in self.operations.values())
         return sum(self.operations[name].flops for name in low) / whole if whole else 0.0
 
@@ -94,9 +92,9 @@ class Table:
         return result
 
     def price(self, low: frozenset[str], of: str | None = None) -> tuple[float, float]:
-        """What these operations low come to: what the objective makes of it, mostly seconds, and the squared error.
+        """Cost (mostly seconds) and squared error with these operations in low precision.
 
-        of: an operation; of its own share and of the casts around it alone.
+        of: an operation; restricts both to it and the casts around it.
         """
         operations, values = self.operations, self.values
         if of is not None:
@@ -116,10 +114,10 @@ class Table:
 
 
 def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
-    """What a plan in a format is solved from. graph: exported, its values outlined."""
-    costs, captured, asked = costs_of(graph), aligned(graph, bench.capture.first), bench.options
+    """The solver's table of operations and values, for a format. graph: the exported graph with recorded shapes."""
+    costs, captured, asked = costs_of(graph), align_nodes(graph, bench.capture.first), bench.options
     returned, share = graph.output_node().all_input_nodes, FUSED if asked.objective == "time" else TIE
-    operations, values, makers = dict[str, Operation](), dict[str, Value](), dict[Any, str]()
+    operations, values, makers = dict[str, GraphOperation](), dict[str, Value](), dict[Any, str]()
     for node in graph.nodes:
         name, elements, its = node.name, elements_of(node), captured.get(node.name)
         contribution = bench.contributions[format].get(its or "")
@@ -129,8 +127,8 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
         if reads := _reads(node):
             cost, figures = costs[name], asked.figures
             low, high = (price(asked.objective, cost, elements, each, figures) for each in (format, "fp32"))
-            why = _kept(node, its, format, bench)
-            operations[name] = Operation(name, op_name(node.target), reads, low, high, own, cost.flops, its, *why)
+            why = _reason_to_keep(node, its, format, bench)
+            operations[name] = GraphOperation(name, op_name(node.target), reads, low, high, own, cost.flops, its, *why)
         if node.op != "output" and _is_fp32(node):
             maker = makers[node] if makers.get(node) in operations else None
             cast = share * cast_seconds(elements, format, asked.figures)
@@ -139,7 +137,7 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
 
 
 def _reads(node: fx.Node) -> tuple[str, ...]:
-    """FP32 values that an operation reads; none for one that only picks from several."""
+    """FP32 values that an operation reads; none for one that selects a part of a tuple."""
     if node.op != "call_function" or is_pick(node):
         return ()
     return tuple(source.name for source in node.all_input_nodes if _is_fp32(source))
@@ -151,19 +149,21 @@ def _is_fp32(node: fx.Node) -> bool:
 
 
 def is_pick(node: fx.Node) -> bool:
-    """Whether it only picks one of several."""
+    """Whether a node only selects one element of a tuple."""
     return op_name(node.target) == "getitem"
 
 
-def _kept(node: fx.Node, captured: str | None, format: str, bench: Workbench) -> tuple[str, str, Literals | None]:
-    """Why an operation may not run low, in one word and in a clause, and what Python writes at it in the format, where it has the
-    arguments that it was recorded with."""
+def _reason_to_keep(
+    node: fx.Node, captured: str | None, format: str, bench: Workbench
+) -> tuple[str, str, Literals | None]:
+    """Why an operation must stay FP32, as one word and as a clause; and its literals in the format, where its arguments
+    match the recorded ones."""
     known = bench.capture.nodes.get(captured or "")
     literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
-    if refused := _refused(node, dtype_of(format), literals):
+    if refused := _check_runs_low(node, dtype_of(format), literals):
         return "refused", refused, literals
     if captured is None and not _only_moves(row_of(node)):
-        return "untested", "the recorded run has no operation that it could be told to be", literals
+        return "untested", "it matches no operation of the recorded run", literals
     verdict = bench.verdicts[format].get(captured or "")
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return "", "", literals
@@ -171,21 +171,21 @@ def _kept(node: fx.Node, captured: str | None, format: str, bench: Workbench) ->
 
 
 def _only_moves(row: table.Operation) -> bool:
-    """Whether entries that are low already are handed on as they are, if to a part of a tensor."""
+    """Whether an operation passes low entries on unchanged, possibly a part of them."""
     writers = (table.operation(name).scatter for name in table.packets())
     return bool(row.entries or row.exact or row.joins or row.asks_shape) or row.packet in writers
 
 
 def _square(effect: float) -> float:
-    """Squared, what is not finite being more than any budget."""
+    """The square of an effect; a huge number instead of Inf and NaN."""
     return min(effect**2, FORBIDDEN) if math.isfinite(effect) else FORBIDDEN
 
 
-def _refused(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
-    """Why an operation cannot run low: found on the shapes alone. "" where it gives low tensors for low ones."""
+def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:
+    """Why an operation cannot run in low precision, tested on shapes only. "" where low inputs give low results."""
     given = [x for source in node.all_input_nodes for x in tensors_of(source.meta.get("val"))]
     if {x.dtype for x in given if x.is_floating_point() or x.is_complex()} != {torch.float32}:
-        return "it reads what is neither FP32 nor of whole numbers"
+        return "it has inputs that are neither FP32 nor integers"
     low = low_arguments(node, dtype, literals)
     args, kwargs = fx.node.map_arg(low, lambda source: outlines(source.meta.get("val"), dtype))
     try:
@@ -193,25 +193,25 @@ def _refused(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> st
             result = target_of(node)(*args, **kwargs)
     except Exception as error:
         let_through(error)
-        return "torch has no kernel for it that takes low values of these shapes"
+        return "torch has no low-precision kernel for these shapes"
     found = {x.dtype for x in tensors_of(result) if x.is_floating_point() or x.is_complex()}
-    return "" if found <= {dtype} else "it gives FP32 whatever it reads"
+    return "" if found <= {dtype} else "its result is FP32 even for low inputs"
 
 
 def low_arguments(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> tuple[Any, Any]:
-    """What a node is called with when it runs low: numbers as Python would write them then, FP32 nowhere asked for."""
+    """The arguments of a node in low precision: literals as Python would write them, and no FP32 dtype."""
 
-    def asked(value: Any) -> Any:
+    def lower_argument(value: Any) -> Any:
         return dtype if value is torch.float32 else value
 
     args, kwargs = with_literals(node.args, dict(node.kwargs), literals)
-    return tuple(map(asked, args)), {key: asked(value) for key, value in kwargs.items()}
+    return tuple(map(lower_argument, args)), {key: lower_argument(value) for key, value in kwargs.items()}
 
 
-def aligned(graph: fx.Graph, capture: Capture) -> dict[str, str]:
-    """{node of the exported graph: recorded operation, weight or input}: the same ones in the same order.
+def align_nodes(graph: fx.Graph, capture: Capture) -> dict[str, str]:
+    """{node of the exported graph: the matching recorded operation, weight or input}, by their common order.
 
-    What has no counterpart is left out.
+    Nodes without a match are left out.
     """
     places = {p.fqn: p.name for p in capture.placeholders if p.fqn is not None}
     inputs = [p.name for p in capture.placeholders if p.kind == "input"]
@@ -228,7 +228,7 @@ def aligned(graph: fx.Graph, capture: Capture) -> dict[str, str]:
 
 
 def owner_of(node: fx.Node) -> str:
-    """Path of the module whose forward wrote it, "" for the model itself."""
+    """Path of the module whose forward contains the operation, "" for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]).partition("@")[0] if stack else ""
     parts = [part for part in path.split(".") if part not in ("L['self']", "L__self__")]
@@ -236,7 +236,7 @@ def owner_of(node: fx.Node) -> str:
 
 
 def _place(owner: str, op: str, shape: Iterable[int], capture: Capture) -> tuple[str, tuple[str, tuple[int, ...]]]:
-    """A module that has several paths goes by one of them; names that differ by tracer alone are one."""
+    """A key for matching; a shared module uses one of its paths, and names that differ between tracers are unified."""
     first = next((path for path, others in capture.aliases.items() if owner in others), owner)
     name = table.packet(op).removesuffix("_copy")
     return first, (table.operation(op).traced_as or name, tuple(shape))

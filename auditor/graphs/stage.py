@@ -1,5 +1,5 @@
-"""The plans that are programs: choices proposed by minimum cuts, run as the graph that the plan would be, saved, run in a fresh
-process, judged and scored."""
+"""Plans for exported graphs: minimum cuts propose choices, replays of the lowered graph select one, and a fresh process
+verifies and scores the saved program."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoic
 from ..records.decisions import Decisions
 from ..stages import tick
 from ..verify import PROGRAM
-from .exported import Exported, Saved, cannot, exported, outlines, saved
-from .operations import Operation, Table, is_pick, low_arguments, table_of
+from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
+from .operations import GraphOperation, Table, is_pick, low_arguments, table_of
 
 COPIED = "copied"
-"""Where a node's `meta` has the name of the one that it stands for; casts stand for none."""
+"""Key in a node's `meta` for the original node's name; casts have none."""
 
 
 ALL_LOW = "cast"
-"""The strategy that the recorded graph is run under in the place of an exported program with everything low."""
+"""Strategy that stands for the all-low exported program in replays of the recorded graph."""
 
 
 @dataclass(frozen=True)
-class Planned:
-    """plans, baselines: by name; files: programs among them, by the names of the files. said: what else is to be told.
+class GraphPlans:
+    """plans, baselines: by name; files: the saved programs, by file name. said: warnings.
 
     fp32_today, timing: see Audit. held: see held_choices.
     """
@@ -61,35 +61,35 @@ class Planned:
     timing: Timing | None = None
 
 
-def graphs_of(bench: Workbench, score: InFp32 | None = None) -> Planned:
-    """A plan for every format that torch computes in, verified on inputs it was not made from where there are any. score: of
-    the FP32 model, where plans are to be scored too.
+def graphs_of(bench: Workbench, score: InFp32 | None = None) -> GraphPlans:
+    """A plan for every format that torch can compute, verified on held-out inputs if there are any. score: of the FP32
+    model, where plans are to be scored.
 
-    Where the model cannot be exported that is said, and plans of other strategies stand alone.
-    Raises: PlanError(slug="cannot-export") where there are no others.
+    If the model cannot be exported, a warning says so, and plans of other strategies remain. Raises:
+    PlanError(slug="cannot-export") if no other strategy was requested.
     """
     try:
         tick("exporting the model")
-        return _planned(_trial(bench), score)
+        return _make_plans(_trial(bench), score)
     except PlanError as error:
-        if error.slug != "cannot-export" or not bench.options.scoped:
+        if error.slug != "cannot-export" or not bench.options.scope_strategies:
             raise
-        return Planned(said=(f"There is no plan of strategy {GRAPHS[0]}: {error}",))
+        return GraphPlans(said=(f"There is no plan of strategy {GRAPHS[0]}: {error}",))
 
 
 def _trial(bench: Workbench) -> Trial:
-    """The exported model, and those batches on which it answers as the model does."""
+    """The exported model, and the batches on which it agrees with the model."""
     subject = bench.subject
-    trial = Trial(exported(subject.model, subject.batches[0]), bench)
+    trial = Trial(export_model(subject.model, subject.batches[0]), bench)
     if not trial.agrees(subject.batches[0]):
-        raise cannot("the graph that torch.export makes of the model does not answer as the model does")
+        raise cannot("the exported graph does not reproduce the model's outputs")
     batches, held_out = (tuple(filter(trial.agrees, some)) for some in (subject.batches, subject.held_out))
     if len(batches) + len(held_out) == len(subject.batches) + len(subject.held_out):
         return trial
     return replace(trial, bench=replace(bench, subject=replace(subject, batches=batches, held_out=held_out)))
 
 
-def _planned(trial: Trial, score: InFp32 | None) -> Planned:
+def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
     bench = trial.bench
     baselines, spaces, files = dict[str, Verification](), dict[str, Operations](), dict[str, bytes]()
     for format in filter(runs, bench.options.formats):
@@ -107,8 +107,8 @@ def _planned(trial: Trial, score: InFp32 | None) -> Planned:
         plans = {}
         for name, choice in chosen.items():
             low = spaces[name].low(choice)
-            module = lowered(trial.exported, spaces[name].table, low)
-            file = saved(module, trial.exported)
+            module = lower_operations(trial.exported, spaces[name].table, low)
+            file = save_program(module, trial.exported)
             files[f"{name}{PROGRAM}"] = file.content
             plan = _plan(name, trial, spaces[name].table, low, file)
             plans[name] = replace(plan, predicted_error=choice.predicted_error, memory=memory_needed(module))
@@ -116,11 +116,11 @@ def _planned(trial: Trial, score: InFp32 | None) -> Planned:
         return answered(bench, plans, files)
 
     plans = verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
-    return Planned(score.under(plans, bench, files) if score else plans, baselines, files)
+    return GraphPlans(score.under(plans, bench, files) if score else plans, baselines, files)
 
 
 def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
-    """The table without what raises where everything is low that can be, and what that comes to."""
+    """The table without operations that raise, and the error with all others in low precision."""
     low = table.can_be_low()
     while True:
         try:
@@ -138,7 +138,7 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
             low -= {name}
 
 
-def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: Saved) -> Plan:
+def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: SavedProgram) -> Plan:
     bench = trial.bench
     kept = kept_of(table, low, MARGIN * bench.max_error)
     in_time = replace(bench, options=bench.options.having(objective="time"))
@@ -161,10 +161,10 @@ def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: Save
 
 
 def cuts_of(table: Table) -> Cuts:
-    """The best choices of a table, as cuts: every operation is a node, those that may not be low are an end.
+    """The minimum-cut problem of a table: every operation is a node; operations that must stay FP32 are on one side.
 
-    For a value that is made FP32, a helper says whether some reader is low; for one that is made low, whether all are: so a
-    cast is paid once, however many read it.
+    A helper node per value says whether any reader is low (for FP32 values), or all are (for low values), so that each
+    cast is paid once.
     """
     free, arcs = table.may_be_low(), list[Arc]()
 
@@ -187,11 +187,11 @@ def cuts_of(table: Table) -> Cuts:
 
 
 AGREES = 0.02
-"""Share of the budget that the exported graph may be from the model in FP32: it may sum in another order."""
+"""Allowed difference between the exported graph and the model in FP32, as a share of the error budget."""
 
 
 class OperationRefused(Exception):
-    """An operation raised in a run; name: which."""
+    """An operation raised during a run; name: which one."""
 
     def __init__(self, name: str, said: BaseException) -> None:
         super().__init__(str(said))
@@ -200,18 +200,18 @@ class OperationRefused(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """Runs of one exported model on the batches of a bench."""
+    """Runs one exported model on the audit's batches."""
 
-    exported: Exported
+    exported: ExportedModel
     bench: Workbench
 
     def error(self, table: Table, low: frozenset[str]) -> float:
-        """Error of the outputs with these operations low, the worst batch's. Raises: OperationRefused where an operation raises."""
-        module = lowered(self.exported, table, low)
+        """The worst batch's output error with these operations low. Raises: OperationRefused if one raises."""
+        module = lower_operations(self.exported, table, low)
         return worst_of([self._distance(module, batch) for batch in self.bench.subject.batches])
 
     def agrees(self, batch: Batch) -> bool:
-        """Whether the graph in FP32 answers as the model does."""
+        """Whether the exported graph in FP32 gives the model's outputs."""
         try:
             off = self._distance(self.exported.graph_module, batch)
         except OperationRefused:
@@ -219,7 +219,7 @@ class Trial:
         return off <= AGREES * self.bench.max_error or off <= self.bench.noise.found.error
 
     def _distance(self, module: fx.GraphModule, batch: Batch) -> float:
-        """Error of one run; inf for one that gives outputs of another kind. Raises: OperationRefused."""
+        """Error of one run; inf where the outputs have another structure. Raises: OperationRefused."""
         args, kwargs = batch
         leaves = pytree.tree_leaves((args, {name: kwargs[name] for name in self.exported.audited[1]}))
         executor = Executor(module)
@@ -241,30 +241,32 @@ class Trial:
 
 
 class Operations(Space):
-    """Choices of operations that run low."""
+    """The search space: sets of operations that run in low precision."""
 
     def __init__(self, table: Table, trial: Trial) -> None:
         super().__init__()
         self.table, self._trial = table, trial
         self.nothing = self._choice(table.may_be_low())
 
-        def worth(name: str) -> tuple[float, str]:
+        def cost_difference(name: str) -> tuple[float, str]:
             each = table.operations[name]
             return (each.low - each.high) / max(each.error, 1e-30), name
 
-        self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in sorted(table.may_be_low(), key=worth)]
+        self._groups: list[frozenset[Hashable]] = [
+            frozenset((name,)) for name in sorted(table.may_be_low(), key=cost_difference)
+        ]
         self._cuts = cuts_of(table)
 
     def low(self, point: Candidate) -> frozenset[str]:
-        """What runs low."""
+        """The operations that run in low precision."""
         return self.table.may_be_low() - point.high
 
     def replay(self, point: Candidate) -> float:
-        """Error of the graph with a choice low."""
+        """Run the graph with a choice; return its error."""
         return self._trial.error(self.table, self.low(point))
 
     def proposed(self, allowed: float) -> Candidate:
-        """The cheapest choice that is predicted to have an error of at most `allowed`."""
+        """The cheapest choice whose predicted error is at most `allowed`."""
         tries = VISITS // len(self.table.operations)
         return self._cuts.cheapest(self._choice, allowed, self._groups, tries)
 
@@ -275,7 +277,7 @@ class Operations(Space):
 
 
 def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOperation, ...]:
-    """Every operation that reads FP32 values and does not run low, with the reason. budget: what the choice may take."""
+    """Every operation with FP32 inputs that stays FP32, with the reason. budget: the error that the choice may have."""
     return tuple(
         KeptOperation(each.name, each.op, *_reason(table, low, budget, each), each.captured)
         for each in table.operations.values()
@@ -283,23 +285,26 @@ def kept_of(table: Table, low: frozenset[str], budget: float) -> tuple[KeptOpera
     )
 
 
-def _reason(table: Table, low: frozenset[str], budget: float, operation: Operation) -> tuple[str, str]:
-    """Why an operation is FP32: in one word, and in a clause."""
+def _reason(table: Table, low: frozenset[str], budget: float, operation: GraphOperation) -> tuple[str, str]:
+    """Why an operation stays FP32: in one word, and in a clause."""
     if operation.kind:
         return operation.kind, operation.kept
     name, square = operation.name, table.price(low)[1]
     (now, had), (then, has) = (table.price(some, name) for some in (low, low | {name}))
     if then >= now:
-        return "no-gain", "lowering it alone saves nothing: what it takes is no less than the casts around it"
+        return "no-gain", "running it low saves nothing: the casts around it cost at least as much"
     if (after := math.sqrt(max(square + has - had, 0.0))) > budget:
-        return "budget", f"low as well, it takes the predicted error from {math.sqrt(square):.2g} to {after:.2g}"
-    return "budget", "no choice on the curve of cuts with it low holds the budget"
+        return (
+            "budget",
+            f"if it also ran low, the predicted error would rise from {math.sqrt(square):.2g} to {after:.2g}",
+        )
+    return "budget", "no tested choice with it low meets the error budget"
 
 
-def lowered(exported: Exported, table: Table, low: frozenset[str]) -> fx.GraphModule:
-    """The exported model with these operations low; it shares with it the weights that stay FP32.
+def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str]) -> fx.GraphModule:
+    """The exported model with these operations in low precision; it shares the FP32 weights with the original.
 
-    Inputs and outputs are FP32: their casts are in the graph. Weights that nothing reads in FP32 are converted for good.
+    Inputs and outputs are FP32, and the graph contains their casts. Weights without FP32 readers are stored low.
     """
     source, dtype, graph = exported.graph_module.graph, dtype_of(table.format), fx.Graph()
     kinds = {node: dtype if _is_low(node, table, low) else torch.float32 for node in source.nodes}
@@ -307,7 +312,7 @@ def lowered(exported: Exported, table: Table, low: frozenset[str]) -> fx.GraphMo
     casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
 
     def read(given: fx.Node, wanted: torch.dtype | None) -> fx.Node:
-        """The copy of a value, cast to what is wanted where that differs."""
+        """A node's value, cast to the requested dtype if it differs."""
         copy = copies[given]
         if given.name not in table.values or wanted is None or kinds[given] is wanted:
             return copy
@@ -343,7 +348,7 @@ def lowered(exported: Exported, table: Table, low: frozenset[str]) -> fx.GraphMo
 
 
 def _is_low(node: fx.Node, table: Table, low: frozenset[str]) -> bool:
-    """Whether a node gives low values instead of FP32, a weight because all that read it do so low."""
+    """Whether a node's result is low; a weight is low if all its readers are."""
     value = table.values.get(node.name)
     if value is not None and value.stored:
         return bool(node.users) and all(user.name in low for user in node.users)
@@ -351,9 +356,9 @@ def _is_low(node: fx.Node, table: Table, low: frozenset[str]) -> bool:
 
 
 def memory_needed(module: fx.GraphModule) -> MemoryUse:
-    """Bytes of a forward of a lowered graph: its weights as they are stored, and the values alive at once.
+    """Bytes of a forward of a lowered graph: its weights as stored, plus the peak of live values.
 
-    Freed, and views, as for every other plan.
+    Views and frees count as for other plans.
     """
     nodes = list(module.graph.nodes)
     size = {node.name: sum(x.nbytes for x in tensors_of(node.meta.get("val"))) for node in nodes}

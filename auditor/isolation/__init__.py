@@ -1,4 +1,4 @@
-"""Every run of the user's model starts from the same state and leaves it bit for bit as it was: `isolated`, `answer`."""
+"""Runs the user's model from the same state every time and restores it bit for bit: `isolated`, `answer`."""
 
 from .isolated import isolated
 

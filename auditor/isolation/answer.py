@@ -1,4 +1,4 @@
-"""Running the user's model as its user calls it, from the same state and the same random numbers every time."""
+"""Runs the user's model as its user calls it, from the same state and with the same random numbers every time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..records import Batch
 from ..stages import beat
 from .isolated import isolated
 from .outputs import NamedTensors, tensor_outputs
-from .process import uncompiled, unfused
+from .process import disable_compilers, disable_fused_path
 
 T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[Any]]
@@ -29,15 +29,15 @@ def answer(
     gradients: bool = False,
     fused: bool = False,
 ) -> NamedTensors:
-    """The tensors that the model returns for a batch, under their names, inside `around()`; nothing of the model or batch changes.
+    """The named output tensors of the model for a batch, run inside `around()`; model and batch are unchanged.
 
-    gradients: as outside of `torch.no_grad()`. fused: with PyTorch's fused transformer path, which is off otherwise,
-    since it answers differently where a mask hides an entry.
+    gradients: run without `torch.no_grad()`. fused: allow PyTorch's fused transformer path, which is off by default,
+    since its results differ where a mask hides an entry.
     """
 
     def run() -> NamedTensors:
-        args, kwargs = copied(batch)
-        with nullcontext() if fused else unfused(), uncompiled(), around():
+        args, kwargs = copy_batch(batch)
+        with nullcontext() if fused else disable_fused_path(), disable_compilers(), around():
             return tensor_outputs(model(*args, **kwargs)).each(lambda x: x.detach().clone())
 
     if not gradients:
@@ -57,19 +57,19 @@ def answer(
 
 @contextmanager
 def _nothing_saved(asked: list[bool]) -> Iterator[None]:
-    """In the body autograd keeps no values for a backward pass: nobody takes one of an answer, and the emulation's low
-    products would keep every weight once more. asked: filled where the model itself takes gradients in its forward."""
+    """In the body autograd saves no tensors for a backward pass, since nobody differentiates an answer. Otherwise
+    emulated low products would keep a copy of every weight. asked: set where the model's forward takes gradients."""
 
-    def wanted(_: None) -> torch.Tensor:
+    def refuse(_: None) -> torch.Tensor:
         asked.append(True)
         raise RuntimeError("a saved tensor was not kept")
 
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: None, wanted):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: None, refuse):
         yield
 
 
 def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: int, gradients: bool = False) -> T:
-    """`run()` without gradients unless they are asked for, or the model takes some in its own forward."""
+    """Run `run()` from the seed, without gradients unless requested or the model's forward takes some."""
     beat()
     try:
         with isolated(model, batch, seed=seed), torch.set_grad_enabled(gradients):
@@ -81,8 +81,8 @@ def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: i
         return run()
 
 
-def copied(batch: Batch) -> Batch:
-    """The batch with tensors of its own."""
+def copy_batch(batch: Batch) -> Batch:
+    """The batch with copies of its tensors."""
     result: Batch = pytree.tree_map_only(
         torch.Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), batch
     )
@@ -91,7 +91,7 @@ def copied(batch: Batch) -> Batch:
 
 @contextmanager
 def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """`model.half()` or its like for the body; parameters, gradients and buffers come back as the tensors they were."""
+    """In the body the model is stored as by `model.half()`; then its parameters, gradients and buffers are restored."""
     with isolated(model):
         # `Module.to` would make real numbers of complex ones.
         model._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
@@ -99,6 +99,6 @@ def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def lowered_batch(batch: Batch, dtype: torch.dtype) -> Batch:
-    """The batch with its FP32 tensors in `dtype`."""
+    """The batch with its FP32 tensors converted to `dtype`."""
     result: Batch = pytree.tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
     return result

@@ -1,4 +1,4 @@
-"""Random numbers of a run: drawn in FP32 whatever the precision, so that a low run draws what the FP32 run drew."""
+"""Random operations draw in FP32 whatever the precision, so that a low run draws the numbers of the FP32 run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from ..numerics.nodes import mutates
 
 @dataclass(frozen=True)
 class Draw:
-    """Where a random operation stood in its generator. device: whose default generator it is; own: it was handed one."""
+    """The generator state before a random operation. device: of a default generator; own: the generator it was
+    given."""
 
     state: torch.Tensor
     device: torch.device
     own: bool
 
-    def again(self, op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operation with the same draw; the generators stay as they are."""
+    def repeat(self, op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Repeat the operation with the same random numbers; generators are unchanged."""
         if self.own:
             generator = torch.Generator(self.device)
             generator.set_state(self.state)
@@ -44,7 +45,7 @@ def may_draw(op: Any) -> bool:
 
 
 def draw_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw:
-    """Where the next random operation on these arguments stands."""
+    """The generator state for the next random operation with these arguments."""
     generator = kwargs.get("generator")
     if isinstance(generator, torch.Generator):
         return Draw(generator.get_state(), generator.device, True)
@@ -54,17 +55,17 @@ def draw_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draw:
 
 
 def drew(draw: Draw, kwargs: dict[str, Any]) -> bool:
-    """Whether an operation took numbers from its generator since then."""
+    """Whether an operation advanced its generator since then."""
     now = kwargs["generator"].get_state() if draw.own else state_of(draw.device)
     return not torch.equal(now, draw.state)
 
 
 def in_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A random operation that draws in FP32, its floating results rounded to the dtype that it would have given."""
+    """Run a random operation in FP32 and round its floating-point results to their original dtype."""
     dtype = _low_dtype(args, kwargs)
     if dtype is None:
         return op(*args, **kwargs)
-    wide = [_raised(x) for x in (args, kwargs)]
+    wide = [_to_float32(x) for x in (args, kwargs)]
     result = op(*wide[0], **wide[1])
     if mutates(op):  # what was written belongs to the caller
         args[0].copy_(wide[0][0])
@@ -95,7 +96,7 @@ def _low_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | N
     return next((x.dtype for x in leaves if isinstance(x, torch.Tensor) and is_low(x.dtype)), None)
 
 
-def _raised(tree: Any) -> Any:
+def _to_float32(tree: Any) -> Any:
     def wide(x: Any) -> Any:
         if isinstance(x, torch.Tensor) and is_low(x.dtype):
             return x.float()

@@ -1,4 +1,4 @@
-"""The body of a `with` may do anything to models, to what they are given and to the process: all of it comes back."""
+"""A context manager that restores models, their inputs and the process after arbitrary code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import nn
 
 from ..errors import AuditorError
 from .process import process_state, reseed
-from .tensors import Memory, TensorState, plain_torch
+from .tensors import StorageCopies, TensorState, plain_torch
 
 _Slot = types.MemberDescriptorType
 _OPEN_STDLIB = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
@@ -33,16 +33,16 @@ _ATOMS = frozenset(
 
 @contextmanager
 def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
-    """Whatever the body does to `roots` (models, batches, what else may be written) and to the process comes back.
+    """Restore `roots` (models, batches, whatever else may be written) and the process after the body.
 
-    Comes back: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and attributes,
-    as deep as lists, tuples, dicts, sets, deques, arrays, generators and objects lead; the random generators of Python,
-    NumPy, torch and the GPUs in use; what is set for the whole process, see process.py. seed: generators start from it.
-    Does not come back: what closures, globals, classes, caches of functions, iterators, threads and C++ objects hold;
-    `grad_fn` of a tensor that had one. Gradients of what the body computes are to be taken inside it: the values that
-    they need are put back after it. What the body records must not hang on the roots, or it is undone too.
-    Cost: buffers are copied at once, and other tensors too up to `AT_ONCE`; beyond, when an operation is about to write.
-    Raises: AuditorError(slug="state-not-restored"); if the body raised, its own error goes on, with a note.
+    Restored: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and attributes, as
+    deep as lists, tuples, dicts, sets, deques, arrays, generators and objects lead; the random generators of Python,
+    NumPy, torch and the GPUs in use; process-wide settings, see process.py. seed: generators start from it. Not
+    restored: state in closures, globals, classes, function caches, iterators, threads and C++ objects; a tensor's
+    previous `grad_fn`. Differentiate inside the body: the saved values are overwritten after it. Results that are
+    referenced from the roots are undone too. Cost: buffers are copied at once, and other tensors too up to `AT_ONCE`;
+    beyond, just before an operation writes. Raises: AuditorError(slug="state-not-restored"); if the body raised, its
+    own error goes on, with a note.
     """
     process = process_state()
     with plain_torch():
@@ -61,10 +61,10 @@ def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
 
 
 class _Snapshot:
-    """The objects that some roots lead to, each with what it held at the start."""
+    """All objects reachable from some roots, with their contents at the start."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
-        self.memory = Memory()
+        self.memory = StorageCopies()
         self._seen: dict[int, Any] = {}
         self._contents: list[tuple[Any, _Kind, list[Any]]] = []
         self._tensors: list[TensorState] = []
@@ -76,9 +76,9 @@ class _Snapshot:
                 waiting += self._open(value)
 
     def restore(self, process: Callable[[], None]) -> list[str]:
-        """Put everything back, `process` at last; the answer says what could not be.
+        """Restore everything, `process` last; return descriptions of what could not be restored.
 
-        Gradients after tensors: torch compares them with the tensor that they belong to.
+        Gradients come after tensors: torch compares them with the tensor that they belong to.
         """
         steps: list[Callable[[], None]] = [state.restore for state in self._tensors]
         steps += [partial(_put_back, *content) for content in self._contents]
@@ -112,7 +112,7 @@ class _Snapshot:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How an object is read as a list and written from such a list. leads: whether what is in the list is opened next."""
+    """How to read an object's contents as a list and write them back. leads: whether the items are visited next."""
 
     read: Callable[[Any], list[Any]]
     write: Callable[[Any, list[Any]], object] = lambda owner, held: None
@@ -120,7 +120,7 @@ class _Kind:
 
 
 def _put_back(owner: Any, kind: _Kind, held: list[Any]) -> None:
-    """The same objects in the same order, in the same container; one that was left alone isn't touched."""
+    """Write the same objects in the same order into the same container, unless it is unchanged."""
     now = kind.read(owner)
     if len(now) != len(held) or any(a is not b for a, b in zip(now, held, strict=True)):
         kind.write(owner, held)
@@ -128,7 +128,7 @@ def _put_back(owner: Any, kind: _Kind, held: list[Any]) -> None:
 
 @lru_cache(maxsize=1024)
 def _kinds_of(cls: type) -> list[_Kind]:
-    """How the objects of a class are read: as the container that they are, and by what hangs on them."""
+    """How to read objects of a class: as a container, and by their attributes."""
     result = [kind for base, kind in _CONTAINERS.items() if issubclass(cls, base)][:1]
     if _is_open(cls):
         if cls.__dictoffset__:
@@ -139,10 +139,10 @@ def _kinds_of(cls: type) -> list[_Kind]:
 
 
 def _is_open(cls: type) -> bool:
-    """Whether a model's or an input's state may lie in the attributes of such objects.
+    """Whether attributes of such objects may hold state of a model or an input.
 
-    Not those of the standard library and of torch's machinery (locks, loggers, graphs): a run's traces in them are
-    not the model's, and undoing half of them would break them.
+    Excluded are the standard library and torch internals (locks, loggers, graphs): their changes do not belong to the
+    model, and undoing half of them would break them.
     """
     if issubclass(cls, (nn.Module, torch.Tensor, *_OPEN_STDLIB)):
         return True
@@ -153,12 +153,12 @@ def _is_open(cls: type) -> bool:
 
 
 def _pairs(held: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """What was read as all keys and then all values."""
+    """Turn a list of all keys followed by all values into a dict."""
     return zip(held[: len(held) // 2], held[len(held) // 2 :], strict=True)
 
 
 def _dict_of(owner: Any) -> dict[str, Any]:
-    """The true one, past what a class answers for it; one that isn't a dict can't be put back."""
+    """The real `__dict__`, even where the class overrides attribute access; anything but a dict cannot be restored."""
     own = object.__getattribute__(owner, "__dict__")
     return own if isinstance(own, dict) else {}
 
@@ -226,7 +226,7 @@ def _write_buffers(owner: torch.jit.ScriptModule, held: list[Any]) -> None:
 
 
 def _read_array(owner: np.ndarray[Any, Any]) -> list[Any]:
-    """A read-only array can't change, and one that maps a file may be larger than memory."""
+    """Read a NumPy array, except a read-only one, which cannot change and may map a file larger than memory."""
     return [] if not owner.flags.writeable or isinstance(owner, np.memmap) else [owner.copy()]
 
 

@@ -1,6 +1,6 @@
-"""What a model consists of, as torch keeps it, whatever its class says: modules, parameters, wrappers, what is stored low.
+"""Modules, parameters and wrappers of a model as torch stores them, whatever its class overrides.
 
-Copied into every `patched_model.py` from WRAPPERS on.
+`patched_model.py` contains a copy of everything from WRAPPERS on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OWN = frozenset(vars(nn.Module()))  # attributes that torch keeps in every modul
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every module under each of its paths, but for the endless ones that lead through a module to itself."""
+    """Every module under each of its paths, except for endless paths through a cycle."""
     result: list[tuple[str, nn.Module]] = []
     waiting: list[tuple[str, nn.Module, tuple[nn.Module, ...]]] = [("", model, ())]
     while waiting:
@@ -48,7 +48,7 @@ def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def named_in(model: nn.Module, store: str) -> list[tuple[str, torch.Tensor]]:
-    """What the modules keep in this store of theirs, under each of its names."""
+    """The entries of one store of all modules (parameters or buffers), under each of their names."""
     return [
         (f"{path}.{name}" if path else name, tensor)
         for path, module in named_modules(model)
@@ -63,45 +63,45 @@ def parameters_of(model: nn.Module) -> list[torch.Tensor]:
 
 
 def size_of(model: nn.Module) -> int:
-    """Number of parameters, shared ones counted once. Raises: ValueError where a lazy layer has none so far."""
+    """Number of parameters, shared ones counted once. Raises: ValueError for an uninitialized lazy layer."""
     for name, parameter in named_parameters(model):
         if nn.parameter.is_lazy(parameter):
-            raise ValueError(f"{name} has no shape yet: call the model once, or load its weights, before it is patched")
+            raise ValueError(f"{name} has no shape yet: call the model once, or load its weights, before you patch it")
     return sum(parameter.numel() for parameter in parameters_of(model))
 
 
 def wrapper_of(model: nn.Module) -> str | None:
-    """The attribute with what torch.compile, DataParallel or DistributedDataParallel wrapped; None for other models."""
+    """The attribute that holds the model inside torch.compile, DataParallel or DistributedDataParallel; else None."""
     for kind in type(model).__mro__:
         if kind.__name__ in WRAPPERS and kind.__module__.split(".")[0] == "torch":
             return WRAPPERS[kind.__name__]
     return None
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """What is inside all wrappers; the model itself where there is none."""
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """The model inside all wrappers; without wrappers the model itself."""
     while (name := wrapper_of(model)) is not None:
         model = getattr(model, name)
     return model
 
 
 def without_wrappers(path: str) -> str:
-    """A module path without the names that wrappers put into it."""
+    """A module path without the components that wrappers add."""
     return ".".join(name for name in path.split(".") if name not in WRAPPERS.values())
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether a scope of a plan wraps the module's forward, see patch/runtime.py."""
+    """Whether a plan's scope wraps the module's forward, see artefact/runtime.py."""
     forward = module.__dict__.get("forward")
     return isinstance(forward, functools.partial) and getattr(forward.func, "__name__", "") == "run_scope"
 
 
 def structure_of(model: nn.Module) -> str:
-    """A digest of modules' classes and parameters' shapes, by name: a plan fits models of one structure.
+    """A digest of the names, classes and parameter shapes of a model's modules: a plan fits models with equal digests.
 
-    Wrappers do not count, nor the classes that FSDP makes of a module's own. Raises: what a lazy parameter raises.
+    Wrappers and FSDP's generated classes do not count. Raises: what a lazy parameter raises.
     """
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     lines = [
         f"{without_wrappers(path)} {_class_of(module)}"
         for path, module in named_modules(inner)
@@ -116,14 +116,14 @@ def _class_of(module: nn.Module) -> str:
     return next(own).__name__
 
 
-def renamed(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:
-    """The scopes of a plan under the paths of a model that is wrapped elsewhere, or nowhere, in other parts."""
+def rename_scopes(scopes: dict[str, Any], paths: set[str]) -> dict[str, Any]:
+    """Map a plan's scopes to the paths of a model whose wrappers lie at other places."""
     plain = {without_wrappers(path): path for path in sorted(paths)}
     return {path if path in paths else plain.get(without_wrappers(path), path): how for path, how in scopes.items()}
 
 
 def stored_low(model: nn.Module, attributes: bool = False) -> list[torch.Tensor]:
-    """Parameters and buffers in FP16 or BF16, each once; attributes: also what modules hold without registering it."""
+    """Parameters and buffers in FP16 or BF16, each once; attributes: also tensors in plain attributes of modules."""
     held: list[Any] = [x for _, x in named_tensors(model)]
     if attributes:
         named = [item for module in modules_of(model) for item in vars(module).items()]
@@ -132,13 +132,13 @@ def stored_low(model: nn.Module, attributes: bool = False) -> list[torch.Tensor]
 
 
 def is_plainly_low(x: torch.Tensor) -> bool:
-    """Whether a tensor's own memory holds its entries in FP16 or BF16: not so of lazy, sparse and wrapping ones."""
+    """Whether a tensor directly stores FP16 or BF16 entries: not a lazy, sparse or wrapper tensor."""
     known = not nn.parameter.is_lazy(x) and not hasattr(type(x), "__tensor_flatten__")
     return known and x.dtype in LOW and x.layout is torch.strided
 
 
 def raise_in_place(tensors: list[torch.Tensor]) -> None:
-    """Hold FP16 and BF16 tensors in FP32: the same objects and values; what lay on one storage does so again."""
+    """Convert FP16 and BF16 tensors to FP32 in place; tensors that shared a storage still do."""
     together: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
     for x in filter(is_plainly_low, tensors):
         together.setdefault((x.untyped_storage()._cdata, x.dtype), []).append(x)

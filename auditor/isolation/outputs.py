@@ -1,4 +1,4 @@
-"""What counts as a model's output: the tensors in whatever the forward returns, in a fixed order."""
+"""Collects a model's outputs: the tensors in the return value of its forward, in a fixed order."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from torch import nn
 from torch.distributions import Distribution
 
 LONE = "output"
-"""What a tensor is called that is all a model returns."""
+"""Name of a single returned tensor."""
 
 _ENDLESS = (io.IOBase, itertools.count, itertools.cycle, itertools.repeat)
 _NUMBERS = (str, bytes, bytearray, memoryview, range, bool, int, float, complex)
 _CODE = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, functools.partial, Enum)
 _CLOSED = (*_NUMBERS, *_CODE)
-"""What is not looked into: a module's tensors are no output, and the others hold none."""
+"""Types that are skipped: a module's tensors are not outputs, and the others contain no tensors."""
 
 
 class NamedTensors(list[torch.Tensor]):
-    """Tensors, and beside each its name in what they were returned in."""
+    """A list of tensors, each with its name in the return value."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], names: Iterable[str]) -> None:
         super().__init__(tensors)
         self.names = tuple(names)
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> NamedTensors:
-        """The same names, every tensor changed."""
+        """Apply a function to every tensor; names stay."""
         return NamedTensors(map(change, self), self.names)
 
 
 def on_cpu(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs where they are compared, under the names that they have."""
+    """The outputs on the CPU, where they are compared, with their names."""
     moved = [x.cpu() for x in outputs]
     return NamedTensors(moved, outputs.names) if isinstance(outputs, NamedTensors) else moved
 
@@ -46,18 +46,17 @@ def on_cpu(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def tensor_outputs(output: Any) -> NamedTensors:
     """The tensors in `output`, depth first, each under its name there: keys, fields and positions joined by dots.
 
-    The items of mappings and sequences; what an iterator gives, which uses it up; of any other object its fields (a
-    dataclass), its attributes in the order they were set, and its slots; of a distribution only what is public, and the
-    distributions that it is made of. An object that is met again adds nothing; a list or a tensor that is returned twice
-    counts twice. Modules, sets, endless iterators and Hugging Face's key-value caches are not looked into. A tensor by
-    itself is called LONE.
+    Visited: items of mappings and sequences; items of an iterator, which uses it up; fields of a dataclass; attributes
+    of other objects in the order they were set, and slots; public attributes of a distribution and its base
+    distributions. Each object is visited once, but a repeated list or tensor counts again. Modules, sets, endless
+    iterators and Hugging Face's key-value caches are skipped. A single tensor is called LONE.
     """
     result = list(_tensors(output, "", {}))
     return NamedTensors([tensor for _, tensor in result], [name or LONE for name, _ in result])
 
 
 def _tensors(value: Any, name: str, entered: dict[int, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """entered: objects by id, kept alive so that no other takes the id."""
+    """entered: visited objects by id, kept alive so that no other object gets the id."""
     if isinstance(value, torch.Tensor):
         yield name, value
         return
@@ -71,7 +70,7 @@ def _tensors(value: Any, name: str, entered: dict[int, Any]) -> Iterator[tuple[s
 
 
 def _is_cache(value: Any) -> bool:
-    """Whether it is a key-value cache of Hugging Face's: memory for the next call, far larger than what was asked for."""
+    """Whether it is a key-value cache of Hugging Face's: state for the next call, far larger than the output."""
     return any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)
 
 

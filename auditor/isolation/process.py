@@ -1,4 +1,4 @@
-"""What is set for the whole process and comes back: random generators, flags of torch, compilers, environment, directory."""
+"""Saves and restores process-wide settings: random generators, torch flags, compilers, environment, directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tensors import plain_torch
 
 _MATMUL, _DETERMINISTIC = "float32_matmul_precision", "deterministic_algorithms"
 _GENERAL = {"fp32_precision": "generic", "cudnn.fp32_precision": "cuda", "mkldnn.fp32_precision": "mkldnn"}
-"""The precisions of all operations of a backend that have none of their own, by what torch calls the backend."""
+"""Backend-wide precision flags, by torch's name of the backend."""
 
 ON_A_GPU = ("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision")
 ON_A_CPU = ("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision")
@@ -40,7 +40,8 @@ FLAGS = (
     "cudnn.deterministic",
     _DETERMINISTIC,
 )
-"""Under `torch.backends` but for the first and the last, in the order they are set: the finer ones overrule those before."""
+"""Names in `torch.backends`, except the first and the last, in the order they are set: finer flags override earlier
+ones."""
 
 _IEEE = {
     _MATMUL: "highest",
@@ -50,7 +51,7 @@ _IEEE = {
 }
 
 OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
-"""Variables of the environment that overrule flags."""
+"""Environment variables that override flags."""
 
 Flags = Mapping[str, Any]
 
@@ -63,7 +64,7 @@ def reseed(seed: int) -> None:
 
 
 def process_state() -> Callable[[], None]:
-    """Call the answer to put back the global generators and whatever else a model may have set for the whole process."""
+    """Save the global generators and other process-wide settings; call the result to restore them."""
     with plain_torch():
         drawn: list[Callable[[], object]] = [
             partial(random.setstate, random.getstate()),
@@ -85,18 +86,18 @@ def process_state() -> Callable[[], None]:
 
 
 ENOUGH = 3_000
-"""Calls that may nest: a module's are three of Python's, and more while it is watched; the stack has room for so many in C++."""
+"""Recursion limit: a module call takes three Python calls, more under observation; the C++ stack allows this many."""
 
 
 def flags() -> dict[str, Any]:
-    """Every flag that torch has and names, and the overrides that are set; those that it refuses to name are left out."""
+    """All named torch flags and active overrides; flags that torch refuses to report are left out."""
     result = {name: value for name in FLAGS if (value := _flag(name)) is not None}
     return result | {name: os.environ[name] for name in OVERRIDES if name in os.environ}
 
 
 @contextmanager
 def under(wanted: Flags) -> Iterator[None]:
-    """In the body torch's flags are as `flags()` once said, and calls may nest as deep as is ENOUGH; then both come back."""
+    """In the body torch's flags are as `flags()` once returned, and the recursion limit is at least ENOUGH."""
     before, limit = flags(), sys.getrecursionlimit()
     try:
         _set_flags(wanted)
@@ -108,21 +109,21 @@ def under(wanted: Flags) -> Iterator[None]:
 
 
 def ieee() -> AbstractContextManager[None]:
-    """In the body matrix products, convolutions and recurrent layers of FP32 tensors compute in FP32; flags come back.
+    """In the body matrix products, convolutions and recurrent layers of FP32 tensors compute in FP32.
 
-    cuDNN does not try out convolutions in it either, since which one it takes would differ from run to run.
+    cuDNN's autotuning is off too, since its choice of a convolution would vary between runs. Flags are restored.
     """
     return under({name: value for name, value in _IEEE.items() if _flag(name) is not None})
 
 
 def loose(found: Flags, device: str) -> tuple[str, ...]:
-    """What these flags let FP32 be computed in on a device beside FP32, such as `tf32`, each once; nothing where all is IEEE."""
+    """Formats that these flags allow instead of FP32 on a device, such as `tf32`, each once; nothing if all is IEEE."""
     precisions = [found.get(name) for name in (ON_A_GPU if is_native(device) else ON_A_CPU)]
     return tuple(dict.fromkeys(one for one in precisions if one not in (None, "none", "ieee")))
 
 
 @contextmanager
-def unfused() -> Iterator[None]:
+def disable_fused_path() -> Iterator[None]:
     """In the body PyTorch's fused transformer path is off."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -133,10 +134,10 @@ def unfused() -> Iterator[None]:
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
-    """Compiled functions and TorchScript run as they were written: what compilers make of them would hide the operations.
+def disable_compilers() -> Iterator[None]:
+    """In the body compiled functions and TorchScript run uncompiled, so that their operations can be recorded.
 
-    TorchScript writes its own casts into what it runs under autocast, in the dtype of the first such run, and keeps them.
+    TorchScript writes casts into its code on the first run under autocast, in that dtype, and keeps them.
     """
     cast = torch._C._jit_set_autocast_mode(False)
     try:
@@ -150,8 +151,8 @@ def uncompiled() -> Iterator[None]:
 
 
 @contextmanager
-def swapped(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """`holder.name` is `value` in the body. The holder has the attribute itself: a module, or the class that defines it."""
+def swap_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """In the body `holder.name` is `value`. holder: the module or class that defines the attribute."""
     kept = vars(holder)[name]
     setattr(holder, name, value)
     try:
@@ -161,7 +162,7 @@ def swapped(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _flag(name: str) -> Any:
-    """None where torch has no such flag, or refuses to name it because somebody set the finer ones."""
+    """The value of a torch flag; None where it does not exist, or finer settings made it ambiguous."""
     try:
         if name == _MATMUL:
             return torch.get_float32_matmul_precision()
@@ -173,9 +174,9 @@ def _flag(name: str) -> Any:
 
 
 def _set_flags(wanted: Flags) -> None:
-    """Only what differs, each once those before it are set.
+    """Set the flags that differ, each after the flags it depends on.
 
-    Whoever has imported torch's own tests finds the flags frozen: only what puts them back may set them.
+    Torch's own test utilities freeze the flags: they then change only through an internal context.
     """
     opened: Any = getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)
     with opened():
@@ -197,7 +198,7 @@ def _set_flag(name: str, value: Any) -> None:
 
 
 def _set_environment(wanted: dict[str, str]) -> None:
-    """Only what differs: torch's compiler names its cache there once it is imported."""
+    """Restore only what differs: torch's compiler sets its cache directory there on import."""
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
@@ -208,7 +209,7 @@ def _set_path(wanted: list[str]) -> None:
 
 
 def _set_filters(wanted: list[Any]) -> None:
-    """Only where they differ: a change has every warning said again that was said once."""
+    """Restore only if different: any change makes Python repeat warnings that it showed once."""
     warnings.filters[:] = wanted  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]
 

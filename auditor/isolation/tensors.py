@@ -1,4 +1,4 @@
-"""Tensors put back: where their entries lie, flags and gradients; entries are copied before they are written."""
+"""Restores tensors: storage, entries, flags and gradients; entries are copied before they are first written."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from ..trees import tensors_in
 
 AT_ONCE = 4 << 20
-"""Bytes of tensors that are copied whether or not they are written; watching writes slows down every operation."""
+"""Total bytes of tensors that are copied at once; watching writes instead slows down every operation."""
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """No gradients, and neither modes nor subclasses of tensors take part."""
+    """In the body gradients, modes and tensor subclasses are disabled."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
         yield
 
 
 class TensorState:
-    """What a tensor was at the start, but for its entries. children: the objects that hang on it."""
+    """A tensor's state at the start, except its entries. children: objects in its attributes."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -41,7 +41,7 @@ class TensorState:
         self._alias = None if wraps or (self._place is None and _is_strided(tensor)) else tensor.data
 
     def restore(self) -> None:
-        """The old entries in the old shape, a leaf again, with the old flag and hooks."""
+        """Restore storage, shape, leaf status, flag and hooks."""
         tensor = self._tensor
         if self._alias is not None and (self._place is None or _place(tensor) != self._place):
             tensor.data = self._alias
@@ -54,7 +54,7 @@ class TensorState:
                 (getattr(tensor, name, None) or {}).clear()
 
     def _cut_off(self, tensor: torch.Tensor, base: torch.Tensor | None) -> None:
-        """Make a leaf of it. Torch detaches no view in place: such a one changes places with a new view of its base."""
+        """Make the tensor a leaf. torch cannot detach a view in place: it is swapped with a new view of its base."""
         if base is None:
             tensor.detach_()
         elif self._place is not None:
@@ -64,24 +64,24 @@ class TensorState:
                 torch._C._swap_tensor_impl(tensor, base.as_strided(*self._place[2:]))
 
     def restore_gradient(self) -> None:
-        """The same gradient, or none."""
+        """Restore the same gradient, or none."""
         if self._leaf and self._tensor.grad is not self._grad:
             self._tensor.grad = self._grad
 
 
-class Memory:
-    """The storages of some tensors, and what they held before they were written."""
+class StorageCopies:
+    """The storages of some tensors, with their bytes before the first write."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._copies: dict[int, torch.UntypedStorage] = {}
 
     def watch(self, tensor: torch.Tensor) -> None:
-        """Let it be among these tensors."""
+        """Add a tensor."""
         self._known.update((storage._cdata, (storage, storage.nbytes())) for storage in memory(tensor))
 
     def saved_before_written(self) -> AbstractContextManager[object]:
-        """A context for what may write into them: little memory is copied before it begins, much just before it is written."""
+        """A context for code that may write: small storages are copied at its start, large ones just before a write."""
         pending = {key: known for key, known in self._known.items() if key not in self._copies}
         if sum(size for _, size in pending.values()) > AT_ONCE:
             return _SaveBeforeWrite(self._before_written)
@@ -90,14 +90,14 @@ class Memory:
         return nullcontext()
 
     def save(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy their memory as it is now, unless that was done before."""
+        """Copy the current bytes of these tensors, unless already copied."""
         for storage in (storage for tensor in tensors for storage in memory(tensor)):
             if storage._cdata not in self._copies:
                 self._known.setdefault(storage._cdata, (storage, storage.nbytes()))
                 self._copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
 
     def restore(self) -> Iterator[str]:
-        """Put the bytes back and yield what could not be."""
+        """Restore the bytes; yield what could not be restored."""
         for key, copy in self._copies.items():
             try:
                 _write(self._known[key][0], copy)
@@ -119,7 +119,7 @@ class Memory:
 
 
 class _SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Calls `save` with the tensors that the next operation writes into."""
+    """A dispatch mode that calls `save` with the tensors that the next operation writes."""
 
     supports_higher_order_operators = True
 
@@ -129,7 +129,7 @@ class _SaveBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not: it would import the compiler, which takes a second."""
+        """False, since True would import the compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -150,10 +150,10 @@ _Frames.set_code_exec_strategy(_SaveBeforeWrite.__torch_dispatch__.__code__, _al
 
 @cache
 def written_by(func: Any) -> tuple[tuple[int, str], ...] | None:
-    """Position and name of every argument that `func` may write into; None: any of them.
+    """Position and name of every argument that `func` may write; None: any of them.
 
-    Declared writes, and those that some schemas leave out: the running statistics of the older batch norms, the
-    collectives of c10d, operations whose name ends in an underscore.
+    Includes writes that schemas omit: running statistics of older batch norms, collectives of c10d, and operations
+    whose name ends in an underscore.
     """
     schema = getattr(func, "_schema", None)
     if schema is None:
@@ -171,7 +171,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def memory(tensor: Any) -> list[torch.UntypedStorage]:
-    """The storages in which the entries of `tensor` lie: several for sparse tensors and for subclasses that wrap."""
+    """The storages of a tensor's entries: several for sparse tensors and wrapper subclasses."""
     try:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and is_traceable_wrapper_subclass(tensor):
             names, _ = tensor.__tensor_flatten__()
@@ -201,7 +201,7 @@ def _is_strided(tensor: torch.Tensor) -> bool:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """Where the entries lie and how they are read; None for those without strides, whose place nobody can tell."""
+    """Storage offset, shape and strides; None for tensors without strides, whose layout is unknown."""
     if not _is_strided(tensor):
         return None
     try:
@@ -212,7 +212,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
 
 
 def _write(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
-    """Equal bytes are left alone: the memory may be mapped from a file, or not writable at all."""
+    """Copy bytes unless they are equal: the memory may be mapped from a file, or be read-only."""
     if storage.nbytes() != copy.nbytes():
         storage.resize_(copy.nbytes())
     elif torch.equal(_bytes(storage), _bytes(copy)):
@@ -221,6 +221,6 @@ def _write(storage: torch.UntypedStorage, copy: torch.UntypedStorage) -> None:
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """All of them: as integers of eight where they can be, which compare six times as fast."""
+    """A storage's bytes, as 8-byte integers where possible, which compare six times as fast."""
     size, dtype = (8, torch.int64) if storage.nbytes() % 8 == 0 else (1, torch.uint8)
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (storage.nbytes() // size,), (1,))

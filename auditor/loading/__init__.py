@@ -1,4 +1,4 @@
-"""Load: the TARGET a user names, or a model in hand, becomes a Subject that is known to run."""
+"""Loads the user's TARGET, or takes a live model, and runs it once; the result is a Subject."""
 
 from .state import in_eval
 from .subject import cautions, from_object, load

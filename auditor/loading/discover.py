@@ -1,5 +1,5 @@
-"""The model that a TARGET names: in an imported module, by its symbol or the first convention that fits; or by its name in
-timm (`timm:NAME`) or Hugging Face (`hf:NAME_OR_PATH`), of which nothing is downloaded, ever."""
+"""Builds the model that a TARGET names: from a module, by symbol or the first matching convention, or from timm
+(`timm:NAME`) or Hugging Face (`hf:NAME_OR_PATH`). Nothing is ever downloaded."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from torch import Tensor, nn
 from ..capture.source import installed
 from ..errors import LoadError
 from ..isolation.members import size_of
-from ..isolation.process import reseed, swapped
+from ..isolation.process import reseed, swap_attribute
 from ..numerics.formats import is_low
 from ..offload import onto
 from ..records import Origin
 from .importer import digest_of
-from .state import name_of, refused
+from .state import convert_errors, name_of
 from .statedicts import few, read_checkpoint
-from .target import Target, blame, call, parse, required
+from .target import Target, blame, call, parse, required_arguments
 
 FACTORIES = ("get_model", "build_model", "create_model", "load_model")
 SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
 PACKAGES = {"timm": ("timm", "huggingface_hub"), "hf": ("transformers", "huggingface_hub")}
 CHECKPOINTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
-"""Names that transformers looks for, in its order."""
+"""Checkpoint file names of transformers, in its order of preference."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """The model, how to make it again (None: nothing that can be written down does), and what `audit_spec()` gave.
+    """The model, its origin (None if it cannot be built again), and the result of `audit_spec()`.
 
-    stored_low: of what its checkpoint held in FP16 or BF16, and the model now has in FP32, see Subject. notes: what there
-    is to say of it. checkpoint: and of the weights that it came with.
+    stored_low: see Subject, for FP16 or BF16 weights of a checkpoint that the model holds in FP32. notes: about the
+    model. checkpoint: notes about its weights.
     """
 
     model: nn.Module
@@ -55,7 +55,7 @@ class BuiltModel:
 
 
 def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
-    """Builds the target's model; what consumes random numbers starts from `seed`.
+    """Build the target's model; random numbers start from `seed`.
 
     Raises: LoadError(slug="no-model" | "ambiguous-model" | "no-symbol" | "needs-arguments" | "not-a-model" |
     "model-raises" | "bad-spec").
@@ -77,7 +77,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
             made = spec["model"]
     if not isinstance(made, nn.Module):
         what = f"{symbol}() in {target.label} returned a {type(made).__name__}"
-        raise LoadError(f"{what}: return the nn.Module alone", "not-a-model")
+        raise LoadError(f"{what}: return only the nn.Module", "not-a-model")
     file = Path(target.path or getattr(module, "__file__", None) or "")
     # an installed module is found by its name wherever it is installed
     path = file if file.suffix == ".py" and not installed(str(file)) else None
@@ -88,7 +88,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
 
 
 def _conventional(module: ModuleType, target: Target, seed: int) -> str:
-    """The name of what the first convention that fits takes for the model."""
+    """The name of the model in the module, by the first convention that matches."""
     for name in ("audit_spec", *FACTORIES):
         if _is_callable_here(module, name):
             return name
@@ -99,10 +99,11 @@ def _conventional(module: ModuleType, target: Target, seed: int) -> str:
     classes = {n: c for n, c in vars(module).items() if _is_model_class(c) and c.__module__ == module.__name__}
     if not classes:
         hint = (
-            "define get_model(), `model`, or an nn.Module class that needs no arguments, or name it, as in model.py:Net"
+            "define get_model(), `model`, or an nn.Module class without required arguments, or name "
+            "the symbol, as in model.py:Net"
         )
         raise LoadError(f"no model found in {target.label}: {hint}", slug="no-model")
-    names = [name for name, kind in classes.items() if not required(kind)] or list(classes)[-1:]
+    names = [name for name, kind in classes.items() if not required_arguments(kind)] or list(classes)[-1:]
     if len(names) > 1:  # of these, one that no other one contains or derives from
         built = {name: _build(classes[name], target, name, seed) for name in names}
         parts = {name: {type(part) for part in model.modules()} for name, model in built.items()}
@@ -129,7 +130,7 @@ def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:
 
 
 def _init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `get_init_inputs()` returns, read as `[args]` or `[[args], {kwargs}]`."""
+    """Parse the result of `get_init_inputs()`: `[args]` or `[[args], {kwargs}]`."""
     value = call(module.get_init_inputs, f"get_init_inputs() in {where}", "model-raises")
     if not isinstance(value, list | tuple):
         raise LoadError(f"get_init_inputs() in {where} must return a list of arguments", slug="bad-spec")
@@ -140,7 +141,7 @@ def _init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[
 
 def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /, *args: Any, **kwargs: Any) -> Any:
     what = f"{symbol}() in {target.label}"
-    if not args and not kwargs and (names := required(value)):
+    if not args and not kwargs and (names := required_arguments(value)):
         example = f"{target.script}:{symbol}({', '.join(f'{name}=...' for name in names)})"
         said = f"{what} needs arguments ({', '.join(names)}): give them as '{example}', or define get_model()"
         raise LoadError(said, slug="needs-arguments")
@@ -158,11 +159,11 @@ def _checked_spec(spec: Any, where: str) -> dict[str, Any]:
 
 
 def _is_callable_here(module: ModuleType, name: str) -> bool:
-    """Whether `name` is meant for us: the file's own, or imported but callable as it is (not timm's create_model)."""
+    """Whether `name` is a convention's function: defined in the file, or imported and callable as such."""
     value = getattr(module, name, None)
     if not callable(value) or isinstance(value, nn.Module):
         return False
-    return getattr(value, "__module__", None) == module.__name__ or not required(value)
+    return getattr(value, "__module__", None) == module.__name__ or not required_arguments(value)
 
 
 def _is_model_class(value: Any) -> bool:
@@ -170,7 +171,7 @@ def _is_model_class(value: Any) -> bool:
 
 
 def require(target: Target) -> None:
-    """Imports the packages the target needs. Raises: LoadError(slug="missing-package")."""
+    """Import the packages that the target needs. Raises: LoadError(slug="missing-package")."""
     for name in PACKAGES[target.hub]:
         try:
             importlib.import_module(name)
@@ -180,21 +181,21 @@ def require(target: Target) -> None:
 
 
 def from_hub(target: Target, seed: int) -> BuiltModel:
-    """The model a hub target names, in FP32, and how to make it again.
+    """Build the model of a hub target in FP32, with its origin.
 
     Raises: LoadError(slug="missing-target" | "no-symbol" | "bad-target" | "model-raises" | "quantised-model" |
     "remote-code" | "missing-weights" | "bad-weights" | "weights-mismatch").
     """
-    with swapped(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
+    with swap_attribute(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True):
         reseed(seed)
         return call(_timm if target.hub == "timm" else _hugging_face, f"building {target.text}", "model-raises", target)
 
 
 def weights_of(text: str) -> int:
-    """Bytes in FP32 of the checkpoint of a Hugging Face TARGET; 0 where that is not known before the model is made."""
+    """Size in bytes, in FP32, of a Hugging Face checkpoint; 0 where it is unknown before the model is built."""
     with suppress(LoadError, ImportError):  # whoever loads it says why
         if (target := parse(text)).hub == "hf":
-            return sum(4 * x.numel() for x in _stored(_folder(target)).values() if x.is_floating_point())
+            return sum(4 * x.numel() for x in _load_checkpoint(_folder(target)).values() if x.is_floating_point())
     return 0
 
 
@@ -214,7 +215,7 @@ def _hugging_face(target: Target) -> BuiltModel:
     folder = _folder(target)
     config = _config(transformers, folder)
     kind, notes = _class_of(transformers, config)
-    maker, stored = getattr(transformers, kind), _stored(folder)
+    maker, stored = getattr(transformers, kind), _load_checkpoint(folder)
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
         make = maker.from_config if kind == "AutoModel" else maker
         model = call(make, f"{kind} from {folder.name}", "model-raises", config)
@@ -236,12 +237,12 @@ def _hugging_face(target: Target) -> BuiltModel:
 
 
 def _folder(target: Target) -> Path:
-    """The directory itself, or the snapshot of a repository that the local cache holds."""
+    """The given directory, or the repository's snapshot in the local cache."""
     name = str(target.args[0])
     path = Path(name)
     if os.path.isdir(name):  # noqa: PTH112 (a name too long for a path is none)
         if not (path / "config.json").is_file():
-            raise LoadError(f"{path} has no config.json: name the directory of one model", slug="missing-target")
+            raise LoadError(f"{path} has no config.json: give the directory of one model", slug="missing-target")
         return path.resolve()
     hub: Any = importlib.import_module("huggingface_hub")
     repository, _, revision = name.partition("@")
@@ -253,7 +254,7 @@ def _folder(target: Target) -> Path:
 
 
 def _config(transformers: Any, folder: Path) -> Any:
-    """What config.json says; code of the directory's own is never run.
+    """Read config.json; code in the directory is never run.
 
     Raises: LoadError(slug="remote-code" | "model-raises" | "quantised-model").
     """
@@ -264,16 +265,16 @@ def _config(transformers: Any, folder: Path) -> Any:
         if "custom code" not in str(error):
             raise
         raise LoadError(
-            f"{folder} holds a model whose code is its own, and hf: runs no code of a directory: read it, write a model.py "
-            "whose get_model() calls from_pretrained(..., trust_remote_code=True), and audit that",
+            f"{folder} contains its own model code, which hf: never runs: read it, then audit a "
+            "model.py whose get_model() calls from_pretrained(..., trust_remote_code=True)",
             slug="remote-code",
         ) from error
     if (quantised := getattr(config, "quantization_config", None)) is not None:
         told = quantised if isinstance(quantised, Mapping) else vars(quantised)
         method = told.get("quant_method", "a method of its own")
         raise LoadError(
-            f"the checkpoint in {folder} is quantised ({getattr(method, 'value', method)}), so it has no FP32 values to "
-            "compare with: give the checkpoint that it was made from, or save it dequantised (`model.dequantize()`, then "
+            f"the checkpoint in {folder} is quantised ({getattr(method, 'value', method)}), so there are no FP32 "
+            "values to compare with: give the original checkpoint, or save it dequantised (`model.dequantize()`, then "
             "`save_pretrained`, with no quantization_config in config.json)",
             slug="quantised-model",
         )
@@ -281,7 +282,7 @@ def _config(transformers: Any, folder: Path) -> Any:
 
 
 def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
-    """The class that config.json names, and what to say where transformers has none of that name."""
+    """The class that config.json names, and a note where transformers lacks it."""
     wanted = str((getattr(config, "architectures", None) or ["AutoModel"])[0])
     result = getattr(transformers, wanted, None)
     if wanted == "AutoModel" or (isinstance(result, type) and issubclass(result, nn.Module)):
@@ -290,13 +291,13 @@ def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
     return "AutoModel", (f"{said} a head of its own, is audited; for all of it, write a model.py that makes it",)
 
 
-def _stored(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the checkpoint, mapped: nothing of them is in memory. Empty where there is none.
+def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the checkpoint, memory-mapped. Empty where there is none.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights").
     """
     file = next((folder / name for name in CHECKPOINTS if (folder / name).is_file()), None)
-    with refused(slug="bad-weights"):
+    with convert_errors(slug="bad-weights"):
         return {} if file is None else read_checkpoint(file)
 
 
@@ -310,31 +311,31 @@ def _stored_low(model: nn.Module, stored: Mapping[str, Tensor], info: Mapping[st
 
 
 def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:
-    """What to say of names that only the model, or only the checkpoint, has. info: as transformers tells it.
+    """Notes about weights that only the model, or only the checkpoint, has. info: the report of transformers.
 
-    Raises: LoadError(slug="weights-mismatch") where shapes differ, or nothing of the checkpoint is the model's.
+    Raises: LoadError(slug="weights-mismatch") where shapes differ, or no weight of the checkpoint fits.
     """
     kind = type(model).__name__
     if wrong := sorted(info.get("mismatched_keys", ())):
         name, given, own = wrong[0]
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise LoadError(
-            f"the checkpoint in {where} does not fit its config.json: {name} is {list(given)} there and {list(own)} in "
-            f"{kind}{more}: give the config that was saved with it",
+            f"the checkpoint in {where} does not fit its config.json: {name} has the shape {list(given)} there and "
+            f"{list(own)} in {kind}{more}: give the config that was saved with it",
             slug="weights-mismatch",
         )
     missing, left = sorted(info.get("missing_keys", ())), sorted(info.get("unexpected_keys", ()))
     own = dict(model.named_parameters(remove_duplicate=False))
     if {id(own[name]) for name in missing if name in own} == set(map(id, own.values())):
         raise LoadError(
-            f"the checkpoint in {where} holds nothing of {kind}: it has {few(left)}, and the model {few(missing)}: check "
-            "`architectures` in config.json",
+            f"the checkpoint in {where} has no weight of {kind}: it has {few(left)}, the model "
+            f"{few(missing)}: check `architectures` in config.json",
             slug="weights-mismatch",
         )
     if missing:
         yield (
-            f"tensors of the model that the checkpoint does not have are RANDOM ({len(missing)}: {few(missing)}): what is "
-            "said of them, and of all that follows them, is of no trained model"
+            f"weights missing from the checkpoint are RANDOM ({len(missing)}: {few(missing)}): "
+            "results for them, and for all operations after them, do not describe a trained model"
         )
     if left:
-        yield f"tensors of the checkpoint that the model does not have are left out ({len(left)}: {few(left)})"
+        yield f"weights of the checkpoint that the model lacks are ignored ({len(left)}: {few(left)})"

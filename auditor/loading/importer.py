@@ -1,4 +1,4 @@
-"""How a user's module is imported: by the audit, by the process that verifies and, copied there, by `patched_model.py`."""
+"""Imports a user's module: in the audit, in the verification process and, copied, in `patched_model.py`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _digests: dict[str, str] = {}  # of the files that were imported here, by the na
 
 @contextlib.contextmanager
 def as_script(script: str, folders: Sequence[str]) -> Iterator[None]:
-    """Runs the body with `sys.argv` and `sys.path` as the user's own script has them.
+    """Run the body with the `sys.argv` and `sys.path` of the user's own script.
 
-    folders: the first one comes before all others, as that of a script does; the rest, where nothing else is found.
-    After the body all of them stay at the end of `sys.path`, for what a forward imports.
+    folders: the first precedes `sys.path`, as a script's folder does; the others follow it. Afterwards all stay at the
+    end of `sys.path`, for imports in a forward.
     """
     arguments, sys.argv = sys.argv, [script]
     sys.path[:] = [folders[0], *sys.path, *folders[1:]] if folders else sys.path
@@ -34,11 +34,11 @@ def as_script(script: str, folders: Sequence[str]) -> Iterator[None]:
 
 
 def import_source(name: str, path: Path | None) -> ModuleType:
-    """The user's module, imported once: its classes are those that the rest of their program has.
+    """Import the user's module once, so that its classes are the same as in the user's program.
 
-    name: as `import` takes it. path: its file; None for a module that is found by its name alone. A file outside of any
-    package goes by another name where `name` is that of another module: nothing is pushed out of `sys.modules`.
-    Raises: ImportError where a package of this name was imported from elsewhere, and what the module itself raises.
+    name: as for `import`. path: its file; None for a module located by name alone. A file outside packages gets another
+    name where `name` is already a different module in `sys.modules`. Raises: ImportError where a package of this name
+    was imported from elsewhere, and what the module itself raises.
     """
     if path is None:
         return importlib.import_module(name)
@@ -70,7 +70,7 @@ def import_source(name: str, path: Path | None) -> ModuleType:
 
 
 def root_of(name: str, path: Path) -> str:
-    """The folder that holds the outermost package of a module, or the module itself."""
+    """The folder that contains a module, or its outermost package."""
     return str(path.parents[name.count(".") + (path.name == "__init__.py")])
 
 
@@ -80,10 +80,10 @@ def digest_of(path: Path) -> str:
 
 
 def locate(where: str, file: str, digest: str | None = None) -> Path:
-    """A file or a folder of the user's, from where `file` lies.
+    """Locate a file or folder of the user, relative to `file`.
 
-    If that has moved: the nearest to it, or to the working directory or a folder above, that ends as the path does.
-    digest: that of the file that was audited, which is preferred; another one is taken with a warning that names it.
+    If it has moved: the nearest path with the same ending, around it or around the working directory and its parents.
+    digest: of the audited file, which is preferred; a different file is used with a warning that names it.
     """
     here = Path(file).resolve().parent
     names = [name for name in Path(where).parts if name != ".."]
@@ -97,13 +97,13 @@ def locate(where: str, file: str, digest: str | None = None) -> Path:
         warnings.warn(f"{found[0]} is not the file that was audited: its contents differ", stacklevel=2)
         return found[0]
     raise FileNotFoundError(
-        f"{where} is not where it was as seen from {file}, nor below a folder that holds it or the working directory: "
-        "audit the model again, or edit SOURCE there"
+        f"{where} has moved relative to {file}, and is not below its folders or the working "
+        "directory: audit the model again, or edit SOURCE there"
     )
 
 
 def _module_of(path: Path) -> ModuleType | None:
-    """The module that was imported from this file."""
+    """The module imported from this file."""
     modules: Iterable[tuple[str, ModuleType]] = list(sys.modules.items())
     return next((module for name, module in modules if name != "__main__" and _is_of(module, path)), None)
 

@@ -1,4 +1,4 @@
-"""Example inputs: where they come from, how each form becomes a tuple of batches, and those that are made up."""
+"""Example inputs: collects them from their sources, normalizes each form to batches, and generates missing ones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ..isolation.process import reseed
 from ..numerics.entries import extent
 from ..records import Batch
 from ..trees import tensors_in
-from .state import in_eval, name_of, refused
+from .state import convert_errors, in_eval, name_of
 from .statedicts import read_tensors
-from .target import blame, call, named_in, parse, required, user_code
+from .target import blame, call, named_in, parse, required_arguments, user_code
 
 _SHAPE = re.compile(r"(?:(?P<name>[A-Za-z_]\w*):)?(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\](?:<(?P<limit>\d+))?")
 GRAMMAR = "write f.py:func, x.pt, x.safetensors, x.npz, prompts.txt, or shapes such as 'x:float32[1,3,224,224] ids:int64[1,16]<1000'"
@@ -35,18 +35,18 @@ FORMS = (
 TEXT = ".txt"
 SUFFIXES = (".pt", ".pth", ".safetensors", ".npz", TEXT)
 MOST_BATCHES = 32
-"""How many batches of an open-ended iterable (a generator, a DataLoader) are used."""
+"""Maximum number of batches taken from an iterable such as a generator or DataLoader."""
 
 BATCH, TOKENS = 2, 16
 SAMPLES = 16_000
-"""One second of sound at the rate speech models take."""
+"""Samples in one second of audio, at the rate of speech models."""
 LENGTHS = (16, 8, 32, 64, 128)
 SIDES = (32, 64, 28, 224, 8, 16, 96, 128, 256)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Batches and where they came from; `synthetic` where the values mean nothing."""
+    """Batches and their source; `synthetic` if the values were generated."""
 
     batches: tuple[Batch, ...]
     source: str
@@ -54,7 +54,7 @@ class Inputs:
 
 
 def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
-    """Inputs as `--inputs` names them.
+    """Inputs from the option `--inputs`.
 
     Raises: LoadError(slug="missing-inputs" | "bad-inputs").
     """
@@ -67,10 +67,10 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
     if path.suffix in SUFFIXES:
         if not path.is_file():
             raise LoadError(f"inputs {path} do not exist: check --inputs", slug="missing-inputs")
-        with refused(slug="bad-weights"):
+        with convert_errors(slug="bad-weights"):
             if path.suffix == TEXT:
                 value: Any = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-                return Inputs(as_batches(tokenized(model, value), path.name), source)
+                return Inputs(as_batches(tokenize(model, value), path.name), source)
             value = _read_npz(path) if path.suffix == ".npz" else read_tensors(path)
         if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
             return Inputs((bind_named(model, value, path.name),), source)
@@ -81,11 +81,11 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
         function = named_in(target, GRAMMAR, "missing-inputs")
         what = f"{target.symbol}() in {target.label}"
         value = call(function, what, "inputs-raise") if callable(function) else function
-        return Inputs(as_batches(tokenized(model, value), what), source)
+        return Inputs(as_batches(tokenize(model, value), what), source)
 
 
-def tokenized(model: Any, value: Any) -> Any:
-    """Text, one or a list of them, as token ids of the model's own tokenizer, padded on the left; other values as they are.
+def tokenize(model: Any, value: Any) -> Any:
+    """Convert texts to token ids with the model's tokenizer, padded on the left; pass on other values.
 
     Raises: LoadError(slug="bad-inputs") where the model has none.
     """
@@ -101,13 +101,13 @@ def tokenized(model: Any, value: Any) -> Any:
     except Exception as error:
         why = f"{type(error).__name__}: {first_line(error)[:160]}"
         raise LoadError(
-            f"text is for models with a tokenizer beside their weights ({why}): give ids", "bad-inputs"
+            f"text inputs need a tokenizer beside the model's weights ({why}): give token ids", "bad-inputs"
         ) from error
     return {name: x for name, x in given.items() if name in forward_parameters(model)}
 
 
 def from_module(module: ModuleType, where: str) -> Inputs | None:
-    """`get_inputs()` or `example_inputs` (a value or a function) of the user's module."""
+    """The inputs from `get_inputs()` or `example_inputs` (a value or a function) in the user's module."""
     for name in ("get_inputs", "example_inputs"):
         if (value := getattr(module, name, None)) is not None:
             return Inputs(named_inputs(value, f"{name}{'()' if callable(value) else ''} in {where}"), f"{where}:{name}")
@@ -119,7 +119,7 @@ def named_inputs(value: Any, what: str) -> tuple[Batch, ...]:
 
 
 def from_model(model: nn.Module, seed: int) -> Inputs:
-    """The model's own `example_input_array`, else values that are made up, of which it runs on the first that are found.
+    """The model's own `example_input_array`, else the first generated inputs on which it runs.
 
     Raises: LoadError(slug="no-inputs").
     """
@@ -135,18 +135,18 @@ def from_model(model: nn.Module, seed: int) -> Inputs:
         except Exception as raised:  # a wrong guess may fail in any way
             error = raised
     hint = "define get_inputs() beside the model, or pass --inputs 'x:float32[1,3,224,224]'"
-    why = f" found for forward({', '.join(required(model.forward))})"
-    why = f", and none made up run, {blame(error)}" if error else why
+    why = f" found for forward({', '.join(required_arguments(model.forward))})"
+    why = f", and the model does not run on generated ones: {blame(error)}" if error else why
     raise LoadError(f"no example inputs{why}: {hint}", slug="no-inputs") from error
 
 
 def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch, ...]:
-    """Reads example inputs in any of their forms.
+    """Convert example inputs of any form to batches.
 
-    One call: a tensor, a tuple or list of positional arguments, a dict of keyword arguments, or the pair
-    (tuple, dict). Several calls: a list of tuples or dicts, or an iterable that yields any form of one call. So a list
-    of tensors is one call that takes several tensors; several calls of one tensor each are written [(a,), (b,)].
-    arrays: those of NumPy stay what they are, instead of becoming tensors. Raises: LoadError(slug="bad-inputs").
+    One call: a tensor, a tuple or list of positional arguments, a dict of keyword arguments, or the pair (tuple, dict).
+    Several calls: a list of tuples or dicts, or an iterable of any form of one call. So a list of tensors is one call
+    with several tensors; several calls of one tensor each are written [(a,), (b,)]. arrays: keep NumPy arrays instead
+    of converting them to tensors. Raises: LoadError(slug="bad-inputs").
     """
     if not arrays:
         value = tree_map_only(np.ndarray, torch.from_numpy, value)
@@ -161,7 +161,7 @@ def as_batches(value: Any, source: str, *, arrays: bool = False) -> tuple[Batch,
 
 
 def shapes_of(batch: Batch) -> tuple[str, ...]:
-    """`float32[2, 3]` for every tensor among the inputs."""
+    """Dtype and shape of every input tensor: `float32[2, 3]`."""
     shapes = [(x, extent(x) if x.is_nested else x.shape) for x in tensors_in(batch)]
     return tuple(f"{name_of(x.dtype)}{list(shape)}" for x, shape in shapes)
 
@@ -179,20 +179,20 @@ def _one_call(value: Any, source: str) -> Batch:
         case tuple() | list():
             return tuple(value), {}
     what = "nothing" if value is None else f"a {type(value).__name__}"
-    raise LoadError(f"{source} gave {what}: {FORMS}", slug="bad-inputs")
+    raise LoadError(f"got {what} from {source}: {FORMS}", slug="bad-inputs")
 
 
 def reject_iterators(arguments: Any, source: str) -> None:
-    """A model is called many times. Raises: LoadError(slug="bad-inputs") where an argument is used up by the first call."""
+    """Raises: LoadError(slug="bad-inputs") for an iterator, which the first of several calls would use up."""
     if any(isinstance(leaf, Iterator) for leaf in tree_leaves(arguments)):
         raise LoadError(
-            f"{source} gave an iterator as an argument, which the first of many calls uses up: give a list of what it yields",
+            f"{source} contains an iterator, which the first of several calls uses up: give a list of its items",
             slug="bad-inputs",
         )
 
 
 def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Batch:
-    """Gives named tensors to the arguments of `forward` called so; a lone tensor, or "0", "1" ..., go by order.
+    """Match named tensors with arguments of `forward`; a single tensor, or names "0", "1" ..., go by position.
 
     Raises: LoadError(slug="bad-inputs").
     """
@@ -207,7 +207,7 @@ def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Bat
     if len(tensors) == 1:
         return tuple(tensors.values()), {}
     raise LoadError(
-        f"{source} names {', '.join(tensors)} but forward takes {', '.join(names) or 'nothing'}: use its names",
+        f"{source} names {', '.join(tensors)}, but forward takes {', '.join(names) or 'nothing'}: use those names",
         slug="bad-inputs",
     )
 
@@ -218,7 +218,7 @@ def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
-    """NumPy's default float64 is rarely what a model takes."""
+    """Read an .npz file; float64, NumPy's default, becomes float32."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             result = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
@@ -232,17 +232,17 @@ def _from_shapes(text: str, shapes: list[re.Match[str]], model: nn.Module) -> Ba
         values = [_values(match, model) for match in shapes]
     except (RuntimeError, ValueError, OverflowError) as error:  # no memory for it, or a limit that leaves no number
         reason = str(error).partition("\n")[0]
-        raise LoadError(f"--inputs {text!r} cannot be made: {reason}", slug="bad-inputs") from error
+        raise LoadError(f"cannot generate --inputs {text!r}: {reason}", slug="bad-inputs") from error
     names = [match["name"] for match in shapes]
     if not any(names):
         return tuple(values), {}
     if not all(names):
-        raise LoadError(f"--inputs {text!r} names some shapes only: name all or none", slug="bad-inputs")
+        raise LoadError(f"--inputs {text!r} names only some shapes: name all or none", slug="bad-inputs")
     return bind_named(model, dict(zip(names, values, strict=True)), "--inputs")
 
 
 def _values(match: re.Match[str], model: nn.Module) -> Tensor:
-    """Standard normal floats; integers below the limit, else below the rows of the first embedding; masks of ones."""
+    """Random values: standard normal floats; integers below the limit or the first embedding's size; masks of ones."""
     dtype: Any = getattr(torch, match["dtype"], None)
     if not isinstance(dtype, torch.dtype):
         raise LoadError(f"{match['dtype']!r} is no dtype of torch: write float32, int64, bool ...", slug="bad-inputs")
@@ -256,11 +256,11 @@ def _values(match: re.Match[str], model: nn.Module) -> Tensor:
 
 
 def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
-    """Values in the shapes that a model of timm or Hugging Face declares, its `dummy_inputs`, or one tensor that its first
-    layer with weights may take."""
+    """Generated inputs: in shapes that a timm or Hugging Face model declares, its `dummy_inputs`, or one tensor that
+    fits the first layer with weights."""
     declared: Mapping[str, Callable[[], Any]] = {
-        "made up in the size that timm gives": lambda: torch.randn(BATCH, *model.pretrained_cfg["input_size"]),
-        "made up in the sizes of the config": lambda: _of_hugging_face(model),
+        "generated in the size that timm declares": lambda: torch.randn(BATCH, *model.pretrained_cfg["input_size"]),
+        "generated in the sizes of the config": lambda: _of_hugging_face(model),
         "model.dummy_inputs": lambda: model.dummy_inputs,
     }
     for source, make in declared.items():
@@ -270,7 +270,7 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
             continue
         yield batch, source
     layers = [(name, part) for name, part in model.named_modules() if _shapes(part)]
-    for name, layer in layers[:1] if len(required(model.forward)) < 2 else ():
+    for name, layer in layers[:1] if len(required_arguments(model.forward)) < 2 else ():
         rows = layer.num_embeddings if isinstance(layer, nn.Embedding | nn.EmbeddingBag) else None
         for shape in _shapes(layer):
             # in FP32, whatever default the user's file has set
@@ -279,11 +279,11 @@ def _guesses(model: Any) -> Iterator[tuple[Batch, str]]:
 
 
 def _of_hugging_face(model: Any) -> dict[str, Tensor]:
-    """What a model of Hugging Face takes, by name. Raises: AttributeError or TypeError where its config lacks a size."""
+    """Inputs of a Hugging Face model, by name. Raises: AttributeError or TypeError where its config lacks a size."""
     config = model.config
 
     def tokens() -> Tensor:
-        """Over the whole vocabulary but its first few, which tend to mean padding or the end."""
+        """Random token ids, without the first few ids, which often mean padding or end of text."""
         size, longest = config.vocab_size, getattr(config, "max_position_embeddings", None) or TOKENS
         return torch.randint(min(4, size - 1), size, (BATCH, min(TOKENS, int(longest))))
 
@@ -305,7 +305,7 @@ def _of_hugging_face(model: Any) -> dict[str, Tensor]:
 
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:
-    """Of what a layer with weights may take, in the order in which they are tried; none for other modules."""
+    """Input shapes to try for a layer with weights, in order; none for other modules."""
     match layer:
         case nn.modules.conv._ConvNd():
             sides = ([8 * n for n in LENGTHS], SIDES, (16, 8, 32))[len(layer.kernel_size) - 1]

@@ -1,4 +1,4 @@
-"""A subject on the device that the audit runs on; the caller's own model is not moved."""
+"""Copies a subject to the device that the audit runs on; the caller's own model stays where it is."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ T = TypeVar("T")
 
 
 def devices_of(model: nn.Module) -> set[str]:
-    """Devices of its parameters and buffers, but for tensors without values."""
+    """Devices of a model's parameters and buffers, except meta tensors."""
     return {str(x.device) for x in (*model.parameters(), *model.buffers()) if x.device.type != "meta"}
 
 
 def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
-    """The subject itself where its model is on the device, or on several that it stays on; else a copy that is there.
+    """The subject itself if its model is on the device, or stays spread over several; else a copy on the device.
 
     Raises: AuditorError(slug="no-copy") where the model, or its loss, cannot be copied, or does not run there.
     """
     here = devices_of(subject.model)
     if is_spread(device) or here <= {device} or (not is_native(device) and not here):
         return subject
-    there = moved(subject, device)
+    there = move_subject(subject, device)
     refused: Exception | None = None
     for inputs in _placements(subject, device):
         candidate = replace(there, **inputs)
@@ -55,7 +55,7 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
 
 
 def beside(subject: Subject) -> Iterator[Subject]:
-    """Where the model is on a GPU: the subject with inputs there that came on the CPU."""
+    """The subject with its inputs moved to its model's GPU."""
     device = next((str(x.device) for x in subject.model.parameters() if x.device.type in NATIVE), None)
     if device is not None:
         held = subject.objective
@@ -65,27 +65,27 @@ def beside(subject: Subject) -> Iterator[Subject]:
 
 
 def _placements(subject: Subject, device: str) -> Iterator[dict[str, Any]]:
-    """Inputs on the device; but for whole numbers, since lengths may have to stay on the CPU; as they are."""
+    """Placements of the inputs to try: all on the device; all but integers (lengths may need the CPU); none."""
     for wanted in (lambda x: True, Tensor.is_floating_point, lambda x: False):
         yield {name: _inputs(getattr(subject, name), device, wanted) for name in ("batches", "held_out")}
 
 
-def moved(subject: Subject, device: str) -> Subject:
-    """A copy of the subject on the device, with all that its model, its loss and its inputs hold.
+def move_subject(subject: Subject, device: str) -> Subject:
+    """Copy the subject, with its model, loss and inputs, to the device.
 
     Raises: AuditorError(slug="no-copy").
     """
     memo: dict[int, Any] = {}
-    model, objective = copied(subject.model, device, memo), subject.objective
+    model, objective = copy_to_device(subject.model, device, memo), subject.objective
     if objective is not None:
-        loss_fn, targets = copied(objective.loss_fn, device, memo), _inputs(objective.targets, device)
+        loss_fn, targets = copy_to_device(objective.loss_fn, device, memo), _inputs(objective.targets, device)
         objective = replace(objective, loss_fn=loss_fn, targets=targets)
     batches, held_out = _inputs(subject.batches, device), _inputs(subject.held_out, device)
     return replace(subject, model=model, batches=batches, held_out=held_out, objective=objective, given=subject)
 
 
-def copied(value: T, device: str, memo: dict[int, Any] | None = None) -> T:
-    """A copy of a model or a loss on the device, with all that it holds: nothing of it is the caller's.
+def copy_to_device(value: T, device: str, memo: dict[int, Any] | None = None) -> T:
+    """Deep-copy a model or a loss to the device; the copy shares nothing with the original.
 
     memo: filled as copy.deepcopy fills it. Raises: AuditorError(slug="no-copy").
     """
@@ -101,14 +101,14 @@ def copied(value: T, device: str, memo: dict[int, Any] | None = None) -> T:
     except Exception as error:
         let_through(error)
         raise AuditorError(
-            f"{type(value).__name__} cannot be copied to the GPU ({type(error).__name__}: {error}): audit it with "
-            "device='cpu'",
+            f"cannot copy {type(value).__name__} to the GPU ({type(error).__name__}: {error}): audit "
+            "it with device='cpu'",
             slug="no-copy",
         ) from error
 
 
 class _Onto(TorchFunctionMode):
-    """In its body copy.deepcopy makes its copies of tensors on a device."""
+    """In its body copy.deepcopy copies tensors to a device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _Onto(TorchFunctionMode):
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    """copy.deepcopy, and of a function what it closes over: that one takes functions for values that hold nothing."""
+    """As copy.deepcopy, which does not copy functions: this also copies the variables that a function closes over."""
     if isinstance(value, partial):
         function = _copy(value.func, memo)
         return partial(function, *copy.deepcopy(value.args, memo), **copy.deepcopy(value.keywords, memo))

@@ -1,4 +1,4 @@
-"""What a model is switched to, given or held in for as long as it is audited; and checkpoints fitted onto it."""
+"""The model's state during an audit: train/eval mode, precision and weights; also loads checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from .. import offload
 from ..errors import LoadError, first_line, let_through
 from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
-from ..isolation.process import reseed, swapped
+from ..isolation.process import reseed, swap_attribute
 from ..numerics.entries import entries
 from ..numerics.formats import is_low
 from ..records import Batch, Subject
@@ -37,7 +37,7 @@ READERS = (
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """`model.eval()` for the body; every module's own flag comes back. What runs write is `isolated`'s to put back."""
+    """In the body the model is in eval mode; then every module's flag is restored. `isolated` undoes other changes."""
     flags = [(module, flag) for module in modules_of(model) if (flag := getattr(module, "training", None)) is not None]
     switch(model, training=False)
     try:
@@ -48,7 +48,7 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 
 def switch(model: nn.Module, training: bool) -> None:
-    """`model.train()` or `model.eval()`; where that raises, as of exported modules, the flags alone."""
+    """Call `model.train()` or `model.eval()`; where that raises, as for exported modules, set the flags only."""
     try:
         model.train() if training else model.eval()
     except Exception:
@@ -57,7 +57,7 @@ def switch(model: nn.Module, training: bool) -> None:
 
 
 def _set(module: nn.Module, flag: bool) -> None:
-    """`module.training`, also of a module that takes no attributes; a frozen one has none."""
+    """Set `module.training`, also where the module rejects attributes; a frozen module has no flag."""
     if getattr(module, "training", flag) is not flag:
         try:
             module.training = flag
@@ -66,7 +66,7 @@ def _set(module: nn.Module, flag: bool) -> None:
 
 
 def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
-    """Lazy layers take their shape, and their first weights, from a first call: the same ones in every process."""
+    """Initialize lazy layers by a first call, with the same shapes and weights in every process."""
     if any(is_lazy(x) for _, x in named_tensors(model)):
         reseed(seed)
         args, kwargs = pytree.tree_map_only(Tensor, torch.clone, batch)
@@ -75,16 +75,16 @@ def materialise(model: nn.Module, batch: Batch, seed: int) -> None:
 
 
 def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> Subject:
-    """The subject as it is audited, once `check` found that it runs so.
+    """Decide which low-precision tensors of the subject become FP32 for the audit; `check` tests whether it runs.
 
-    What it stores low is raised with the inputs: parameters and buffers, and where that does not run, tensors that
-    modules hold as plain attributes. Where that does not either, its forward casts to a dtype of its own: what is stored
-    low then stays so, in the reference too. Raises: LoadError(slug="low-precision-model"), and what `check` raises.
+    First parameters and buffers, with the inputs; if that fails, plain tensor attributes of modules too. If that fails
+    as well, the forward itself casts to a low dtype: everything then stays low, also in the reference. Raises:
+    LoadError(slug="low-precision-model"), and what `check` raises.
     """
     refused: LoadError | None = None
     for candidate in _candidates(subject):
         try:
-            with raised(candidate):
+            with upcast_model(candidate):
                 checked = check(candidate)
         except LoadError as error:
             if error.slug != "forward-raises":
@@ -94,9 +94,9 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
         floats = [x for _, x in named_tensors(subject.model) if x.is_floating_point()]
         if candidate.raised == "kept" and all(is_low(x.dtype) for x in floats):
             raise LoadError(
-                "the model is stored low and does not run with the same values in FP32, so there is no reference: "
-                f"{refused}. Let its forward follow the dtype of its weights instead of casting by itself, or give the FP32 "
-                "model",
+                "the model is stored in low precision and does not run when its weights are converted to "
+                f"FP32, so there is no reference: {refused}. Let its forward use the dtype of its weights "
+                "instead of fixed casts, or give the FP32 model",
                 slug="low-precision-model",
             )
         return checked
@@ -105,15 +105,15 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
 
 
 @contextmanager
-def raised(subject: Subject) -> Iterator[None]:
-    """In the body the subject's model has its weights, and in FP32 what is to be raised; then it is as it was."""
+def upcast_model(subject: Subject) -> Iterator[None]:
+    """In the body the subject's model has its weights, in FP32 as `settle_precision` decided; then it is restored."""
     with present(subject.model), in_fp32(subject.model, subject.raised):
         yield
 
 
 @contextmanager
 def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
-    """In the body, what the model stores low is held in FP32; then it is bit for bit what it was, on its own memory.
+    """In the body, low-precision tensors of the model are FP32; then it is restored bit for bit, in the same memory.
 
     which: as Subject.raised.
     """
@@ -135,14 +135,14 @@ def in_fp32(model: nn.Module, which: str = "weights") -> Iterator[None]:
 
 
 def _candidates(subject: Subject) -> Iterator[Subject]:
-    """The subject with what may be raised so, and a note of it, in the order in which it is tried; at last, as it is."""
+    """Variants of the subject to try, each with a note: which tensors become FP32; the last leaves all of them."""
     model = subject.model
     low, everything = stored_low(model), stored_low(model, attributes=True)
     if not low and not subject.stored_low:
         yield subject
         given = pytree.tree_leaves((subject.batches, subject.held_out))
         if any(isinstance(x, Tensor) and is_low(x.dtype) for x in given):
-            note = "inputs came in FP16 or BF16, which the model does not run on: they are raised to FP32"
+            note = "inputs in FP16 or BF16, on which the model does not run, were converted to FP32"
             yield _widen(subject, "inputs", note)
         return
     counts = Counter(subject.stored_low)  # of its checkpoint, which was raised while it was read
@@ -153,16 +153,17 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
     dtypes = ", ".join(sorted({*counts, *(name_of(x.dtype) for x in low)}))
     count, total = counts.total(), size_of(model)
     note = (
-        f"the {'model' if low else 'checkpoint'} stores {'all' if count == total else f'{count:,}'} of {total:,} weights in "
-        f"{dtypes}: the reference is the same values in FP32; what {dtypes} had cost before is in no error"
+        f"the {'model' if low else 'checkpoint'} stores "
+        f"{'all' if count == total else f'{count:,}'} of {total:,} weights in {dtypes}: the "
+        f"reference uses these values in FP32, so errors exclude the earlier rounding to {dtypes}"
     )
     yield _widen(subject, "weights", note)
     if len(everything) > len(low) > 0:
         yield _widen(subject, "attributes", note)
     if low:
         note = (
-            f"the model casts to {dtypes} by itself, so what it stores in {dtypes} stays as it is, in the reference and in "
-            "every plan: only the rest is audited"
+            f"the model itself casts to {dtypes}, so its {dtypes} weights stay low in the reference "
+            "and in every plan; only the rest is audited"
         )
         yield replace(subject, raised="kept", warnings=(*subject.warnings, note))
 
@@ -174,12 +175,12 @@ def _widen(subject: Subject, which: str, note: str) -> Subject:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As torch writes it, without `torch.`."""
+    """A dtype's name without `torch.`."""
     return str(dtype).removeprefix("torch.")
 
 
 def held_outside(model: nn.Module) -> set[str]:
-    """Names of the parameters and buffers without values that accelerate's hooks hold the values of."""
+    """Names of meta parameters and buffers whose values are in accelerate's hooks."""
     return {
         f"{path}.{name}" if path else name
         for path, module in named_modules(model)
@@ -192,7 +193,7 @@ def held_outside(model: nn.Module) -> set[str]:
 
 @contextmanager
 def present(model: nn.Module) -> Iterator[None]:
-    """In the body the model has the weights that accelerate's hooks hold, and is called past them; then it is as it was.
+    """In the body the model holds the weights from accelerate's hooks, and skips these hooks; then it is restored.
 
     Raises: LoadError(slug="meta-weights") where a hook has no value.
     """
@@ -204,7 +205,7 @@ def present(model: nn.Module) -> Iterator[None]:
         for module in hooked:
             for hook in _hooks(module):
                 if hook.offload:
-                    stack.enter_context(swapped(hook, "execution_device", torch.device("cpu")))
+                    stack.enter_context(swap_attribute(hook, "execution_device", torch.device("cpu")))
                     stack.callback(hook.post_forward, module, None)
                     _fill(module, hook)
         for module in hooked:
@@ -223,7 +224,7 @@ def _fill(module: nn.Module, hook: Any) -> None:
     except Exception as error:
         let_through(error)
         raise LoadError(
-            f"a weight of a {type(module).__name__} is offloaded, and its hook cannot load it "
+            f"a weight of {type(module).__name__} is offloaded and cannot be loaded by its hook "
             f"({type(error).__name__}: {first_line(error)[:160]}): load the weights first",
             slug="meta-weights",
         ) from error
@@ -231,7 +232,7 @@ def _fill(module: nn.Module, hook: Any) -> None:
 
 
 def _hooks(module: nn.Module) -> list[Any]:
-    """accelerate's, that bring weights to where they are used; none where another is among them, or of a traced module."""
+    """The accelerate hooks that load a module's weights; none if other hooks are mixed in, or the module is traced."""
     hook = vars(module).get("_hf_hook")
     if hook is None or isinstance(module, torch.fx.GraphModule):
         return []
@@ -248,10 +249,10 @@ def _put_back(store: dict[str, Any], content: dict[str, Any]) -> None:
 
 @contextmanager
 def watching() -> Iterator[set[str]]:
-    """In the body, what gives weights is noted: a state dict "restored", a file "read", an optimiser that "trained"."""
+    """In the body, record what sets weights: a state dict "restored", a file "read", an optimizer that "trained"."""
     seen = set[str]()
 
-    def noted(function: Callable[..., Any], event: str) -> Callable[..., Any]:
+    def record_calls(function: Callable[..., Any], event: str) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             seen.add(event)
@@ -264,39 +265,39 @@ def watching() -> Iterator[set[str]]:
         stack.callback(register_optimizer_step_post_hook(lambda *_: seen.add("trained")).remove)
         for holder, name, event in [(nn.Module, "load_state_dict", "restored"), *readers]:
             if holder is not None and name in vars(holder):
-                stack.enter_context(swapped(holder, name, noted(getattr(holder, name), event)))
+                stack.enter_context(swap_attribute(holder, name, record_calls(getattr(holder, name), event)))
         yield seen
 
 
 def load_into(model: nn.Module, path: Path) -> list[str]:
-    """Loads the checkpoint at `path` into `model`. What there is to say of what it holds.
+    """Load the checkpoint at `path` into `model`; return notes about its contents.
 
     Raises: LoadError(slug="missing-weights" | "bad-weights" | "weights-mismatch").
     """
-    with refused(slug="bad-weights"):
+    with convert_errors(slug="bad-weights"):
         content = statedicts.read_checkpoint(path)
-    with refused(slug="weights-mismatch"):
+    with convert_errors(slug="weights-mismatch"):
         state = statedicts.load_state(model, content, path.name)
     return list(_notes(content, state, model.state_dict(), path.name))
 
 
 def _notes(content: Mapping[str, Any], state: Mapping[str, Any], own: Mapping[str, Any], file: str) -> Iterator[str]:
-    """Dtypes that the model does not hold its weights in, and what only the checkpoint or only the model has."""
+    """Notes about dtypes that differ from the model's, and weights that only the checkpoint or only the model has."""
     both = [(value, own[name]) for name, value in state.items() if isinstance(value, Tensor) and name in own]
     for given, held in dict.fromkeys((x.dtype, y.dtype) for x, y in both if x.is_floating_point()):
         if given is not held:
             kept = "their values are exact" if torch.promote_types(given, held) is held else "they were rounded to it"
-            yield f"{file} holds weights in {name_of(given)}, and the model in {name_of(held)}: {kept}"
+            yield f"{file} stores weights in {name_of(given)}, the model in {name_of(held)}: {kept}"
     loaded = {id(value) for value in state.values()}
     if beside := [name for name, value in content.items() if id(value) not in loaded]:
-        yield f"{file} also holds {few(beside)}, which the model does not have: left out"
+        yield f"{file} also contains {few(beside)}, which the model lacks: ignored"
     if lacking := [name for name in own if statedicts.is_extra(name) and name not in state]:
-        yield f"{file} does not hold {few(lacking)}: the factory's are used"
+        yield f"{file} lacks {few(lacking)}: they keep their initial values"
 
 
 @contextmanager
-def refused(slug: str) -> Iterator[None]:
-    """What the body says of a checkpoint becomes a LoadError."""
+def convert_errors(slug: str) -> Iterator[None]:
+    """Convert an error about a checkpoint in the body to a LoadError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -306,12 +307,14 @@ def refused(slug: str) -> Iterator[None]:
 
 
 def reject_non_finite(model: nn.Module) -> None:
-    """Raises: LoadError(slug="nan-weights"). Infinite buffers pass: attention masks hold them."""
+    """Raises: LoadError(slug="nan-weights"). Infinite buffers pass, since attention masks contain them."""
     for name, tensor in named_tensors(model):
         if not tensor.is_floating_point() or tensor.is_meta:
             continue
         held = entries(tensor.detach())
         bad = ~held.isfinite() if isinstance(tensor, nn.Parameter) else held.isnan()
         if count := int(bad.sum()):
-            hint = "restore a checkpoint from before training diverged"
-            raise LoadError(f"{name} holds {count} NaN or infinite values of {tensor.numel()}: {hint}", "nan-weights")
+            hint = "give a checkpoint from before training diverged"
+            raise LoadError(
+                f"{name} contains {count} NaN or infinite values of {tensor.numel()}: {hint}", "nan-weights"
+            )

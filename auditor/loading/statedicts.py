@@ -1,4 +1,4 @@
-"""State dicts: read from checkpoints without running code, and loaded. Copied into `patched_model.py` from PREFIXES on."""
+"""Reads checkpoints without running code, and loads them. `patched_model.py` contains a copy from PREFIXES on."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ HARMLESS = (argparse.Namespace, types.SimpleNamespace, io.BytesIO, PosixPath, Pu
 
 
 def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Load what `read_checkpoint` gives; tied weights may be stored once. What was loaded, by the model's own names.
+    """Load the result of `read_checkpoint`; tied weights may be stored once. Returns weights by the model's names.
 
     Raises: ValueError.
     """
     own = model.state_dict(keep_vars=True)
-    state = unprefixed(content, own)
+    state = strip_prefixes(content, own)
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
     except Exception as error:  # a module's own way to take its extra state may fail in any way
@@ -41,23 +41,23 @@ def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[
     }
     if any(wrong.values()):
         parts = [f"{len(names)} {kind} ({few(names)})" for kind, names in wrong.items() if names]
-        raise ValueError(
-            f"{file} does not fit the model: {' and '.join(parts)}; give the checkpoint of this very model"
-        )
+        raise ValueError(f"{file} does not fit the model: {' and '.join(parts)}; give a checkpoint of this exact model")
     return state
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A state dict, from safetensors, a torch file, or the index of a sharded one.
+    """Read a state dict from safetensors, a torch file, or the index of a sharded checkpoint.
 
-    Raises: FileNotFoundError, and ValueError where there is none in it.
+    Raises: FileNotFoundError, and ValueError where the file contains none.
     """
     if path.name.endswith(".index.json") and path.is_file():
         try:
             files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
             shards = [path.parent / file for file in files]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path.name} has no weight_map of files: take the index that was saved") from error
+            raise ValueError(
+                f"{path.name} has no weight_map: give the index file that was saved with the shards"
+            ) from error
         return {name: value for shard in shards for name, value in read_checkpoint(shard).items()}
     content = read_tensors(path)
     while isinstance(content, Mapping):
@@ -68,12 +68,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     items = content.items() if isinstance(content, Mapping) else ()
     state = {name: value for name, value in items if isinstance(value, Tensor) or is_extra(name)}
     if not any(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path.name} holds no state dict: save model.state_dict()")
+        raise ValueError(f"{path.name} contains no state dict: save model.state_dict()")
     return state
 
 
 def read_tensors(path: Path) -> Any:
-    """What a .safetensors or torch file holds, on the CPU, mapped where its layout allows that; no code of it is run.
+    """The tensors of a .safetensors or torch file on the CPU, memory-mapped where possible; code in it never runs.
 
     Raises: FileNotFoundError, and ValueError where it cannot be read so.
     """
@@ -92,21 +92,21 @@ def read_tensors(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except Exception as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        holds = f", since it holds {named[1]}" if named else ""
+        holds = f", since it contains {named[1]}" if named else ""
         reason = (
             f"cannot be read without running code{holds}: save plain tensors, with torch.save(model.state_dict(), ...) "
             "or as safetensors"
         )
         if "TorchScript" in str(error):
             reason = (
-                "is a TorchScript archive, which holds code: save its weights alone, "
+                "is a TorchScript archive, which contains code: save only its weights, "
                 "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt')"
             )
         raise ValueError(f"{path.name} {reason}") from error
 
 
 def harmless() -> list[Any]:
-    """Classes that hold values and run nothing, as training loops save them beside the weights."""
+    """Classes without code that training loops save beside the weights; safe to unpickle."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return list(HARMLESS)
@@ -117,10 +117,10 @@ def harmless() -> list[Any]:
     return [*HARMLESS, numpy.dtype, numpy.ndarray, *dtypes, *functions]
 
 
-def unprefixed(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """By names of the model's, without what DDP, torch.compile and training loops put before them.
+def strip_prefixes(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Remove the prefixes that DDP, torch.compile and training loops add to names.
 
-    Where that is needed, what lies beside the model there, as a loss does, is left out.
+    If a prefix was removed, entries without it, such as a loss's weights, are dropped.
     """
     inner = dict(state)
     while inner and inner.keys().isdisjoint(own):
@@ -132,10 +132,10 @@ def unprefixed(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]
 
 
 def is_extra(name: Any) -> bool:
-    """Whether it is a module's extra state, of any type, which alone need not fit."""
+    """Whether a name is a module's extra state, which need not match."""
     return isinstance(name, str) and name.rpartition(".")[2] == "_extra_state"
 
 
 def few(names: list[str]) -> str:
-    """The first three of them."""
+    """The first three names, as text."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,4 +1,4 @@
-"""A TARGET, or a model in hand, becomes a Subject; and the first FP32 forward that proves it runs."""
+"""Builds a Subject from a TARGET or a live model, and runs its first FP32 forward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from .. import offload
 from ..errors import LoadError, first_line, let_through
 from ..isolation.answer import answer
-from ..isolation.members import is_wrapped, named_tensors, unwrapped, wrapper_of
+from ..isolation.members import is_wrapped, named_tensors, unwrap_model, wrapper_of
 from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
 from ..numerics.entries import entries, is_number
@@ -29,21 +29,21 @@ from .placement import beside
 from .state import held_outside, in_eval, in_fp32, materialise, present, settle_precision, switch
 from .target import Target, blame, import_target, parse, user_code
 
-RANDOM_WEIGHTS = "weights are RANDOM: nothing loaded a checkpoint; ranges and errors say little (pass --weights)"
+RANDOM_WEIGHTS = "weights are RANDOM: no checkpoint was loaded, so ranges and errors say little (pass --weights)"
 SYNTHETIC_INPUTS = (
-    "inputs are made up: ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
+    "inputs were generated: ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
 )
 ZEROS = (
-    "The outputs are all zeros in FP32, as those of a zero-initialised head: the errors stated here say nothing. Audit "
-    "trained weights."
+    "All outputs are zero in FP32, as after a zero-initialised last layer, so errors are "
+    "meaningless. Audit trained weights."
 )
 
 Finder = Callable[[ModuleType, Mapping[str, Any], Subject], Subject]
-"""Called with the target's module, what `audit_spec()` returned, and the Subject so far."""
+"""Function of the target's module, the result of `audit_spec()`, and the Subject so far."""
 
 
 def cautions(subject: Subject) -> tuple[str, ...]:
-    """The subject's warnings, and a sentence for weights and for inputs that are nobody's."""
+    """The subject's warnings, plus one for random weights and one for generated inputs."""
     random = (RANDOM_WEIGHTS,) if subject.random_weights else ()
     synthetic = (SYNTHETIC_INPUTS,) if subject.synthetic_inputs else ()
     return (*subject.warnings, *random, *synthetic)
@@ -57,10 +57,10 @@ def load(
     seed: int = 0,
     objective: Finder | None = None,
 ) -> Subject:
-    """Builds the model that TARGET names, with its inputs and weights, and runs it once in FP32.
+    """Build the model that TARGET names, with inputs and weights, and run it once in FP32.
 
-    objective: adds a training step's loss and targets, before anything is run.
-    Raises: LoadError, its slug saying what was wrong.
+    objective: adds a training step's loss and targets, before anything is run. Raises: LoadError; its slug names the
+    problem.
     """
     parsed = parse(target)
     if parsed.hub:
@@ -77,8 +77,8 @@ def from_object(
 ) -> Subject:
     """A Subject around the caller's model, which is neither moved nor changed.
 
-    example_inputs: any form that `inputs.as_batches` reads, or None where `kwargs` say it all; kwargs: keyword
-    arguments of every call.
+    example_inputs: any form that `inputs.as_batches` accepts, or None if `kwargs` suffices; kwargs: keyword arguments
+    of every call.
     """
     if not isinstance(model, nn.Module):
         raise LoadError(f"expected an nn.Module, got a {type(model).__name__}", slug="not-a-model")
@@ -90,12 +90,18 @@ def from_object(
         calls = tuple((args, {**own, **(kwargs or {})}) for args, own in batches)
         target = f"{type(model).__module__}:{type(model).__qualname__}"
         return Subject(
-            model, calls, name or type(model).__name__, target, "example_inputs", "the model in hand", warnings=notes
+            model,
+            calls,
+            name or type(model).__name__,
+            target,
+            "example_inputs",
+            "a live nn.Module",
+            warnings=notes,
         )
 
     model, notes = _unwrap(model)
     _reject_unfit(model)
-    given = inputs.tokenized(model, given)
+    given = inputs.tokenize(model, given)
     try:
         return settle_precision(subject(arrays=False), check)
     except LoadError:
@@ -106,7 +112,7 @@ def from_object(
 
 
 def check(subject: Subject) -> Subject:
-    """Runs every batch in FP32 and returns the subject; the model, its flags and the generators stay as they were.
+    """Run every batch in FP32 and return the subject; the model, its flags and the generators are restored.
 
     Raises: LoadError(slug="bad-surroundings" | "nan-weights" | "forward-raises" | "tensor-class" | "nan-output").
     """
@@ -118,7 +124,7 @@ def check(subject: Subject) -> Subject:
         given = [leaf for leaf in tree_leaves(subject.batches) if isinstance(leaf, Tensor)]
         _reject_closed(subject, [*leaves, *given])
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
-            hint = "there is no reference to compare with; give inputs it can answer, or fix the model first"
+            hint = "there is no reference to compare with. Give inputs with finite results, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
     numbers = [entries(leaf) for leaf in leaves if is_number(leaf)]
     if any(x.numel() for x in numbers) and not any(bool(x.count_nonzero()) for x in numbers):
@@ -127,15 +133,15 @@ def check(subject: Subject) -> Subject:
 
 
 def _reject_surroundings() -> None:
-    """Raises: LoadError(slug="bad-surroundings") where the caller has torch compute otherwise than the model says."""
+    """Raises: LoadError(slug="bad-surroundings") where the caller's modes, such as autocast, change the run."""
     around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
     around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
     if around:
-        raise LoadError(f"the audit is called inside of {around}: call it outside", slug="bad-surroundings")
+        raise LoadError(f"the audit was called inside {around}: call it outside", slug="bad-surroundings")
 
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
-    """The subject, with its inputs where its model is, should it run so alone; and what it answers. Raises: LoadError."""
+    """The subject with its outputs; inputs are moved to the model's device if it runs only then. Raises: LoadError."""
 
     try:
         return subject, [_forward(subject, batch) for batch in subject.batches + subject.held_out]
@@ -147,15 +153,15 @@ def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
 
 
 def _reject_closed(subject: Subject, tensors: Iterable[Tensor]) -> None:
-    """Classes of tensors that choose which operations they take: what compares values may not be among them."""
+    """Rejects tensor subclasses that restrict the operations on them, since outputs must be compared."""
     for leaf in (x for x in tensors if type(x) not in (Tensor, nn.Parameter)):
         try:
             bool((entries(leaf) if is_number(leaf) else leaf).isnan().any())
         except Exception as error:
             let_through(error)
             raise LoadError(
-                f"{subject.name} takes or returns a {type(leaf).__name__}, which refuses operations that comparing it takes "
-                f"({type(error).__name__}: {first_line(error)[:160]}): pass and return its values as plain tensors",
+                f"{subject.name} takes or returns a {type(leaf).__name__}, a tensor class that rejects operations "
+                f"needed for comparison ({type(error).__name__}: {first_line(error)[:160]}): use plain tensors",
                 slug="tensor-class",
             ) from error
 
@@ -207,7 +213,7 @@ def _load(
 def _find_inputs(
     module: ModuleType, target: Target, spec: Mapping[str, Any], model: nn.Module, text: str | None, seed: int
 ) -> tuple[inputs.Inputs, tuple[Batch, ...]]:
-    """The inputs to audit on and those to verify on; an explicit `--inputs` wins and keeps the file's held-out ones."""
+    """The calibration and held-out inputs; an explicit `--inputs` replaces only the former."""
     reseed(seed)
     held_out = spec.get("eval_inputs") if spec else getattr(module, "get_eval_inputs", None)
     what = "audit_spec()" if spec else f"get_eval_inputs() in {target.label}"
@@ -222,33 +228,33 @@ def _find_inputs(
 
 
 def _unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model inside of wrappers, and notes of these and of accelerate's hooks."""
-    inner, notes = unwrapped(model), list[str]()
+    """The model inside wrappers, with notes about these and about accelerate's hooks."""
+    inner, notes = unwrap_model(model), list[str]()
     if inner is not model:
         kind = "torch.compile" if wrapper_of(model) == "_orig_mod" else type(model).__name__
         notes.append(
-            f"The model is wrapped in {kind}: the {type(inner).__name__} inside is audited, as it runs uncompiled and in one "
-            "process. Plans apply to the wrapped model and to the one inside."
+            f"The model is wrapped in {kind}: the audit covers the {type(inner).__name__} inside, "
+            "uncompiled and in one process. Plans can be applied to either."
         )
     if count := len(held_outside(inner)):
         where = "lie in mapped files" if offload.now() is not None else "are in memory"
         notes.append(
-            f"accelerate's hooks hold {count} of the model's tensors: they {where} for the audit, and the hooks do not run; "
-            "plans are for the model with its hooks too"
+            f"accelerate offloads {count} of the model's tensors: they {where} during the audit, "
+            "without accelerate's hooks; plans can be applied with the hooks"
         )
     return inner, tuple(notes)
 
 
 def _reject_unfit(model: nn.Module, lazy: bool = False) -> None:
-    """Models that torch itself cannot walk through, that are patched, or that their owner has to fill first.
+    """Reject models that torch cannot traverse, that are already patched, or that are uninitialized.
 
-    lazy: whether layers may be lazy. Their first call draws their weights: of a model in hand, that is its owner's to do.
+    lazy: whether lazy layers are allowed: their first call draws weights, which a live model's caller must do.
     """
     try:
         list(model.modules())
     except TypeError as error:
         raise LoadError(
-            f"torch cannot list the modules of this model ({error}): a class that defines __eq__ needs a __hash__ as well",
+            f"torch cannot list the modules of this model ({error}): a class with __eq__ also needs __hash__",
             slug="unhashable-module",
         ) from error
     if (path := next((path for path, module in model.named_modules() if is_wrapped(module)), None)) is not None:

@@ -1,4 +1,4 @@
-"""TARGET, the user's way to name a model: parsed, then imported and called as the user's own code would do it."""
+"""Parses TARGET, which names the user's model, and imports it as the user's own code would."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..capture.regions import written_as_meant
 from ..capture.source import Place, kind_of, line_of
 from ..errors import LoadError, first_line, origin_of
 from ..isolation import isolated
-from ..isolation.process import ieee, swapped
+from ..isolation.process import ieee, swap_attribute
 from .importer import as_script, import_source, root_of
 
 T = TypeVar("T")
@@ -30,9 +30,9 @@ _SYMBOL = re.compile(r"(?P<where>.+?):(?P<symbol>[A-Za-z_][\w.]*(?:\(.*\))?)", r
 
 @dataclass(frozen=True)
 class Target:
-    """A parsed TARGET: a file or the name of a module, and what to take from it.
+    """A parsed TARGET: a file or a module name, and the symbol in it.
 
-    hub: "timm" or "hf" where a library's model is named instead; args then begin with that name.
+    hub: "timm" or "hf" for a library's model; args then begin with its name.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Target:
 
     @property
     def label(self) -> str:
-        """How messages call the place: the file's name or the module's."""
+        """The file's or module's name, for messages."""
         return self.text if self.hub else self.path.name if self.path else self.module
 
     @property
@@ -57,13 +57,13 @@ class Target:
 
     @property
     def script(self) -> str:
-        """What `sys.argv` begins with."""
+        """The first entry of `sys.argv`."""
         return str(self.path or self.module)
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """What `sys.path` needs, see `as_script`: the folder above the file's outermost package, the working directory,
-        and the file's own folder; of a module the working directory alone."""
+        """Folders for `sys.path`, see `as_script`: the parent of the file's outermost package, the working directory,
+        and the file's folder; for a module the working directory only."""
         here = str(Path.cwd())
         if self.path is None:
             return (here,)
@@ -71,10 +71,9 @@ class Target:
 
 
 def parse(text: str) -> Target:
-    """Reads `path/to/model.py[:symbol]`, `package.module[:symbol]`, `timm:NAME` or `hf:NAME_OR_PATH`.
+    """Parse `path/to/model.py[:symbol]`, `package.module[:symbol]`, `timm:NAME` or `hf:NAME_OR_PATH`.
 
-    A symbol, and a name of timm's, may carry literal arguments.
-    Raises: LoadError(slug="missing-target" | "bad-target").
+    A symbol or a timm name may have literal arguments. Raises: LoadError(slug="missing-target" | "bad-target").
     """
     if text.startswith(("timm:", "hf:")):
         return _of_hub(text)
@@ -86,7 +85,7 @@ def parse(text: str) -> Target:
             path = _existing_file(Path(where))
             return Target(text, path, _module_name(path), name, args, kwargs)
     except OSError as error:
-        said = f"{text[:100]!r} ... is no path ({error.strerror})"
+        said = f"{text[:100]!r} ... is not a valid path ({error.strerror})"
         raise LoadError(f"{said}: write path/to/model.py[:symbol]", "bad-target") from error
     if not all(part.isidentifier() for part in where.split(".")):
         raise LoadError(f"{text!r} is neither a file nor a module name: write path/to/model.py[:symbol]", "bad-target")
@@ -94,7 +93,7 @@ def parse(text: str) -> Target:
 
 
 def import_target(target: Target) -> ModuleType:
-    """Imports the target's module; `if __name__ == "__main__"` blocks do not run.
+    """Import the target's module; `if __name__ == "__main__"` blocks do not run.
 
     Raises: LoadError(slug="missing-target" | "syntax-error" | "missing-package" | "import-raises").
     """
@@ -107,7 +106,7 @@ def import_target(target: Target) -> ModuleType:
             failure = LoadError(f"{place}: syntax error, {error.msg}: fix it and run again", "syntax-error")
         elif isinstance(error, ModuleNotFoundError) and f"{target.module}.".startswith(f"{error.name}."):
             hint = "give a path such as ./model.py, or run where the module can be imported"
-            failure = LoadError(f"no file and no module is called {target.module!r}: {hint}", "missing-target")
+            failure = LoadError(f"no file or module is called {target.module!r}: {hint}", "missing-target")
         elif isinstance(error, ModuleNotFoundError) and error.name:
             hint = "install it in the environment that runs the audit"
             failure = LoadError(f"{target.label} needs {error.name!r}, which is missing: {hint}", "missing-package")
@@ -116,13 +115,13 @@ def import_target(target: Target) -> ModuleType:
 
 @contextmanager
 def user_code(target: Target, seed: int) -> Iterator[None]:
-    """Runs the body as the user's script would run, see `as_script`, every generator seeded.
+    """Run the body as the user's script would run, see `as_script`, with all generators seeded.
 
-    `torch.autocast("cuda")` as a decorator keeps what it says, although there may be no CUDA here.
-    Put back afterwards: bytecode writing, and what `isolated` restores, `sys.path` among it.
+    `torch.autocast("cuda")` as a decorator keeps its settings even without CUDA. Restored afterwards: bytecode writing,
+    and what `isolated` restores, including `sys.path`.
     """
     with (
-        swapped(sys, "dont_write_bytecode", True),
+        swap_attribute(sys, "dont_write_bytecode", True),
         ieee(),
         isolated(seed=seed),
         written_as_meant(),
@@ -132,7 +131,7 @@ def user_code(target: Target, seed: int) -> Iterator[None]:
 
 
 def named_in(target: Target, advice: str, slug: str, seed: int = 0) -> Any:
-    """What a target's symbol names. Raises: LoadError(slug) with the advice where it names nothing, and those of importing."""
+    """The object that a target's symbol names. Raises: LoadError(slug) with advice if it does not exist."""
     with user_code(target, seed):
         module = import_target(target)
     try:
@@ -159,7 +158,9 @@ def _existing_file(path: Path) -> Path:
     if path.is_dir():
         scripts = sorted(p.name for p in path.glob("*.py"))[:3]
         example = f", for example {path / scripts[0]}" if scripts else ""
-        raise LoadError(f"{path} is a directory: name the file that holds the model{example}", slug="directory-target")
+        raise LoadError(
+            f"{path} is a directory: give the file that contains the model{example}", slug="directory-target"
+        )
     if not path.exists():
         raise LoadError(f"{path} does not exist: check the path (from {Path.cwd()})", slug="missing-target")
     if path.suffix != ".py":
@@ -169,9 +170,9 @@ def _existing_file(path: Path) -> Path:
 
 
 def _module_name(path: Path) -> str:
-    """The name that the user's own code imports the file by: its stem after the packages that it lies in.
+    """The name under which the user's code imports the file: its stem, with the packages around it.
 
-    A folder is a package if it has an `__init__.py`, or if the file itself imports it by name, or from it by dots.
+    A folder is a package if it has an `__init__.py`, or if the file imports it by name or relatively.
     """
     folders = list(path.parents)
     depth = 0
@@ -184,7 +185,7 @@ def _module_name(path: Path) -> str:
 
 
 def _imports(path: Path) -> tuple[set[str], int]:
-    """The packages that a file imports by name, and how many folders up its relative imports reach."""
+    """The packages that a file imports by name, and how many levels up its relative imports reach."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError):
@@ -201,7 +202,7 @@ def _imports(path: Path) -> tuple[set[str], int]:
 
 
 def _is_elsewhere(folder: Path) -> bool:
-    """Whether the name of a folder is that of a module which Python finds in another place."""
+    """Whether a folder's name is that of a module that Python imports from another place."""
     try:
         spec = importlib.util.find_spec(folder.name)
     except (ImportError, ValueError):
@@ -227,7 +228,7 @@ def _split_call(symbol: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
 
 
 def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs: Any) -> T:
-    """`function(*args, **kwargs)`; what it raises becomes a LoadError that starts with `what`."""
+    """Call `function(*args, **kwargs)`; an exception becomes a LoadError that starts with `what`."""
     try:
         return function(*args, **kwargs)
     except LoadError:
@@ -236,8 +237,8 @@ def call(function: Callable[..., T], what: str, slug: str, *args: Any, **kwargs:
         raise LoadError(f"{what} raised {blame(error)}", slug=slug) from error
 
 
-def required(function: Callable[..., Any]) -> list[str]:
-    """The arguments that it cannot do without."""
+def required_arguments(function: Callable[..., Any]) -> list[str]:
+    """The arguments without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -247,9 +248,9 @@ def required(function: Callable[..., Any]) -> list[str]:
 
 
 def blame(error: BaseException) -> str:
-    """`TypeError: message (model.py:12)`, the place being the innermost line outside of Python and its packages.
+    """The error with its location in user code: `TypeError: message (model.py:12)`, the innermost such line.
 
-    What was raised from something else, as by a library for a package that it cannot import, is followed by that.
+    If the error was raised from another one, such as a library's failed import, that one follows.
     """
     first = origin_of(error)
     text = _one_line(error) if first is error else f"{_one_line(error).rstrip('.')}, from {_one_line(first)}"

@@ -1,1 +1,1 @@
-"""What every operation does in every format, forwards and backwards, and how far that moves outputs and gradients."""
+"""Measures every operation's error in every format, forwards and backwards, and its effect on outputs and gradients."""

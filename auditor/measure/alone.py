@@ -1,5 +1,5 @@
-"""Operations one by one in a format: each alone on FP32 values rounded to it, how far its result is from the right one, and
-beside it a run that is low from the start."""
+"""Runs operations one by one in a format, each alone on rounded FP32 values, and beside that the whole model in the
+format; compares both with FP32."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ONE_ROUNDING = 1.1
 
 
 def rounder(capture: Capture, fmt: str) -> Callable[[Any], Any]:
-    """Rounds the tensors of a tree to a format; masked entries become what the model itself would write there."""
+    """A function that rounds the tensors of a tree to a format; masked entries become the model's own mask value."""
     nodes = {node.name: node for node in capture.graph_module.graph.nodes}
     row = FORMATS[fmt]
     sentinels = dict[float, float]()  # {literal that marks what to mask: what Python writes in the format}
@@ -55,10 +55,10 @@ def rounder(capture: Capture, fmt: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class Trace:
-    """How a node errs in one format: isolated, on rounded inputs, and of its own, beside the exact result on these.
+    """Errors of a node in one format: isolated, on rounded inputs, and own, compared with the exact result on these.
 
-    broken: it turned non-finite, or flipped, or vanished where something divides by it. near: it is shortly before a
-    discrete result.
+    broken: it became non-finite, flipped, or underflowed before a division by it. near: it is shortly before a discrete
+    result.
     """
 
     isolated: Error = "none"
@@ -71,8 +71,8 @@ class Trace:
 class Ran:
     """A node alone in a format: its low result, or why it cannot run.
 
-    exact: the FP32 result on the same rounded inputs. None for what moves entries only, and for products on a CPU, whose only
-    error is the rounding of the result.
+    exact: the FP32 result on the same rounded inputs. None for operations that only move entries, and for products on a
+    CPU, whose only error is the rounding of the result.
     """
 
     low: Any = None
@@ -81,7 +81,7 @@ class Ran:
 
 
 class Alone:
-    """Runs nodes alone in a format. values: of the nodes in FP32, by name. kept: runs of nodes that are not run again."""
+    """Runs nodes alone in a format. values: FP32 results by node name. kept: stored runs of nodes."""
 
     def __init__(self, capture: Capture, format: str, values: Mapping[str, Any]) -> None:
         self.name, self.row, self.round = format, FORMATS[format], rounder(capture, format)
@@ -89,16 +89,16 @@ class Alone:
         self.kept: dict[str, Ran] = {}
 
     def literals(self, n: fx.Node) -> Literals | None:
-        """What Python writes at the node in this format."""
+        """The numbers that Python writes at the node in this format."""
         return low_literals(self._nodes[n.name], self.name)
 
     def low_value(self, source: fx.Node) -> Any:
-        """A value as an operation reads it: weights and inputs are the model's own, and have no sentinels."""
+        """A value as an operation reads it; weights and inputs contain no mask values."""
         value = self._values[source.name]
         return self.round(value) if source.op == "call_function" else round_tree(value, self.row)
 
     def run(self, n: fx.Node, inputs: tuple[Any, Any], beside: bool = True) -> Ran:
-        """The node on inputs that were rounded to the format. beside: the exact result on these as well."""
+        """Run the node on inputs rounded to the format. beside: also compute the exact result on them."""
         args, kwargs = inputs
         target = target_of(n)
         try:
@@ -115,7 +115,7 @@ class Alone:
             return Ran(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
 
     def errors(self, n: fx.Node, trace: Trace, index: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Those of its errors in one of its tensors that only a run tells, "isolated" and "own"."""
+        """The node's "isolated" and "own" errors in one of its tensors, where they need a run."""
         if "run" not in (trace.own, trace.isolated):
             return
         ran = self.kept.get(n.name)
@@ -128,7 +128,7 @@ class Alone:
 
 
 def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
-    """Where the errors of a node come from. by_inputs: whether those of its inputs can be told apart."""
+    """The sources of a node's errors. by_inputs: whether errors of its inputs can be separated."""
     if ran.low is None:
         return Trace()
     if view_source(n) is not None:
@@ -151,7 +151,7 @@ def _is_rounded_once(n: fx.Node, args: Any) -> bool:
 
 
 def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
-    """Whether every entry of a low result is the reference's, or that rounded once."""
+    """Whether every entry of a low result equals the reference, possibly rounded once."""
     for wide, low in zip(tensors_of(reference), tensors_of(local), strict=True):
         for r, c in runs(entries(wide), entries(low)):
             if not torch.equal(entries(_like(r, low)).to(r.dtype) if rounded else r, c.to(r.dtype)):
@@ -160,12 +160,12 @@ def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
 
 
 def _like(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Real numbers, rounded as the result is that they are among."""
+    """Real numbers, rounded to the format of the result they belong to."""
     return x.to(result.dtype.to_real()) if result.is_complex() and not x.is_complex() else like(x, result)
 
 
 def _own_error(exact: Any, low: Any) -> Error:
-    """Where the error of a low result beside the exact one comes from."""
+    """The source of the difference between a low result and the exact one."""
     wide, local = tensors_of(exact), tensors_of(low)
     try:
         if same_shapes(wide, local) and _agree(exact, low):
@@ -179,7 +179,7 @@ def _own_error(exact: Any, low: Any) -> Error:
 
 
 def same_shapes(a: Any, b: Any) -> bool:
-    """Whether the tensors of two results have the same shapes, and sparse ones as many entries."""
+    """Whether the tensors of two results have equal shapes, and sparse ones equally many entries."""
     ours, theirs = ([extent(x) for x in tensors_of(tree)] for tree in (a, b))
     return ours == theirs
 
@@ -188,11 +188,10 @@ _OTHER_SHAPE = "its shape depends on the precision"
 
 
 class InFormat:
-    """Measures node after node in one format, right after the reference has run it; beside that it runs the model low from
-    the start.
+    """Measures node after node in one format, right after the FP32 reference, and runs the whole model in the format.
 
-    values, profiles: reference results and their magnitudes so far. by_inputs: products whose inputs' errors are told apart.
-    env: results of the low run. pure: whether all floating ones are low, and come of the run itself.
+    values, profiles: FP32 results and their magnitudes so far. by_inputs: products whose inputs' errors are separated.
+    env: results of the low run. pure: whether all floating-point ones are low and were computed in it.
     """
 
     def __init__(
@@ -213,7 +212,7 @@ class InFormat:
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node) -> tuple[NodeError, Trace]:
-        """The node alone, and in the run that is low from the start; what cannot be compared has a reason instead."""
+        """Measure the node alone and in the low run; results that cannot be compared have a reason instead."""
         given = tensors_of([self._values.get(source.name) for source in n.all_input_nodes])
         results, error = tensors_of(self._values[n.name]), NodeError()
         if any(leaf.is_quantized for leaf in (*given, *results)):
@@ -231,13 +230,13 @@ class InFormat:
         return error, Trace()
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
-        """Nothing will read these any more."""
+        """Free results without further readers."""
         for node in nodes:
             self.env.pop(node, None)
             self._rounded.pop(node, None)
 
     def advance(self, n: fx.Node, result: Any = None) -> None:
-        """The node in the low run, or the reference where it cannot run. result: what it gives, where that is known."""
+        """Run the node in the low run, or use the reference where it fails. result: its result, if known."""
         reference = self._values[n.name]
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), self.value_of)
         try:
@@ -253,7 +252,7 @@ class InFormat:
         self.env[n] = result
 
     def value_of(self, source: fx.Node) -> Any:
-        """What a node gave in the low run; weights and inputs are rounded when first read."""
+        """A node's result in the low run; weights and inputs are rounded when first read."""
         if source not in self.env:
             self.env[source] = round_tree(self._values[source.name], self.alone.row)
         return self.env[source]
@@ -277,7 +276,7 @@ class InFormat:
         return error, replace(trace, broken=broken, near=n.name in self._deciding)
 
     def _read(self, source: fx.Node) -> Any:
-        """A reference value rounded to the format, kept as long as others read it."""
+        """An FP32 value rounded to the format, stored while it has readers."""
         if source not in self._rounded:
             given = source.op != "call_function"
             self._rounded[source] = self.value_of(source) if given else self.alone.low_value(source)
@@ -319,7 +318,7 @@ class InFormat:
         )
 
     def _turns(self, n: fx.Node) -> bool:
-        """Whether the run that is low from the start is Inf or NaN here where FP32 is finite: it need not be alone."""
+        """Whether the low run is Inf or NaN here where FP32 is finite, even if the node alone is not."""
         pairs = zip(tensors_of(self._values[n.name]), tensors_of(self.env[n]), strict=False)
         return n in self._spoilt and any(
             is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs

@@ -1,5 +1,5 @@
-"""How much each node's error d moves the model's outputs, to first order: ||J d||, for all nodes at once from a few
-vector-Jacobian products; and of which nodes first order says nothing."""
+"""First-order effect ||J d|| of each node's error d on the model's outputs, for all nodes from a few vector-Jacobian
+products; and the nodes for which it is undefined."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ ENOUGH = 0.1
 
 @dataclass
 class Estimates:
-    """What the passes found, per value, format and kind of error.
+    """Results of the backward passes, per value, format and kind of error.
 
-    A value is a node's, under the node's name, or that value as one product reads it: see `reading`.
-    outputs_norm: what effects are divided by. at_once: of how many passes gradients are looked at together. passes: those that reached it. returned: {id of an output: its random signs in this pass}, the part of its gradient
-    that no reader has.
+    A value is a node's, under the node's name, or that value as one product reads it: see `reading`. outputs_norm: the
+    divisor of effects. at_once: number of passes processed together. passes: those that reached the value. returned:
+    {id of an output: its random signs in this pass}, the part of its gradient without a reader.
     """
 
     measurement: Measurement
@@ -59,7 +59,7 @@ class Estimates:
     returned: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def contribution(self, name: str, fmt: str) -> Contribution:
-        """Relative L2 of the outputs, unit 1."""
+        """Relative L2 effect on the outputs, unit 1."""
         isolated, own, cast = (self._relative(name, fmt, kind) for kind in ("isolated", "own", "cast"))
         trace = self.measurement.traces.get(name, {}).get(fmt)
         if trace is not None and trace.isolated == "inputs":
@@ -69,11 +69,11 @@ class Estimates:
         return Contribution(isolated, own, cast)
 
     def has_gradient(self, name: str) -> bool:
-        """Whether a gradient arrived there: what no output depends on to first order has none."""
+        """Whether a gradient arrived there: false where no output depends on it to first order."""
         return bool(self.passes.get(name))
 
     def scatter(self) -> float:
-        """Median relative standard error of what the passes found so far; nan while they are too few to tell."""
+        """Median relative standard error of the estimates so far; nan for too few."""
         result = [scatter for sums in self.sums.values() if not math.isnan(scatter := sums.scatter())]
         return statistics.median(result) if result else math.nan
 
@@ -86,15 +86,15 @@ class Estimates:
 
 
 def reading(product: str, source: str) -> str:
-    """Under which name a product's own reading of a shared value is kept."""
+    """The name of a shared value as read by one product."""
     return f"{product} reads {source}"
 
 
 @dataclass(frozen=True)
 class Target:
-    """Some of the outputs, and what shapes the probes of each. samples: whether those tell samples of a batch apart.
+    """A subset of the outputs, and how their probes are formed. samples: whether samples of a batch are separate.
 
-    tied: operations whose rounding puts the candidates of decisions on a grid, where they are equal as often as not.
+    tied: operations whose rounding makes candidates of decisions equal.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -104,10 +104,10 @@ class Target:
 
 
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
-    """One backward pass per probe of the outputs, a hook on every value; with a batch, an independent estimate per sample.
+    """One backward pass per probe of the outputs, with a hook on every value; each sample of a batch is an estimate.
 
-    target: what the probes are of instead; what is found is then no share of the outputs' norm but as their forms have
-    it. keep: another estimate follows on the same measurement.
+    target: probe only these outputs; results then follow their quadratic forms and are not divided by the outputs'
+    norm. keep: another estimate on the same measurement follows.
     """
     probed = measurement.outputs if target is None else target.outputs
     moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
@@ -135,10 +135,8 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
         for hook in hooks:
             hook.add()
     finally:
-        for handle in (handle for hook in hooks for handle in hook.handles):
-            handle.remove()
-        for anchor in measurement.anchors:
-            anchor.grad = None
+        for hook in hooks:
+            hook.handle.remove()
     for name, source in views.items():
         estimates.passes[name] = estimates.passes.get(source, set())
         for fmt in measurement.formats:
@@ -166,14 +164,10 @@ def _hooks(estimates: Estimates, batch: int | None, views: dict[str, str]) -> li
     ]
 
 
-def _drop_gradient(leaf: torch.Tensor) -> None:
-    leaf.grad = None
-
-
 def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
-    """Where a backward pass may end, but for the weights of products: their gradients cost as much as all the others.
+    """Where a backward pass may stop, omitting weights of products: their gradients cost as much as all others.
 
-    A weight has many entries, rounded independently of each other, so one pass tells enough of it. None: everywhere.
+    A weight has many independent rounding errors, so one pass suffices for it. None: everywhere.
     """
     result = []
     for node in measurement.capture.graph_module.graph.nodes:
@@ -184,7 +178,7 @@ def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
 
 
 def _values_by_sample(measurement: Measurement, batch: int | None) -> set[str]:
-    """Values with one part per sample, side by side: what is computed from inputs that have a row per sample."""
+    """Values with one part per sample, contiguous: those computed from inputs with a row per sample."""
     inputs = {placeholder.name for placeholder in measurement.capture.placeholders if placeholder.kind == "input"}
     result = {
         name
@@ -198,7 +192,7 @@ def _values_by_sample(measurement: Measurement, batch: int | None) -> set[str]:
 
 
 def lone_views(measurement: Measurement) -> dict[str, str]:
-    """{view: what it views} where nothing else reads that value: both have the same gradient and the same rounding."""
+    """{view: its source} where only the view reads the source: both have the same gradient and rounding."""
     result: dict[str, str] = {}
     for node in measurement.capture.graph_module.graph.nodes:
         source = view_source(node)
@@ -209,7 +203,7 @@ def lone_views(measurement: Measurement) -> dict[str, str]:
 
 
 class _Hook:
-    """Turns the gradients at one value into squared inner products with its errors. source: whose value it is."""
+    """Turns the gradients at one value into squared inner products with its errors. source: the node of the value."""
 
     def __init__(
         self, estimates: Estimates, name: str, source: str, leaf: torch.Tensor, index: int, batch: int | None
@@ -219,9 +213,7 @@ class _Hook:
         self.samples = batch if batch and leaf.dim() and leaf.shape[0] % batch == 0 else 1
         self.waiting: list[torch.Tensor] = []
         self.returned: list[torch.Tensor] = []
-        self.handles = [leaf.register_hook(self)]  # type: ignore[no-untyped-call]
-        if leaf.is_leaf:
-            self.handles.append(leaf.register_post_accumulate_grad_hook(_drop_gradient))  # type: ignore[no-untyped-call]
+        self.handle = leaf.register_hook(self)  # type: ignore[no-untyped-call]
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
         if gradient is None:  # an output of a several-output operation that nothing reads
@@ -234,7 +226,7 @@ class _Hook:
             self.add()
 
     def add(self) -> None:
-        """Add what the gradients that wait tell."""
+        """Process the waiting gradients."""
         value = tensors_of(self.estimates.measurement.values[self.source])[self.index].contiguous()
         given = [x for x in (self.waiting, self.returned) if x and value.numel()]
         self.waiting, self.returned = [], []
@@ -248,7 +240,7 @@ class _Hook:
     def _products(
         self, value: torch.Tensor, gradients: torch.Tensor, returned: torch.Tensor | None = None
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
-        """A format, the kinds of error that are alike, and the inner products with one of them."""
+        """A format, kinds of error that are equal, and inner products with one of them."""
         measurement = self.estimates.measurement
         kinds = {fmt: _by_rounding_alone(self.traces.get(fmt), returned is None) for fmt in measurement.formats}
         roundings = [(gradients, {fmt: alike for fmt, alike in kinds.items() if alike})]
@@ -264,7 +256,7 @@ class _Hook:
 
 
 def _by_rounding_alone(trace: Trace | None, cast: bool) -> tuple[str, ...]:
-    """The kinds of a node's error that are nothing but the rounding of its value. cast: whether that of its readers is."""
+    """The kinds of a node's error that consist only of rounding its value. cast: whether its readers' kind does."""
     wanted = {
         "cast": cast,
         "isolated": trace is None or trace.isolated == "rounding",
@@ -274,7 +266,7 @@ def _by_rounding_alone(trace: Trace | None, cast: bool) -> tuple[str, ...]:
 
 
 def _steps(measurement: Measurement) -> int:
-    """Steps that recurrent layers take one after the other; the samples of a batch, where those are more."""
+    """Number of sequential steps in recurrent layers, or of samples in the batch if larger."""
     result = 0
     for node in measurement.capture.graph_module.graph.nodes:
         if node.op == "call_function" and operation_of(target_of(node)).recurrent:
@@ -293,11 +285,11 @@ Contributions = dict[str, dict[str, Contribution]]
 
 @dataclass(frozen=True)
 class FirstOrder:
-    """{node or placeholder: {format: Contribution}}: relative L2 of the outputs, unit 1; shares of criteria where there are any.
+    """{node or placeholder: {format: Contribution}}: relative L2 of the outputs, unit 1; shares of criteria if there
+    are any.
 
-    unseen: nodes of which first order says nothing, or not all: no derivative leads from them to all that depends on them.
-    answers: whether the contributions are what the yardstick measures. Where not, as with criteria without a quadratic form
-    or outputs that are no numbers, they only say which nodes to expect most of.
+    unseen: nodes whose effect is not, or not fully, differentiable. answers: whether contributions have the yardstick's
+    measure. Otherwise, as for criteria without a quadratic form or discrete outputs, they only rank the nodes.
     """
 
     contributions: Contributions
@@ -306,7 +298,7 @@ class FirstOrder:
 
 
 def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = PLAIN) -> FirstOrder:
-    """What a few backward passes tell, see estimates.py."""
+    """Contributions from a few backward passes, see `estimate`."""
     criteria = yardstick.distance if isinstance(yardstick.distance, Criteria) else None
     parts = _parts(measurement, criteria) if criteria else {}
     passes = {by: estimate(measurement, seed, target, keep=True) for by, target in parts.items()}
@@ -326,7 +318,7 @@ def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = 
 
 
 def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
-    """{criterion: its outputs, and what shapes the probes of each}; none where one has no quadratic form."""
+    """{criterion: its outputs, and how their probes are formed}; empty if one has no quadratic form."""
     live = dict(enumerate(measurement.outputs))
     result = {}
     for criterion in criteria.all:
@@ -342,7 +334,7 @@ def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
 
 
 def _rounding(measurement: Measurement, output: torch.Tensor) -> frozenset[str]:
-    """The operation that gives an output, and those between the two that only move or cast its entries."""
+    """The operation that computes an output, and those after it that only move or cast entries."""
     name = next(n for n in measurement.capture.outputs if any(x is output for x in measurement.live[n]))
     result, node = [name], measurement.nodes[name]
     while node.op == "call_function" and node.all_input_nodes and row_of(node).transparent:
@@ -353,7 +345,7 @@ def _rounding(measurement: Measurement, output: torch.Tensor) -> frozenset[str]:
 
 def _forms(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Tensor]) -> tuple[Form, ...] | None:
     numbers = [x for x in outputs if is_number(x)]
-    if criterion == criteria.rest:
+    if criterion == criteria.rest_criterion:
         whole = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in numbers))
         if criteria.joint is not output_error or not whole:
             return None
@@ -363,7 +355,7 @@ def _forms(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Ten
 
 
 def _most(found: Mapping[str, Contribution]) -> Contribution:
-    """Of contributions to every criterion the largest, with its criterion; own and cast are the largest of any."""
+    """The largest contribution over all criteria, with its criterion; own and cast are maxima over criteria too."""
     criterion, most = max(found.items(), key=lambda pair: pair[1].isolated)
     own, cast = max(one.own for one in found.values()), max(one.cast for one in found.values())
     return replace(most, own=own, cast=cast, criterion=criterion)

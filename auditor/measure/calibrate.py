@@ -1,4 +1,4 @@
-"""Measuring and attributing over all calibration batches, one after the other; memory does not grow with their number."""
+"""Measures all calibration batches in turn; memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the measurements say of every node. contributions: also of every placeholder; batches: how many were run.
+    """Measurements of every node. contributions: also of every placeholder; batches: number of measured ones.
 
-    linearity: by format, where predictions were held against runs. regions: what was run low together, on the first batch of
-    each path. decisions: of the same batches, by format those of the largest error. first: of several batches, what the first one alone came to.
+    linearity: by format, predictions compared with runs. regions: operations run low together, on the first batch of
+    each path. decisions: on the same batches, by format those with the largest error. first: with several batches, the results of the first one.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -52,12 +52,12 @@ def calibrate(
     yardstick: Yardstick = PLAIN,
     whole: Subject | None = None,
 ) -> Calibration:
-    """The worst error, the mean-square contribution and the widest range of every node over the subject's batches.
+    """The worst error, mean-square contribution and widest range of every node over the subject's batches.
 
-    whole: the subject of which these are some of the batches, where there are others.
+    whole: the full subject, if these are only some of its batches.
 
-    The graph is recorded for the shapes of the first batch, and for its values where Python branched on them: batches that
-    take another path are measured on a graph of their own, see `calibrate_paths`.
+    The graph is valid for the first batch's shapes, and for its values where Python branched on them: batches that take
+    another path are measured on a separate graph, see `calibrate_paths`.
     """
 
     def one(batch: Batch) -> Calibration:
@@ -84,9 +84,9 @@ def calibrate_paths(
     seed: int,
     yardstick: Yardstick = PLAIN,
 ) -> tuple[Capture, Calibration]:
-    """The graph of all paths that the batches take, and `calibrate` of each path with its own batches, taken together.
+    """The joined graph of all paths, and the combined result of `calibrate` on each path's batches.
 
-    A later path that cannot be measured is left out, which the graph's warnings say. Raises: MeasureError of the first.
+    A later path that cannot be measured is left out, with a warning. Raises: MeasureError of the first.
     """
 
     paths, result, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]
@@ -113,7 +113,7 @@ def _measure_with_fallback(
     seed: int,
     yardstick: Yardstick,
 ) -> tuple[Measurement, FirstOrder]:
-    """Measured once, and again where the way back through some operation raises: with care, and then without a way back."""
+    """Measure once; if a backward pass raises, repeat carefully, and finally without backward passes."""
 
     def tried(back: Back) -> tuple[Measurement, FirstOrder]:
         measured = measure(capture, subject.model, batch, formats, back=back)
@@ -129,7 +129,7 @@ def _measure_with_fallback(
 
 
 def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
-    """Two batches, or several of each, together; what one of them alone runs as it is there."""
+    """Combine the results of two groups of batches; nodes in only one group keep their results."""
 
     def averaged(one: Contribution, other: Contribution) -> Contribution:
         return _average(one, other, a.batches, b.batches)
@@ -158,7 +158,7 @@ def _together(
 
 
 def _less_linear(a: Mapping[str, Linearity], b: Mapping[str, Linearity]) -> dict[str, Linearity]:
-    """Of each format the batch on which first order fares worse."""
+    """In each format the batch on which first-order predictions are worse."""
 
     def doubt(one: Linearity) -> tuple[bool, int, int]:
         return not one.holds, one.left, one.compared
@@ -168,7 +168,7 @@ def _less_linear(a: Mapping[str, Linearity], b: Mapping[str, Linearity]) -> dict
 
 
 def worse(a: NodeError, b: NodeError) -> NodeError:
-    """The more telling of two errors, with the larger of each count and share."""
+    """The worse of two errors, with the larger of each count and share."""
     first, second = (a, b) if _severity(a) >= _severity(b) else (b, a)
     return replace(
         first,
@@ -197,16 +197,16 @@ def _larger(a: float | None, b: float | None) -> float | None:
 
 
 def _average(mean: Contribution, new: Contribution, count: int, more: int) -> Contribution:
-    """isolated is the worst batch's, since it decides a verdict; own and cast are root mean squares.
+    """isolated is the maximum over batches, since it decides a verdict; own and cast are root mean squares.
 
-    What no run told of one batch is not known of them together. count, more: how many batches the two are of.
+    A value unknown for one batch is unknown for both. count, more: number of batches in each.
     """
     worst = larger_effect(mean, new)
     return replace(worst, own=_rms(mean.own, new.own, count, more), cast=_rms(mean.cast, new.cast, count, more))
 
 
 def larger_effect(one: Contribution, other: Contribution) -> Contribution:
-    """That of the batch on which it moves the outputs more by itself, or which no run told of."""
+    """The contribution of the batch with the larger isolated effect, or with an unknown one."""
     return max((one, other), key=lambda effect: (effect.decided_by == "not-run", effect.isolated))
 
 

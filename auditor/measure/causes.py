@@ -1,5 +1,5 @@
-"""What goes wrong in a format, by name: in one node, and in weights that were stored low; and which values stand shortly
-before an answer that changes by leaps: a discrete result, or what something divides by."""
+"""Classifies the causes of errors, in a node and in weights stored low; determines which values lie shortly before a
+discontinuity, such as a discrete result or a division."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def cause_of(
 ) -> str | None:
     """overflow | nan | underflow | cancellation | rounding | None for an exact result.
 
-    divisor: what the operation divides by, or takes a logarithm or an inverse root of, where the smallest entries count
-    most. divides: whether one does that with its result.
+    divisor: the operand of a division, logarithm or inverse root, whose smallest entries matter most. divides: whether
+    another operation divides by this result.
 
-    underflow: what is so small that the format rounds it to zero, or keeps fewer bits of it than of others. Infinities and
-    NaN that come of a divisor which the format rounds to zero are such, where the result itself would fit.
-    cancellation: an addition or subtraction whose result is so much smaller than its operands that their rounding
-    weighs at least eight times what it would in the result. Source: Higham, section 1.7.
+    underflow: values so small that the format rounds them to zero, or stores them with fewer bits. It includes Inf and
+    NaN from a divisor that became zero, if the result itself would fit. cancellation: an addition or subtraction whose
+    result is so much smaller than its operands that their rounding weighs at least eight times what it would in the
+    result. Source: Higham, section 1.7.
     """
     smallest = divisor.range.min_abs if divisor is not None else 0.0
     if (gap.overflow or gap.nan) and 0 < smallest <= fmt.smallest_subnormal / 2 and result.range.max_abs <= fmt.largest:
@@ -62,8 +62,8 @@ def cause_of(
 def refine_causes(
     errors: Mapping[str, Mapping[str, NodeError]], contributions: Mapping[str, Mapping[str, Contribution]]
 ) -> dict[str, dict[str, NodeError]]:
-    """The errors with their causes, once it is known what they do to the outputs: rounding turns no output non-finite where
-    nothing overflows, a number that vanishes does, where something divides by it later."""
+    """Correct the causes once effects on the outputs are known: rounding turns no output non-finite without overflow,
+    but an underflow before a division does."""
     return {
         name: {fmt: _refine_cause(error, contributions[name].get(fmt)) for fmt, error in formats.items()}
         for name, formats in errors.items()
@@ -76,13 +76,13 @@ def _refine_cause(error: NodeError, contribution: Contribution | None) -> NodeEr
 
 
 def breaks(error: NodeError, contribution: Contribution | None) -> bool:
-    """Whether an operation refuses a format, or makes something non-finite of what is finite in FP32."""
+    """Whether an operation does not support a format, or turns finite FP32 values into Inf or NaN."""
     broken = error.unsupported is not None or error.overflow + error.nan > 0
     return broken or (contribution is not None and not math.isfinite(contribution.isolated))
 
 
 def deciding(capture: Capture) -> set[str]:
-    """Floating nodes at most three operations before a discrete result; all of them if no output is floating."""
+    """Floating-point nodes at most three operations before a discrete result; all if no output is floating-point."""
     nodes = capture.nodes
     if not any(name not in nodes or nodes[name].floating for name in capture.outputs):
         return {name for name, node in nodes.items() if node.floating}
@@ -92,12 +92,12 @@ def deciding(capture: Capture) -> set[str]:
 
 
 def guarding(capture: Capture) -> set[str]:
-    """Floating nodes at most three operations before an operation that is singular at zero."""
+    """Floating-point nodes at most three operations before an operation that is singular at zero."""
     return _upstream(capture, {value.name for n in capture.graph_module.graph.nodes for value in divisors(n)})
 
 
 def divisors(node: fx.Node) -> list[fx.Node]:
-    """What the node divides by, or takes a logarithm or an inverse root of; nothing for others."""
+    """The operands that the node divides by, or takes a logarithm or an inverse root of; else nothing."""
     if node.op != "call_function":
         return []
     row = row_of(node)
@@ -110,7 +110,7 @@ def divisors(node: fx.Node) -> list[fx.Node]:
 
 
 def _upstream(capture: Capture, names: set[str]) -> set[str]:
-    """The floating nodes among these, and those that they are computed from in two operations."""
+    """These floating-point nodes, and those up to two operations upstream."""
     nodes, result = capture.nodes, set[str]()
     for _ in range(_STEPS):
         names = {name for name in names if name in nodes and nodes[name].floating}
@@ -122,7 +122,7 @@ def _upstream(capture: Capture, names: set[str]) -> set[str]:
 def storing(
     subject: Subject, capture: Capture, ranges: Mapping[str, Magnitudes], formats: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """A sentence for each format, where parameters of the model were stored low and are raised; otherwise none."""
+    """A sentence for each format about the model's own low-precision parameters; nothing if all are FP32."""
     if not subject.stored_low or subject.raised == "kept":
         return ()
     total = size_of(subject.model)

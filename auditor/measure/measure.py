@@ -1,4 +1,4 @@
-"""Test-running every node in every format against the FP32 reference, in one pass over the graph."""
+"""Test-runs every node in every format against the FP32 reference, in one pass over the graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..numerics.nodes import tensors_of, view_source
 from ..records import Batch, Capture, Magnitudes, NodeError
 from ..stages import tick
 from .alone import Alone, InFormat, Leaves, Trace
-from .reference import Back, Reference
+from .reference import Back, Reference, as_leaf
 
 AT_ONCE = 4
 """Times what an operation reads and gives that measuring it holds at once."""
@@ -27,14 +27,13 @@ AT_ONCE = 4
 
 @dataclass
 class Measurement:
-    """The FP32 reference with its autograd graph, and what each format did to every node.
+    """The FP32 reference with its autograd graph, and the errors of every node in each format.
 
-    anchors: leaves of that graph that stand behind results which depend on no float input.
-    readings: {product: {value it reads: that value as this product alone reads it, or None if no other node reads it}}.
-    values: detached FP32 result of every node and placeholder. live: the same values inside the autograd graph.
-    errors, traces: of every operation by format. ranges: of every value.
-    blind: nodes from which some way to the outputs leads through an operation without a derivative. pure: formats in which
-    the whole model ran low from the start.
+    anchors: leaves of that graph behind results that depend on no float input. readings: {product: {value it reads:
+    that value as this product alone reads it, or None if no other node reads it}}. values: detached FP32 result of
+    every node and placeholder. live: the same values inside the autograd graph. errors, traces: of every operation by
+    format. ranges: of every value. blind: nodes with a path to the outputs through a non-differentiable operation.
+    pure: formats in which the whole model ran low.
     """
 
     capture: Capture
@@ -52,7 +51,7 @@ class Measurement:
     blind: frozenset[str] = frozenset()
 
     def keep(self, n: fx.Node, reference: Any, profiles: dict[fx.Node, Profile]) -> None:
-        """What a node gave; its magnitudes, where it has some, into `profiles` too."""
+        """Store a node's result, with its magnitudes, also in `profiles`."""
         self.live[n.name] = tensors_of(reference)
         detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, reference)
         self.values[n.name] = detached
@@ -65,12 +64,12 @@ class Measurement:
 
     @property
     def outputs(self) -> Leaves:
-        """What the model returns, inside the autograd graph."""
+        """The model's outputs, inside the autograd graph."""
         return [leaf for name in self.capture.outputs for leaf in self.live.get(name, [])]
 
     @cached_property
     def nodes(self) -> Mapping[str, fx.Node]:
-        """Of the graph, by name."""
+        """Nodes of the graph, by name."""
         return {n.name: n for n in self.capture.graph_module.graph.nodes}
 
     @property
@@ -87,10 +86,11 @@ def measure(
     *,
     back: Back = "trusted",
 ) -> Measurement:
-    """Run the reference once with autograd, and beside it each node alone in each format and one low run per format.
+    """Run the reference once with autograd, beside it each node alone in each format, and the model low once per
+    format.
 
-    The model's own tensors are read, never written: the graph runs on detached leaves.
-    back: see Reference; for models with an operation whose derivative raises.
+    The model's own tensors are read, never written: the graph runs on detached leaves. back: see Reference; for models
+    with an operation whose derivative raises.
     """
     reference, profiles = Reference(back), dict[fx.Node, Profile]()
     found = Measurement(
@@ -126,7 +126,7 @@ def measure(
 
 
 def working_set(capture: Capture) -> int:
-    """Bytes that the operation which reads and gives most takes to be measured: FP32 and low values, gradients, comparisons."""
+    """Peak bytes for measuring the largest operation: FP32 and low values, gradients, comparisons."""
 
     def size(n: fx.Node) -> int:
         values = tensors_of(n.meta.get("val"))
@@ -137,7 +137,7 @@ def working_set(capture: Capture) -> int:
 
 
 def before(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """These nodes and all that they depend on."""
+    """These nodes and everything they depend on."""
     result, waiting = set[fx.Node](), list(nodes)
     while waiting:
         node = waiting.pop()
@@ -151,4 +151,4 @@ def _leaf(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach().clone() if value.is_inference() else value.detach()
-    return value.requires_grad_() if format_of(value.dtype) is not None and is_plain(value) else value
+    return as_leaf(value) if format_of(value.dtype) is not None and is_plain(value) else value

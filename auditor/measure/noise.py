@@ -1,4 +1,4 @@
-"""FP32 run again and again: how far it is from itself, at every operation and output, and which operations make it so."""
+"""Repeats FP32 runs: the differences at every operation and output, and the operations responsible."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ REPEATED = (37, 211)
 
 @dataclass(frozen=True)
 class FP32Runs:
-    """What was found, and the outputs of the first run as {id of a batch: outputs}.
+    """The measured noise, and the outputs of the first run as {id of a batch: outputs}.
 
-    graded: outputs with gradients enabled, or what the model raises then; None where they say nothing new: on a CPU, the
-    same to the bit.
+    graded: outputs with gradients enabled, or the model's exception; None if identical, as on most CPUs.
     """
 
     found: Noise = field(default_factory=Noise)
@@ -40,10 +39,10 @@ class FP32Runs:
 
 
 def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int, *, native: bool = False) -> FP32Runs:
-    """How far runs in FP32 are from the first on what plans are checked on, and the outputs of that one.
+    """Differences between repeated FP32 runs and the first, and the first run's outputs.
 
-    One more run, with gradients and other memory, that gives the same to the bit is repetition enough on a CPU. The recorded
-    graph is run twice, operation by operation, on a GPU and wherever the model differs from itself. As far as the model runs again.
+    On a CPU, one more run, with gradients and other memory addresses, suffices if it is bit for bit identical. On a
+    GPU, and if the outputs differ, the recorded graph is also run twice and compared operation by operation.
     """
     batch = (subject.held_out or subject.batches)[0]
     first, moved, runs = answer(subject.model, batch, seed=seed), [torch.empty(REPEATED[-1])], 1
@@ -77,7 +76,7 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
 
 
 def _with_gradients(subject: Subject, batch: Batch, seed: int) -> NamedTensors | str:
-    """FP32 outputs of a run with gradients enabled; or why the model cannot be run so."""
+    """FP32 outputs with gradients enabled; or why the model cannot run so."""
     try:
         return answer(subject.model, batch, seed=seed, gradients=True)
     except Exception as error:
@@ -86,9 +85,9 @@ def _with_gradients(subject: Subject, batch: Batch, seed: int) -> NamedTensors |
 
 
 def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:
-    """Contributions to predict plans from: where a run moved the outputs by no more than the noise, nothing is known of them.
+    """Contributions for predicting plans: unknown where a run moved the outputs by no more than the noise.
 
-    Each such run has all of the noise in it, which would be counted once an operation.
+    Each run contains all of the noise, which a sum would count once per operation.
     """
 
     def quiet(one: Contribution) -> Contribution:
@@ -99,7 +98,7 @@ def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise)
 
 
 def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, float], tuple[str, ...]]:
-    """How far each operation's results are apart in two runs of the graph, and which make that of equal inputs."""
+    """The difference of each operation's results between two graph runs, and the non-deterministic operations."""
     first, apart, sources = dict[str, Any](), dict[str, float](), list[str]()
 
     def compare(n: fx.Node, result: Any) -> None:
@@ -119,6 +118,6 @@ def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, 
 
 
 def _difference(result: Any, other: Any) -> float:
-    """Relative L2 of all floating results, or the share of others that differ; 0 for what is not compared."""
+    """Relative L2 of all floating-point results, or the share of discrete ones that differ; 0 if not compared."""
     pairs = [(a, b) for a, b in zip(tensors_of(result), tensors_of(other), strict=True) if is_plain(a) and is_plain(b)]
     return output_error([a for a, _ in pairs], [b for _, b in pairs]) if pairs else 0.0

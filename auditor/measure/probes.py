@@ -1,4 +1,4 @@
-"""Hutchinson's estimator: random signs, one backward pass each, inner products of its gradients with errors, and their squares."""
+"""Hutchinson's estimator: random signs, a backward pass each, inner products of gradients with errors, and squares."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _DOUBT = 3.3
 
 @dataclass(frozen=True)
 class Probe:
-    """One pass. signs: random, one tensor for each that is probed, shaped as was asked. total: <signs, tensors>, a scalar to differentiate."""
+    """One pass. signs: one random tensor per probed tensor. total: <signs, tensors>, a scalar to differentiate."""
 
     signs: list[torch.Tensor]
     total: torch.Tensor
 
 
 def probes(tensors: Sequence[torch.Tensor], count: int, seed: int, shape: Sequence[Form] = ()) -> Iterator[Probe]:
-    """`count` probes of the same tensors, each drawn when it is asked for. shape: what the signs of each go through.
+    """`count` probes of the same tensors, generated lazily. shape: function applied to the signs of each.
 
     For a random sign vector v and any error d of what the tensors y depend on, E<v, J d>^2 = ||J d||^2; a backward pass
-    from <v, y> gives <v, J d> = <J^T v, d> for all errors at once.
-    Source: Hutchinson, A stochastic estimator of the trace (1989).
+    from <v, y> gives <v, J d> = <J^T v, d> for all errors at once. Source: Hutchinson, A stochastic estimator of the
+    trace (1989).
     """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
@@ -56,7 +56,7 @@ def probes(tensors: Sequence[torch.Tensor], count: int, seed: int, shape: Sequen
 
 
 def signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random signs; zero at masked entries, which hold infinities on purpose: nothing can move them."""
+    """Random signs; zero at masked entries, whose intended infinities nothing can change."""
     result = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1).to(x)
     given = x.detach()
     if bool(torch.isfinite(given.sum())):  # then every entry is, and to look at each would take several passes
@@ -67,11 +67,11 @@ def signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def inner_products(
     gradient: torch.Tensor, value: torch.Tensor, samples: int, row: Format | None = None
 ) -> torch.Tensor:
-    """<gradient, error> per sample and part: float32 [samples, parts]; of several gradients one after the other.
+    """<gradient, error> per sample and part: float32 [samples, parts]; several gradients in turn.
 
-    Parts are PARTS runs of neighbours, or the entries themselves where runs would be shorter than _SHORT.
-    gradient: [*] or [passes, *]. value: [*], with a sample each in equal runs. The error is `value` itself, or, with `row`,
-    what rounding it to that format adds. Products that are not finite count as zero.
+    Parts are PARTS contiguous chunks, or single entries where chunks would be shorter than _SHORT. gradient: [*] or
+    [passes, *]. value: [*], with samples in equal chunks. The error is `value` itself or, with `row`, the error of
+    rounding it to that format. Non-finite products count as zero.
     """
     return inner_products_by_row(gradient, value, samples, [row])[0]
 
@@ -79,7 +79,7 @@ def inner_products(
 def inner_products_by_row(
     gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None]
 ) -> list[torch.Tensor]:
-    """`inner_products` for each of several formats, while a run of neighbours is in the cache."""
+    """`inner_products` for several formats, while each chunk is in the cache."""
     result = _sums(gradient, value, samples, rows, finite=False)
     broken = [index for index, sums in enumerate(result) if not _is_finite(sums)]
     mended = _sums(gradient, value, samples, [rows[index] for index in broken], finite=True) if broken else []
@@ -89,7 +89,7 @@ def inner_products_by_row(
 
 
 def _is_finite(sums: torch.Tensor) -> bool:
-    """Whether all entries are finite; mostly their sum tells, in one pass."""
+    """Whether all entries are finite; usually their sum shows it in one pass."""
     return math.isfinite(float(sums.sum())) or bool(torch.isfinite(sums).all())
 
 
@@ -131,9 +131,9 @@ def _products(gradient: torch.Tensor, value: torch.Tensor, row: Format | None, f
 
 @dataclass
 class Sums:
-    """Running sums, over probes and samples, of the squared inner products of parts of the error: finest parts first.
+    """Running sums, over probes and samples, of squared inner products with parts of the error, finest parts first.
 
-    squares: sums by level. counts: how many squares each is the sum of. finest: the first sum, by probe and sample.
+    squares: sums by level. counts: number of terms in each. finest: the first sum, by probe and sample.
     """
 
     squares: list[float] = field(default_factory=lambda: [0.0] * len(_LEVELS))
@@ -141,7 +141,7 @@ class Sums:
     finest: list[float] = field(default_factory=list)
 
     def add(self, squares: list[list[float]], counts: list[int]) -> None:
-        """Squares by level and sample, and how many there are in each level."""
+        """Add squares by level and sample, with the number in each level."""
         self.squares = [total + sum(new) for total, new in zip(self.squares, squares, strict=True)]
         self.counts = [total + new for total, new in zip(self.counts, counts, strict=True)]
         self.finest += squares[0]
@@ -149,9 +149,9 @@ class Sums:
     def square(self) -> float:
         """Estimate of the sum, over probes and samples, of the squared inner products with the whole error.
 
-        Errors of rounding are independent from part to part, so the squares of the parts add up, and being many they
-        scatter little. Where larger parts add up to more or less than chance explains, smaller ones pull together or
-        cancel each other, and the larger, which scatter more and err on no side, decide.
+        Rounding errors of different parts are independent, so squares of parts add up, and many of them average well.
+        If larger parts add up to more or less than chance explains, smaller parts are correlated; then the larger parts
+        decide, which are noisier but unbiased.
         """
         result = self.squares[0]
         for square, count in zip(self.squares[1:], self.counts[1:], strict=True):
@@ -161,7 +161,7 @@ class Sums:
         return result
 
     def scatter(self) -> float:
-        """Relative standard error of the root of the finest sum, from how its terms differ; nan for fewer than four."""
+        """Relative standard error of the root of the finest sum, from its terms; nan for fewer than four."""
         terms, total = len(self.finest), self.squares[0]
         if terms < _FEW_TERMS or not total:
             return math.nan
@@ -169,7 +169,7 @@ class Sums:
 
 
 def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], list[int]]]:
-    """Of each, sums of squares by level and sample, and their numbers; <gradient, error>, shapes alike [samples, parts]."""
+    """For each, sums of squares by level and sample, and their numbers; inputs: [samples, parts]."""
     if not several:
         return []
     samples = several[0].shape[0]
@@ -185,7 +185,7 @@ def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], l
 
 
 def _coarser(inner: torch.Tensor, parts: int) -> torch.Tensor:
-    """Sums of neighbouring parts, so that at most `parts` are left of each sample."""
+    """Sum neighbouring parts, so that at most `parts` remain per sample."""
     samples, given = inner.shape
     if given <= parts:
         return inner
@@ -195,7 +195,7 @@ def _coarser(inner: torch.Tensor, parts: int) -> torch.Tensor:
 
 
 def chance(count: int) -> tuple[float, float]:
-    """Bounds of the mean of `count` squared standard normals, missed once in 2000 (Wilson and Hilferty, 1931)."""
+    """Bounds on the mean of `count` squared standard normals, exceeded once in 2000 (Wilson and Hilferty, 1931)."""
     spread = 2 / (9 * count)
     low, high = (1 - spread + side * _DOUBT * math.sqrt(spread) for side in (-1, 1))
     return max(low, 0.0) ** 3, high**3

@@ -1,5 +1,5 @@
-"""The FP32 run that everything is held against, under autograd: every value has a gradient of its own, those of operations
-that autograd cannot differentiate included, or not by each of their arguments."""
+"""The FP32 reference run under autograd: every value gets a gradient, also at operations that autograd cannot
+differentiate, or not in every argument."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _FLAGS = ("training", "use_input_stats")
 def run_with_gradients(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], careful: bool = False
 ) -> tuple[Any, list[torch.Tensor]]:
-    """The result, and the tensors among the arguments whose errors reach it on a way that autograd does not follow.
+    """The result, and the tensor arguments whose errors reach it without a derivative.
 
-    Examples: the class weights of a loss, a floor division, an operation of the user's own without a derivative.
-    careful: every operation's way back is tried at once; without it, that of operations which are not torch's own.
+    Examples: the class weights of a loss, a floor division, a user-defined operation without a derivative. careful:
+    test the backward pass of every operation at once; by default only of operations outside torch.
     """
     lost: list[torch.Tensor] = []
     args = _with_way_back(target, args)
@@ -53,7 +53,7 @@ def run_with_gradients(
 
 
 def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """On a GPU a recurrent layer keeps what its derivative needs in training mode alone; without dropout it computes the same."""
+    """On a GPU a recurrent layer supports gradients only in training mode; without dropout the result is the same."""
     if not operation_of(target).recurrent or all(x.device.type == "cpu" for x in tensors_of(args)):
         return args
     assert isinstance(target, torch._ops.OpOverload)
@@ -65,7 +65,7 @@ def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[A
 def _run_without_gradients(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], lost: list[torch.Tensor]
 ) -> tuple[Any, list[torch.Tensor]]:
-    """An operation that refuses to run where gradients are recorded, run where they are not."""
+    """Run an operation without gradients if it raises with them."""
     rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     with torch.no_grad():
@@ -73,7 +73,7 @@ def _run_without_gradients(
 
 
 def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether autograd comes from the result back to the arguments without raising."""
+    """Whether the backward pass from the result to the arguments runs without raising."""
     ends = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
     if not ends:
         return True
@@ -91,7 +91,7 @@ def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
 def _argument(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
 ) -> torch.Tensor | None:
-    """The argument of that name, if autograd still follows it."""
+    """The argument of that name, if autograd tracks it."""
     if not isinstance(target, torch._ops.OpOverload):
         return None
     names = _names(target)
@@ -100,7 +100,7 @@ def _argument(
 
 
 def _has_derivative(target: Callable[..., Any], result: Any) -> bool:
-    """Whether autograd knows the operation, or there is nothing to know."""
+    """Whether the operation is differentiable, or needs no derivative."""
     row = operation_of(target)
     if row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_of(result)):
         return False
@@ -108,12 +108,12 @@ def _has_derivative(target: Callable[..., Any], result: Any) -> bool:
 
 
 def takes_statistics(target: Any) -> bool:
-    """Whether the operation can be given statistics; by these, an instance norm is a batch norm."""
+    """Whether the operation accepts running statistics; with them, an instance norm is a batch norm."""
     return isinstance(target, torch._ops.OpOverload) and operation_of(target).normalises == "statistics"
 
 
 def has_statistics(target: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether this call normalises by statistics that are given, all of shape [C], and not by those of its input."""
+    """Whether this call normalizes with given statistics of shape [C], not with those of its input."""
     if not takes_statistics(target) or args[3] is None:
         return False
     names = _names(target)
@@ -125,9 +125,9 @@ def _names(target: Any) -> list[str]:
 
 
 def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
-    """The native result, connected to the running statistics if it depends on them; they stay as they are.
+    """The native result, differentiable in the running statistics if it depends on them; they are unchanged.
 
-    x: [N, C, *]. args: weight, bias, mean, variance (all [C]), and what else the operation takes, eps among it.
+    x: [N, C, *]. args: weight, bias, mean, variance (all [C]), and the operation's other arguments, including eps.
     """
     weight, bias, mean, variance, *rest = args
     if mean is None:
@@ -142,7 +142,7 @@ def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
 
 
 class _ByStatistics(torch.autograd.Function):
-    """The identity on a result w (x - mean) / sqrt(variance + eps) + b; its backward adds the gradients by mean, variance."""
+    """The identity on a result w (x - mean) / sqrt(variance + eps) + b, with gradients of mean and variance."""
 
     @staticmethod
     def forward(
@@ -168,16 +168,25 @@ class _ByStatistics(torch.autograd.Function):
         return gradient, None, None, -scale * total, -0.5 * scale * product / (variance + ctx.eps), None
 
 
+def as_leaf(x: torch.Tensor) -> torch.Tensor:
+    """The tensor as a leaf that keeps no gradient: one that adds them up writes into those that hooks were handed before."""
+    x.requires_grad_().register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
+    return x
+
+
+def _drop_gradient(leaf: torch.Tensor) -> None:
+    leaf.grad = None
+
+
 Back = Literal["trusted", "tried", "none"]
 
 
 class Reference(SeparateResults):
     """Runs a graph whose inputs are leaves of an autograd graph.
 
-    back: whether autograd's way back through an operation is trusted, tried as soon as it has run, or not taken.
-    anchors: leaves behind results which depend on no float input. lost: nodes that an operation reads without a
-    derivative. readings: {product: {value it reads: that value as this product alone reads it, or None if no other node
-    does}}.
+    back: whether backward passes through an operation are trusted, tested after its run, or skipped. anchors: leaves
+    behind results that depend on no float input. lost: inputs that an operation reads without a derivative. readings:
+    {product: {value it reads: that value as this product alone reads it, or None if no other node does}}.
     """
 
     def __init__(self, back: Back = "trusted") -> None:
@@ -187,7 +196,7 @@ class Reference(SeparateResults):
         self.readings: dict[str, dict[str, torch.Tensor | None]] = {}
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """What the node computes, connected."""
+        """Compute the node inside the autograd graph."""
         if n.op == "output":
             return RECORDED.compute(n, value_of)
         return self._connect(
@@ -219,7 +228,7 @@ class Reference(SeparateResults):
         return result
 
     def _product(self, n: fx.Node, values: dict[fx.Node, Any]) -> Any:
-        """The product, reading shared values under names of their own: the gradient there is that of this reading."""
+        """Compute the product with separate copies of shared values, so that each reading has its own gradient."""
         if _told_apart(values):
             shared = {s: torch.ops.aten.alias.default(x) for s, x in values.items() if len(s.users) > 1}
             self.readings[n.name] = {source.name: shared.get(source) for source in values}
@@ -227,19 +236,19 @@ class Reference(SeparateResults):
         return RECORDED.compute(n, values.__getitem__)
 
     def _connect(self, reference: Any) -> Any:
-        """Results that depend on no float input (positions, masks) are given a place in the autograd graph."""
+        """Add results that depend on no float input (positions, masks) to the autograd graph as leaves."""
 
         def connect(x: torch.Tensor) -> torch.Tensor:
             if not x.is_floating_point() or x.requires_grad or not is_plain(x):
                 return x
-            self.anchors.append(x.requires_grad_())
+            self.anchors.append(as_leaf(x))
             return x.clone()
 
         return pytree.tree_map_only(torch.Tensor, connect, reference)
 
 
 def _told_apart(values: Mapping[fx.Node, Any]) -> bool:
-    """Whether a product reads different FP32 tensors: two views of the same one err together."""
+    """Whether a product reads different FP32 tensors: errors of two views of one tensor are correlated."""
     roots = set()
     for source, value in values.items():
         if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:

@@ -1,4 +1,4 @@
-"""The model run again with some operations low, where first order does not tell what their errors do."""
+"""Runs the model again with some operations low, where first-order estimates are insufficient."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_REGIONS = 4
 
 @dataclass(frozen=True)
 class Yardstick:
-    """The error budget, and the user's own measure of errors. unit: what that makes of one unit of relative L2 error."""
+    """The error budget, and the user's own error measure. unit: its value for one unit of relative L2 error."""
 
     budget: float = 0.0
     distance: Distance = output_error
@@ -41,18 +41,18 @@ class Yardstick:
 
     @property
     def limit(self) -> float:
-        """The budget as a relative L2 error."""
+        """The error budget as a relative L2 error."""
         return self.budget / self.unit
 
     def __call__(self, reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> tuple[float, str]:
-        """How far outputs are off, such that `unit` times it is what the user's measure says, inf if not finite; and the
-        criterion of which they take most, "" where there is none.
+        """The outputs' error, divided by `unit`, inf if not finite; and the criterion with the largest share, ""
+        without criteria.
 
-        Of decisions it is how far their margins are: how many of a few flip in one run is chance.
+        For decisions it is the change of their margins, since the number of flips in one run is random.
         """
         relative, most = output_error(reference, candidate), None
         if isinstance(self.distance, Criteria):
-            held = self.distance.held(reference, candidate, expected=True)
+            held = self.distance.evaluate(reference, candidate, expected=True)
             most = max(held, key=lambda one: one.share, default=None)
         criterion = str(most.criterion) if most is not None else ""
         if self.distance is output_error or not math.isfinite(relative):
@@ -63,7 +63,7 @@ class Yardstick:
 
     @property
     def contribution_metric(self) -> Distance:
-        """What contributions are in before `unit`: shares of criteria, where there are any, else relative L2."""
+        """The measure of contributions before `unit`: shares of criteria, else relative L2."""
         return self.distance if isinstance(self.distance, Criteria) else output_error
 
 
@@ -72,9 +72,9 @@ PLAIN = Yardstick()
 
 
 class Reruns:
-    """Runs of a measured model with something low in one format, each only as far as the change reaches.
+    """Runs of a measured model with some operations low in one format, each only as far as the change reaches.
 
-    criterion: the one that the last run took most of, where there are any.
+    criterion: the one with the largest share in the last run, if any.
     """
 
     def __init__(self, measurement: Measurement, format: str, yardstick: Yardstick) -> None:
@@ -86,20 +86,20 @@ class Reruns:
 
     @property
     def spent(self) -> float:
-        """How many runs of the whole model they cost so far, by operations."""
+        """Cost so far as a number of whole-model runs, by operations."""
         return self._operations / max(len(self.measurement.errors), 1)
 
     def error(self, name: str, value: Any) -> float:
-        """Error of the outputs when a node's value is another; inf where a finite output turned non-finite."""
+        """Output error when a node has another value; inf where a finite output became non-finite."""
         readers = frozenset(user.name for user in self.measurement.nodes[name].users)
         return self._error(RECORDED, Run({**self._reference.values, name: value}, stale=readers))[0]
 
     def together(self, names: Collection[str]) -> tuple[float, bool]:
-        """The same with all these operations low at once, and whether a discrete result anywhere is another."""
+        """The same with all these operations low, and whether any discrete result changed."""
         return self._error(self._low(names), self._reference)
 
     def region(self, names: Collection[str]) -> tuple[float | None, float | None, str | None]:
-        """Error of the values that leave these operations when all are low, the worst one's, and of the outputs; or why they cannot run."""
+        """Worst error of values leaving these operations when all are low, and of the outputs; or why they fail."""
         low, values = self._low(names), self._reference.values
         try:
             outputs, _ = self._run(low, self._reference)
@@ -123,7 +123,7 @@ class Reruns:
             return math.inf, True
 
     def _run(self, semantics: Semantics, before: Run) -> tuple[list[torch.Tensor], bool]:
-        """The tensors among the outputs, and whether a choice on the way is another."""
+        """The output tensors, and whether any choice on the way changed."""
         beat()
         executor = Executor(self.measurement.capture.graph_module, semantics, before=before)
         result, flipped = None, False
@@ -136,7 +136,7 @@ class Reruns:
 
 
 def chooses_otherwise(n: fx.Node, result: Any, reference: Any) -> bool:
-    """Whether what rounding changes by leaps is another: an index, a mask, a rounding to whole numbers."""
+    """Whether a discontinuous result changed: an index, a mask, a rounding to integers."""
     row = row_of(n)
     if row.asks_shape or row.asks_finite:
         return False
@@ -147,8 +147,8 @@ def chooses_otherwise(n: fx.Node, result: Any, reference: Any) -> bool:
 def regions_of(
     measured: Measurement, found: Mapping[str, Mapping[str, Contribution]], yardstick: Yardstick
 ) -> Iterator[FlaggedRegion]:
-    """Each region of two operations or more that move the outputs and read each other, low on reference inputs, and the rest
-    of the model on its results in FP32: do they do more harm than they explain one by one?"""
+    """Each region of two or more connected operations that move the outputs, run low with all else in FP32: its joint
+    effect compared with the sum of single effects."""
     for fmt in measured.formats:
         known = {name: by_format[fmt] for name, by_format in found.items()}
         flagged = {
@@ -167,7 +167,7 @@ def regions_of(
 def of_verdicts(
     regions: Iterable[FlaggedRegion], capture: Capture, verdicts: Mapping[str, Mapping[str, Verdict]]
 ) -> tuple[FlaggedRegion, ...]:
-    """Those with two operations or more that are judged to do harm, by the capture's names; of several paths each once."""
+    """Regions with two or more sensitive or unsafe operations, by node names, without duplicates over paths."""
     result = dict[tuple[str, tuple[str, ...]], FlaggedRegion]()
     for region in regions:
         names = tuple(capture.twins.get(name, name) for name in region.nodes)
@@ -178,7 +178,7 @@ def of_verdicts(
 
 
 def _flagged_components(capture: Capture, flagged: set[str]) -> Iterator[tuple[fx.Node, ...]]:
-    """Sets of two flagged nodes or more that read each other, with the views between them, in execution order."""
+    """Sets of two or more connected flagged nodes, with the views between them, in execution order."""
     nodes = list(capture.graph_module.graph.nodes)
     together = nx.Graph()
     for node in nodes:
@@ -193,12 +193,12 @@ def _flagged_components(capture: Capture, flagged: set[str]) -> Iterator[tuple[f
 
 
 def _first_order_error(nodes: Sequence[fx.Node], known: Mapping[str, Contribution]) -> float:
-    """What first-order answers add up to in quadrature: each node's own error, and the rounding of what enters."""
+    """The root of the sum of squares of each node's own error and the rounding of the region's inputs."""
     entering = {source for node in nodes for source in node.all_input_nodes} - set(nodes)
     own = [known[node.name].own for node in nodes if node.name in known]
     return math.hypot(*own, *(known[node.name].cast for node in entering if node.name in known))
 
 
 def _common_module(capture: Capture, names: Sequence[str]) -> str:
-    """The deepest module that holds all of them."""
+    """The innermost module that contains all of them."""
     return commonpath([capture.nodes[name].owner.replace(".", "/") for name in names]).replace("/", ".")

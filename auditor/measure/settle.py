@@ -1,7 +1,7 @@
-"""What first order does not tell, or tells too near to the budget, is run low: groups of operations, halves of them, single ones.
+"""Runs operations low where first-order estimates are missing or too close to the budget: groups, halves, single ones.
 
-A group that moves the outputs by little bounds what each of its operations does; one that moves them by more is halved, down to
-single operations, whose effect is measured. What the run budget does not reach is untested.
+A group that moves the outputs by little bounds the effect of each member; otherwise it is halved, down to single
+operations, whose effect is measured. Operations beyond the run limit are untested.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TOLD = 1e-3
 def settle(
     measurement: Measurement, first: FirstOrder, yardstick: Yardstick = PLAIN
 ) -> tuple[Contributions, dict[str, Linearity]]:
-    """The contributions with those run that first order does not decide, and how its predictions fared in each format."""
+    """Contributions, with runs where first order is insufficient, and the accuracy of its predictions by format."""
     result = {name: dict(by_format) for name, by_format in first.contributions.items()}
     checks: dict[str, Linearity] = {}
     for fmt in measurement.formats:
@@ -60,7 +60,7 @@ def settle(
 
 @dataclass(frozen=True)
 class _Ran:
-    """A run with some operations low: its error, whether it changed a choice, and the criterion that it took most of."""
+    """A run with some operations low: its error, whether it changed a choice, and the tightest criterion."""
 
     names: Sequence[str] = ()
     error: float = math.inf
@@ -73,7 +73,7 @@ Waiting = list[tuple[float, int, Sequence[str], _Ran]]
 
 
 class _Settling:
-    """One format. found: what runs tell."""
+    """Runs for one format. found: results of the runs."""
 
     def __init__(self, reruns: Reruns, first: FirstOrder) -> None:
         self.reruns = reruns
@@ -89,7 +89,7 @@ class _Settling:
         self._numbers = count()
 
     def settle_unknown(self) -> None:
-        """Runs what first order says nothing of."""
+        """Run operations without a first-order estimate."""
         left = self._unknown()
         waiting: Waiting = []
         for names in ([n for n in left if self._is_blind(n)], [n for n in left if not self._is_blind(n)]):
@@ -108,7 +108,7 @@ class _Settling:
         self._copy_to_twins()
 
     def check_predictions(self) -> Linearity | None:
-        """Runs predictions that decide a verdict, nearest to the budget first; more of them where they turn out wrong."""
+        """Run predictions that decide a verdict, nearest to the budget first; more of them if they are inaccurate."""
         if not self._answers or not 0 < self._limit < math.inf:
             return None
         said = self._first_order_predictions()
@@ -130,7 +130,7 @@ class _Settling:
         return self._linearity(whole, run - refuted, refuted, len(claims) - run)
 
     def _unknown(self) -> list[str]:
-        """In execution order; of views of one value, the first for all."""
+        """Operations in execution order; of views of one value, only the first."""
         result: dict[str, None] = {}
         for name, trace in self._traces.items():
             error = self._errors[name]
@@ -140,7 +140,7 @@ class _Settling:
         return list(result)
 
     def _is_blind(self, name: str) -> bool:
-        """Whether first order does not see what it does, or not all."""
+        """Whether its effect is not, or not fully, visible to first order."""
         return not self._answers or self._traces[name].broken or name in self._unseen
 
     def _queue(self, waiting: Waiting, names: Sequence[str], of: _Ran) -> None:
@@ -161,7 +161,7 @@ class _Settling:
             self._queue(waiting, names[middle:], ran)
 
     def _bound_group(self, names: Sequence[str], ran: _Ran) -> None:
-        """Of a run that stays within the budget each of its operations does no more; of independent errors the squares add up."""
+        """If a run stays within the budget, its error bounds each member; squares of independent errors add up."""
         for name in names:
             first = self._first[name]
             if not ran.error <= self._limit:
@@ -174,8 +174,8 @@ class _Settling:
             self.found[name] = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion)
 
     def _run_alone(self, name: str) -> Contribution:
-        """The model run with this operation low; what it does itself, and the rounding of its result, as first order divides it,
-        or run too."""
+        """Run the model with this operation low; split its effect into its own and the rounding of its result, by first
+        order or by another run."""
         tick(name)
         fmt, first = self.reruns.format, self._first[name]
         isolated, _ = self.reruns.together([name])
@@ -192,7 +192,7 @@ class _Settling:
         return replace(ran, cast=self.reruns.error(name, rounded))
 
     def _rate(self, error: float, *predicted: float) -> float:
-        """What runs make of one unit of first order, where that does not answer."""
+        """The ratio of measured to first-order effects, where they have different measures."""
         together = math.hypot(*predicted)
         if self._answers or not 0 < together < math.inf:
             return 1.0
@@ -200,7 +200,7 @@ class _Settling:
         return error / together
 
     def _scale_the_rest(self) -> None:
-        """What no run told of: weights and inputs, and what the run budget did not reach."""
+        """Scale the estimates of values without a run: weights, inputs, and operations beyond the run limit."""
         rate = statistics.median(self._rates or [0.0])
         for name, first in self._first.items():
             one = self.found.get(name, first)
@@ -213,7 +213,7 @@ class _Settling:
         self.found |= {view: self.found[first] for view, first in self._twins.items() if first in self.found}
 
     def _first_order_predictions(self) -> dict[str, float]:
-        """What rests on first order alone, of operations that run in the format."""
+        """Predictions without a run, for operations that can run in the format."""
         known = {**self._first, **self.found}
         return {
             name: known[name].isolated
@@ -222,7 +222,7 @@ class _Settling:
         }
 
     def _sample(self, said: Mapping[str, float]) -> list[str]:
-        """Spread over the sizes of those predictions that are of some consequence."""
+        """A sample of predictions of all relevant sizes."""
         told = [name for name, one in said.items() if _TOLD * self._limit < one < math.inf]
         ranked = sorted(told, key=lambda name: -said[name])
         return ranked[:: max(len(ranked) // SAMPLE, 1)][:SAMPLE]
@@ -237,18 +237,18 @@ class _Settling:
                 self._compared[name] = said[name], ran.isolated
 
     def _telling(self) -> list[tuple[float, float]]:
-        """(predicted, run) where either is of some size."""
+        """(predicted, measured) pairs where either is relevant."""
         return [(one, run) for one, run in self._compared.values() if run or one > _TOLD * self._limit]
 
     def _ratios(self) -> list[float]:
         return [one / run for one, run in self._telling() if one > 0 and 0 < run < math.inf]
 
     def _holds(self) -> bool:
-        """Whether nearly all predictions are as large as what a run says."""
+        """Whether nearly all predictions agree with the runs."""
         return sum(_near(ratio, 1.0) for ratio in self._ratios()) >= 0.9 * len(self._telling())
 
     def _outcome(self, claims: Iterable[str]) -> tuple[int, int]:
-        """How many predictions beyond the budget were run, and how many of these runs refuted."""
+        """How many predictions above the budget were run, and how many of these were refuted."""
         run = [self._compared[first][1] for name in claims if (first := self._twins.get(name, name)) in self._compared]
         return len(run), sum(one <= self._limit for one in run)
 
@@ -273,7 +273,7 @@ class _Settling:
         )
 
     def _whole(self) -> tuple[float, float] | None:
-        """(predicted, run): error of the outputs where everything is low; None where that cannot be compared."""
+        """(predicted, measured) output error with everything low; None where outputs cannot be compared."""
         if self.reruns.format not in self._measurement.pure:
             return None
         capture, known = self._measurement.capture, {**self._first, **self.found}
@@ -290,7 +290,7 @@ class _Settling:
 
 
 def _twins(measurement: Measurement) -> dict[str, str]:
-    """{view: the first view of the same value}: all err alike, and one run tells of them."""
+    """{view: the first view of the same value}: their errors are equal, so one run suffices."""
     heads: dict[str, str] = {}
     result = {view: heads.setdefault(root, view) for view, root in lone_views(measurement).items()}
     return {view: first for view, first in result.items() if view != first}

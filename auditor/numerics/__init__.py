@@ -1,1 +1,1 @@
-"""Numerics: number formats, rounding and error metrics, and every ATen operation as a GPU computes it in a format."""
+"""Number formats, rounding, error metrics, and emulation of a GPU's arithmetic for every ATen operation."""

@@ -1,4 +1,4 @@
-"""What autocast makes of an operation's arguments."""
+"""How autocast casts the arguments of an operation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from .operations import Operation, operation
 
 
 def autocast_target(known: Operation, row: Format, given: Iterable[Format | None], told: bool) -> Format | None:
-    """What autocast on CUDA in a format casts an operation's floating arguments to; None where it leaves them as they are.
+    """The format that CUDA's autocast casts floating-point arguments to; None for no cast.
 
-    given: their formats; told: whether a dtype is among them. Raises: UnsupportedInFormat for the banned ones.
+    given: the formats of these arguments; told: whether a dtype is passed. Raises: UnsupportedInFormat for banned
+    operations.
     """
     how, wide = known.autocast, FORMATS["fp32"]
     if how == "banned":
-        raise UnsupportedInFormat(f"{known.op} refuses to run under autocast")
+        raise UnsupportedInFormat(f"{known.op} cannot run under autocast")
     if how == "lower":
         return FORMATS["fp16"] if row.autocast and known.only_fp16 else row
     if how == "promote":
@@ -32,7 +33,7 @@ def autocast_target(known: Operation, row: Format, given: Iterable[Format | None
 def autocast_arguments(
     op: str, args: tuple[Any, ...], kwargs: dict[str, Any], row: Format
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as autocast on CUDA hands them to `op`. Raises: UnsupportedInFormat for the banned ones."""
+    """Cast the arguments of `op` as CUDA's autocast does. Raises: UnsupportedInFormat for banned operations."""
     told = any(isinstance(value, (torch.dtype, Format)) for value in (*args, *kwargs.values()))
     target = autocast_target(operation(op), row, map(format_in, tensors_in((args, kwargs))), told)
     if target is None:

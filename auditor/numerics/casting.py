@@ -1,4 +1,4 @@
-"""Rounding to a format, and values in one: in torch's own type where it computes in it, else marked as holding its values."""
+"""Rounds tensors to a format: in torch's own dtype if it computes in it, else as float32 with a tag."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SINGLE = 23
 
 
 def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
-    """`x` rounded to nearest even in the format `name`, returned as float32.
+    """Round `x` to nearest even in the format `name`; the result is float32.
 
     Shapes: [*] -> [*]. Beyond the format's range: inf, or the largest value where the format has no inf. NaN stays.
     """
@@ -31,7 +31,7 @@ def round_to(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _by_table(x: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Rounding by a format's numbers alone, where torch has no such type."""
+    """Round using the format's parameters, where torch has no such dtype."""
     rounded = _round_mantissa(x, drop=_SINGLE - fmt.mantissa)
     if fmt.min_exponent > FORMATS["fp32"].min_exponent:  # subnormals of float32's own range are spaced by the same bits
         steps = torch.round(x / fmt.smallest_subnormal)  # exact: both are float32, one of them a power of two
@@ -50,16 +50,14 @@ def _round_mantissa(x: torch.Tensor, drop: int) -> torch.Tensor:
 
 
 _MARK = "_carried_format"
-"""Attribute of a float32 tensor whose values are on the grid of a format in which torch does not compute.
-
-Whatever torch makes of such a tensor is another one, without it: whoever runs operations says what their results are.
-"""
+"""Attribute that tags a float32 tensor with a format in which torch does not compute.
+Operations on such a tensor return new tensors without the tag: the caller sets it again."""
 
 
 def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
-    """A float tensor rounded to a format. Shapes: [*] -> [*]. In its own dtype, or carried in float32.
+    """A float tensor rounded to a format. Shapes: [*] -> [*]. In the format's dtype, or float32 with a tag.
 
-    Nested tensors are not carried, and stay as they are.
+    Nested tensors cannot be tagged and stay unchanged.
     """
     if x.is_nested and not x.is_contiguous():
         x = x.contiguous()  # torch converts no other
@@ -73,34 +71,34 @@ def in_format(x: torch.Tensor, row: Format) -> torch.Tensor:
 
 
 def carried_in(x: torch.Tensor) -> Format | None:
-    """The format that a float32 tensor says its values are in; None where it is what it is."""
+    """The format that a float32 tensor is tagged with; None without a tag."""
     result: Format | None = getattr(x, _MARK, None)
     return result
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
-    """The tensor without a word on whose values it holds; others as they are."""
+    """The tensor without its tag; other tensors are returned unchanged."""
     return x if carried_in(x) is None else x.detach()
 
 
 def format_in(x: torch.Tensor) -> Format | None:
-    """The format that a tensor's values are in: what it carries, or what torch computes in; None for other dtypes."""
+    """The format of a tensor's values: its tag, or the format of its dtype; None for other dtypes."""
     return carried_in(x) or format_of(x.dtype)
 
 
 def asked_for(dtype: torch.dtype | Format | None) -> Format | None:
-    """The format that stands in the place of a dtype: itself, or what torch computes in with that dtype."""
+    """The format that a dtype argument requests: a format itself, or the one that torch computes in with that dtype."""
     return format_of(dtype) if isinstance(dtype, torch.dtype) else dtype
 
 
 def like(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """A tensor in the dtype of another, rounded to what that one carries."""
+    """Round a tensor to the format of another, in its dtype."""
     row = format_in(other)
     return x.to(other.dtype) if row is None else in_format(x, row)
 
 
 def _round_tensor(x: torch.Tensor, name: str) -> torch.Tensor:
-    """The tensor rounded, of a sparse one the entries that it holds; never the tensor itself."""
+    """A rounded copy of the tensor; for a sparse one, of its stored entries."""
     if x.layout is torch.strided:
         return round_to(x, name)
     if x.layout is torch.sparse_coo:
@@ -112,12 +110,12 @@ def _round_tensor(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def in_float32(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """Compute in float32 on the values the arguments have now, and round floating results to the format."""
+    """Compute in float32 on the current values, and round floating-point results to the format."""
     return round_tree(target(*widen(args), **widen(kwargs)), row)  # by then nothing holds the wide arguments
 
 
 def widen(tree: Any) -> Any:
-    """Low tensors of `tree` as float32, pairs of float16 as those of float32; the rest as it is."""
+    """Convert low tensors in `tree` to float32, and complex float16 to complex float32."""
     return over_tensors(_wide, tree)
 
 
@@ -128,17 +126,17 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 
 def round_tree(tree: Any, row: Format) -> Any:
-    """Float32 and low tensors of `tree` in a format; float64, complex and discrete ones as they are."""
+    """Round float32 and low tensors in `tree` to a format; float64, complex and discrete ones stay."""
     return over_tensors(lambda x: in_format(x, row) if x.dtype is torch.float32 or is_low(x.dtype) else x, tree)
 
 
 def scalars_lowered(tree: Any) -> Any:
-    """Floating tensors of no dimensions in the low dtype that all those with dimensions have; where they have another, as they are.
+    """Cast zero-dimensional tensors to the common low dtype of the tensors with dimensions; unchanged if these differ.
 
-    torch leaves them out when it promotes; the GPU's kernels then load them in the promoted dtype, so that a scale of 1e5 is infinite
-    beside FP16 values, where the CPU's multiply by it in float32. Source: ATen/native/cuda/Loops.cuh
-    (`opmath_symmetric_gpu_kernel_with_scalars`), which spares only scalars that lie on the CPU: here all lie there, and
-    none is taken for such a one.
+    torch ignores scalars in type promotion; CUDA's kernels then load them in the promoted dtype, so that a scale of 1e5
+    is infinite beside FP16 values, where a CPU multiplies in float32. Source: ATen/native/cuda/Loops.cuh
+    (`opmath_symmetric_gpu_kernel_with_scalars`), which excludes only scalars on the CPU; on an emulating CPU, every
+    scalar counts as one on the GPU.
     """
     wide = {x.dtype for x in tensors_in(tree) if x.dim() and x.is_floating_point()}
     if len(wide) != 1 or not is_low(dtype := wide.pop()):

@@ -1,8 +1,8 @@
-"""GRUs, LSTMs and plain RNNs as CUDA computes them: at each step two products, each rounded, and one kernel in float32 for the rest.
+"""Emulates CUDA's GRUs, LSTMs and plain RNNs: each step rounds two products; the rest is one float32 kernel.
 
 A CPU rounds after every gate, or where oneDNN does, which depends on the processor. Source: `GRUCell` and `LSTMCell` of
-aten/src/ATen/native/RNN.cpp, and the kernels of aten/src/ATen/native/cuda/RNN.cu, which hold gates in `accscalar_t` and
-round what they return.
+aten/src/ATen/native/RNN.cpp, and the kernels of aten/src/ATen/native/cuda/RNN.cu, which keep gates in `accscalar_t` and
+round their results.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _FUSED = ("gru_cell", "lstm_cell")
 
 
 def is_fused_cell(target: Callable[..., Any]) -> bool:
-    """Whether CUDA has one kernel for the gates of this step."""
+    """Whether CUDA computes the gates of this step in one kernel."""
     return operation_of(target).name in _FUSED
 
 
 def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A step of half-precision tensors on a CPU. Shapes: as `aten.gru_cell` and `aten.lstm_cell` take and give them."""
+    """Run one step on half-precision tensors on a CPU. Shapes: those of `aten.gru_cell` and `aten.lstm_cell`."""
     given = widen(_arguments(target, args, kwargs))
     states = _several(given["hx"])
     from_input = _product(given["input"], given["w_ih"], given.get("b_ih"), row)
@@ -37,8 +37,8 @@ def run_cell(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A recurrent layer of half-precision tensors on a CPU, step by step. Shapes: as `aten.gru.input`, `aten.gru.data` and
-    their like take and give them."""
+    """Run a recurrent layer on half-precision tensors on a CPU, step by step. Shapes: those of `aten.gru.input`,
+    `aten.gru.data` and similar operations."""
     given = widen(_arguments(target, args, kwargs))
     rows, sizes = _rows(given)
     ways, params = 1 + given["bidirectional"], given["params"]
@@ -63,7 +63,7 @@ def run_layer(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 class _Way:
-    """One direction of one layer: in float32, on values of the format."""
+    """One direction of one layer: computes in float32 on values of the format."""
 
     def __init__(self, step: _Step, weights: Sequence[Tensor], biased: bool, row: Format) -> None:
         self._step, self._row = step, row
@@ -72,7 +72,7 @@ class _Way:
         self._projection = others[2:] if biased else others
 
     def run(self, rows: Tensor, sizes: Sequence[int], states: _States, backwards: bool) -> tuple[Tensor, _States]:
-        """Output and last states. rows: those of each step, one after the other, as many as `sizes` says."""
+        """Output and final states. rows: of all steps, concatenated; sizes: the number of rows in each step."""
         entering = torch.split(_product(rows, self._of_input, self._biases[0], self._row), list(sizes))
         outputs, steps = [], list(zip(entering, sizes, strict=True))
         for from_input, size in reversed(steps) if backwards else steps:
@@ -94,7 +94,7 @@ def _arguments(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _rows(given: dict[str, Any]) -> tuple[Tensor, list[int]]:
-    """What a layer reads, the rows of each step one after the other, and how many those are."""
+    """The input of a layer: the rows of all steps, concatenated, and their number per step."""
     if "data" in given:
         return given["data"], given["batch_sizes"].tolist()
     x = given["input"].transpose(0, 1) if given["batch_first"] else given["input"]
@@ -106,7 +106,7 @@ def _several(states: Tensor | Sequence[Tensor]) -> _States:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, row: Format) -> Tensor:
-    """The product rounded, the bias added in float32."""
+    """The rounded product, with the bias added in float32."""
     result = round_to(torch.nn.functional.linear(x, weight), row.name)
     return result if bias is None else result + bias
 
@@ -135,4 +135,4 @@ STEPS: dict[str, _Step] = {
     "rnn_tanh": lambda from_input, from_state, _: ((from_input + from_state).tanh(),),
     "rnn_relu": lambda from_input, from_state, _: ((from_input + from_state).relu(),),
 }
-"""What follows the products of the input and of the state: (product, product, states) -> states."""
+"""The rest of a step: (product of input, product of state, states) -> states."""

@@ -1,20 +1,20 @@
-"""The numbers that a tensor holds, as a plain tensor, whatever its layout and however it is viewed."""
+"""The entries of a tensor as a plain tensor, for every layout and view."""
 
 from __future__ import annotations
 
 import torch
 
 ON_GPU = 1 << 24
-"""Entries of a tensor that are looked at together on a GPU: few enough to need little memory, enough to keep it busy."""
+"""Entries of a tensor that a GPU processes together: a compromise between memory and speed."""
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 
 def entries(x: torch.Tensor) -> torch.Tensor:
-    """The numbers in `x`, real and strided, 8-bit ones in float32; what is so already comes back as it is.
+    """The numbers in `x`, real and strided, 8-bit ones as float32; a tensor of that kind is returned unchanged.
 
-    Shapes: [*] -> [*], with a pair for each complex number [*, 2]; of a sparse tensor the entries that it holds, of a
-    nested one those of its parts, one after the other.
+    Shapes: [*] -> [*]; complex numbers become pairs, [*, 2]. Sparse tensors give their stored entries; nested tensors
+    the entries of their parts, concatenated.
     """
     if x.is_nested:
         parts = [part.reshape(-1) for part in x.unbind()]
@@ -30,22 +30,22 @@ def entries(x: torch.Tensor) -> torch.Tensor:
 
 
 def is_plain(x: torch.Tensor) -> bool:
-    """Whether every one of its entries is stored where its strides say."""
+    """Whether every entry is stored at the position that the strides give."""
     return x.layout is torch.strided and not x.is_nested
 
 
 def is_number(x: torch.Tensor) -> bool:
-    """Whether its entries are real or complex numbers, which formats round; on the meta device it has none."""
+    """Whether the entries are real or complex floating-point numbers; False for a meta tensor."""
     return (x.is_floating_point() or x.is_complex()) and x.device.type != "meta"
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
-    """The tensor with the zeros that a sparse one leaves out; others as they are."""
+    """Convert a sparse tensor to a dense one; other tensors are returned unchanged."""
     return x if is_plain(x) else x.to_dense()
 
 
 def places(x: torch.Tensor) -> list[torch.Tensor]:
-    """Where a sparse tensor holds entries, as tensors of indices; of others nothing."""
+    """The index tensors of a sparse tensor; nothing for others."""
     if is_plain(x) or x.is_nested:
         return []
     if x.layout is torch.sparse_coo:
@@ -54,12 +54,12 @@ def places(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def extent(x: torch.Tensor) -> tuple[tuple[int, ...], ...]:
-    """What two tensors have in common whose entries can be compared one by one: shapes, of all parts of a nested one."""
+    """The shapes that two tensors must share to be compared entry by entry; for a nested tensor, of all parts."""
     if x.is_nested:
         return tuple(tuple(part.shape) for part in x.unbind())
     return (tuple(x.shape),) if is_plain(x) else (tuple(x.shape), tuple(entries(x).shape))
 
 
 def finite(x: torch.Tensor) -> torch.Tensor:
-    """`x` with zeros where it is not finite."""
+    """Replace non-finite entries of `x` by zero."""
     return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,4 +1,4 @@
-"""FLOPs of one operation from its shapes, multiply-adds counted as two: a formula per kind of product, named by the rows."""
+"""FLOPs of one operation from its shapes, a multiply-add counted as two: one formula per kind of matrix product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMULAS: dict[str, Callable[..., int]] = {}
 
 
 def flops_of(node: fx.Node) -> int:
-    """FLOPs of a node; 0 for what is no product, and where nothing was recorded of its result."""
+    """FLOPs of a node; 0 if it is no matrix product, or its shape was not recorded."""
     name = row_of(node).flops
     function = FORMULAS.get(name)
     # Rows of a jagged tensor are rows of a matrix, wherever one sequence ends; its attention isn't counted.

@@ -1,4 +1,4 @@
-"""The one table of number formats; a new format is a row, of the table or registered from outside. Imports no torch."""
+"""The table of number formats; new formats can be registered. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 NAME = re.compile(r"[a-z]+[0-9][a-z0-9_]*")
-"""How formats are called: no key of a document has a digit, so that the two are told apart."""
+"""Pattern of format names: they contain a digit, unlike the keys of documents."""
 
 _WIDEST_MANTISSA, _LEAST_EXPONENT, _LARGEST = 22, -126, 3.4028234663852886e38
 _WIDE = 4
-"""Bytes of FP32: what takes fewer can stand in for it."""
+"""Bytes of an FP32 number; low formats have fewer."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,13 @@ class Format:
     """A binary floating-point format.
 
     mantissa: stored fraction bits. min_exponent: of the smallest normal number. largest: the largest finite value.
-    bytes: of one element in memory. label: the name as people write it, by default the name in capitals.
-    storage: the name of torch's own type, None where torch has none. native: whether torch computes in that type; a
-    format without arithmetic is measured by rounding what FP32 computes. autocast: whether `torch.autocast` takes it.
-    loss_scaling: whether gradients in it need a scaled loss, for want of range below.
-    overflows_to: what a value beyond `largest` becomes, "inf", or "largest" (fp8_e4m3 has no infinity; torch saturates
-    it from 2.13 on, where it gave NaN before). speed: the column of plan/devices.toml with a device's rate in it; where
-    a device lacks it, or there is none, arithmetic is timed as FP32's.
-    Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32: NVIDIA A100 whitepaper; fp8: Micikevicius et al. 2022, OCP FP8.
+    bytes: of one element in memory. label: the display name, by default the name in capitals. storage: the name of
+    torch's dtype, None where torch has none. native: whether torch computes in that dtype; other formats are emulated
+    by rounding FP32 results. autocast: whether `torch.autocast` accepts it. loss_scaling: whether its small range
+    requires a scaled loss. overflows_to: the result beyond `largest`, "inf", or "largest" (fp8_e4m3 has no infinity;
+    torch saturates it from 2.13 on, and gave NaN before). speed: the column of plan/devices.toml with a device's rate;
+    without an entry, arithmetic is timed as FP32's. Sources: IEEE 754-2019 (fp16, fp32); bf16 and tf32: NVIDIA A100
+    whitepaper; fp8: Micikevicius et al. 2022, OCP FP8.
     """
 
     name: str
@@ -58,9 +57,9 @@ class Format:
 
     @classmethod
     def ieee(cls, name: str, exponent_bits: int, mantissa: int) -> Format:
-        """A format by IEEE 754's scheme: a sign, a biased exponent whose top value holds Inf and NaN, and a fraction.
+        """A format by IEEE 754's scheme: a sign, a biased exponent whose top value encodes Inf and NaN, and a fraction.
 
-        Raises: AuditorError(slug="bad-format") for bits that are no whole numbers, or more than FP64 has.
+        Raises: AuditorError(slug="bad-format") for bits that are not whole numbers, or exceed FP64's.
         """
         for what, bits, most in (("exponent", exponent_bits, 11), ("fraction", mantissa, 52)):
             if type(bits) is not int or not 1 <= bits <= most:
@@ -71,14 +70,14 @@ class Format:
 
     @cached_property
     def dtype(self) -> torch.dtype | None:
-        """torch's own type, None where torch has none (tf32 is an arithmetic mode, not a storage type)."""
+        """torch's dtype, None where torch has none (tf32 is an arithmetic mode, not a storage type)."""
         import torch
 
         return None if self.storage is None else getattr(torch, self.storage)
 
     @property
     def low(self) -> bool:
-        """Whether it stores a value in fewer bytes than FP32: what an audit can ask for."""
+        """Whether a value takes fewer bytes than in FP32, so that an audit can request the format."""
         return self.bytes < _WIDE
 
     @property
@@ -88,7 +87,7 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> float:
-        """The spacing of the numbers around zero."""
+        """The smallest positive number."""
         return math.ldexp(1.0, self.min_exponent - self.mantissa)
 
     @property
@@ -112,24 +111,24 @@ _ROWS = (
 )
 _known = {row.name: row for row in _ROWS}
 FORMATS: Mapping[str, Format] = MappingProxyType(_known)
-"""{name: Format}: the table, and what was registered beside it."""
+"""{name: Format}: built-in and registered formats."""
 
 DEFAULT = ("fp16", "bf16")
-"""Formats that an audit tries unless it is told others: those that GPUs train and run models in."""
+"""Formats of an audit by default: those that GPUs commonly train and run models in."""
 
 
 def narrower() -> tuple[str, ...]:
-    """Names of the formats with fewer significant bits than FP32: those that a literal can be lost in."""
+    """Names of the formats with fewer significant bits than FP32, which may not hold a literal exactly."""
     return tuple(name for name, row in FORMATS.items() if row.mantissa < FORMATS["fp32"].mantissa)
 
 
 def auditable() -> tuple[str, ...]:
-    """Names of the formats that an audit can be asked for, the default ones first."""
+    """Names of the formats that an audit accepts, the default ones first."""
     return (*DEFAULT, *(name for name, row in FORMATS.items() if row.low and name not in DEFAULT))
 
 
 def label(name: str) -> str:
-    """A format's name as people write it: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`; also of one that is not known here."""
+    """The display name of a format, also of an unknown one: `bf16` -> `BF16`, `fp8_e4m3` -> `FP8 E4M3`."""
     return FORMATS[name].label if name in FORMATS else name.upper().replace("_", " ")
 
 
@@ -139,20 +138,22 @@ def format_of(dtype: torch.dtype) -> Format | None:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype in which torch computes in a format. Raises: AuditorError(slug="no-arithmetic") where it does not."""
+    """The dtype in which torch computes in a format. Raises: AuditorError(slug="no-arithmetic") where there is none."""
     row = FORMATS[name]
     if not row.native or row.dtype is None:
-        raise AuditorError(f"torch has no arithmetic in {row.label}: it can be measured, not run", slug="no-arithmetic")
+        raise AuditorError(
+            f"torch cannot compute in {row.label}: it can be measured by rounding, but not run", slug="no-arithmetic"
+        )
     return row.dtype
 
 
 def runs(name: str) -> bool:
-    """Whether torch computes in the format of this name; not so in one that is not known here."""
+    """Whether torch computes in the format of this name; False for an unknown one."""
     return name in FORMATS and FORMATS[name].native
 
 
 def is_low(dtype: torch.dtype) -> bool:
-    """Whether torch computes in this dtype in fewer bits than FP32 has."""
+    """Whether torch computes in this dtype with fewer bits than FP32."""
     row = _by_dtype().get(dtype)
     return row is not None and row.low
 
@@ -163,9 +164,9 @@ def _by_dtype() -> dict[torch.dtype, Format]:
 
 
 def register(row: Format) -> None:
-    """Add a format to the table, for as long as the process lives: audits then take its name.
+    """Add a format to the table of this process: audits then accept its name.
 
-    Raises: AuditorError(slug="bad-format") where its numbers are none of a format narrower than FP32, its name is taken,
+    Raises: AuditorError(slug="bad-format") where its numbers describe no format narrower than FP32, its name is taken,
     or torch has no such type.
     """
     problem = _problem(row)
@@ -177,7 +178,7 @@ def register(row: Format) -> None:
 
 @contextmanager
 def temporary_format(row: Format) -> Iterator[Format]:
-    """A format that is in the table for the body. Raises: as `register`."""
+    """Register a format within the body only. Raises: as `register`."""
     register(row)
     try:
         yield row
@@ -187,24 +188,24 @@ def temporary_format(row: Format) -> Iterator[Format]:
 
 
 def _problem(row: Format) -> str | None:
-    """What keeps a row out of the table: rounding to it is done on FP32 values, so it can have no more than FP32 has."""
+    """Why a row cannot be registered: rounding works on FP32 values, so the format must not exceed FP32."""
     if not NAME.fullmatch(row.name):
-        return "a name is small letters with a digit behind them, for instance e6m9"
+        return "a name has lower-case letters followed by a digit, for instance e6m9"
     if row.name in FORMATS:
-        return "there is one of that name"
+        return "the name is already taken"
     broken = [key for key in ("mantissa", "min_exponent", "bytes") if type(getattr(row, key)) is not int]
     if broken:
-        return f"{broken[0]} is a whole number, not {getattr(row, broken[0])!r}"
+        return f"{broken[0]} must be a whole number, not {getattr(row, broken[0])!r}"
     if not 1 <= row.mantissa <= _WIDEST_MANTISSA:
-        return f"it has 1 to {_WIDEST_MANTISSA} fraction bits, not {row.mantissa}"
+        return f"it must have 1 to {_WIDEST_MANTISSA} fraction bits, not {row.mantissa}"
     if not _LEAST_EXPONENT <= row.min_exponent <= 0:
-        return f"its smallest exponent is from {_LEAST_EXPONENT} to 0, not {row.min_exponent}"
+        return f"its smallest exponent must be from {_LEAST_EXPONENT} to 0, not {row.min_exponent}"
     if not 1 <= row.largest <= _LARGEST or not _on_grid(row):
-        return f"its largest value is one that it holds, from 1 to FP32's largest, not {row.largest}"
+        return f"its largest value must be representable, and from 1 to FP32's largest, not {row.largest}"
     if not 1 <= row.bytes < _WIDE:
-        return f"an element takes 1 to {_WIDE - 1} bytes, not {row.bytes}"
+        return f"an element must take 1 to {_WIDE - 1} bytes, not {row.bytes}"
     if row.overflows_to not in ("inf", "largest"):
-        return f"what is beyond its largest value becomes 'inf' or 'largest', not {row.overflows_to!r}"
+        return f"overflows_to must be 'inf' or 'largest', not {row.overflows_to!r}"
     return _storage_problem(row)
 
 
@@ -215,24 +216,24 @@ def _on_grid(row: Format) -> bool:
 
 def _storage_problem(row: Format) -> str | None:
     if row.autocast and not row.native:
-        return "autocast takes formats that torch computes in alone"
+        return "autocast accepts only formats that torch computes in"
     if row.storage is None:
-        return "torch computes in its own types alone: name one as storage" if row.native else None
+        return "torch computes only in its own types: name one as storage" if row.native else None
     import torch
 
     dtype = getattr(torch, row.storage, None)
     if not isinstance(dtype, torch.dtype):
         return f"torch has no type {row.storage!r}"
     if not _holds(dtype, row):
-        return f"{row.storage} is a type with other numbers: leave storage out, and it is rounded to by its own"
+        return f"{row.storage} represents other numbers: leave storage out, and values are rounded by the row"
     if not row.native:
         return None
     taken = format_of(dtype)
-    return f"{taken.name} is computed in {row.storage} already" if taken else f"torch does not compute in {row.storage}"
+    return f"{taken.name} already computes in {row.storage}" if taken else f"torch does not compute in {row.storage}"
 
 
 def _holds(dtype: torch.dtype, row: Format) -> bool:
-    """Whether torch's type has the numbers of the row, so that rounding to the row is rounding to the type."""
+    """Whether torch's dtype represents the same numbers as the row, so that both round alike."""
     import torch
 
     if not dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""Functions of torch by name, as a mode is told of them. From function_name on it is copied into `patched_model.py`."""
+"""Functions of torch by the name used in plans. `patched_model.py` contains a copy from function_name on."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch.overrides import get_overridable_functions
 
 
 def function_name(function: Any) -> str:
-    """What `keep` calls a function of torch: "pow" for torch.pow, x.pow and x ** 2; nothing for one in place."""
+    """A torch function's name in plans: "pow" for torch.pow, x.pow and x ** 2; None for an in-place one."""
     name: str = getattr(function, "__name__", "")
     return "" if name.endswith("_") and not name.startswith("__") else name.strip("_")
 
 
 @functools.cache
 def functions_by_name() -> dict[str, tuple[Any, ...]]:
-    """All functions of torch that can be kept."""
+    """All functions of torch that a plan can keep in FP32."""
     result: dict[str, dict[Any, None]] = {}
     for functions in get_overridable_functions().values():
         for function in functions:

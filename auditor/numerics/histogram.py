@@ -1,4 +1,4 @@
-"""Histograms of magnitudes by powers of two: one answers, for every loss scale at once, what a format flushes or overflows."""
+"""Histograms of magnitudes by powers of two: one gives, for every loss scale, the shares that underflow or overflow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .formats import FORMATS, Format
 from .metrics import relative_l2, runs, sum_of_squares
 
 SIGNIFICANT_BITS = 24
-"""Bits of FP32's significand: what is this many powers of two below another number vanishes when they are added."""
+"""Bits of FP32's significand: a number this many powers of two below another vanishes in their sum."""
 
 _BIAS, _BEYOND = 127, 255
 _EXPONENT_SHIFT, _EXPONENT_FIELD = 23, 0xFF
@@ -47,7 +47,7 @@ def histogram_of(x: torch.Tensor) -> Magnitudes:
 
 
 def magnitudes_of(x: torch.Tensor) -> Magnitudes:
-    """`histogram_of` the tensor, with what FP16 and BF16 round off."""
+    """`histogram_of` the tensor, plus the rounding errors of FP16 and BF16."""
     result = histogram_of(x)
     if not result.max_abs:
         return result
@@ -87,27 +87,27 @@ def merge_magnitudes(parts: Iterable[Magnitudes]) -> Magnitudes:
     return Magnitudes(largest, least, zeros, dict(sorted(exponents.items())), nonfinite, math.sqrt(square), rounding)
 
 
-def significant(found: Magnitudes) -> Magnitudes:
-    """One tensor's histogram without the entries that FP32 itself would lose beside its largest.
+def significant(histogram: Magnitudes) -> Magnitudes:
+    """One tensor's histogram without entries that even FP32 loses next to its largest.
 
-    Saturated outputs leave gradients of 1e-30 next to those of 1e-3: no format needs to keep the former.
+    Saturated outputs leave gradients of 1e-30 next to those of 1e-3: no format needs to represent the former.
     """
-    top = max(found.exponents, default=0)
-    kept = {e: n for e, n in found.exponents.items() if e >= top - SIGNIFICANT_BITS}
-    return replace(found, exponents=kept)
+    top = max(histogram.exponents, default=0)
+    kept = {e: n for e, n in histogram.exponents.items() if e >= top - SIGNIFICANT_BITS}
+    return replace(histogram, exponents=kept)
 
 
-def flushed(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
-    """Share of the non-zero entries that `fmt` rounds to zero once they are multiplied by 2 ** shift.
+def underflow_share(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
+    """Share of the non-zero entries that `fmt` rounds to zero after multiplication by 2 ** shift.
 
-    Half the smallest subnormal is the edge: below it a value rounds to zero, above it to that subnormal.
+    The threshold is half the smallest subnormal: smaller values round to zero.
     """
     edge = fmt.min_exponent - fmt.mantissa - 1
     return _share(exponents, lambda e: e + shift < edge)
 
 
-def subnormal(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
-    """Share of the non-zero entries that stay, below the smallest normal number, with fewer bits."""
+def subnormal_share(exponents: Mapping[int, int], fmt: Format, shift: int = 0) -> float:
+    """Share of the non-zero entries that become subnormal and lose bits."""
     edge = fmt.min_exponent - fmt.mantissa - 1
     return _share(exponents, lambda e: edge <= e + shift < fmt.min_exponent)
 
@@ -117,19 +117,20 @@ def _share(exponents: Mapping[int, int], within: Callable[[int], bool]) -> float
     return sum(n for e, n in exponents.items() if within(e)) / total if total else 0.0
 
 
-def largest_scale(found: Magnitudes, fmt: Format) -> float:
-    """The largest power of two by which no entry passes the largest finite number of `fmt`; inf for zeros alone."""
-    if found.max_abs == 0:
+def largest_scale(histogram: Magnitudes, fmt: Format) -> float:
+    """The largest power of two that overflows no entry in `fmt`; inf if all are zero."""
+    if histogram.max_abs == 0:
         return math.inf
-    return 2.0 ** math.floor(math.log2(fmt.largest) - math.log2(found.max_abs))
+    return 2.0 ** math.floor(math.log2(fmt.largest) - math.log2(histogram.max_abs))
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """How a candidate differs from a reference. error: relative L2. max_ulp: the largest |c - r| in units of the format's spacing at r.
+    """How a candidate differs from a reference. error: relative L2. max_ulp: the largest |c - r| in units of spacing at
+    r.
 
-    overflow, nan: how many finite entries turned Inf and NaN. underflow, subnormal: the shares of those that are not zero which
-    turned zero, or smaller than the smallest normal number.
+    overflow, nan: number of finite entries that became Inf and NaN. underflow, subnormal: shares of the non-zero
+    entries that became zero, or smaller than the smallest normal number.
     """
 
     error: float = 0.0
@@ -141,7 +142,7 @@ class Deviation:
 
 
 class Profile:
-    """A real tensor of shape [*], in float32; its entries must not change afterwards."""
+    """Statistics of a real tensor of shape [*], in float32; its entries must not change afterwards."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self._float = x.detach().float()
@@ -150,22 +151,22 @@ class Profile:
 
     @property
     def rms(self) -> float:
-        """Root mean square; 0 for an empty tensor and for one with non-finite entries."""
+        """Root mean square; 0 for an empty tensor or one with non-finite entries."""
         return 0.0 if self.range.nonfinite else self.range.norm / math.sqrt(max(self._float.numel(), 1))
 
     def rounding(self, fmt: Format) -> Deviation:
-        """What rounding every entry to `fmt` does; computed once."""
+        """The deviation from rounding every entry to `fmt`; cached."""
         if fmt.name not in self._roundings:
             self._roundings[fmt.name] = self.deviation(in_format(self._float, fmt), fmt)
         return self._roundings[fmt.name]
 
     def error(self, candidate: torch.Tensor) -> float:
-        """Relative L2 error of a candidate; of its finite entries, where the tensor has infinities that it lost."""
+        """Relative L2 error of a candidate; over finite entries only, where the tensor's infinities became finite."""
         gaps = (low.float() - r for r, low in runs(self._float, candidate.detach()))
         return self._relative(sum(map(sum_of_squares, gaps)), candidate)
 
     def _relative(self, squares: float, candidate: torch.Tensor) -> float:
-        """The error of a candidate. squares: of all its differences, if they are finite."""
+        """The relative L2 error of a candidate. squares: the sum of all squared differences, if finite."""
         if self.range.norm and math.isfinite(squares):
             return math.sqrt(squares) / self.range.norm
         error = relative_l2(self._float, candidate)
@@ -177,8 +178,8 @@ class Profile:
     def deviation(self, candidate: torch.Tensor, fmt: Format) -> Deviation:
         """How `candidate` (same shape, any real dtype) differs from the tensor, in one pass.
 
-        In float32, where the difference of two close numbers is exact (Sterbenz). max_ulp is inf where the candidate alone is
-        not finite.
+        In float32, where the difference of two close numbers is exact (Sterbenz). max_ulp is inf where only the
+        candidate is not finite.
         """
         squares, most, damage = 0.0, 0.0, Counter[str]()
         for r, low in runs(self._float, candidate.detach()):
@@ -195,7 +196,7 @@ class Profile:
         return Deviation(error, damage["overflow"], damage["nan"], **shares, max_ulp=most)
 
     def _damage(self, reference: torch.Tensor, size: torch.Tensor, fmt: Format) -> Counter[str]:
-        """What became of how many finite entries of a run, of those that are not zero what vanished. size: of the candidate's."""
+        """Counts of finite entries that overflowed or underflowed. size: of the candidate."""
         counts, regular = Counter[str](), reference != 0
         if self.range.nonfinite:
             regular &= reference.isfinite()
@@ -211,7 +212,7 @@ class Profile:
 
 
 def _steps(gap: torch.Tensor, reference: torch.Tensor, fmt: Format) -> float:
-    """The largest gap in units of the format's spacing at the reference; the gaps are overwritten."""
+    """The largest difference in units of the format's spacing at the reference; overwrites `gap`."""
     power = (reference.view(torch.int32) & _EXPONENT).view(torch.float32)  # of two, at or below |r|
     steps = gap.div_(power.clamp_(fmt.smallest_normal))
     largest = max(map(abs, map(float, torch.aminmax(steps))))

@@ -1,4 +1,4 @@
-"""One operation, run in the dtypes of its arguments with the arithmetic a GPU would use."""
+"""Runs one operation in the dtypes of its arguments, with the arithmetic of a GPU."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ _TOO_WIDE = "without overflow"
 
 
 class UnsupportedInFormat(MeasureError, RuntimeError):
-    """The operation refuses the format; the message is the reason, in one clause. A RuntimeError, as CUDA's refusal is.
+    """The operation does not support the format; the message is the reason. A RuntimeError, as CUDA raises.
 
-    owner: path of the module that it is in, where that is known. literal: whether a number that the author wrote is what
-    does not fit.
+    owner: path of the module that contains it, if known. literal: whether a number in the user's code does not fit.
     """
 
     def __init__(self, reason: str, owner: str | None = None, *, literal: bool = False) -> None:
@@ -36,15 +35,14 @@ class UnsupportedInFormat(MeasureError, RuntimeError):
 
 
 def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`target(*args, **kwargs)` as a GPU computes it; the result has the dtype that torch gives it.
+    """Compute `target(*args, **kwargs)` as a GPU does; the result has the dtype that torch gives it.
 
-    On a CPU, matrix products of half-precision tensors round their inputs (they already are), accumulate in float32
-    and round the result, as tensor cores do. Steps of recurrent layers and cells round their products and what they return.
-    Running sums round every partial result, and a tensor of no dimensions beside low ones is rounded before the operation.
-    Other operations run natively in half, so that half-precision intermediates show. On a GPU everything runs natively.
-    In a format without arithmetic of its own, the operation computes in float32 and its result is rounded.
-    Raises: UnsupportedInFormat where the operation has no half kernel on CUDA (on a GPU it is tried), refuses a literal,
-    or mixes dtypes.
+    On a CPU, matrix products of half-precision tensors accumulate in float32 and round the result, as tensor cores do.
+    Recurrent layers and cells round their products and results; running sums round every partial result. A
+    zero-dimensional tensor beside low ones is rounded first. Other operations run natively in half precision, so that
+    intermediate rounding is included. On a GPU everything runs natively. In a format without native arithmetic, the
+    operation computes in float32 and its result is rounded. Raises: UnsupportedInFormat where CUDA has no half kernel
+    (on a GPU it is tried), a literal does not fit, or dtypes are mixed.
     """
     tensors = tensors_in((args, kwargs))
     if asks_for_rounding(tensors, args, kwargs):
@@ -87,7 +85,7 @@ def run_op(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Format | None, bool]:
-    """The format that the tensors are in, and whether they are on a CPU; a transform's may be of complex numbers."""
+    """The format of the tensors, and whether they are on a CPU; Fourier transforms may have complex ones."""
     for x in tensors:
         dtype = x.dtype.to_real() if known.powers_of_two and x.is_complex() else x.dtype
         if is_low(dtype):
@@ -96,7 +94,7 @@ def _low_format(tensors: Sequence[torch.Tensor], known: Operation) -> tuple[Form
 
 
 def _run_discrete(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The operation on what is not low; one that is told to give a low dtype may have a literal that does not fit it."""
+    """Run an operation on discrete tensors; if a low dtype is requested, its literals must fit it."""
     try:
         return target(*args, **kwargs)
     except RuntimeError as error:
@@ -112,7 +110,8 @@ def _of_powers_of_two(target: Callable[..., Any], args: tuple[Any, ...], kwargs:
     result, lengths = fourier_transform(target, args, kwargs, row)
     if odd := [length for length in lengths if length & (length - 1)]:
         raise UnsupportedInFormat(
-            f"{operation_of(target).name} has no {row.storage} kernel on CUDA for a length of {odd[0]}, no power of two"
+            f"{operation_of(target).name} has no {row.storage} kernel on CUDA for length {odd[0]}, "
+            "which is not a power of two"
         )
     return result
 
@@ -121,7 +120,7 @@ def _refuse_mixed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     names = {_type_name(x) for x in tensors_in((args, kwargs)) if x.is_floating_point()}
     if len(names) > 1:
         together = " and ".join(sorted(names))
-        raise UnsupportedInFormat(f"{name} got {together} together")
+        raise UnsupportedInFormat(f"{name} has inputs of different dtypes, {together}")
 
 
 def _reason(name: str, row: Format, error: BaseException) -> str:
@@ -138,7 +137,7 @@ def _type_name(x: torch.Tensor) -> str:
 
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A matrix product or convolution of tensors in a format on a CPU, as tensor cores compute it."""
+    """A matrix product or convolution in a format on a CPU, rounded as on tensor cores."""
     if _adds_apart(target, args):
         result: torch.Tensor = product(target, (*args[:2], None), kwargs, row) + args[2]
         return result
@@ -146,25 +145,25 @@ def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _adds_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether a linear layer is a product, rounded, and then a sum: torch joins them where the rows lie one after the other."""
+    """Whether a linear layer rounds its product before adding the bias: torch fuses both only for contiguous rows."""
     given = operation_of(target).gemm == "linear" and len(args) == 3 and args[2] is not None
     return given and args[0].dim() > 2 and not args[0].is_contiguous()
 
 
 def is_tensor_core(target: Callable[..., Any]) -> bool:
-    """Whether the operation is a matrix product or convolution that accumulates in float32 on tensor cores."""
+    """Whether the operation is a matrix product or convolution that runs on tensor cores."""
     return operation_of(target).product and not mutates(overload_of(target))
 
 
 def is_product(target: Callable[..., Any]) -> bool:
-    """Whether the result is linear in each tensor argument, so that their errors reach it one beside the other."""
+    """Whether the result is linear in each tensor argument, so that errors of the arguments add up."""
     return operation_of(target).linear and not mutates(overload_of(target))
 
 
 def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
-    """The format that torch promotes to. given: (format, whether it is a scalar) of each tensor, one at least.
+    """The format of torch's type promotion. given: (format, whether it is a scalar) of each tensor, one at least.
 
-    Scalars count where there is nothing else. Two low formats have float32 in common.
+    Scalars count only if there is nothing else. Two different low formats promote to float32.
     """
     result = {name for name, scalar in given if not scalar} or {name for name, _ in given}
     low = {name for name in result if FORMATS[name].low}
@@ -172,14 +171,14 @@ def promoted_format(given: Sequence[tuple[str, bool]]) -> str:
 
 
 def asks_for_rounding(tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a format without arithmetic in torch is among the arguments: in one of their tensors, or as a dtype."""
+    """Whether a format without native arithmetic occurs in the arguments, as a tensor's or as a dtype."""
     if any(carried_in(x) is not None for x in tensors):
         return True
     return any(isinstance(value, Format) for value in (*args, *kwargs.values()))
 
 
 def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`target(*args, **kwargs)`, computed in float32 on the values the arguments have; the result in the format it promotes to."""
+    """Compute `target(*args, **kwargs)` in float32 on the current values, and round to the promoted format."""
     row = _result(operation_of(target), args, kwargs)
     wide = wait_for_result(target, target(*_wide(args), **_wide(kwargs)))
     if row is None or not row.low:
@@ -188,7 +187,7 @@ def rounding(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Format | None:
-    """The format of the floating results; None where a dtype among the arguments says, or no float tensor is there."""
+    """The format of the floating-point results; None where a dtype argument decides, or no tensor is floating-point."""
     asked = next((value for value in (*args, *kwargs.values()) if isinstance(value, (Format, torch.dtype))), None)
     if asked is not None:
         return asked if isinstance(asked, Format) else None
@@ -199,7 +198,7 @@ def _result(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _wide(tree: Any) -> Any:
-    """The arguments in float32, which also stands where a format is asked for."""
+    """The arguments in float32; requested formats become float32 too."""
     asked = {key: torch.float32 for key, value in _items(tree) if isinstance(value, Format)}
     wide = widen(tree)
     if isinstance(tree, dict):

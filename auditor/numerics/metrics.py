@@ -1,4 +1,4 @@
-"""Error metrics between a reference and a candidate: differences in float32, or what is wider, summed up in float64."""
+"""Error metrics between a reference and a candidate: float32 (or wider) differences, summed in float64."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from ..errors import MeasureError
 from .entries import ON_GPU, dense, entries, is_plain, places
 
 _RUN = 1 << 17
-"""Entries of a run: their copies stay in the cache."""
+"""Entries of a chunk, so that its copies stay in the processor's cache."""
 
 _SQUARES = (1e-24, 1e36)
-"""Between these, a sum of squares in float32 loses nothing that counts: smaller terms vanish beside it."""
+"""Range in which a float32 sum of squares is accurate: smaller terms are negligible."""
 
 
 def relative_l2(reference: torch.Tensor, candidate: torch.Tensor) -> float:
     """Relative L2 error of `candidate` against `reference`.
 
-    Shapes: both [*], equal. Dtypes: any float. Units: 1 (ratio).
-    Formula: ||c - r|| / ||r||. Edge: r == 0 -> 0.0 if c == 0 else inf; empty -> 0.0; NaN or Inf in c alone -> inf.
-    Raises: MeasureError(slug="shape-mismatch").
-    Source: Higham, Accuracy and Stability of Numerical Algorithms, section 1.2.
+    Shapes: both [*], equal. Dtypes: any float. Units: 1 (ratio). Formula: ||c - r|| / ||r||. Edge: r == 0 -> 0.0 if c
+    == 0 else inf; empty -> 0.0; NaN or Inf only in c -> inf. Raises: MeasureError(slug="shape-mismatch"). Source:
+    Higham, Accuracy and Stability of Numerical Algorithms, section 1.2.
     """
     return output_error([reference], [candidate])
 
 
 def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
-    """Relative L2 error over all floating tensors together; at least the share of discrete entries that differ.
+    """Relative L2 error of all floating-point tensors together, or the larger share of discrete entries that differ.
 
-    Entries where the reference itself is infinite must be equal, or the error is inf; where it is NaN they are left out.
+    Entries where the reference is infinite must be equal, or the error is inf; entries where it is NaN are ignored.
     """
     squares, norm, flipped = 0.0, 0.0, 0.0
     for r, c in comparable_pairs(reference, candidate):
@@ -48,7 +47,7 @@ def output_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
 
 
 def _squares(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
-    """The squared error and the squared size of a run."""
+    """The squared error and the squared norm of a chunk."""
     r, c = entries(r.detach()), entries(c.detach())
     wide = torch.promote_types(torch.promote_types(r.dtype, c.dtype), torch.float32)
     ours, theirs = r.to(wide), c.to(wide)
@@ -57,7 +56,7 @@ def _squares(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
 
 
 def sum_of_squares(x: torch.Tensor) -> float:
-    """Of all entries of a run; in float64 where float32 does not hold it."""
+    """Sum of squares of all entries of a chunk; in float64 where float32 would overflow or underflow."""
     flat = x.reshape(-1)
     square = float(torch.dot(flat, flat))
     if _SQUARES[0] < square < _SQUARES[1] or not flat.numel() or not int(torch.count_nonzero(flat)):
@@ -66,7 +65,7 @@ def sum_of_squares(x: torch.Tensor) -> float:
 
 
 def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Tensors of one shape, in runs of neighbours that fit a processor's cache; on a GPU, whose memory is short, in longer ones."""
+    """Split tensors of one shape into chunks that fit a processor's cache; on a GPU, into larger ones."""
     step = _RUN if tensors[0].device.type == "cpu" else ON_GPU
     if tensors[0].numel() <= step:
         yield tensors
@@ -75,7 +74,7 @@ def runs(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 def _finite_part(r: torch.Tensor, c: torch.Tensor) -> tuple[float, float]:
-    """Squared error and squared size over the entries where the reference is finite; error inf where it must be."""
+    """Squared error and squared norm over entries with a finite reference; inf where an infinite one differs."""
     finite = torch.isfinite(r)
     infinite = torch.isinf(r)
     zero = torch.zeros_like(r)
@@ -103,7 +102,7 @@ def sqnr_db(relative_error: float) -> float:
 def comparable_pairs(
     reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Tensors that are compared entry by entry: strided ones, as many as there are.
+    """Pairs of strided tensors to compare entry by entry.
 
     Raises: MeasureError(slug="shape-mismatch").
     """
@@ -121,7 +120,7 @@ def comparable_pairs(
 
 
 def _comparable(r: torch.Tensor, c: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Strided pairs: of two sparse tensors their entries where they hold the same ones, of nested ones the parts."""
+    """Strided pairs: the entries of two sparse tensors with equal indices, or the parts of nested ones."""
     r, c = r.detach(), c.detach()
     if r.is_nested and c.is_nested:
         parts = r.unbind(), c.unbind()

@@ -1,4 +1,4 @@
-"""What the stages ask of a torch.fx node: its operation, shapes, arguments, and the values that it reads."""
+"""Accessors for torch.fx nodes: operation, shapes, arguments, and inputs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def target_of(n: fx.Node) -> Callable[..., Any]:
 
 
 def overload_of(target: Any) -> Any:
-    """The operation that a node's target is, or stands for: a random operation is kept together with its draw."""
+    """The operation of a node's target; a random operation is stored together with its generator state."""
     return getattr(target, "stands_for", target)
 
 
 def op_name(target: Any) -> str:
-    """`aten.softmax.int` for an operator overload, the function's name for anything else (`getitem`)."""
+    """The name of an operator overload, `aten.softmax.int`, or of any other function, `getitem`."""
     target = overload_of(target)
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
@@ -38,34 +38,34 @@ def op_name(target: Any) -> str:
 
 
 def overload_named(op: str) -> Any:
-    """The operator overload of a name: `aten.softmax.int` -> torch.ops.aten.softmax.int."""
+    """The operator overload with this name: `aten.softmax.int` -> torch.ops.aten.softmax.int."""
     namespace, packet, overload = op.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
 
 @cache
 def operation_of(target: Any) -> Operation:
-    """The row of what a node's target calls."""
+    """The row of the operation that a node's target calls."""
     return operation(op_name(target))
 
 
 def op_of(node: fx.Node) -> str:
-    """The name rules use: `aten.add.Tensor`, `getitem`, or `placeholder` for what is no operation."""
+    """The name that rules use: `aten.add.Tensor`, `getitem`, or `placeholder` for inputs and weights."""
     return op_name(node.target) if node.op == "call_function" else "placeholder"
 
 
 def row_of(node: fx.Node) -> Operation:
-    """The row of a node; what calls nothing has an empty one."""
+    """The row of a node's operation; an empty one if it calls nothing."""
     return operation(op_of(node))
 
 
 def is_torchs_own(target: Any) -> bool:
-    """Whether the operation is one of torch's, and not of a library or of the user."""
+    """Whether the operation belongs to torch, not to a library or the user."""
     return getattr(overload_of(target), "namespace", "aten") in _TORCHS_OWN
 
 
 def is_collective(op: str) -> bool:
-    """Whether the operation talks to other processes."""
+    """Whether the operation communicates with other processes."""
     return op.partition(".")[0] in _COLLECTIVES
 
 
@@ -75,16 +75,16 @@ def mutates(target: object) -> bool:
 
 
 def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The same entries in the same dtype, on another device: an operation of its own in a graph, since torch's is written
-    as a cast to the dtype it has."""
+    """Copy to another device, same dtype: a separate graph operation, since torch's own is recorded as a cast to the
+    current dtype."""
     return x.to(device)
 
 
 def wait_for_result(target: object, value: Any) -> Any:
-    """The value, once it is there and the same in every run.
+    """Wait until a value is complete, and make it the same in every run.
 
-    A functional collective returns tensors that are still being filled; memory that nothing was written to holds anything,
-    and gets zeros.
+    A functional collective returns tensors that are still being filled. Uninitialized memory has arbitrary content, and
+    is zeroed.
     """
     if not isinstance(target, torch._ops.OpOverload):
         return value
@@ -99,12 +99,12 @@ def _is_uninitialised(target: torch._ops.OpOverload) -> bool:
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors among the leaves of a node's value."""
+    """The tensors among the leaves of a value."""
     return tensors_in(value)
 
 
 def view_source(n: fx.Node) -> fx.Node | None:
-    """The node whose entries `n` gives another shape, or whose first result it picks, if that is all it does."""
+    """The node that `n` reshapes, or selects the first result of; None if `n` does more."""
     source = n.args[0] if n.op == "call_function" and n.args else None
     if not isinstance(source, fx.Node):
         return None
@@ -113,14 +113,14 @@ def view_source(n: fx.Node) -> fx.Node | None:
 
 
 def source(node: fx.Node) -> fx.Node:
-    """The node whose values `node` holds, looking up through reshapes, selections and casts."""
+    """The node that computed the values of `node`, found upstream through reshapes, selections and casts."""
     while row_of(node).transparent and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Operations that read the values of `node`, looking down through reshapes, selections and casts."""
+    """Operations that read the values of `node`, downstream through reshapes, selections and casts."""
     for user in node.users:
         row = row_of(user)
         if user.op == "call_function" and not row.assertion:
@@ -131,14 +131,14 @@ def readers(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def value(node: fx.Node) -> Any:
-    """Shape and dtype of what the node gave when it was recorded: a tensor without entries, or a tuple of them; None if none."""
+    """Shape and dtype of the node's recorded result: a meta tensor, or a tuple of them; None if there is none."""
     return node.meta.get("val")
 
 
 def shape(node: Any) -> tuple[int, ...]:
     """Shape of the node's (first) tensor output.
 
-    Raises: ValueError where no shape was recorded; formulas on shapes then do not apply.
+    Raises: ValueError where no shape was recorded, so that no formula applies.
     """
     held = value(node) if isinstance(node, fx.Node) else None
     held = held[0] if isinstance(held, (tuple, list)) and held else held
@@ -157,19 +157,19 @@ def dtype(node: fx.Node) -> torch.dtype | None:
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """The call's explicit arguments by the names of the op's schema; empty for what has no schema."""
+    """The call's explicit arguments by the names in the op's schema; empty without a schema."""
     names = [argument.name for argument in _schema_arguments(node)]
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs) if names else {}
 
 
 def arguments_with_defaults(node: fx.Node) -> dict[str, Any]:
-    """As `arguments`, with the schema's defaults for what the call left out."""
+    """As `arguments`, including the schema's defaults."""
     defaults = {a.name: a.default_value for a in _schema_arguments(node) if a.has_default_value()}
     return defaults | arguments(node)
 
 
 def argument_at(node: fx.Node, position: int) -> Any:
-    """The argument at a position of the op's schema, however the call gives it; None where it gives none."""
+    """The argument at a position of the op's schema, positional or by keyword; None if absent."""
     if position < len(node.args):
         return node.args[position]
     names = [argument.name for argument in _schema_arguments(node)]

@@ -1,4 +1,4 @@
-"""The one table of operations: what every ATen packet is, behind one function.
+"""The table of operations: properties of every ATen operation ("packet", without its overload).
 
 Names: `aten.add.Tensor` is an overload, its packet is `add`; packets of other namespaces keep theirs, as in
 `prims.convert_element_type`.
@@ -29,9 +29,9 @@ _LISTS: tuple[tuple[str, Treatment], ...] = (
 
 @dataclass(frozen=True)
 class Operation:
-    """A row of operations.toml, with what autocast.toml and half_kernels.toml say of the same operation.
+    """Properties of an operation, from operations.toml, autocast.toml and half_kernels.toml.
 
-    op: the name that was asked for. packet: the row's. known: whether there is one, or one of the other lists has it.
+    op: the requested name. packet: the row's name. known: whether any of these files lists it.
     """
 
     op: str = ""
@@ -114,37 +114,37 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Without namespace and overload, as messages call it."""
+        """The name without namespace and overload, for messages."""
         return packet(self.op).rpartition(".")[2]
 
     @property
     def transparent(self) -> bool:
-        """Whether it only reshapes, selects, casts or drops out, so that a pattern may look through it."""
+        """Whether it only reshapes, selects, casts or drops out, so that rules ignore it in patterns."""
         return bool(self.entries) or self.thins or self.cast
 
     @property
     def linear(self) -> bool:
-        """Whether it is a product that is linear in each tensor argument."""
+        """Whether it is a product, linear in each tensor argument."""
         return self.product and not self.attention
 
     @property
     def makes_layer(self) -> bool:
-        """Whether it makes a layer when an argument comes from parameters."""
+        """Whether it forms a layer when an argument comes from parameters."""
         return self.layer or self.linear or self.recurrent or self.cell
 
 
 @cache
 def packet(op: str) -> str:
-    """`aten.softmax.int` -> `softmax`; `getitem` and packets come back as they are."""
+    """The packet of an overload: `aten.softmax.int` -> `softmax`; `getitem` and packets are unchanged."""
     return ".".join(op.split(".")[:2]).removeprefix("aten.")
 
 
 @cache
 def operation(op: str) -> Operation:
-    """What is known of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
+    """The row of an overload (`aten.softmax.int`) or packet (`softmax`, `_c10d_functional.wait_tensor`).
 
-    In-place variants share the row of their base, `add_` that of `add`; so do copies of views, `view_copy`, which are
-    no views, and `prims`. What has no row is no product, no view and so on, with `known` False.
+    In-place variants use the row of their base, `add_` that of `add`; so do `view_copy`, which is not a view, and
+    `prims`. Without a row, all properties are False, also `known`.
     """
     own, lists, kernels = packet(op), table("numerics/autocast"), table("numerics/half_kernels")
     row = _row(own)
@@ -173,8 +173,8 @@ def operation(op: str) -> Operation:
 def treatment(op: str, device: str = "cuda") -> Treatment:
     """How autocast on `device` treats an operation such as `aten.softmax.int`; "none": it runs in its inputs' dtype.
 
-    An entry without an overload covers all of them, since the others are composites of it. In-place variants are
-    other operators, which autocast leaves alone.
+    An entry without an overload covers all of them. In-place variants are separate operators, which autocast does not
+    change.
     """
     name, _, overload = op.removeprefix("aten.").partition(".")
     names = {name, f"{name}.{overload}"}
@@ -191,7 +191,7 @@ def _matches(packet: str, *patterns: Sequence[str]) -> bool:
 
 
 def packets() -> tuple[str, ...]:
-    """Every packet that has a row."""
+    """Every packet with a row."""
     return tuple(_rows())
 
 
@@ -203,7 +203,7 @@ def _rows() -> dict[str, Operation]:
 
 
 def _row(own: str) -> Operation | None:
-    """The row of a packet, or of what it is a variant of."""
+    """The row of a packet, or of its base."""
     result = _rows().get(own)
     if result is not None:
         return result

@@ -1,9 +1,10 @@
-"""Running sums and products as CUDA's kernels form them: every partial result has the dtype of the entries.
+"""Emulates CUDA's running sums and products: every partial result is rounded to the dtype of the entries.
 
-A CPU adds in float32 and rounds what it hands out, so that 4096 ones in FP16 come to 4096; CUDA's kernels keep the running
-value in half, and stay at 2048. The order of the additions is that of aten/src/ATen/native/cuda/ScanUtils.cuh: `scan_dim<scalar_t>`
-takes one dimension that holds all entries to cub, the last dimension through tiles scanned by Sklansky's network, any other one
-after another. cub's tiles are of its default policy for types of two bytes; from the second tile on their order is one of several.
+A CPU adds in float32 and rounds the results, so that 4096 ones in FP16 add up to 4096; CUDA's kernels keep the running
+value in half, and stay at 2048. The order of additions follows aten/src/ATen/native/cuda/ScanUtils.cuh:
+`scan_dim<scalar_t>` passes a tensor with one long dimension to cub, scans the last dimension by Sklansky's network in
+tiles, and others sequentially. cub's tiles follow its default policy for two-byte types; after the first, it may use
+another order.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from .nodes import mutates, operation_of, overload_named, overload_of
 
 _Combine = Callable[[Tensor, Tensor], Tensor]
 _THREADS_LOG, _LEAST_LOG = 9, 4
-"""Base-2 logarithms of the threads of a block, and of the fewest that share a row."""
+"""log2 of the threads in a block, and of the fewest threads per row."""
 _CUB_THREADS, _CUB_ITEMS, _WARP = 128, 30, 32
-"""Threads of a cub block, entries of each, and threads that scan together."""
+"""Threads of a cub block, entries per thread, and threads per warp."""
 
 
 def _log_add_exp(earlier: Tensor, later: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ _COMBINES: dict[str, tuple[_Combine, float]] = {
 
 
 def is_scan(target: Callable[..., Any]) -> bool:
-    """Whether the operation gives every partial result along one dimension, returned or written over the entries."""
+    """Whether the operation computes every partial result along one dimension, returned or in place."""
     return bool(operation_of(target).scan) and (not mutates(overload_of(target)) or _is_in_place(target))
 
 
@@ -47,7 +48,7 @@ def _is_in_place(target: Callable[..., Any]) -> bool:
 
 
 def run_scan(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
-    """A running sum or product of half-precision tensors on a CPU, as CUDA forms it; gradients are those of the operation."""
+    """A running sum or product of half-precision tensors on a CPU, as on CUDA; gradients are the operation's own."""
     if _is_in_place(target):
         base = overload_named(f"aten.{operation_of(target).packet}.default")
         return args[0].copy_(run_scan(base, args, kwargs, row))
@@ -62,7 +63,7 @@ def run_scan(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """Values that stand in the place of others, whose gradient goes on to those."""
+    """Replaces a result by other values; the gradient passes to the original result."""
 
     generate_vmap_rule = True
 
@@ -72,7 +73,7 @@ class _InPlaceOf(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept."""
+        """Saves nothing."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -95,7 +96,7 @@ def _scan(x: Tensor, dim: int, combine: _Combine, neutral: float) -> Tensor:
 
 
 def _in_order(rows: Tensor, combine: _Combine) -> Tensor:
-    """One after another along the last dimension."""
+    """Sequential scan along the last dimension."""
     total, *rest = rows.unbind(-1)
     totals = [total]
     for entry in rest:
@@ -105,7 +106,7 @@ def _in_order(rows: Tensor, combine: _Combine) -> Tensor:
 
 
 def _in_tiles(rows: Tensor, combine: _Combine, neutral: float) -> Tensor:
-    """Sklansky's network on tile after tile, the total so far joined to the first entry of each. Shape: [rows, length]."""
+    """Sklansky's network, tile by tile; the running total joins each tile's first entry. Shape: [rows, length]."""
     count, length = rows.shape
     width = 2 << _threads_log(count, length)
     tiles, total = [], None
@@ -124,13 +125,13 @@ def _in_tiles(rows: Tensor, combine: _Combine, neutral: float) -> Tensor:
 
 
 def _threads_log(rows: int, length: int) -> int:
-    """Base-2 logarithm of the threads for a row: `get_log_num_threads_x_inner_scan`, whose unsigned difference wraps around."""
+    """log2 of the threads per row: `get_log_num_threads_x_inner_scan`, whose unsigned difference wraps around."""
     wanted = _THREADS_LOG + (length - 1).bit_length() - (rows - 1).bit_length()
     return min(max((wanted % 2**32) // 2, _LEAST_LOG), _THREADS_LOG)
 
 
 def _by_cub(entries: Tensor, combine: _Combine, neutral: float) -> Tensor:
-    """Each thread's entries in order behind what comes before them: tiles, warps and threads before it. Shape: [length]."""
+    """cub's order: each thread scans its entries, then adds the totals before it. Shape: [length]."""
     tile = _CUB_THREADS * _CUB_ITEMS
     padded = torch.nn.functional.pad(entries, (0, -len(entries) % tile), value=neutral)
     blocks = padded.reshape(-1, _CUB_THREADS, _CUB_ITEMS)
@@ -151,9 +152,9 @@ def _by_cub(entries: Tensor, combine: _Combine, neutral: float) -> Tensor:
 def fourier_transform(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format
 ) -> tuple[Any, list[int]]:
-    """The transform, computed in float32 and rounded to the format; and the lengths that it transforms.
+    """The transform in float32, rounded to the format; and the lengths of the transformed dimensions.
 
-    What cuFFT rounds between its passes is not emulated.
+    cuFFT's rounding between passes is not emulated.
     """
     result = target(*widen(args), **widen(kwargs))
     return over_tensors(lambda x: _round(x, row), result), _lengths(target, args, kwargs, result)
@@ -166,7 +167,7 @@ def _round(x: torch.Tensor, row: Format) -> torch.Tensor:
 
 
 def _lengths(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> list[int]:
-    """Lengths of a transform are those of its result; of the half spectrum of real numbers, that of those."""
+    """Lengths of the transformed dimensions, from the result; for a half spectrum, from the real input."""
     names = [argument.name for argument in target._schema.arguments]
     defaults = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
     given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}

@@ -1,4 +1,4 @@
-"""Disk offload: large tensors in files without names instead of in memory, and a limit to what is resident."""
+"""Disk offload: large tensors live in temporary files; resident memory is capped."""
 
 from .limit import Limit, came_to, fitting, now, onto, resident_limit, within
 

@@ -1,4 +1,4 @@
-"""Large tensors in mapped files without names: the system writes them out and reads them back as they are needed."""
+"""Memory-maps large tensors to unnamed temporary files; the system pages them out and in as needed."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from ..numerics.nodes import is_torchs_own
 from ..trees import over_tensors, tensors_in
 
 LARGE = 1 << 20
-"""Bytes from which a tensor is kept in a file."""
+"""Minimum bytes of a tensor stored in a file."""
 
 MADV_PAGEOUT = 21
 _files: dict[int, StorageWeakRef] = {}
-"""Storages in files by their address, which another takes over once one has ended."""
+"""Storages in files by address; a freed storage's address may be reused."""
 
 _FIXED = "resize storage that is not resizable"
-"""What torch says where an operation is to make a tensor larger than the file it lies in."""
+"""torch's message when an operation enlarges a tensor beyond its file."""
 
 
 class Offloading(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """In its body every large result of an operation lies in a file, with the same entries at the same strides.
+    """In its body every large result of an operation is stored in a file, with the same entries and strides.
 
-    That goes for what autograd keeps too, and for what it computes.
+    That includes tensors that autograd saves or computes.
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not: it would import the compiler."""
+        """False, since True would import the compiler."""
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What the model compiles runs compiled; it would raise where it may not be split (`fullgraph`)."""
+        """True: compiled code of the model stays compiled; with `fullgraph` it could not be split."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,9 +64,9 @@ class Offloading(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def in_file(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """The same bytes in a mapped file, which goes with the last tensor over them. Raises: DiskError(slug="disk-full").
+    """Copy bytes to a mapped file, which is deleted with its last tensor. Raises: DiskError(slug="disk-full").
 
-    They are written past the mapping: it would cost a fault a page, and a page without room on the disk ends the process.
+    Writing bypasses the mapping: a page fault per page would be slow, and on a full disk would end the process.
     """
     size = storage.nbytes()
     try:
@@ -76,8 +76,8 @@ def in_file(storage: torch.UntypedStorage) -> torch.UntypedStorage:
             mapped: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{file.fileno()}", True, size)
     except OSError as error:
         raise DiskError(
-            f"no room for {size / 2**20:.3g} MiB more in {folder()}, where values wait that --memory keeps out of memory "
-            f"({error.strerror or error}): free some, or name a larger folder in TMPDIR",
+            f"no space for {size / 2**20:.3g} MiB more in {folder()}, where --memory stores large "
+            f"tensors ({error.strerror or error}): free some space, or set TMPDIR to a larger folder",
             slug="disk-full",
         ) from error
     _files[mapped.data_ptr()] = StorageWeakRef(mapped)  # type: ignore[no-untyped-call]
@@ -85,16 +85,16 @@ def in_file(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def folder() -> str:
-    """Where the files are made: what TMPDIR says, or where large temporary files belong (`/tmp` may be memory itself)."""
+    """The folder for the files: TMPDIR, else a folder for large temporary files (`/tmp` may be in memory)."""
     return os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir())
 
 
 def release(*, others: bool) -> None:
-    """Let mapped files go from this process' memory; they are mapped again where they are read.
+    """Drop mapped files from resident memory; they are mapped again when read.
 
-    A storage is held while its pages go: its addresses may be another's memory as soon as it ends, and that would be zeroed.
-    others: what else is mapped privately too, such as a checkpoint that a library reads, but for libraries. It is read from
-    the disk again, and what was written over it stays.
+    Each storage is referenced meanwhile: once freed, its addresses may belong to other memory, which would be zeroed.
+    others: include private mappings such as a library's checkpoint, but no shared libraries. Unmodified pages are read
+    from the disk again; modified ones stay.
     """
     madvise = ctypes.CDLL(None).madvise
     for reference in list(_files.values()):
@@ -109,7 +109,7 @@ def release(*, others: bool) -> None:
 
 
 def is_offloaded(x: Tensor) -> bool:
-    """Whether it lies in a file of its own."""
+    """Whether the tensor is stored in a file of its own."""
     return _is_plain(x) and x.untyped_storage().filename is not None
 
 
@@ -118,13 +118,13 @@ def is_large(x: Tensor) -> bool:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether it is an ordinary tensor in the memory of the CPU."""
+    """Whether it is an ordinary tensor in CPU memory."""
     ordinary = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.layout is torch.strided
     return ordinary and not (x.is_nested or x.is_quantized or x.is_conj() or x.is_neg())
 
 
 def _to_file(x: Tensor, given: Any) -> Tensor:
-    """The result in a file, but for one that lies in memory which was there before, or whose parts autograd has recorded."""
+    """Move a result to a file, unless it shares memory with an input, or autograd has recorded its parts."""
     storage = x.untyped_storage()
     if (
         is_offloaded(x)
@@ -136,7 +136,7 @@ def _to_file(x: Tensor, given: Any) -> Tensor:
 
 
 def laid_as(x: Tensor, storage: torch.UntypedStorage) -> Tensor:
-    """Another tensor, over a storage as the given one lies over its own."""
+    """A view of a storage with the offset, shape and strides of the given tensor."""
     place = x.storage_offset(), x.shape, x.stride()
     with torch.no_grad():
         return torch.empty(0, dtype=x.dtype).set_(storage, *place)
@@ -144,14 +144,14 @@ def laid_as(x: Tensor, storage: torch.UntypedStorage) -> Tensor:
 
 @cache
 def _is_looked_into(func: Any) -> bool:
-    """Whether autograd records the parts of an operation: one of the user's own, of whose derivative nothing is registered."""
+    """Whether autograd records the parts of an operation: a user-defined one without a registered derivative."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     own = isinstance(func, torch._ops.OpOverload) and not is_torchs_own(func)
     return own and not any(has(func.name(), key) for key in ("Autograd", "AutogradCPU"))
 
 
 def _run_recorded(func: Callable[..., Any]) -> Callable[..., Any]:
-    """The operation, its parts seen by autograd, which torch leaves out inside a mode, and nowhere else."""
+    """Run the operation with autograd recording its parts, which torch skips inside a mode."""
     of, without = torch._C._dispatch_key_parse, torch._C._SetExcludeDispatchKeyGuard
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A limit to what is resident: mapped files are let go of as soon as this process holds nearly as much as it may."""
+"""A limit on resident memory: mapped files are dropped when this process approaches it."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from ..errors import AuditorError, disk_is_full
 from .files import Offloading, in_file, is_large, is_offloaded, laid_as, release
 
 NEARLY = 0.75
-"""Share of the limit from which mapped files are let go of: a moment passes between two looks."""
+"""Share of the limit above which mapped files are dropped; memory may still grow until the next check."""
 
 STEP = 1 / 32
-"""Share of the limit that must have become resident since they were last let go of."""
+"""Share of the limit that must become resident again before files are dropped again."""
 
 LOOK = 0.004
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 ROOM = 64 << 20
-"""Bytes beside what a process with torch holds in any case without which nothing can be done."""
+"""Minimum bytes beyond those that a process with torch needs anyway."""
 
 HELD = 3.0
-"""Times its FP32 weights that the audit of a model holds, in both of its processes together, where nothing limits it."""
+"""Memory of an audit without a limit, both processes together, as a multiple of the FP32 weights."""
 
 EACH = 0.4
-"""Share of what is free that each process may hold then."""
+"""Share of the free memory that each process may use then."""
 
 _STATM, _MEMINFO, _GROUP = Path("/proc/self/statm"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 SINGLE = "HF_DEACTIVATE_ASYNC_LOAD"
-"""Tells transformers to raise weights to FP32 in the thread that asks for them: what others make no mode sees."""
+"""Makes transformers convert weights in the calling thread: a dispatch mode does not see other threads."""
 
 _now: list[Limit] = []
 
 
 class Limit:
-    """Holds this process to some bytes of resident memory, as far as they can be let go of; `peak` is the most that was seen."""
+    """Keeps the process below some bytes of resident memory where possible; `peak` is the maximum observed."""
 
     def __init__(self, size: int) -> None:
-        """Raises: AuditorError(slug="memory-too-small") where this process alone holds as much."""
+        """Raises: AuditorError(slug="memory-too-small") where the process already uses that much."""
         self.size, self.peak, self._after = size, resident(), 0
         self.need(0)
 
     def need(self, size: int) -> None:
-        """So many bytes more are needed at once. Raises: AuditorError(slug="memory-too-small") where the limit is below that."""
+        """Make room for bytes needed at once. Raises: AuditorError(slug="memory-too-small") beyond the limit."""
         self.let_go()
         if self.size < (least := resident() + ROOM + size):
             raise AuditorError(
@@ -60,14 +60,14 @@ class Limit:
             )
 
     def ease(self) -> None:
-        """Let go of mapped files where nearly as much is resident as may be."""
+        """Drop mapped files when resident memory approaches the limit."""
         held = resident()
         self.peak, self._after = max(self.peak, held), min(self._after, held)
         if held > NEARLY * self.size and held - self._after > STEP * self.size:
             self.let_go()
 
     def let_go(self) -> None:
-        """Let go of mapped files now; of those that others mapped where that is not enough."""
+        """Drop mapped files now; if that is not enough, files that libraries mapped too."""
         release(others=False)
         if resident() > NEARLY * self.size:
             release(others=True)
@@ -76,17 +76,17 @@ class Limit:
 
 @contextmanager
 def resident_limit(size: int | None) -> Iterator[Limit | None]:
-    """In the body no more than `size` bytes are resident, as far as tensors that operations make can see to that.
+    """In the body the process keeps below `size` resident bytes, as far as results of operations determine it.
 
-    None: as much as it takes. Raises: AuditorError(slug="memory-too-small" | "no-paging"), and
-    DiskError where the body raised something else because of it.
+    None: no limit. Raises: AuditorError(slug="memory-too-small" | "no-paging"), and DiskError where the body failed for
+    lack of disk space.
     """
     if size is None:
         yield None
         return
     if not _STATM.exists():
         raise AuditorError(
-            "this system does not say how much memory a process holds (/proc/self/statm): leave --memory out",
+            "this system does not report a process's memory (/proc/self/statm): leave --memory out",
             "no-paging",
         )
     limit, ended = Limit(size), threading.Event()
@@ -116,13 +116,13 @@ def resident_limit(size: int | None) -> Iterator[Limit | None]:
 
 
 def _mmap_from(size: int) -> None:
-    """Let glibc give memory back to the system as soon as it is freed, in pieces of at least `size` bytes: it comes to keep
-    those below 32 MiB in a heap that grows around what is still held."""
+    """Make glibc return freed memory of at least `size` bytes to the system: by default it keeps blocks below 32 MiB in
+    a fragmented heap."""
     getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(-3, size)
 
 
 def onto(model: nn.Module) -> None:
-    """If there is a limit, put every large parameter and buffer into a file; those over one storage stay over one."""
+    """Under a limit, move every large parameter and buffer to a file; tensors that share a storage still do."""
     together: defaultdict[int, list[Tensor]] = defaultdict(list)
     for tensor in (*model.parameters(), *model.buffers()) if _now else ():
         if is_large(tensor) and not is_offloaded(tensor):
@@ -134,18 +134,18 @@ def onto(model: nn.Module) -> None:
 
 
 def now() -> Limit | None:
-    """The limit that holds, if any."""
+    """The current limit, if any."""
     return _now[-1] if _now else None
 
 
 def within() -> tuple[str, ...]:
-    """What is done to stay within the limit, in words; nothing where there is none."""
+    """What the audit does to stay within the limit, in words; nothing without a limit."""
     limit = now()
-    return () if limit is None else (f"large tensors in mapped files, to hold no more than {words(limit.size)}",)
+    return () if limit is None else (f"large tensors in memory-mapped files, with a limit of {words(limit.size)}",)
 
 
 def came_to() -> str | None:
-    """What the limit came to so far, in words; None where there is none."""
+    """How far the limit was used so far, in words; None without a limit."""
     limit = now()
     if limit is None:
         return None
@@ -154,14 +154,14 @@ def came_to() -> str | None:
 
 
 def fitting(weights: int) -> int | None:
-    """The limit under which a model is audited whose FP32 weights take so many bytes; None where it fits as it is, or where
-    the system does not say what is free."""
+    """The limit for a model whose FP32 weights take this many bytes; None where it fits without one, or where free
+    memory is unknown."""
     left = free()
     return int(EACH * left) if left is not None and HELD * weights > left else None
 
 
 def free() -> int | None:
-    """Bytes that the machine has available, or the group that this process is in, where that is less; None: nobody says."""
+    """Available bytes of the machine, or of this process's cgroup if fewer; None if unknown."""
     with suppress(OSError):
         left = 1024 * int(_MEMINFO.read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0])
         with suppress(OSError, ValueError):  # "max": without a limit
@@ -174,10 +174,10 @@ def free() -> int | None:
 
 
 def resident() -> int:
-    """Bytes of this process in memory: its own, and those of files that it has mapped."""
+    """Resident bytes of this process, including mapped files."""
     return int(_STATM.read_bytes().split()[1]) * mmap.PAGESIZE
 
 
 def words(size: float) -> str:
-    """A size as it may be given again: 4GB, 1.5GB, 650MB; the last place is rounded up."""
+    """A size in the form that options accept: 4GB, 1.5GB, 650MB; rounded up."""
     return f"{-int(-size * 10 // 10**9) / 10:g}GB" if size > 99 * 10**7 else f"{-int(-size // 10**7) * 10}MB"

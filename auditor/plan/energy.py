@@ -94,7 +94,7 @@ class Energy:
 
 def timed_in(resolution: Resolution, name: str) -> str:
     """Precision a node is timed in; discrete ones move as many bytes either way."""
-    return resolution.computed(name) or "fp32"
+    return resolution.computed_format(name) or "fp32"
 
 
 def energy_of(problem: Problem) -> Energy:

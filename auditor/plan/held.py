@@ -22,7 +22,7 @@ def held_choices(bench: Workbench) -> Iterator[Decisions]:
     constants = {p.name for p in path.placeholders if p.kind == "constant" and p.name.startswith("held")}
     readers = (node for node in path.nodes.values() if constants & set(node.inputs))
     each = {(n.op, n.owner, n.source): Decision(n.name, n.op, n.owner, n.source, 0, None, None, None) for n in readers}
-    for strategy in options.scoped[-1:] if each else ():
+    for strategy in options.scope_strategies[-1:] if each else ():
         for fmt in filter(runs, options.formats):
             plan = Plan(f"{strategy}_{fmt}", strategy, fmt, {"": ScopeChoice(fmt)})
             plan = replace(plan, raised=subject.raised, stored_low=subject.stored_low)

@@ -28,7 +28,7 @@ class Planner:
     def __init__(self, bench: Workbench) -> None:
         self.bench, asked = bench, bench.options
         replayed = partial(bench.replayed, bench.usable(bench.subject.batches))
-        problems = [bench.problem(strategy, fmt) for strategy in asked.scoped for fmt in asked.formats]
+        problems = [bench.problem(strategy, fmt) for strategy in asked.scope_strategies for fmt in asked.formats]
         self.spaces = {problem.name: Modules(problem, replayed, bench.max_error) for problem in problems}
         self._ran: dict[tuple[str, Hashable], Plan] = {}
         self._chosen: dict[str, Candidate] = {}

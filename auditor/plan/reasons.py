@@ -242,7 +242,11 @@ def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]
     result, known = list[Reason](), dict[str, Reason]()
     for n in problem.capture.graph_module.graph.nodes:
         node, name = nodes.get(n.name), n.name
-        if node is None or is_low(resolution.computed(name)) or (not node.floating and resolution.touches_low(name)):
+        if (
+            node is None
+            or is_low(resolution.computed_format(name))
+            or (not node.floating and resolution.touches_low(name))
+        ):
             continue
         setting = how.setting(name)
         if not node.floating:
@@ -287,7 +291,7 @@ def _why(
     writes: whether a dtype is among its arguments. known: reasons of operations before it. What autocast and the author decide
     has no name in it, so that what repeated blocks have in common is one reason.
     """
-    given, setting = label(resolution.computed(node.name)), how.setting(node.name)
+    given, setting = label(resolution.computed_format(node.name)), how.setting(node.name)
     inside = setting.in_region(node.region)
     if node.dtype in ("float64", "complex64", "complex128"):
         return Reason("author", f"the author computes in {node.dtype}, which no plan lowers")
@@ -300,7 +304,9 @@ def _why(
     if how.casts(node).autocast in ("fp32", "fp32_unless_dtype"):
         runner = problem.strategy if problem.how.regional else "the autocast region around it"
         return Reason("strategy", f"{runner} runs {_packet(node)} in FP32 by itself")
-    handed = (source for source in node.inputs if resolution.dtypes.get(source) == resolution.computed(node.name))
+    handed = (
+        source for source in node.inputs if resolution.dtypes.get(source) == resolution.computed_format(node.name)
+    )
     if (source := next(handed, None)) is None:
         return Reason("author", f"the author makes values in {given}")
     if (before := known.get(source)) is not None:

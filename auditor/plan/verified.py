@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..criteria.criterion import FLOOR
-from ..criteria.defaults import apart
+from ..criteria.defaults import measure_outliers
 from ..criteria.measure import Criteria
 from ..devices import name_of
 from ..errors import MeasureError, first_line, let_through
@@ -20,7 +20,7 @@ from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..records import Plan, Timed, Timing, Today, Verification
+from ..records import Plan, TimeAndMemory, Timing, Today, Verification
 from ..stages import tick
 from ..trees import tensors_in
 from ..verify import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
@@ -100,7 +100,7 @@ def judged(bench: Workbench, plan: Plan, expected: Answers, answer: Answers | st
         plan.predicted_error,
         measured_error=result if is_finite else None,
         joint=None if plain else finite(worst_of([output_error(r, c) for r, c in pairs]))[0],
-        apart=apart(pairs),
+        apart=measure_outliers(pairs),
         finite=is_finite,
         with_gradients=enabled if is_finite else None,
         noise=noise.error,
@@ -184,10 +184,11 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     run = {name: plan for name, plan in plans.items() if runs(plan.format) and plan.program is None}
     names = [FP32, *([TODAY] if today else []), *run]
     question = partial(Runs.time, flags=dict(bench.flags), threads=torch.get_num_threads())
-    given: dict[str, Timed | str] = bench.ask(run, question, names=names)
+    given: dict[str, TimeAndMemory | str] = bench.ask(run, question, names=names)
     missing = (*WAYS[:2], "memory")
     result = {
-        n: one if isinstance(one, Timed) else Timed(missing=dict.fromkeys(missing, one)) for n, one in given.items()
+        n: one if isinstance(one, TimeAndMemory) else TimeAndMemory(missing=dict.fromkeys(missing, one))
+        for n, one in given.items()
     }
     whole = result[FP32]
     timing = Timing(
@@ -201,7 +202,7 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     return {name: replace(plan, timed=told.get(name)) for name, plan in plans.items()}, timing
 
 
-def against(found: Timed, whole: Timed) -> Timed:
+def against(found: TimeAndMemory, whole: TimeAndMemory) -> TimeAndMemory:
     """With how many times as fast as FP32 it is, run in the same way, and what share of its memory it takes."""
     changed: dict[str, Any] = {}
     for way in WAYS:

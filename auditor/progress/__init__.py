@@ -1,1 +1,1 @@
-"""How far an audit is, for who waits for it: on a terminal, in a log, in a notebook."""
+"""Progress display of an audit: on a terminal, in a log, in a notebook."""

@@ -1,4 +1,4 @@
-"""Progress as it is shown: a live line on a terminal or in a notebook, lines in a log, or nothing."""
+"""Displays progress: a live line on a terminal or in a notebook, lines in a log, or nothing."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import Any
 from ..errors import printable
 
 STAGES = ("capture", "measure", "classify", "baseline", "plan", "follow")
-"""Those of every audit."""
+"""Stages of every audit."""
 
 WIDTH, TURNS = 16, "|/-\\"
-"""Of the bar, in characters; what stands before it, in turn."""
+"""Width of the bar in characters; the frames of its spinner."""
 
 WIPED = "\r\x1b[2K"
-"""What takes the line of a terminal away."""
+"""Escape sequence that erases the current terminal line."""
 
 
 class Display:
-    """How far an audit is: in which stage of how many, and for how long it runs. By itself it shows nothing."""
+    """The progress of an audit: current stage, number of stages, elapsed time. This base class displays nothing."""
 
     every = 10.0
-    """Seconds after which it is shown again though nothing was told."""
+    """Seconds between two refreshes without news."""
 
     def __init__(self) -> None:
         self.stage, self.detail = "", ""
@@ -38,7 +38,7 @@ class Display:
         self._stages, self._within, self._began, self._at = list(STAGES), 0.0, 0.0, 0.0
 
     def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
-        """One call of the progress callback. A stage that not every audit has is one more."""
+        """The progress callback. An optional stage increases the number of stages."""
         self.tell(stage)
         begins = stage != self.stage
         if not self.stage:
@@ -51,40 +51,40 @@ class Display:
             self.show(begins)
 
     def tick(self) -> None:
-        """To be called several times a second."""
+        """Called several times a second."""
         self.tell("")
         if self.stage and time.monotonic() - self._at >= self.every:
             self._at = time.monotonic()
             self.show(begins=False)
 
     def show(self, begins: bool) -> None:
-        """Show it, now. begins: whether the stage does."""
+        """Display the progress now. begins: whether a stage starts."""
 
     def close(self, failed: bool = False) -> None:
-        """Nothing is shown any more."""
+        """End the display."""
         self.stage = ""
 
     @property
     def share(self) -> float:
-        """What is done, of all stages, each as long as the others."""
+        """Completed share of the audit, with every stage counted equally."""
         return (self._stages.index(self.stage) + self._within) / len(self._stages)
 
     @property
-    def elapsed(self) -> str:
-        """Time since the first stage began."""
+    def elapsed_seconds(self) -> str:
+        """Seconds since the first stage began."""
         return duration(time.monotonic() - self._began)
 
     def place(self) -> str:
-        """`measure 3/9`."""
+        """The current stage: `measure 3/9`."""
         return f"{self.stage} {self._stages.index(self.stage) + 1}/{len(self._stages)}"
 
     def summary(self) -> str:
-        """`34% done, 12 s`."""
-        return f"{int(100 * self.share)}% done, {self.elapsed}"
+        """Completed share and elapsed time: `34% done, 12 s`."""
+        return f"{int(100 * self.share)}% done, {self.elapsed_seconds}"
 
 
 def duration(seconds: float) -> str:
-    """`8 s`, `1:05 min`, `1:02 h`."""
+    """Format seconds: `8 s`, `1:05 min`, `1:02 h`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -94,7 +94,7 @@ def duration(seconds: float) -> str:
 
 
 class Lines(Display):
-    """One plain line when a stage begins, and one every ten seconds while it lasts."""
+    """Prints one line when a stage begins, and one every ten seconds during it."""
 
     def show(self, begins: bool) -> None:
         began = f"{self.stage}: {self.detail}" if self.detail else self.stage
@@ -102,9 +102,9 @@ class Lines(Display):
 
 
 class Bar(Display):
-    """A line on a terminal that is wiped at the end: the stage, the share of the stages that is done, and the time.
+    """A line on a terminal with the stage, the completed share and the time; it is erased at the end.
 
-    It takes the place of stderr, so that what others write there stands above it.
+    It replaces stderr, so that other output appears above it.
     """
 
     every = 0.5
@@ -118,7 +118,7 @@ class Bar(Display):
         return getattr(self._stderr, name)
 
     def write(self, said: str) -> int:
-        """Put what somebody says on stderr."""
+        """Write text to stderr, above the progress line."""
         if self._drawn:
             self._wipe()
         return self._stderr.write(said)
@@ -151,7 +151,7 @@ def in_notebook() -> bool:
 
 
 class Cell(Display):
-    """A line below the cell of a notebook that changes; it says at the end how long the audit took."""
+    """A progress line below a notebook cell; at the end it shows how long the audit took."""
 
     every = 0.5
 
@@ -165,7 +165,11 @@ class Cell(Display):
 
     def close(self, failed: bool = False) -> None:
         if self.stage:
-            self._display(f"ended in {self.stage} after {self.elapsed}" if failed else f"audited in {self.elapsed}")
+            self._display(
+                f"ended in {self.stage} after {self.elapsed_seconds}"
+                if failed
+                else f"audited in {self.elapsed_seconds}"
+            )
         super().close()
 
     def _display(self, text: str, bar: str = "") -> None:
@@ -176,7 +180,7 @@ class Cell(Display):
 
 
 def reporter(quiet: bool = False) -> Display:
-    """The one that fits this notebook, or this stderr."""
+    """The display that suits this notebook or stderr."""
     if quiet:
         return Display()
     if in_notebook():
@@ -187,7 +191,7 @@ def reporter(quiet: bool = False) -> Display:
 
 @contextmanager
 def ticking(shown: Display) -> Iterator[Display]:
-    """In the body it is shown again and again, from a thread; it is closed after that."""
+    """In the body a thread refreshes the display; then it is closed."""
     over = threading.Event()
 
     def run() -> None:

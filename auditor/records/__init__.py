@@ -1,4 +1,4 @@
-"""The nouns that flow from stage to stage; every record is frozen and holds data, not behaviour."""
+"""The data classes that stages pass on; all are frozen and contain data, not behavior."""
 
 from .audit import FORMAT_VERSION as FORMAT_VERSION
 from .audit import Audit as Audit
@@ -40,7 +40,7 @@ from .plan import Program as Program
 from .plan import Reason as Reason
 from .plan import ScopeChoice as ScopeChoice
 from .plan import Score as Score
-from .plan import Timed as Timed
+from .plan import TimeAndMemory as TimeAndMemory
 from .plan import Times as Times
 from .plan import Timing as Timing
 from .plan import Today as Today

@@ -1,4 +1,4 @@
-"""What prompts were continued, and what became of their tokens under a plan."""
+"""The prompts that were continued, and how their tokens change under a plan."""
 
 from __future__ import annotations
 
@@ -9,53 +9,72 @@ from .written import FileField
 
 
 @dataclass(frozen=True)
-class Generation:
-    """What FP32 went on with, which every plan is held against."""
-
-    prompts: Annotated[int, FileField("how many prompts were continued", least=1)]
-    steps: Annotated[int, FileField("tokens by which each was continued", least=1)]
-    tokens: Annotated[int, FileField("of these all that count: none behind the end of a text", least=0)]
-    temperature: Annotated[float, FileField("0: the likeliest token; else tokens are sampled", least=0)] = 0.0
-
-
-@dataclass(frozen=True)
 class PartShare:
-    """A part of the model, and what it does to the choice of tokens."""
+    """A part of the model, and its share of the error in token choices."""
 
-    part: Annotated[str, FileField("what it is, such as `head` or `norms`")]
-    share: Annotated[float, FileField("of the squared error that moves the margins of tokens", least=0, most=1)]
-    operations: Annotated[int, FileField("operations of it that round in the plan", least=0)]
-    flips: Annotated[float | None, FileField("flips in 1,000 tokens predicted with this part in FP32")] = None
+    part: Annotated[str, FileField("name of the part, such as `head` or `norms`")]
+    share: Annotated[float, FileField("share of the squared error in the margins of tokens", least=0, most=1)]
+    operations: Annotated[int, FileField("number of its operations that run low under the plan", least=0)]
+    flips: Annotated[float | None, FileField("flips per 1,000 tokens predicted with this part in FP32")] = None
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Tokens of a plan that decodes with its own cache, held against FP32's, on FP32's own tokens step by step.
+class TokenComparison:
+    """Decoding under a plan with its own cache, compared with FP32 step by step on FP32's tokens.
 
-    Up to its first flip, that is the text which the plan writes by itself.
+    Up to the first flip, the plan would generate the same text by itself.
     """
 
     kl: Annotated[
-        float | None, FileField("mean Kullback-Leibler divergence of FP32's next token from the plan's, nats")
+        float | None,
+        FileField("mean Kullback-Leibler divergence between FP32's and the plan's next-token distributions, nats"),
     ]
-    kl_99: Annotated[float | None, FileField("the same, of the token at 99 %")] = None
-    kl_most: Annotated[float | None, FileField("the largest of any token")] = None
+    kl_99: Annotated[float | None, FileField("its 99th percentile over tokens")] = None
+    kl_most: Annotated[float | None, FileField("its maximum over tokens")] = None
     same_top: Annotated[
-        float | None, FileField("share of tokens whose likeliest choice is FP32's", least=0, most=1)
+        float | None, FileField("share of tokens with the same likeliest choice as FP32", least=0, most=1)
     ] = None
     rms_probability: Annotated[
-        float | None, FileField("root mean square of what FP32's token's probability differs by")
+        float | None, FileField("root mean square change in the probability of FP32's token")
     ] = None
-    flips: Annotated[float | None, FileField("tokens in 1,000 that are chosen otherwise", least=0)] = None
+    flips: Annotated[float | None, FileField("tokens per 1,000 that are chosen differently", least=0)] = None
     flips_low: Annotated[float | None, FileField("lower end of the 95 % interval of `flips`", least=0)] = None
     flips_high: Annotated[float | None, FileField("its upper end", least=0)] = None
-    predicted_flips: Annotated[float | None, FileField("what first order predicts for `flips`; `null`: no form")] = None
+    predicted_flips: Annotated[float | None, FileField("first-order prediction of `flips`; `null`: unavailable")] = None
     first_flip: Annotated[int | None, FileField("tokens to the first flip, median prompt; `null`: none in half")] = None
-    first_flip_10: Annotated[int | None, FileField("the same, of the prompt at 10 %; `null`: none")] = None
-    kl_by_position: Annotated[tuple[float, ...], FileField("mean by position, in up to 32 equal runs of steps")] = ()
+    first_flip_10: Annotated[int | None, FileField("the same for the worst 10 % of prompts; `null`: none")] = None
+    kl_by_position: Annotated[
+        tuple[float, ...], FileField("mean by position, in up to 32 equal intervals of steps")
+    ] = ()
     one_pass_kl: Annotated[
-        float | None, FileField("`kl` where the plan reads all tokens in one pass, with no cache")
+        float | None, FileField("`kl` if the plan reads all tokens in one pass, without a cache")
     ] = None
     one_pass_flips: Annotated[float | None, FileField("`flips` likewise")] = None
     parts: Annotated[tuple[PartShare, ...], FileField("parts of the model, the largest share first")] = ()
-    failure: Annotated[str | None, FileField("why it did not decode, in one line")] = None
+    failure: Annotated[str | None, FileField("why decoding failed, in one line")] = None
+
+
+@dataclass(frozen=True)
+class StoredCache:
+    """The FP32 model on the same tokens, with its key-value cache stored in a format."""
+
+    stored: Annotated[
+        str, FileField("`fp32`, `bf16`, or `fp8_e4m3` and `int8` with a scale for each tensor, set by the prompt")
+    ]
+    fixed_bytes: Annotated[float, FileField("bytes of one text that do not depend on its length", least=0)]
+    bytes_per_token: Annotated[float, FileField("bytes per token of a text", least=0)]
+    saturated: Annotated[float, FileField("share of the entries beyond the scale's range", least=0, most=1)]
+    generated: Annotated[TokenComparison, FileField("the tokens compared with those of the exact cache")]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The tokens that FP32 generated, the reference for every plan."""
+
+    prompts: Annotated[int, FileField("how many prompts were continued", least=1)]
+    steps: Annotated[int, FileField("number of tokens generated per prompt", least=1)]
+    tokens: Annotated[int, FileField("number of tokens that count, up to the end of each text", least=0)]
+    temperature: Annotated[float, FileField("0: the likeliest token; else tokens are sampled", least=0)] = 0.0
+    caches: Annotated[
+        tuple[StoredCache, ...], FileField("the model in FP32 with its key-value cache in fewer bits")
+    ] = ()

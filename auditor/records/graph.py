@@ -1,4 +1,4 @@
-"""What is audited, and the graph that was recorded of it."""
+"""The audited model, and its recorded graph."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ Progress = Callable[[str, str, int, int], None]
 
 @dataclass(frozen=True)
 class Origin:
-    """How the model was made, so that `patched_model.py` can make it again. `kind`: factory | instance | class | spec.
+    """How the model was built, so that `patched_model.py` can build it again. `kind`: factory | instance | class |
+    spec.
 
-    path: of its file; None for an installed module, and for one of a hub. module: the name that its classes carry. folder:
-    a directory that the symbol is called with, ahead of `init_args`. digest: SHA-256 of the file.
+    path: of its file; None for an installed module or a hub model. module: `__module__` of its classes. folder: a
+    directory passed to the symbol before `init_args`. digest: SHA-256 of the file.
     """
 
     path: str | None
@@ -42,7 +43,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a training step minimises. loss_fn(outputs, *targets) -> scalar; None: the model returns its own loss.
+    """The loss of a training step. loss_fn(outputs, *targets) -> scalar; None: the model returns its own loss.
 
     targets: positional and keyword arguments of `loss_fn` after the outputs, one pair per batch. source: where the loss
     came from, in words.
@@ -55,11 +56,11 @@ class Objective:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, the inputs it is audited on, and where both came from.
+    """A model, its inputs, and the origin of both.
 
-    raised: which of what it stores in FP16 or BF16 is held in FP32 while it is audited, see Plan.raised; the
-    batches hold no half then. stored_low: {dtype: how many numbers of its parameters are stored in it}. flags: how
-    torch is set to compute once its file is imported, where it has one. given: the caller's own, where this is a copy on another device.
+    raised: which of its FP16 or BF16 tensors become FP32 for the audit, see Plan.raised; the batches then contain no
+    half precision. stored_low: {dtype: how many numbers of its parameters are stored in it}. flags: torch's flags after
+    importing its file, if any. given: the caller's own subject, where this is a copy on another device.
     """
 
     model: nn.Module
@@ -82,10 +83,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module, or of a function of torch. path: its first name, or the function's; depth: how many calls of
-    modules enclose it; key: differs from call to call.
+    """One call of a module, or of a torch function. path: its first name, or the function's; depth: number of enclosing
+    module calls; key: unique to the call.
 
-    handed: whether it was given a dtype among its arguments, so that what it casts to is its caller's to say.
+    handed: whether a dtype was among its arguments, so that its casts follow the caller's choice.
     """
 
     path: str
@@ -96,7 +97,7 @@ class Call:
 
 @dataclass(frozen=True)
 class AutocastRegion:
-    """A region of autocast that the author put an operation in. depth: how many module calls were open where it begins."""
+    """An autocast region in the user's code. depth: number of open module calls where it begins."""
 
     enabled: bool
     dtype: str
@@ -105,10 +106,10 @@ class AutocastRegion:
 
 @dataclass(frozen=True)
 class Literals:
-    """What Python writes at one operation once the model is low.
+    """The numbers that Python writes at one operation when the model runs in low precision.
 
-    arguments: {position or name: value} of those that differ. result: the dtype of a cast that follows the operation
-    then; dtypes that torch has not are rows of the table of formats.
+    arguments: {position or name: value} where they differ. result: the dtype of a cast after the operation, if any; for
+    a dtype that torch lacks, a row of the table of formats.
     """
 
     arguments: Mapping[int | str, Any] = empty()
@@ -116,31 +117,32 @@ class Literals:
 
 
 CalledFrom = Annotated[
-    str | None, FileField("`file:line in function` that called it: a `forward`, your own line, a loss; `null`: none")
+    str | None,
+    FileField("`file:line in function` of the call that led to it: a `forward`, your own code or a loss; `null`: none"),
 ]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of the graph in the user's own terms.
+    """One operation of the graph in the user's terms.
 
-    calls: the module calls that enclose it, the root's first. returned: keys of those that hand it to their callers, and not
-    by an attribute. region: the author's own, if it lies in one. in_place: so the author wrote it: autocast leaves it alone,
-    and its result has the dtype of what it writes to. function: the call of a function of torch that it is part of, which a
-    scope may keep in FP32. literals: {format: what differs when the model is stored in it}; autocast_literals: under autocast.
+    calls: enclosing module calls, the root's first. returned: keys of calls that return its result (others may store it
+    in an attribute). region: the user's autocast region around it. in_place: autocast leaves it alone, and its result
+    keeps its dtype. function: the torch function call it belongs to, which a scope may keep in FP32. literals: {format:
+    what differs when the model is stored in it}; autocast_literals: under autocast.
     """
 
     name: Annotated[str, FileField("in the captured graph")]
     op: Annotated[str, FileField("ATen overload, for example `aten.softmax.int`")]
-    owner: Annotated[str, FileField("module it belongs to")]
+    owner: Annotated[str, FileField("module that contains it")]
     owner_type: Annotated[str, FileField("class of that module")]
-    source: Annotated[str | None, FileField("line that wrote it, outside of torch; `null`: none was on the way")]
-    source_path: Annotated[str | None, FileField("the file of `source`, from its repository or from `site-packages`")]
-    code: Annotated[str | None, FileField("what stands there")]
-    inputs: Annotated[tuple[str, ...], FileField("names of the nodes that it reads")]
-    shape: Annotated[tuple[int, ...], FileField("of its result, of the first of several")]
-    dtype: Annotated[str, FileField("of the same, in FP32")]
-    floating: Annotated[bool, FileField("whether that is floating")]
+    source: Annotated[str | None, FileField("source line outside of torch; `null`: none")]
+    source_path: Annotated[str | None, FileField("the file of `source`, relative to its repository or `site-packages`")]
+    code: Annotated[str | None, FileField("text of that line")]
+    inputs: Annotated[tuple[str, ...], FileField("names of the nodes that are its inputs")]
+    shape: Annotated[tuple[int, ...], FileField("shape of its first result")]
+    dtype: Annotated[str, FileField("dtype of the same, in FP32")]
+    floating: Annotated[bool, FileField("whether that is floating-point")]
     calls: Unwritten[tuple[Call, ...]] = ()
     returned: Unwritten[tuple[str, ...]] = ()
     region: Unwritten[AutocastRegion | None] = None
@@ -150,18 +152,18 @@ class Node:
     autocast_literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     called_from: CalledFrom = None
     caller_path: Annotated[str | None, FileField("the file of `called_from`")] = None
-    column: Annotated[int | None, FileField("where in that of `source` it begins; `null`: not known", least=1)] = None
-    caller_column: Annotated[int | None, FileField("the same of `called_from`", least=1)] = None
-    batch: Annotated[int, FileField("number of the batch whose run it was recorded in", least=1)] = 1
+    column: Annotated[int | None, FileField("column in the line of `source`; `null`: unknown", least=1)] = None
+    caller_column: Annotated[int | None, FileField("column in that of `called_from`; `null`: unknown", least=1)] = None
+    batch: Annotated[int, FileField("number of the batch in whose run it was recorded", least=1)] = 1
 
 
 @dataclass(frozen=True)
 class Placeholder:
     """An input of the graph. kind: parameter | buffer | constant | input; fqn: state-dict name where it has one.
 
-    holders: modules whose parameter or buffer it is, each under its first path, whether they are called or not.
-    made_in: {format: dtype in which Python makes this constant when the model is stored in the format}, where it differs.
-    argument: of an input, what the forward calls it.
+    holders: modules that own the parameter or buffer, each under its first path, whether called or not. made_in:
+    {format: dtype of this constant when the model is stored in the format}, where it differs. argument: for an input,
+    its name in the forward.
     """
 
     name: str
@@ -173,7 +175,7 @@ class Placeholder:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several modules hold it."""
+        """Whether several modules own it."""
         return len(self.holders) > 1
 
 
@@ -181,14 +183,13 @@ class Placeholder:
 class Capture:
     """One torch.fx graph of ATen operations. `bind(model, batch)` gives the flat list of tensors the graph takes.
 
-    method: "run" (one recorded run, as good for other inputs of these shapes) or "path" (Python read values in it: it holds
-    for inputs that take the same path). same_path: what tells the other batches that do, see recording/paths.py.
-    nodes: {name: operation}, in execution order. outputs: names of the nodes the model returns, in flattened order.
-    operations: how many the run took, those that no output depends on too.
-    compared: whether the run was held against low ones, to find literals that Python derives from a dtype.
-    aliases: {first path of a module: its other paths}.
-    paths: every path through the model that is in the graph, where the batches take several; `bind`, and the shapes of what
-    several paths run, are those of the first. twins: {operation or input of a later path: the same one of an earlier path}.
+    method: "run" (one recorded run, valid for inputs of these shapes) or "path" (Python read values in it: valid for
+    inputs that take the same path). same_path: identifies other batches on that path, see capture/paths.py. nodes:
+    {name: operation}, in execution order. outputs: names of the nodes the model returns, in flattened order.
+    operations: number in the run, including those that no output depends on. compared: whether the run was compared
+    with low-precision runs, to detect literals that depend on a dtype. aliases: {first path of a module: its other
+    paths}. paths: every recorded path, where batches take several; `bind`, and the shapes of shared nodes, are those of
+    the first. twins: {operation or input of a later path: the same one of an earlier path}.
     """
 
     graph_module: torch.fx.GraphModule
@@ -207,14 +208,14 @@ class Capture:
 
     @property
     def first(self) -> Capture:
-        """The path of the first batch alone."""
+        """The path of the first batch only."""
         return self.paths[0].capture if self.paths else self
 
 
 @dataclass(frozen=True)
 class ModelPath:
-    """One path through a model. capture: its own graph, with the names of the whole; batches: those that take it, the one
-    that was recorded first; outputs: names of what the model returns on it."""
+    """One path through a model. capture: its own graph, with node names of the whole; batches: those on this path, the
+    recorded one first; outputs: names of the nodes the model returns on it."""
 
     capture: Capture
     batches: tuple[Batch, ...]

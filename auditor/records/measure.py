@@ -1,4 +1,4 @@
-"""What was measured of a graph, and what was judged by it."""
+"""Measurements of a graph, and verdicts based on them."""
 
 from __future__ import annotations
 
@@ -19,110 +19,113 @@ Distance = Callable[["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"], float]
 
 @dataclass(frozen=True)
 class NodeError:
-    """What one format does to one node, measured on the reference inputs; of a backward pass, to what it hands back."""
+    """Errors of one node in one format, on the calibration inputs; for a backward pass, of the gradients it returns."""
 
-    local_error: Annotated[float | None, FileField("its own: FP32 inputs rounded, run low; relative L2")] = None
-    propagated_error: Annotated[float | None, FileField("inside a run that is low from the start; relative L2")] = None
+    local_error: Annotated[float | None, FileField("of the operation alone on rounded FP32 inputs; relative L2")] = None
+    propagated_error: Annotated[float | None, FileField("accumulated, in a run with everything low; relative L2")] = (
+        None
+    )
     disagreement: Annotated[float | None, FileField("share of discrete results that differ", least=0, most=1)] = None
     overflow: Annotated[int, FileField("elements that are finite in FP32 and infinite in the format", least=0)] = 0
     nan: Annotated[int, FileField("elements that are finite in FP32 and NaN in the format", least=0)] = 0
     underflow: Annotated[float, FileField("share of the non-zero elements that become zero", least=0, most=1)] = 0.0
-    subnormal: Annotated[float, FileField("share that falls below the smallest normal number", least=0, most=1)] = 0.0
+    subnormal: Annotated[float, FileField("share of the elements that become subnormal", least=0, most=1)] = 0.0
     max_ulp: Annotated[float | None, FileField("largest local error in units of the format's last place")] = None
-    sqnr_db: Annotated[float | None, FileField("signal to rounding noise, 20 log10(1 / local_error)")] = None
+    sqnr_db: Annotated[float | None, FileField("signal-to-noise ratio, 20 log10(1 / local_error)")] = None
     unsupported: Annotated[str | None, FileField("why it cannot run in the format")] = None
     cause: Annotated[
         str | None,
         FileField(
-            "what makes the error; `nested`: results that are not compared; `null`: there is none",
+            "the cause of the error; `nested`: results cannot be compared; `null`: no error",
             choices=("overflow", "underflow", "cancellation", "rounding", "discrete", "unsupported", "nan", "nested"),
         ),
     ] = None
-    born: Annotated[bool, FileField("in the low run, something breaks here that was whole in every input")] = False
+    born: Annotated[bool, FileField("whether Inf, NaN or a raised error originates here in the low run")] = False
 
 
 @dataclass(frozen=True)
 class Contribution:
     """How far one node in one format moves the model's outputs (relative L2, unit 1)."""
 
-    isolated: Annotated[float, FileField("how far it alone, low, moves the outputs; the verdict rests on this")]
-    own: Annotated[float, FileField("of that, what the operation and its result make, its inputs in FP32")]
-    cast: Annotated[float, FileField("how far its FP32 result does, rounded on its way into a low reader")]
+    isolated: Annotated[float, FileField("how far it moves the outputs when only it runs low; decides the verdict")]
+    own: Annotated[float, FileField("part of that due to the operation and its result, with FP32 inputs")]
+    cast: Annotated[float, FileField("how far rounding its FP32 result for a low reader moves the outputs")]
     decided_by: Annotated[
         str,
         FileField(
-            "how `isolated` was found: `first-order`: predicted; `re-run` of the model with this node low; `group`: "
-            "re-run with this node and others low, which is no less; `not-run`: no run has told",
+            "origin of `isolated`: `first-order`: predicted; `re-run` of the model with this node low; `group`: "
+            "re-run with this node and others low, an upper bound; `not-run`: unknown without a run",
             choices=("first-order", "re-run", "group", "not-run"),
         ),
     ] = "first-order"
-    together: Annotated[int, FileField("how many operations were low in that run", least=1)] = 1
-    criterion: Annotated[str, FileField("the criterion that it takes most of, where some were set")] = ""
-    batch: Annotated[int, FileField("number of the batch that `isolated` is of, if not the first", least=1)] = 1
+    together: Annotated[int, FileField("number of low operations in that run", least=1)] = 1
+    criterion: Annotated[str, FileField("the criterion with the largest share of its limit")] = ""
+    batch: Annotated[int, FileField("number of the batch of `isolated`, if not the first", least=1)] = 1
 
 
 @dataclass(frozen=True)
 class Linearity:
-    """Whether first order, from which effects are predicted, holds on this model in a format."""
+    """Whether the first-order model behind predicted effects is accurate for this model in a format."""
 
     format: Annotated[str, FileField("the number format")]
     compared: Annotated[int, FileField("operations whose effect was predicted and then run", least=1)]
-    least: Annotated[float, FileField("the smallest of predicted / run among them", least=0)]
-    median: Annotated[float, FileField("the median of predicted / run", least=0)]
-    most: Annotated[float, FileField("the largest of predicted / run", least=0)]
-    holds: Annotated[bool, FileField("whether nine in ten predictions are within 1.6 times what a run says")]
-    whole_predicted: Annotated[float | None, FileField("predicted error of the outputs where everything is low")]
-    whole_run: Annotated[float | None, FileField("the same, run")]
-    confirmed: Annotated[int, FileField("predictions beyond the budget that a run bore out", least=0)]
-    refuted: Annotated[int, FileField("predictions beyond the budget that a run refuted", least=0)]
-    left: Annotated[int, FileField("predictions beyond the budget that were not run", least=0)]
+    least: Annotated[float, FileField("smallest ratio of prediction to measurement", least=0)]
+    median: Annotated[float, FileField("median ratio of prediction to measurement", least=0)]
+    most: Annotated[float, FileField("largest ratio of prediction to measurement", least=0)]
+    holds: Annotated[bool, FileField("whether nine in ten predictions are within a factor of 1.6 of the measurement")]
+    whole_predicted: Annotated[float | None, FileField("predicted output error with everything low")]
+    whole_run: Annotated[float | None, FileField("the same, measured")]
+    confirmed: Annotated[int, FileField("predictions above the budget that a run confirmed", least=0)]
+    refuted: Annotated[int, FileField("predictions above the budget that a run refuted", least=0)]
+    left: Annotated[int, FileField("predictions above the budget that were not run", least=0)]
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How far FP32 is from itself: runs from the same state, with the same random numbers, whose memory lies elsewhere."""
+    """How much FP32 runs from the same state and random numbers differ, when only memory addresses change."""
 
     runs: Annotated[int, FileField("how many times the model was run in FP32", least=1)] = 1
-    error: Annotated[float, FileField("the most that a run is from the first, as the budget measures")] = 0.0
-    joint: Annotated[float, FileField("the same as relative L2 of all outputs, or share of entries")] = 0.0
-    floor: Annotated[float, FileField("up to this nothing is called an error; 0: nothing is spared")] = 0.0
-    outputs: Annotated[Mapping[str, float], FileField("by output, the most; those that differ")] = empty()
-    nodes: Annotated[Mapping[str, float], FileField("by operation: how far two runs of the graph differ")] = empty()
+    error: Annotated[float, FileField("largest difference from the first run, in the budget's measure")] = 0.0
+    joint: Annotated[float, FileField("the same as relative L2 of all outputs, or share of discrete entries")] = 0.0
+    floor: Annotated[float, FileField("errors up to this are ignored; 0: none")] = 0.0
+    outputs: Annotated[Mapping[str, float], FileField("largest difference of each output, if any")] = empty()
+    nodes: Annotated[Mapping[str, float], FileField("by operation: difference between two runs of the graph")] = empty()
     operations: Annotated[tuple[str, ...], FileField("operations that are not deterministic")] = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of one node in one format, and why."""
+    """The verdict on one node in one format, with the reason."""
 
     verdict: Annotated[
         str,
         FileField(
-            "`safe`; `sensitive`: alone it takes more than a quarter of the budget; `unsafe`: alone it breaks the "
-            "budget, turns outputs non-finite, flips discrete results, or does not exist in the format; `untested`",
+            "`safe`; `sensitive`: alone it uses more than a quarter of the error budget; `unsafe`: "
+            "alone it exceeds the budget, turns outputs Inf or NaN, flips discrete results, or is "
+            "not supported in the format; `untested`",
             choices=("safe", "sensitive", "unsafe", "untested"),
         ),
     ]
     reason: Annotated[str, FileField("why, in one clause")]
-    limited_by: Annotated[str | None, FileField("what the format lacks", choices=("range", "precision"))] = None
-    batch: Annotated[int, FileField("number of the batch that it comes from, where it is not the first", least=1)] = 1
+    limited_by: Annotated[str | None, FileField("the format's limitation", choices=("range", "precision"))] = None
+    batch: Annotated[int, FileField("number of the batch that decides it, if not the first", least=1)] = 1
 
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """Magnitudes of one tensor, or of several together: a histogram by powers of two, from which any scaling can be read."""
+    """Magnitudes of one or more tensors: a histogram by powers of two, which covers any scaling."""
 
     max_abs: Annotated[float, FileField("the largest finite magnitude", least=0)]
     min_abs: Annotated[float, FileField("the smallest magnitude that is not zero; 0 if there is none", least=0)]
-    zeros: Annotated[int, FileField("how many are zero", least=0)]
+    zeros: Annotated[int, FileField("number of zeros", least=0)]
     exponents: Annotated[Mapping[int, int], FileField('`{"e": count}`: numbers with 2^e <= |x| < 2^(e+1)', least=1)]
-    nonfinite: Annotated[int, FileField("how many are Inf or NaN", least=0)] = 0
-    norm: Annotated[float, FileField("L2 norm of the finite ones, where it was measured", least=0)] = 0.0
+    nonfinite: Annotated[int, FileField("number of Inf and NaN", least=0)] = 0
+    norm: Annotated[float, FileField("L2 norm of the finite values, where measured", least=0)] = 0.0
     rounding: Annotated[Mapping[str, float], FileField("by format: relative L2 error of rounding them")] = empty()
 
     @property
     def nonzero(self) -> int:
-        """How many entries are finite and not zero."""
+        """Number of finite, non-zero entries."""
         return sum(self.exponents.values())
 
 
@@ -130,8 +133,8 @@ class Magnitudes:
 class Weight:
     """Magnitudes of a parameter or buffer."""
 
-    name: Annotated[str, FileField("in the state dict, or the graph's where it has none there")]
-    kind: Annotated[str, FileField("what it is", choices=("parameter", "buffer"))]
+    name: Annotated[str, FileField("name in the state dict, else in the graph")]
+    kind: Annotated[str, FileField("kind of the value", choices=("parameter", "buffer"))]
     range: Annotated[Magnitudes, FileField("its magnitudes")]
 
 
@@ -145,9 +148,9 @@ CODE = r"^[A-Z]{3}\d{0,3}$"
 
 @dataclass(frozen=True)
 class Ignore:
-    """Findings not wanted: those whose code starts with `code`, in modules whose path the glob `module` matches.
+    """Suppresses findings whose code starts with `code`, in modules whose path matches the glob `module`.
 
-    source: where that is said; reason: why, in the user's words ("" where none is asked for).
+    source: where the user wrote it; reason: the user's reason ("" if none is required).
     """
 
     code: Annotated[str, Field(pattern=CODE)]
@@ -159,47 +162,53 @@ class Ignore:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A rule that fired on a node."""
+    """A match of a rule, or a result of the measurement, at a node."""
 
     rule: Annotated[str, FileField("the rule's code, see [rules.md](rules.md)")]
     name: Annotated[str, FileField("the rule's name")]
-    node: Annotated[str, MeasurementField("the node it fired on, by its name in the captured graph")] = ""
+    node: Annotated[str, MeasurementField("name of the node in the captured graph")] = ""
     owner: Annotated[str, FileField("module of that node")]
     op: Annotated[str, FileField("ATen overload of that node")]
-    source: Annotated[str | None, FileField("line that wrote it, as for operations")]
-    severity: Annotated[str, FileField("under the plan that is followed", choices=("error", "warning", "info"))]
-    confidence: Annotated[str, FileField("`high` if found unsafe, else the rule's", choices=("high", "medium", "low"))]
-    formats: Annotated[tuple[str, ...], FileField("formats it speaks of")]
-    message: Annotated[str, MeasurementField("what is wrong here, with this model's numbers")] = ""
-    why: Annotated[str, MeasurementField("why that hurts, as the rule has it")] = ""
-    advice: Annotated[str, MeasurementField("what to do, as the rule has it")] = ""
-    evidence: Annotated[Mapping[str, Any], MeasurementField("the facts that the rule read")] = empty()
-    agrees: Annotated[bool | None, FileField("whether the measurement bears it out; `null` where there is none")] = None
-    cause: Annotated[str, MeasurementField("line and operation at which it begins, the same for one cause")] = ""
-    plan: Annotated[str | None, MeasurementField("the plan of `severity`; `null`: none holds the budget")] = None
+    source: Annotated[str | None, FileField("source line, as for operations")]
+    severity: Annotated[str, FileField("severity under the recommended plan", choices=("error", "warning", "info"))]
+    confidence: Annotated[
+        str, FileField("`high` if measured unsafe, else the rule's", choices=("high", "medium", "low"))
+    ]
+    formats: Annotated[tuple[str, ...], FileField("formats it concerns")]
+    message: Annotated[str, MeasurementField("the problem here, with this model's numbers")] = ""
+    why: Annotated[str, MeasurementField("why it is a problem, from the rule")] = ""
+    advice: Annotated[str, MeasurementField("the remedy, from the rule")] = ""
+    evidence: Annotated[Mapping[str, Any], MeasurementField("facts used by the rule")] = empty()
+    agrees: Annotated[bool | None, FileField("whether the measurement confirms it; `null`: no measurement")] = None
+    cause: Annotated[str, MeasurementField("source line and operation of the cause, equal for all findings of it")] = ""
+    plan: Annotated[str | None, MeasurementField("the plan of `severity`; `null`: none meets the budget")] = None
     bearing: Annotated[
         str | None,
         MeasurementField(
-            "under that plan it runs `low`, `reads` in FP32 what was low before, or is `kept` in FP32; `elsewhere`: "
-            "only other plans run it in a format of the finding; `stops`: there is no such plan, and it is unsafe",
+            "under that plan it runs `low`, `reads` values in FP32 that were low before, or is "
+            "`kept` in FP32; `elsewhere`: only other plans run it in a format of the finding; "
+            "`stops`: there is no such plan, and it is unsafe",
             choices=("low", "reads", "kept", "elsewhere", "stops"),
         ),
     ] = None
-    references: Annotated[tuple[str, ...], MeasurementField("what the rule refers to")] = ()
-    declared: Annotated[str, MeasurementField("the severity that the rule states")] = ""
-    measurable: Annotated[bool, MeasurementField("whether running it low can bear the rule out")] = True
-    called_from: Annotated[str | None, MeasurementField("the call beside that line, as for operations")] = None
+    references: Annotated[tuple[str, ...], MeasurementField("references of the rule")] = ()
+    declared: Annotated[str, MeasurementField("the rule's default severity")] = ""
+    measurable: Annotated[bool, MeasurementField("whether running it low can confirm the rule")] = True
+    called_from: Annotated[str | None, MeasurementField("the call that led to that line, as for operations")] = None
     met: Annotated[Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that run it low")] = empty()
 
 
 @dataclass(frozen=True)
 class FlaggedRegion:
-    """Connected nodes that are sensitive or unsafe in a format, low together while all else is FP32."""
+    """Connected nodes that are sensitive or unsafe in a format, measured together in it with all else in FP32."""
 
-    format: Annotated[str, FileField("the format it was run in")]
-    nodes: Annotated[tuple[str, ...], FileField("what was run low, by name in the captured graph")]
-    scope: Annotated[str, FileField("the deepest module that holds all of it")]
-    local_error: Annotated[float | None, FileField("of the values that leave it, the worst; `null`: not finite")]
-    error: Annotated[float | None, FileField("of the model's outputs; relative L2, or share of a criterion")]
-    explained: Annotated[float, FileField("its operations' own errors, in quadrature; below `error` if they reinforce")]
-    failure: Annotated[str | None, FileField("why it did not run")] = None
+    format: Annotated[str, FileField("the format of the run")]
+    nodes: Annotated[tuple[str, ...], FileField("names of the low nodes in the captured graph")]
+    scope: Annotated[str, FileField("the innermost module that contains all of them")]
+    local_error: Annotated[float | None, FileField("worst error of its results; `null`: not finite")]
+    error: Annotated[float | None, FileField("error of the outputs; relative L2, or share of a criterion's limit")]
+    explained: Annotated[
+        float,
+        FileField("its operations' own errors, as root sum of squares; below `error` if they reinforce"),
+    ]
+    failure: Annotated[str | None, FileField("why the run failed")] = None

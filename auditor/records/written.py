@@ -1,4 +1,4 @@
-"""How a field of a record stands in the files of an audit: what it means, which values it takes, in which file it is."""
+"""Annotations of record fields: meaning, allowed values, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pydantic_core import CoreSchema, core_schema
 T = TypeVar("T")
 
 NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-"""Texts that stand for what JSON has no number for."""
+"""Texts for numbers that JSON lacks."""
 
 LARGEST = 2**64 - 1
-"""The largest whole number in a file: what counts anything is far below; a seed may be this."""
+"""The largest whole number in a file, large enough for any seed."""
 
 EXPONENTS = (-1100, 1023)
-"""Whole numbers that are keys are powers of two, and those of a float are within these."""
+"""Range of integer keys, which are exponents of floating-point numbers."""
 
 
 @dataclass(frozen=True)
 class FileField:
-    """A field that the files hold: `Annotated[float, Written("meaning")]`.
+    """A field that is stored in a file: `Annotated[float, Written("meaning")]`.
 
-    meaning: what it is, and in which unit, as Markdown. measured: it stands in measurements.json; else in plan.json,
-    which people commit: what decides and what was decided. choices: all the texts there are, of one or of each. least,
-    most: bounds of a number, or of each. exact: a setting, kept to the last digit, where what is measured has seven.
+    meaning: with its unit, as Markdown. measured: stored in measurements.json; else in plan.json, which people commit:
+    it has settings and decisions. choices: allowed texts. least, most: bounds. exact: a setting, stored with all
+    digits; measured values have seven.
     """
 
     meaning: str
@@ -46,7 +46,7 @@ class FileField:
         return {**handler(schema), "description": self.meaning, "measured": self.measured}
 
     def _narrow(self, schema: Any) -> Any:
-        """The schema with bounds, choices and digits in its leaves."""
+        """The schema with bounds, choices and digits."""
         match schema["type"]:
             case "nullable":
                 return {**schema, "schema": self._narrow(schema["schema"])}
@@ -76,13 +76,13 @@ class FileField:
 
 @dataclass(frozen=True)
 class MeasurementField(FileField):
-    """A field that measurements.json holds."""
+    """A field stored in measurements.json."""
 
     measured: bool = True
 
 
 def empty() -> Any:
-    """A field that is an empty mapping unless it is given."""
+    """A field that defaults to an empty mapping."""
     return field(default_factory=dict)
 
 
@@ -92,13 +92,13 @@ class _Anything:
 
 
 Unwritten = Annotated[T, Field(init=False, exclude=True), _Anything()]
-"""A field that stays out of the files: `Unwritten[int]`. It has its default where a record is read from them."""
+"""A field that is not stored: `Unwritten[int]`. After loading it has its default."""
 
 
 def plain(value: Any) -> Any:
-    """Whatever a rule's evidence holds, as data that JSON has.
+    """Convert a rule's evidence to JSON data.
 
-    A number has seven significant digits: what is beyond them varies with the order of a reduction.
+    Numbers have seven significant digits: further ones vary with the order of a reduction.
     """
     if isinstance(value, float):
         text = next((text for text, odd in NOT_FINITE.items() if value == odd), "NaN")
@@ -111,7 +111,7 @@ def plain(value: Any) -> Any:
 
 
 def revive(value: Any) -> Any:
-    """What `plain` was made of: a number, where a text stands for one."""
+    """The inverse of `plain`: turn text such as "inf" back into a number."""
     if isinstance(value, list):
         return [revive(item) for item in value]
     if isinstance(value, dict):

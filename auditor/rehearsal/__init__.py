@@ -1,1 +1,1 @@
-"""Rehearsal: the user's own training step, run for some hundred steps in each recipe beside FP32, before a GPU is paid for."""
+"""Rehearsal: runs the user's training step some hundred times on a CPU, in FP32 and every recipe."""

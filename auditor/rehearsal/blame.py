@@ -1,4 +1,4 @@
-"""Which operation is the first to give Inf or NaN, forwards or backwards, where FP32 gives none."""
+"""Locates the first operation that gives Inf or NaN, forwards or backwards, where FP32 gives none."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ..trees import tensors_in
 
 
 class Trail(Handler):
-    """Runs operations as another handler does, and notes of each whether its result, and the gradient at it, are finite."""
+    """Runs operations through another handler; records whether each result and its gradient are finite."""
 
     def __init__(self, handler: Handler, modules: list[str], outermost: CodeType) -> None:
-        """modules: the names of those that are being called. outermost: what calls the user's code."""
+        """modules: names of the modules being called. outermost: the frame that calls the user's code."""
         self._handler, self._modules, self._outermost = handler, modules, outermost
         self.operations: list[tuple[str, str, str]] = []
         """(name, module, line) of each."""
@@ -72,19 +72,21 @@ class Trail(Handler):
 
 
 def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
-    """What to say of the operation, and its module; nothing where FP32 is not finite there either."""
+    """A sentence about the operation, and its module; nothing where FP32 is not finite there either."""
     expected = set(fp32.forward)
     if (number := next((n for n in low.forward if n not in expected), None)) is not None:
-        return _said(low, number, ""), low.operations[number][1]
+        return _describe(low, number, ""), low.operations[number][1]
     expected = set(fp32.backward)
     for number in low.backward:
         if number not in expected:  # the gradient at its result is that of the operations that read it
             reader = low.readers[number][-1] if low.readers[number] else number
-            return _said(low, reader, "the backward pass of "), low.operations[reader][1]
+            return _describe(low, reader, "the backward pass of "), low.operations[reader][1]
     number = next((n for n in low.weights if n not in set(fp32.weights)), None)
-    return ("", "") if number is None else (_said(low, number, "the weight's gradient in "), low.operations[number][1])
+    return (
+        ("", "") if number is None else (_describe(low, number, "the weight's gradient in "), low.operations[number][1])
+    )
 
 
-def _said(trail: Trail, number: int, how: str) -> str:
+def _describe(trail: Trail, number: int, how: str) -> str:
     name, module, line = trail.operations[number]
     return f"{how}{name}{f' in {module}' if module and module != LOSS else ''}{f' ({line})' if line else ''}"

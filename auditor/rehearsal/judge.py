@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, what would repair it, and which recipe to train in."""
+"""Detects problems of a recipe, selects remedies, and recommends a recipe."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from dataclasses import replace
 
 from ..numerics.formats import label
 from ..training.step import LOSS
-from .result import Problem, Recipe, Rehearsed
+from .result import Recipe, RecipeProblem, RecipeRun
 
-Runs = Mapping[str, Rehearsed]
+Runs = Mapping[str, RecipeRun]
 
 LOST, ALL = 0.2, 0.9
-"""Share of a step's entries from which something is a problem: of all parameters together, or of one of them."""
+"""Share of entries that makes a problem: of all parameters together, or of one of them."""
 SKIPS = 0.02
-"""Share of the steps of the second half that may be skipped: GradScaler tries a larger scale now and then."""
+"""Share of steps in the second half that may be skipped, since GradScaler sometimes tries a larger scale."""
 BEHIND = 0.05
-"""Share of FP32's progress that the loss may stay behind."""
+"""Share of FP32's loss reduction that a recipe may lack."""
 OFF = 0.25
-"""Relative error of the gradients, late in a run, from which it is a problem, unless two batches differ by four times that."""
+"""Relative gradient error, late in a run, that makes a problem, unless gradients of two batches differ by four times
+that."""
 ROUNDED, PASSES = 0.01, 8
-"""Relative error of gradients summed over several backward passes that is worth a word, where a wider sum halves it; and passes in a
-step from which that is tried."""
+"""Smallest relative error of accumulated gradients worth reporting, if FP32 sums halve it; and the number of
+backward passes per step from which FP32 sums are tried."""
 PREFERRED = ("bf16_autocast", "fp16_autocast", "plan")
 HARM = {
     "unchanged": (
@@ -32,29 +33,29 @@ HARM = {
     ),
     "decay_lost": (
         "decay-lost",
-        "of the weights do not feel weight decay: learning rate times decay is below half a spacing of {fmt}",
+        "of the weights are not changed by weight decay: learning rate times decay is below half a spacing of {fmt}",
     ),
-    "second_moment_stuck": ("second-moment-stuck", "of the second moments should move and stay where they are"),
-    "second_moment_zero": ("second-moment-zero", "of the second moments are zero although the gradient is not"),
+    "second_moment_stuck": ("second-moment-stuck", "of Adam's second moments should change, but stay constant"),
+    "second_moment_zero": ("second-moment-zero", "of Adam's second moments are zero although the gradient is not"),
 }
-"""{share of Rehearsed: (kind of problem, what to say of it)}."""
+"""{share of RecipeRun: (kind of problem, sentence about it)}."""
 
 
-def problems_of(runs: Runs) -> tuple[Problem, ...]:
-    """All problems of all recipes but FP32."""
+def problems_of(runs: Runs) -> tuple[RecipeProblem, ...]:
+    """All problems of all recipes except FP32."""
     return tuple(problem for name in runs if name != "fp32" for problem in _problems(name, runs))
 
 
-def _problems(name: str, runs: Runs) -> Iterator[Problem]:
+def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
     run, fp32 = runs[name], runs["fp32"]
     if run.failure is not None:
-        yield Problem(name, "fails", f"it ends early: {run.failure}")
+        yield RecipeProblem(name, "fails", f"the run stopped early: {run.failure}")
         return
     first = next((each for each in run.skipped if each.where), None)
     blamed = f", the first at {first.where}" if first else ""
     if not run.finite_weights or (run.scale is None and run.skipped):
         step = f" from step {run.skipped[0].step} (batch {run.skipped[0].batch})" if run.skipped else ""
-        yield Problem(
+        yield RecipeProblem(
             name, "not-finite", f"gradients and weights turn Inf or NaN{step}{blamed}", first.module if first else None
         )
         return
@@ -62,22 +63,27 @@ def _problems(name: str, runs: Runs) -> Iterator[Problem]:
     if run.scale is not None and (len(late) > max(SKIPS * len(run.losses) / 2, 1) or run.scale < 1):
         batches = len({each.batch for each in run.skipped})
         said = f"{len(run.skipped)} of {len(run.losses)} steps are skipped, on {batches} of the batches, and the loss scale falls to {run.scale:.3g}"
-        yield Problem(name, "steps-skipped", said + blamed, _module(late or run.skipped))
+        yield RecipeProblem(name, "steps-skipped", said + blamed, _module(late) or _module(run.skipped))
     if (behind := _behind(run, fp32)) is not None:
-        yield Problem(name, "loss-behind", behind)
+        yield RecipeProblem(name, "loss-behind", behind)
     for what, (kind, text) in HARM.items():
         if (harm := _harm(run, fp32, what)) is not None:
             share, where = harm
-            yield Problem(name, kind, f"{share:.0%} {text.format(fmt=label(run.recipe.format))}{where}")
+            yield RecipeProblem(name, kind, f"{share:.0%} {text.format(fmt=label(run.recipe.format))}{where}")
     wide = runs.get(f"{name}_fp32_accumulation")
     if wide is not None and (whole := run.late(run.errors) or 0.0) > max(2 * (wide.late(wide.errors) or 0.0), ROUNDED):
-        said = f"its gradients are {whole:.1%} off FP32's after {run.backward_passes} backward passes, and"
-        yield Problem(name, "sums-rounded", f"{said} {wide.late(wide.errors) or 0.0:.1%} where they are summed in FP32")
+        said = f"its gradients differ from FP32's by {whole:.1%} after {run.backward_passes} backward passes, and"
+        yield RecipeProblem(
+            name, "sums-rounded", f"{said} by {wide.late(wide.errors) or 0.0:.1%} where they are summed in FP32"
+        )
     error, noise = run.late(run.errors), fp32.late(fp32.noise) or 0.0
     if error is not None and error > max(OFF, noise / 4):
         worst = max(run.parameters, key=lambda p: run.late(run.parameters[p].error) or 0.0)
-        said = f"its gradients are {error:.0%} off FP32's, most those of {worst}; those of two batches are {noise:.0%} apart"
-        yield Problem(name, "gradients-off", said, worst.rpartition(".")[0])
+        said = (
+            f"its gradients differ from FP32's by {error:.0%}, most in {worst}; those of two batches "
+            f"differ by {noise:.0%}"
+        )
+        yield RecipeProblem(name, "gradients-off", said, worst.rpartition(".")[0])
 
 
 def _module(skipped: Sequence[object]) -> str | None:
@@ -85,22 +91,22 @@ def _module(skipped: Sequence[object]) -> str | None:
     return statistics.mode(found) if found else None
 
 
-def _behind(run: Rehearsed, fp32: Rehearsed) -> str | None:
-    """What to say of a loss that ends above FP32's by more than a share of what FP32 has gained, and more than it scatters."""
+def _behind(run: RecipeRun, fp32: RecipeRun) -> str | None:
+    """A sentence if the final loss exceeds FP32's by a share of FP32's progress, and by more than its scatter."""
     count = max(len(fp32.losses) // 10, 1)
     own, whole = run.losses[-count:], fp32.losses[-count:]
     if not all(map(math.isfinite, own)):
-        return "its loss is Inf or NaN at the end"
+        return "its final loss is Inf or NaN"
     gaps = [a - b for a, b in zip(own, whole, strict=True)]
     gap, progress = statistics.fmean(gaps), statistics.fmean(fp32.losses[:count]) - statistics.fmean(whole)
     scatter = 2 * statistics.stdev(gaps) / math.sqrt(count) if count > 1 else 0.0
     if gap > max(BEHIND * abs(progress), scatter, 1e-3 * abs(statistics.fmean(whole))):
-        return f"its loss ends at {statistics.fmean(own):.4g}, FP32's at {statistics.fmean(whole):.4g}"
+        return f"its final loss is {statistics.fmean(own):.4g}, FP32's {statistics.fmean(whole):.4g}"
     return None
 
 
-def _harm(run: Rehearsed, fp32: Rehearsed, what: str) -> tuple[float, str] | None:
-    """A share that is larger than FP32's own: of everything, or of one parameter, which is then named."""
+def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str] | None:
+    """A share of entries that exceeds FP32's own: over all parameters, or for one, which is then named."""
     share, base = run.share(what), fp32.share(what) or 0.0
     if share is not None and share - base > LOST:
         return share, ""
@@ -112,7 +118,7 @@ def _harm(run: Rehearsed, fp32: Rehearsed, what: str) -> tuple[float, str] | Non
 
 
 def remedies_for(runs: Runs) -> Iterator[Recipe]:
-    """Recipes to try in the place of those with a problem."""
+    """Repaired variants of the recipes with a problem."""
     for name, run in list(runs.items()):
         problems = {p.kind: p for p in _problems(name, runs)} if name != "fp32" else {}
         own = run.recipe
@@ -145,8 +151,8 @@ def remedies_for(runs: Runs) -> Iterator[Recipe]:
             )
 
 
-def recommend(runs: Runs, problems: Sequence[Problem]) -> tuple[str, str]:
-    """The name of the recipe to train in, and why, in a sentence or two."""
+def recommend(runs: Runs, problems: Sequence[RecipeProblem]) -> tuple[str, str]:
+    """The name of the recommended recipe, with the reason in a sentence or two."""
     broken = {problem.recipe for problem in problems}
     holding = [name for name in runs if name not in broken and name != "fp32"]
     ordered = [name for name in PREFERRED if name in holding]
@@ -154,16 +160,16 @@ def recommend(runs: Runs, problems: Sequence[Problem]) -> tuple[str, str]:
     ordered += [n for n in holding if n not in ordered]
     fp32 = runs["fp32"]
     if not ordered:
-        return "fp32", f"Train in FP32: every other recipe has a problem; the loss ends at {fp32.last_loss():.4g}."
+        return "fp32", f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."
     run = runs[ordered[0]]
-    why = f"its loss ends at {run.last_loss():.4g}, FP32's at {fp32.last_loss():.4g}"
+    why = f"its final loss is {run.last_loss():.4g}, FP32's {fp32.last_loss():.4g}"
     if run.skipped:
         why += (
-            f"; {len(run.skipped)} of {len(run.losses)} steps are skipped while the loss scale settles at {run.scale:g}"
+            f"; {len(run.skipped)} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
         )
-    done = "" if run.recipe.repairs else ", and nothing else needs to be done"
+    done = "" if run.recipe.repairs else ", without further changes"
     text = f"Train in {run.recipe.title}{done}: {why}."
     lean = [n for n in ordered[1:] if runs[n].recipe.stored and "fp32_master_weights" not in runs[n].recipe.remedies]
     if lean:
-        text += f" {runs[lean[0]].recipe.title} holds too, and takes less memory."
+        text += f" {runs[lean[0]].recipe.title} has no problem either, and needs less memory."
     return ordered[0], text

@@ -1,4 +1,4 @@
-"""The rehearsal: every recipe runs the user's step from the same start, in a process forked from the caller's."""
+"""Runs every recipe from the same initial state, each in a process forked from the caller's."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..processes import how_ended
 from ..records import Plan
 from ..records.audit import Audit
 from .judge import problems_of, recommend, remedies_for
-from .result import Recipe, Rehearsal, Rehearsed
+from .result import Recipe, RecipeRun, Rehearsal
 from .scene import Scene, known_objects
 from .session import Session
 
 FP32 = Recipe("fp32", "FP32")
 FIRST_SCALE = 65536.0
-"""Of GradScaler, by default."""
+"""GradScaler's default initial scale."""
 RECIPES = (
     FP32,
     Recipe("bf16_autocast", "BF16 under autocast", "bf16"),
@@ -34,7 +34,7 @@ RECIPES = (
     Recipe("bf16", "BF16 throughout", "bf16", stored=True),
 )
 LOOKS = 24
-"""Steps at which gradients and updates are compared with FP32's."""
+"""Number of sampled steps, where gradients and updates are compared with FP32's."""
 
 Tell = Callable[[str, str, int, int], None]
 
@@ -50,21 +50,24 @@ def rehearse(
     progress: Tell | None = None,
     target: str = "",
 ) -> Rehearsal:
-    """Run a training step `steps` times in each recipe beside FP32, on a CPU as on a GPU; everything comes back as it was.
+    """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU; all state is restored.
 
     step: called as `step(batch)`, or `step(*batch)` where it takes several arguments, or `step()`. It runs forward,
-    `backward()` and the optimizers' `step()` once, in FP32 or with autocast and a GradScaler of its own, which then say
-    where the regions are. Model and optimizers exist before. batches: anything that can be iterated, again where it has fewer.
-    plan: an audit, or one of its plans, to be rehearsed too. remedies: whether recipes with a problem are repaired and run again.
-    progress: called as progress(stage, detail, done, total).
-    Raises: LoadError(slug="bad-step") for a step that cannot be rehearsed, or fails in FP32.
+    `backward()` and the optimizers' `step()` once, in FP32, or with autocast and a GradScaler of its own, whose regions
+    are then used. Model and optimizers must already exist. batches: an iterable, repeated if too short. plan: an audit,
+    or one of its plans, to rehearse too. remedies: whether recipes with a problem are repaired and run again. progress:
+    called as progress(stage, detail, done, total). Raises: LoadError(slug="bad-step") for a step that cannot be
+    rehearsed, or fails in FP32.
     """
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise LoadError(
-            "rehearse(step, batches, steps) takes a function that runs one training step, and how often", "bad-step"
+            "rehearse(step, batches, steps) needs a function that runs one training step, and a number of steps",
+            "bad-step",
         )
     if not hasattr(os, "fork"):
-        raise LoadError("a rehearsal forks this process, which this system cannot: use Linux or macOS", "bad-step")
+        raise LoadError(
+            "a rehearsal forks this process, which this system does not support: use Linux or macOS", "bad-step"
+        )
     known = known_objects()
     rehearsal = _Rehearsing(step, batches, steps, seed, progress or (lambda *_: None))
     seen = rehearsal.look(known)
@@ -77,7 +80,7 @@ def rehearse(
     runs = {name: rehearsal.run(recipe, scene) for name, recipe in recipes.items()}
     if (failure := runs["fp32"].failure) is not None or not runs["fp32"].finite_weights:
         raise LoadError(
-            f"the step fails in FP32 already: {failure or 'its weights turn Inf or NaN'}; mend it first", "bad-step"
+            f"the step already fails in FP32: {failure or 'its weights turn Inf or NaN'}; fix it first", "bad-step"
         )
     for recipe in remedies_for(runs) if remedies else ():
         runs[recipe.name] = rehearsal.run(recipe, scene)
@@ -90,7 +93,8 @@ def rehearse(
 def _require(scene: Scene, unknown: Sequence[str]) -> None:
     if unknown:
         raise LoadError(
-            f"the step makes its own {unknown[0]}: make model and optimizers before, so that every run can begin with them",
+            f"the step creates its own {unknown[0]}: create model and optimizers before, so that "
+            "every run can start from them",
             "bad-step",
         )
     if not scene.optimizers:
@@ -100,13 +104,13 @@ def _require(scene: Scene, unknown: Sequence[str]) -> None:
     tensors = [p for o in scene.optimizers.values() for group in o.param_groups for p in group["params"]]
     if any(p.device.type in NATIVE for p in tensors):
         raise LoadError(
-            "the model is on a GPU: a rehearsal runs on the CPU, as a GPU computes; move model and batches there",
+            "the model is on a GPU: a rehearsal runs on the CPU and emulates a GPU; move model and batches to the CPU",
             "bad-step",
         )
 
 
 def _recipes(scene: Scene, plan: Audit | Plan | None) -> dict[str, Recipe]:
-    """Those that every rehearsal runs, the model as it is where it is stored low, and a plan's."""
+    """The standard recipes, the model's own precision if it is stored low, and a plan's."""
     recipes = list(RECIPES)
     parameters = [p for o in scene.optimizers.values() for group in o.param_groups for p in group["params"]]
     low = next(
@@ -118,14 +122,15 @@ def _recipes(scene: Scene, plan: Audit | Plan | None) -> dict[str, Recipe]:
         None,
     )
     if low is not None:
-        recipes.append(Recipe("as_written", f"as written, in {low.upper()}", low, stored=True))
+        recipes.append(Recipe("as_written", f"unchanged, in {low.upper()}", low, stored=True))
     if isinstance(plan, Audit):
         trained = (plan.plans.get(name or "") for name in (plan.recommended, "autocast_bf16", "autocast_fp16"))
         plan = next((one for one in trained if one is not None and one.strategy == "autocast"), None)
     if plan is not None:
         if plan.strategy != "autocast":
             raise LoadError(
-                f"the plan {plan.name!r} is of strategy {plan.strategy}: those of strategy autocast train", "bad-step"
+                f"the plan {plan.name!r} has the strategy {plan.strategy}: only autocast plans can be trained",
+                "bad-step",
             )
         scopes = {path: choice.precision for path, choice in plan.scopes.items() if path}
         scale = FIRST_SCALE if plan.format == "fp16" else None
@@ -134,7 +139,7 @@ def _recipes(scene: Scene, plan: Audit | Plan | None) -> dict[str, Recipe]:
 
 
 class _Rehearsing:
-    """The step, and what each run of it begins with."""
+    """The step and its initial state."""
 
     def __init__(
         self, step: Callable[..., Any], batches: Iterable[Any] | None, steps: int, seed: int, tell: Tell
@@ -144,43 +149,45 @@ class _Rehearsing:
         self.samples = sorted({0, *range(0, steps, every), steps - 1})
 
     def look(self, known: dict[int, Any]) -> dict[str, Any]:
-        """Which objects a step uses. Raises: LoadError(slug="bad-step")."""
+        """Detect the models and optimizers that a step uses. Raises: LoadError(slug="bad-step")."""
 
         def work(send: Callable[[Any], None]) -> None:
             session = Session(FP32, Scene(known=known), self.step)
             try:
-                _, batch = next(_numbered(self.batches))
+                _, batch = next(_number_batches(self.batches))
                 send(("done", session.look(batch)))
             except StopIteration:
-                send(("bad", "batches has no batch: give one at least"))
+                send(("bad", "batches is empty: give at least one batch"))
             except LoadError as error:
                 send(("bad", str(error)))
             except (Exception, SystemExit) as error:
                 send(("bad", f"the step raised {blame(error)} in FP32"))
 
-        kind, value = self._apart("look", work)
+        kind, value = self._run_forked("look", work)
         if kind == "bad":
             raise LoadError(value, "bad-step")
         found: dict[str, Any] = value
         return found
 
-    def run(self, recipe: Recipe, scene: Scene) -> Rehearsed:
-        """One recipe."""
+    def run(self, recipe: Recipe, scene: Scene) -> RecipeRun:
+        """Run one recipe."""
 
         def work(send: Callable[[Any], None]) -> None:
             session = Session(recipe, replace(scene), self.step)
             session.prepare()
-            result = session.run(_numbered(self.batches), self.steps, self.samples, lambda done: send(("step", done)))
+            result = session.run(
+                _number_batches(self.batches), self.steps, self.samples, lambda done: send(("step", done))
+            )
             send(("done", result))
 
-        kind, value = self._apart(recipe.title, work)
+        kind, value = self._run_forked(recipe.title, work)
         if kind == "bad":
-            return Rehearsed(recipe, failure=value)
-        result: Rehearsed = value
+            return RecipeRun(recipe, failure=value)
+        result: RecipeRun = value
         return result
 
-    def _apart(self, title: str, work: Callable[[Callable[[Any], None]], None]) -> tuple[str, Any]:
-        """What a process forked for it sends last: ("done", value), or ("bad", why there is none)."""
+    def _run_forked(self, title: str, work: Callable[[Callable[[Any], None]], None]) -> tuple[str, Any]:
+        """Fork a process for `work` and return its last message: ("done", value), or ("bad", reason)."""
         there, here = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -213,7 +220,7 @@ class _Rehearsing:
                     select.select([pipe], [], [])
                     last = pickle.load(pipe)
                     if last[0] == "step":
-                        self._told(title, last[1])
+                        self._report_progress(title, last[1])
             except EOFError:
                 _, status = os.waitpid(child, 0)
             except BaseException:
@@ -224,7 +231,7 @@ class _Rehearsing:
             return "bad", f"its process {how_ended(os.waitstatus_to_exitcode(status))}"
         return last
 
-    def _told(self, title: str, done: int) -> None:
+    def _report_progress(self, title: str, done: int) -> None:
         try:
             self.tell("rehearse", title, done, self.steps)
         except Exception as error:
@@ -233,8 +240,8 @@ class _Rehearsing:
             ) from error
 
 
-def _numbered(batches: Iterable[Any] | None) -> Iterator[tuple[int, Any]]:
-    """Batches with their numbers, over and over; one that is exhausted at once ends it."""
+def _number_batches(batches: Iterable[Any] | None) -> Iterator[tuple[int, Any]]:
+    """Batches with their numbers, repeated endlessly; an empty iterable ends it."""
     if batches is None:
         while True:
             yield 0, None

@@ -1,4 +1,4 @@
-"""Remedies for weights stored in BF16 or FP16. Each function is applied by the rehearsal, and is the code that a report gives to paste."""
+"""Remedies for weights in BF16 or FP16: the rehearsal applies each function; reports print its code to paste."""
 
 from __future__ import annotations
 
@@ -8,68 +8,30 @@ from collections.abc import Callable
 from typing import Any
 
 
-def fp32_master_weights(optimizer: Any) -> None:
-    """The optimizer updates FP32 copies of the weights. Its state is FP32 as well."""
-    masters: dict[Any, Any] = {}
-    stored = optimizer.param_groups[0]["params"][0].dtype
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        for p in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            grad, p.grad = p.grad.float(), None
-            p.data = masters.setdefault(p, p.data.float())
-            p.grad = grad
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        for p in masters:
-            p.grad = None
-            p.data = masters[p].to(stored)
-
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
-
-
-def stochastic_rounding(optimizer: Any) -> None:
-    """Updates are added in FP32 and rounded to BF16 at random, up as often as they are near. The optimizer's state is FP32."""
+def fp32_updates(optimizer: Any, rounding: str) -> None:
+    """The optimizer updates weights in FP32, and keeps its state in FP32. rounding: what becomes of the part of an update that
+    the stored weight has no bits for. "master" keeps it in FP32, "kahan" in BF16; "stochastic" rounds at random, up as often as near."""
     import torch
 
+    rest: dict[Any, Any] = {}
     updated: list[Any] = []
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         for p in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            updated.append((p, p.dtype))
             grad, p.grad = p.grad.float(), None
-            p.data = p.data.float()
+            p.data = p.data.float() + rest.get(p, 0.0)
             p.grad = grad
-            updated.append(p)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        for p in updated:
-            bits = p.data.contiguous().view(torch.int32)
-            p.grad = None
-            p.data = ((bits + torch.randint_like(bits, 1 << 16)) & -(1 << 16)).view(torch.float32).bfloat16()
-        updated.clear()
-
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
-
-
-def kahan_sums(optimizer: Any) -> None:
-    """What rounding to BF16 takes from an update is kept, in BF16, and added to the next one. The optimizer's state is FP32."""
-    carried: dict[Any, Any] = {}
-    updated: list[Any] = []
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        for p in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            grad, p.grad = p.grad.float(), None
-            p.data = p.data.float()
-            p.grad = grad
-            updated.append(p)
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        for p in updated:
-            exact = p.data + carried[p].float() if p in carried else p.data
-            p.grad = None
-            p.data = exact.bfloat16()
-            carried[p] = (exact - p.data.float()).bfloat16()
+        for p, stored in updated:
+            exact, p.grad = p.data, None
+            if rounding == "stochastic":
+                bits = exact.contiguous().view(torch.int32)
+                p.data = ((bits + torch.randint_like(bits, 1 << 16)) & -(1 << 16)).view(torch.float32).bfloat16()
+            else:
+                p.data = exact.to(stored)
+                rest[p] = (exact - p.data).to(torch.float32 if rounding == "master" else torch.bfloat16)
         updated.clear()
 
     optimizer.register_step_pre_hook(before)
@@ -77,7 +39,7 @@ def kahan_sums(optimizer: Any) -> None:
 
 
 def fp32_accumulation(optimizer: Any) -> None:
-    """Gradients of several backward passes are summed in FP32. `zero_grad` has to set them to None, as it does by default."""
+    """Gradients of several backward passes are summed in FP32. `zero_grad` must set them to None, its default."""
     sums: dict[Any, Any] = {}
 
     def hook_of(p: Any) -> Callable[[Any], None]:
@@ -94,12 +56,24 @@ def fp32_accumulation(optimizer: Any) -> None:
         p.register_post_accumulate_grad_hook(put)
 
 
-REMEDIES: dict[str, Callable[[Any], None]] = {
-    one.__name__: one for one in (fp32_master_weights, stochastic_rounding, kahan_sums, fp32_accumulation)
+REMEDIES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
+    "fp32_master_weights": (fp32_updates, ("master",)),
+    "stochastic_rounding": (fp32_updates, ("stochastic",)),
+    "kahan_sums": (fp32_updates, ("kahan",)),
+    "fp32_accumulation": (fp32_accumulation, ()),
 }
+"""{name: (function, what it takes beside the optimizer)}."""
+
+
+def repair(name: str, optimizer: Any) -> None:
+    """Put a remedy to use."""
+    function, given = REMEDIES[name]
+    function(optimizer, *given)
 
 
 def code_of(name: str) -> str:
     """What to paste: the function, and the call that puts it to use."""
-    function = re.sub(r": (Any|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)", "", inspect.getsource(REMEDIES[name]))
-    return f"{function}\n\n{name}(optimizer)  # once, after the optimizer was made\n"
+    function, given = REMEDIES[name]
+    text = re.sub(r": (Any|str|dict\[Any, Any\]|list\[Any\])|( -> [^:]+)(?=:\n)", "", inspect.getsource(function))
+    call = ", ".join(["optimizer", *(f'"{one}"' for one in given)])
+    return f"{text}\n\n{function.__name__}({call})  # once, after the optimizer was made\n"

@@ -1,4 +1,4 @@
-"""What a rehearsal is asked to run, and what it came to."""
+"""The recipes of a rehearsal, and its results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .. import folder
 class Recipe:
     """One way to run a training step.
 
-    format: of autocast's regions; of weights, gradients and the optimizer's state where they are `stored` in it. remedies:
-    names in `remedies.REMEDIES`. scale: the loss scale that a GradScaler begins with; None for none. scopes: {module:
-    precision} of a plan, or of modules that stay FP32. loss_in_fp32: the region is around the model alone, and what it returns is raised.
-    repairs: the recipe that this one is a remedy for.
+    format: of autocast regions; or of weights, gradients and optimizer state if `stored`. remedies: names in
+    `remedies.REMEDIES`. scale: initial loss scale of a GradScaler; None for no scaler. scopes: {module: precision} of a
+    plan, or of modules that stay FP32. loss_in_fp32: the region covers only the model, and its outputs become FP32.
+    repairs: the recipe that this one repairs.
     """
 
     name: str
@@ -37,10 +37,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class NonFiniteStep:
-    """A step whose gradients were not finite. step, batch: from 0; a batch that comes again has the number it had.
+    """A step with non-finite gradients. step, batch: from 0; a repeated batch keeps its number.
 
-    scale: the loss scale. where: the operation that was the first to give Inf or NaN, with its module and line; "" where
-    that was not looked for, or FP32 gives one there as well.
+    scale: the loss scale. where: the first operation with Inf or NaN, its module and line; "" where that was not
+    searched, or FP32 gives one there as well.
     """
 
     step: int
@@ -52,13 +52,13 @@ class NonFiniteStep:
 
 @dataclass(frozen=True)
 class ParameterSeries:
-    """One parameter, one value for each of the steps that were looked at; None where there is nothing to tell.
+    """Measurements of one parameter, one for each sampled step; None where undefined.
 
-    error: relative L2 error of the gradient against FP32's at the same weights, on the same batch. noise: how far FP32's
-    gradients of two batches are apart, over sqrt(2), relative to one. Shares of entries: zero_gradient: the gradient is
-    exactly zero; unchanged: the gradient is not zero, and the update changes nothing; decay_lost: weight decay changes
-    nothing; second_moment_stuck: it should move by more than a hundredth, and does not; second_moment_zero: it is zero
-    although the gradient is not.
+    error: relative L2 error of the gradient against FP32's at the same weights and batch. noise: the difference between
+    FP32's gradients of two batches, over sqrt(2), relative to one. Shares of entries: zero_gradient: the gradient is
+    zero; unchanged: it is not zero, but the update changes nothing; decay_lost: weight decay changes nothing;
+    second_moment_stuck: Adam's second moment should change by over a hundredth, but does not; second_moment_zero: it is
+    zero although the gradient is not.
     """
 
     entries: int
@@ -73,11 +73,11 @@ class ParameterSeries:
 
 
 @dataclass
-class Rehearsed:
-    """A recipe that was run. losses: one a step, NaN where it is not finite. steps: those that parameters tell of.
+class RecipeRun:
+    """Results of one recipe. losses: one a step, NaN where not finite. steps: those with parameter measurements.
 
-    errors, noise: of all parameters together, at these steps. batches: how many different ones there were. failure: why it could not be run, or ended early.
-    seconds: processor time of the steps, what was measured beside them left out.
+    errors, noise: of all parameters together, at these steps. batches: number of different ones. failure: why it did
+    not run, or ended early. seconds: processor time of the steps, without measurements.
     """
 
     recipe: Recipe
@@ -95,12 +95,12 @@ class Rehearsed:
     seconds: float = 0.0
 
     def late(self, series: list[float | None]) -> float | None:
-        """The mean over the last third of what was looked at."""
+        """The mean over the last third of a series."""
         known = [x for x in series[-max(len(series) // 3, 1) :] if x is not None]
         return sum(known) / len(known) if known else None
 
     def share(self, what: str) -> float | None:
-        """That share of the entries of all parameters together, late in the run."""
+        """The share `what` of the entries of all parameters, late in the run."""
         rows = [(p.entries, self.late(getattr(p, what))) for p in self.parameters.values()]
         known = [(n, x) for n, x in rows if x is not None]
         return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else None
@@ -112,8 +112,8 @@ class Rehearsed:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What is wrong with a recipe, with its evidence. kind: a word of `judge.PROBLEMS`; module: where, if anywhere."""
+class RecipeProblem:
+    """A problem of a recipe, with evidence. kind: of `judge.PROBLEMS`; module: where, if it can be located."""
 
     recipe: str
     kind: str
@@ -123,24 +123,24 @@ class Problem:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsal. recommended: the name of a recipe, "fp32" where nothing else holds. runs: {name: how it went}."""
+    """A rehearsal. recommended: the name of a recipe, "fp32" if all others have problems. runs: {name: results}."""
 
     target: str
     steps: int
     batches: int
-    runs: Mapping[str, Rehearsed]
-    problems: tuple[Problem, ...]
+    runs: Mapping[str, RecipeRun]
+    problems: tuple[RecipeProblem, ...]
     recommended: str
     recommendation: str
 
     @cached_property
     def holding(self) -> tuple[str, ...]:
-        """The recipes without a problem, in the order they were run."""
+        """The recipes without a problem, in execution order."""
         broken = {problem.recipe for problem in self.problems}
         return tuple(name for name in self.runs if name not in broken)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; what is not finite is None."""
+        """All results as plain data; Inf and NaN become None."""
         return {"format_version": 1, **_plain(asdict(self))}
 
     def save(self, directory: str | Path) -> tuple[Path, ...]:

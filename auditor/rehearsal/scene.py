@@ -1,4 +1,4 @@
-"""What a training step uses: the models and optimizers that were there before it."""
+"""Detects the existing models and optimizers that a training step uses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..loading.target import required
+from ..loading.target import required_arguments
 
 
 @dataclass
 class Scene:
-    """What one step used, by id: modules that it called itself, and optimizers. own_regions: it opens autocast itself.
-    known: all modules and optimizers that there were before."""
+    """The objects that one step uses, by id: modules it called directly, and optimizers. own_regions: it opens autocast
+    itself. known: all modules and optimizers that existed before."""
 
     modules: dict[int, nn.Module] = field(default_factory=dict)
     optimizers: dict[int, Optimizer] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Scene:
 
     @cached_property
     def roots(self) -> dict[str, nn.Module]:
-        """{prefix of its names: module} of the outermost modules around those with parameters that an optimizer has."""
+        """{prefix of its names: module} for the outermost modules around an optimizer's parameters."""
         trained = {id(p) for one in self.optimizers.values() for group in one.param_groups for p in group["params"]}
         tops = [m for m in self.modules.values() if trained & {id(p) for p in m.parameters()}]
         found: list[nn.Module] = []
@@ -50,6 +50,6 @@ def known_objects() -> dict[int, nn.Module | Optimizer]:
 
 
 def call_step(step: Callable[..., Any], batch: Any) -> Any:
-    """The user's step on a batch, which is one argument, or one each where it asks for several; none where it asks for none."""
-    names = required(step)
+    """Call the user's step with a batch: as one argument, several, or none, as its signature requires."""
+    names = required_arguments(step)
     return step(*(batch if len(names) > 1 else [batch][: len(names)]))

@@ -1,4 +1,4 @@
-"""A recipe, run in a process forked for it: what is patched here, in torch and in the user's model, is never put back."""
+"""Runs one recipe in a forked process, whose patches of torch and of the user's model are never undone."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from ..capture.emulation import Emulation, emulate, scaled_as_on_cuda
 from ..capture.intercept import Handler, intercepted
 from ..capture.regions import written_as_meant
 from ..errors import LoadError
-from ..isolation.process import ieee, process_state, swapped, uncompiled
+from ..isolation.process import disable_compilers, ieee, process_state, swap_attribute
 from ..isolation.tensors import plain_torch
 from ..loading.target import blame
 from ..numerics.casting import widen
 from ..numerics.formats import dtype_of
 from ..trees import over_tensors
 from .blame import Trail, first_to_blame
-from .remedies import REMEDIES
-from .result import NonFiniteStep, ParameterSeries, Recipe, Rehearsed
+from .remedies import repair
+from .result import NonFiniteStep, ParameterSeries, Recipe, RecipeRun
 from .scene import Scene, call_step
 from .updates import Updates
 
 BLAMED = 4
-"""Steps that are run again to find the operation to blame."""
+"""Maximum number of steps run again to locate the operation to blame."""
 GROWTH, INTERVAL = 2.0, 2000
-"""Of GradScaler, by default: the scale is halved where a step is not finite, and doubled after so many that are."""
+"""GradScaler's defaults: the scale is halved after a non-finite step, and doubled after this many finite ones."""
 _Autocast = torch.amp.autocast_mode.autocast
 
 
-class _Found(BaseException):
-    """Leaves the user's step, in a process that is there to look for the operation to blame."""
+class _SearchEnded(BaseException):
+    """Ends the user's step in a process that searches for the operation to blame."""
 
 
 class Session:
-    """The user's step under one recipe. `run` it once."""
+    """The user's step under one recipe; `run` may be called once."""
 
     def __init__(self, recipe: Recipe, scene: Scene, step: Callable[..., Any]) -> None:
         self.recipe, self.scene, self.step = recipe, scene, step
-        self.result = Rehearsed(recipe)
+        self.result = RecipeRun(recipe)
         self.scale, self._good = recipe.scale, 0
         self._calls: list[str] = []
         self._names: dict[int, str] = {}
@@ -88,11 +88,11 @@ class Session:
 
     @contextmanager
     def _around(self, recipe: Recipe, handler: Handler | None = None) -> Iterator[None]:
-        """A step of the user's: in FP32, or as CUDA runs it, with the step's own regions in the dtype of the recipe."""
+        """Context for one step: FP32, or emulated CUDA, with the step's own regions in the recipe's dtype."""
         low = recipe.format != "fp32"
         emulated: AbstractContextManager[None] = emulate("cuda") if low else written_as_meant()
         with ExitStack() as stack:
-            for one in (ieee(), uncompiled(), emulated if handler is None else intercepted(handler)):
+            for one in (ieee(), disable_compilers(), emulated if handler is None else intercepted(handler)):
                 stack.enter_context(one)
             if handler is not None:
                 stack.enter_context(scaled_as_on_cuda())
@@ -106,13 +106,13 @@ class Session:
                     region.fast_dtype = dtype_of(recipe.format) if regional else region.fast_dtype
                 return enter(region)
 
-            stack.enter_context(swapped(_Autocast, "__enter__", entering))
+            stack.enter_context(swap_attribute(_Autocast, "__enter__", entering))
             if regional and not self.scene.own_regions and not recipe.loss_in_fp32:
                 stack.enter_context(_region(True, dtype_of(recipe.format)))
             yield
 
     def _outside(self) -> AbstractContextManager[Any]:
-        """Where backward passes and optimizers run: in no region."""
+        """Context for backward passes and optimizers: outside autocast."""
         return _region(False) if self.recipe.format != "fp32" else nullcontext()
 
     def _backward(self, original: Callable[..., None], tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -146,14 +146,14 @@ class Session:
     # What is done to the user's model
 
     def prepare(self) -> None:
-        """The model and the optimizers as the recipe has them."""
+        """Convert the model and the optimizers as the recipe requires."""
         self._patch()
         roots = self.scene.roots
         for prefix, root in roots.items():
             for path, module in root.named_modules():
-                self._names.setdefault(id(module), prefix + _unwrapped(path))
+                self._names.setdefault(id(module), prefix + _strip_wrappers(path))
             for path, p in root.named_parameters():
-                self.parameters[prefix + _unwrapped(path)] = p
+                self.parameters[prefix + _strip_wrappers(path)] = p
         mine = {
             id(p): (n, g)
             for o in self.scene.optimizers.values()
@@ -171,7 +171,7 @@ class Session:
             self._store(dtype_of(self.recipe.format) if self.recipe.stored else torch.float32)
         for optimizer in self.scene.optimizers.values():
             for name in self.recipe.remedies:
-                REMEDIES[name](optimizer)
+                repair(name, optimizer)
             for group in optimizer.param_groups if self.recipe.eps is not None else ():
                 group["eps"] = self.recipe.eps
         if self.recipe.scopes or self.recipe.loss_in_fp32:
@@ -184,7 +184,7 @@ class Session:
         self._updates = Updates(self.result, self.parameters, self._shadow)
 
     def _store(self, dtype: torch.dtype) -> None:
-        """Weights, buffers and optimizers in a dtype, and what is handed to the model too."""
+        """Convert weights, buffers, optimizer state and the model's inputs to a dtype."""
         if all(p.dtype is dtype for p in self.parameters.values()):
             return
         for root in self.scene.roots.values():
@@ -207,7 +207,7 @@ class Session:
     def _keep(self, scopes: dict[str, str], roots: Mapping[str, nn.Module]) -> None:
         for prefix, root in roots.items():
             own = {path.removeprefix(prefix): kind for path, kind in scopes.items() if path.startswith(prefix)}
-            known = {_unwrapped(path): path for path, _ in root.named_modules()}
+            known = {_strip_wrappers(path): path for path, _ in root.named_modules()}
             how = {
                 known[path]: {"precision": kind, "because": [], "output": "cast"}
                 for path, kind in own.items()
@@ -221,7 +221,7 @@ class Session:
     # The steps
 
     def look(self, batch: Any) -> dict[str, Any]:
-        """What one step in FP32 uses of the objects that are there."""
+        """Run one step in FP32 and record the objects it uses."""
         self._patch()
         with self._around(self.recipe):
             call_step(self.step, batch)
@@ -235,8 +235,8 @@ class Session:
 
     def run(
         self, batches: Iterator[tuple[int, Any]], steps: int, samples: Sequence[int], tell: Callable[[int], None]
-    ) -> Rehearsed:
-        """So many steps."""
+    ) -> RecipeRun:
+        """Run this many steps."""
         result, wanted = self.result, set(samples)
         result.backward_passes = self.scene.backward_passes
         try:
@@ -249,7 +249,7 @@ class Session:
                 try:
                     with self._around(self.recipe):
                         value = call_step(self.step, batch)
-                except _Found:
+                except _SearchEnded:
                     self._tell_blame(batch)
                 result.seconds += time.process_time() - began
                 self._end_step(value)
@@ -261,7 +261,7 @@ class Session:
         return result
 
     def _end_step(self, value: Any) -> None:
-        """Keep the loss, and move the loss scale as GradScaler would."""
+        """Record the loss, and update the loss scale as GradScaler does."""
         given = value if isinstance(value, float) else float(value.detach()) if _is_number(value) else None
         self.result.losses.append(given if given is not None else sum(self._losses) if self._losses else math.nan)
         if self.scale is not None:
@@ -274,7 +274,7 @@ class Session:
         if any(callable(one) for one in (*args, *kwargs.values())):
             kind = type(optimizer).__name__
             raise LoadError(
-                f"{kind}.step is called with a closure, which runs the model as often as it likes: rehearse another optimizer",
+                f"{kind}.step gets a closure, which may run the model repeatedly: rehearse another optimizer",
                 "bad-step",
             )
         self._region = ExitStack()
@@ -283,14 +283,14 @@ class Session:
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             own = {name: p for name, p in self.parameters.items() if id(p) in held}
             if self._searching:
-                raise _Found
+                raise _SearchEnded
             if not all(bool(p.grad.isfinite().all()) for p in own.values() if p.grad is not None):
                 self._not_finite(list(own.values()))
             elif self._sampling:
                 self._updates.begin(optimizer, own)
 
     def _not_finite(self, parameters: list[nn.Parameter]) -> None:
-        """A step whose gradients are not finite: GradScaler would skip it; without one, it is taken."""
+        """Handle a step with non-finite gradients: GradScaler skips it; without one, it is applied."""
         known = self.result.skipped
         if not self._broken:
             self._broken = True
@@ -307,11 +307,11 @@ class Session:
             if self._sampling:
                 self._updates.end(self._number, optimizer)
             if not self.result.skipped and not all(bool(p.isfinite().all()) for p in self.parameters.values()):
-                where = f"the update of {type(optimizer).__name__}, whose gradients are finite"
+                where = f"the update of {type(optimizer).__name__}, from finite gradients"
                 self.result.skipped.append(NonFiniteStep(self._number, self._batch, self.scale, where))
 
     def _run_shadow(self, batch: Any) -> None:
-        """FP32's gradients of this step, from the same weights, state and random numbers, in a process of their own."""
+        """Compute FP32's gradients of this step from the same state, in a forked process."""
         for mine in self._shadow.values():
             mine.fill_(math.nan)
         child = os.fork()
@@ -326,7 +326,7 @@ class Session:
             os._exit(0)
 
     def _become_fp32(self) -> None:
-        """From here on this process runs the step in FP32, and keeps its gradients."""
+        """Switch this forked process to FP32; it records the gradients."""
         low, self.recipe, self.scale, self._sampling = self.recipe, Recipe("fp32", "FP32"), None, False
         for optimizer, (before, after) in self._hooks.items():
             hooks: Any
@@ -348,13 +348,13 @@ class Session:
         every_optimizer.register_optimizer_step_pre_hook(keep)
 
     def _search(self) -> tuple[str, str | None]:
-        """The operation to blame, found by a process of its own, which leaves the step here and runs it again."""
+        """Search for the operation to blame in a forked process, which aborts the step and runs it again."""
         there, here = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(there)
             self._told = lambda text: (os.write(here, text.encode()), os._exit(0))[1]
-            raise _Found
+            raise _SearchEnded
         os.close(here)
         with os.fdopen(there) as answer:
             where, _, module = answer.read().partition("\n")
@@ -362,7 +362,7 @@ class Session:
         return where, module if where else None
 
     def _tell_blame(self, batch: Any) -> None:
-        """Run the step again, low and then in FP32, and say which operation is the first that is not finite in low alone."""
+        """Run the step again, low and in FP32; report the first operation that is non-finite only when low."""
         self._searching = True
         try:
             low = self._trail(batch, Emulation())
@@ -380,7 +380,7 @@ class Session:
         try:
             with self._around(self.recipe, trail):
                 call_step(self.step, batch)
-        except _Found:
+        except _SearchEnded:
             pass
         return trail
 
@@ -395,6 +395,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
 
 
-def _unwrapped(path: str) -> str:
-    """A name without what torch.compile and DistributedDataParallel put into it."""
+def _strip_wrappers(path: str) -> str:
+    """A name without the components that torch.compile and DistributedDataParallel add."""
     return ".".join(part for part in path.split(".") if part not in ("_orig_mod", "module"))

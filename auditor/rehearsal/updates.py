@@ -1,4 +1,4 @@
-"""What one update of an optimizer did, beside what FP32 would have done."""
+"""Compares one optimizer update with the update that FP32 would make."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .result import ParameterSeries, Rehearsed
+from .result import ParameterSeries, RecipeRun
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 STUCK = 0.01
-"""A second moment that is nearer to the squared gradient than that need not move."""
+"""A second moment closer than this to the squared gradient need not change."""
 
 
 class Updates:
     """Compares weights, gradients and second moments before and after an update, into a result.
 
-    fp32: {parameter: FP32's gradient of the step, flat}; in a run of FP32 that of the step that was looked at before.
+    fp32: {parameter: FP32's gradient of the step, flat}; in an FP32 run, that of the previously sampled step.
     """
 
     def __init__(
-        self, result: Rehearsed, parameters: Mapping[str, nn.Parameter], fp32: Mapping[str, torch.Tensor]
+        self, result: RecipeRun, parameters: Mapping[str, nn.Parameter], fp32: Mapping[str, torch.Tensor]
     ) -> None:
         self.result, self.parameters, self.fp32 = result, parameters, fp32
         self._before: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
         self._sums = [0.0, 0.0]
 
     def begin(self, optimizer: Optimizer, own: Mapping[str, nn.Parameter]) -> None:
-        """Keep what an optimizer is about to change, of its own parameters."""
+        """Save what an optimizer is about to change in its parameters."""
         for name, p in own.items():
             if p.grad is not None:
                 moment = next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
@@ -42,7 +42,7 @@ class Updates:
                 )
 
     def end(self, step: int, optimizer: Optimizer) -> None:
-        """What the update did, parameter by parameter; of the first update of each in this step."""
+        """Measure the update of each parameter; only the first update per step counts."""
         if not self._before:
             return
         wide = bool({*self.result.recipe.remedies} - {"fp32_accumulation"})
@@ -71,7 +71,7 @@ class Updates:
         (self.result.noise if self.result.recipe.name == "fp32" else self.result.errors)[-1] = figure
 
     def _hold_against(self, name: str, row: ParameterSeries, gradient: torch.Tensor) -> None:
-        """The gradient beside FP32's of the same weights and batch; in FP32 beside that of the step that was looked at before."""
+        """Compare the gradient with FP32's at the same weights; in FP32, with the previously sampled step's."""
         other = self.fp32[name].view_as(gradient)
         first = self.result.recipe.name == "fp32" and len(self.result.steps) == 1
         if not first and bool(other.isfinite().all()):
@@ -92,7 +92,7 @@ def _share(flags: torch.Tensor) -> float | None:
 
 
 def _decay_lost(before: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any]) -> float | None:
-    """Share of the weights that decay does not move, where there is any."""
+    """Share of the weights that weight decay does not change, if there is any."""
     decay, rate = float(group.get("weight_decay") or 0.0), float(group.get("lr", 0.0))
     held = before != 0
     if not decay or not rate:

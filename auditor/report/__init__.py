@@ -1,4 +1,4 @@
-"""Report: what an audit came to, in words, tables and pictures; nothing here measures or decides anything."""
+"""Reports: the results of an audit as text, tables and charts; nothing here measures or decides."""
 
 FORMATS = ("github", "html", "json", "md", "sarif", "text")
-"""What `--format` may ask for; what makes them is in `reporters`, which needs torch."""
+"""Values of `--format`; their functions are in `reporters`, which needs torch."""

@@ -1,4 +1,4 @@
-"""Findings at the user's own lines: where these lie in their repository, GitHub's workflow commands, and SARIF 2.1.0."""
+"""Findings at source lines of the user's repository: GitHub workflow commands, and SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .words import count, label, line, op, printable, scope, sentence, summary
 
 @dataclass(frozen=True)
 class Anchor:
-    """A file relative to its repository, with forward slashes, a line and a column from 1: the first where it is not known."""
+    """A file relative to its repository, with forward slashes, a line and a column, from 1; column 1 if unknown."""
 
     file: str
     line: int
@@ -34,7 +34,7 @@ class Anchor:
 
 
 def place_of(audit: Audit, cause: Cause) -> Anchor:
-    """Where a cause is shown: what is in an installed package, at the line that called it, or at the audited file."""
+    """The line to show for a cause; for an installed package, the user's line that called it, else the audited file."""
     source = cause.worst.source
     name, line = written_at(source)
     written = Anchor(name, line) if line else None
@@ -46,18 +46,18 @@ def place_of(audit: Audit, cause: Cause) -> Anchor:
 
 
 def _caller(node: Node) -> Anchor | None:
-    """The call that led to a node."""
+    """The user's call that led to a node."""
     return _own((node.called_from or "").partition(" in ")[0], node.caller_path, node.caller_column)
 
 
 def _own(source: str | None, path: str | None, column: int | None) -> Anchor | None:
-    """A line in the user's code; None where it is in an installed package, or not known."""
+    """A line in the user's code; None in an installed package, or where it is unknown."""
     _, line = written_at(source)
     return Anchor(from_repository(Path(path)), line, column or 1) if line and path and not is_installed(path) else None
 
 
 def written_at(source: str | None) -> tuple[str, int]:
-    """`model.py:42` -> (`model.py`, 42); line 0 where there is none."""
+    """Parse a source location: `model.py:42` -> (`model.py`, 42); line 0 if absent."""
     name, _, line = (source or "").rpartition(":")
     return (name, int(line)) if name and line.isdecimal() else (source or "", 0)
 
@@ -73,8 +73,8 @@ LONGEST_TEXT = 1000
 
 
 def github(audit: Audit) -> str:
-    """Workflow commands: the verdict as plain text, then annotations on the user's own lines, at most ten of each level, a
-    cause each, and a line for those left out."""
+    """GitHub workflow commands: the verdict as text, then annotations of the user's lines, one per cause, at most ten
+    of each level, and a line about omitted ones."""
     return "\n".join(_commands(audit)) + "\n"
 
 
@@ -107,7 +107,7 @@ def _property(text: str) -> str:
 
 
 def sarif(audit: Audit) -> str:
-    """One run with its rules and results; equal audits give equal bytes."""
+    """One SARIF run with its rules and results; equal audits give equal bytes."""
     result = causes(audit).all[:MOST_RESULTS]
     rules = {cause.worst.rule: cause.worst for cause in reversed(result)}
     results = [
@@ -167,7 +167,7 @@ def _message(cause: Cause) -> str:
 
 
 def _related_call(cause: Cause) -> dict[str, Any]:
-    """The call that led to the line of a finding, which a viewer links to, where it is not the finding's place already."""
+    """The call that led to a finding's line, as a link in SARIF viewers, unless it is the finding's own place."""
     node = cause.report.node if cause.report else None
     if node is None or is_installed(node.source_path) or (caller := _caller(node)) is None:
         return {}
@@ -190,10 +190,10 @@ def _location(cause: Cause, place: Anchor) -> dict[str, Any]:
 
 
 def _fingerprints(ordered: Sequence[Cause]) -> list[str]:
-    """One per result: of the rule, the module, the operation and the source line's text.
+    """A fingerprint per result: of the rule, the module, the operation and the text of the source line.
 
-    Neither line numbers, block counts nor measurements enter, so a result keeps its identity while the file around it
-    changes. Results that are alike in all of this are numbered in the order of their lines.
+    Line numbers, block counts and measurements are excluded, so that a result keeps its identity while the file
+    changes. Results with equal fingerprints are numbered by line.
     """
     seen: Counter[str] = Counter()
     prints: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""A page as blocks, and the three ways to write one: for a terminal, as Markdown and as HTML, in templates too."""
+"""A page as a list of blocks, and its renderers: for a terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .words import parts, printable
 STYLES = {"bold": "bold", "muted": "dim", "error": "red", "warning": "yellow", "info": "cyan", "good": "green"}
 _PADDING = re.compile(r" +(?=(\x1b\[0m| )*$)")
 LABEL = 10
-"""Cells of the column that labels stand in."""
+"""Width of the label column, in cells."""
 WIDEST = 110
 """Cells beyond which lines are harder to read, however wide the terminal is."""
 
 
 @dataclass(frozen=True)
 class Title:
-    """What a page is about; `about` stands below it, smaller."""
+    """The title of a page, with `about` below it in smaller type."""
 
     text: str
     about: str = ""
@@ -42,7 +42,7 @@ class Title:
 
 @dataclass(frozen=True)
 class Prose:
-    """Paragraphs behind one label. listed: whether they are of one kind each, as in a list."""
+    """Paragraphs after one label. listed: whether each is an item of a list."""
 
     label: str
     texts: tuple[str, ...]
@@ -52,7 +52,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Item:
-    """One line to find again, `path:line:column CODE message`, and what stands below it."""
+    """One greppable line, `path:line:column CODE message`, with details below it."""
 
     head: str
     notes: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Entries:
-    """A list of entries. about: what they are, and how many; more: what is left out."""
+    """A list of entries. about: their kind and number; more: a sentence on omitted ones."""
 
     label: str
     about: str
@@ -71,7 +71,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class Grid:
-    """Rows of text. bold: the row that matters most, by its number; texts: how many columns at the left are not numbers."""
+    """A table. bold: index of the most important row; texts: number of text columns on the left."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -83,7 +83,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to copy."""
+    """Lines of code to copy."""
 
     label: str
     text: str
@@ -91,7 +91,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Fold:
-    """What is shown where somebody asks for it; `label` says what it holds."""
+    """Content that the reader opens on demand; `label` summarizes it."""
 
     label: str
     blocks: tuple[Block, ...]
@@ -99,8 +99,8 @@ class Fold:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture of `height` pixels. paths: (CSS class, SVG path); legend: (CSS class, words); ticks: (position on an axis,
-    words); rows: the operation that each point of the curves stands for, to be looked up."""
+    """A picture of `height` pixels. paths: (CSS class, SVG path); legend: (CSS class, words); ticks: (position on an
+    axis, words); rows: the operation of each point on the curves."""
 
     label: str
     about: str
@@ -114,14 +114,14 @@ class Chart:
 
 
 Block = Title | Prose | Entries | Grid | Code | Fold | Chart
-"""Folds and charts are in HTML alone."""
+"""Folds and charts appear only in HTML."""
 WIDTH = 1080
 LEFT, RIGHT, BOTTOM = 48, WIDTH - 8, 40
-"""Of charts: pixels from side to side, where the axes are, and how much lies below the lower one."""
+"""Pixel positions of a chart's left and right edge, and the space below its lower axis."""
 
 
 def rule_text(title: str, text: str) -> list[Block]:
-    """What a rule says: paragraphs behind a title, and code to copy."""
+    """A rule's text: paragraphs with a title, and code to copy."""
     return [
         Code("", part) if code else Prose(title if i == 0 else "", (part,))
         for i, (part, code) in enumerate(parts(text))
@@ -129,16 +129,16 @@ def rule_text(title: str, text: str) -> list[Block]:
 
 
 class Look(NamedTuple):
-    """Cells in a line, and whether they may be coloured."""
+    """Width in cells, and whether colors are allowed."""
 
     width: int
     color: bool
 
 
 def looks() -> Look:
-    """Width and colour for this stdout: plain and 100 cells wide where nobody watches.
+    """Width and color for stdout: plain and 100 cells wide unless it is a terminal.
 
-    FORCE_COLOR and NO_COLOR, set to anything but nothing, decide before what stdout is.
+    FORCE_COLOR and NO_COLOR, if not empty, override that.
     """
     width = min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else 100
     colored = bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
@@ -146,7 +146,7 @@ def looks() -> Look:
 
 
 def to_terminal(blocks: Iterable[Block], look: Look) -> str:
-    """The blocks as lines of at most `look.width` cells; heads of entries alone are never broken, so that they can be grepped."""
+    """Lines of at most `look.width` cells; only the first line of an entry is never broken, so that grep finds it."""
     stream = io.StringIO()
     console = Console(
         file=stream,
@@ -168,7 +168,7 @@ def to_terminal(blocks: Iterable[Block], look: Look) -> str:
 
 
 def _parts(block: Block) -> Iterator[RenderableType]:
-    """What rich draws for a block. A Text stands in one line, however long."""
+    """The rich renderables of a block. A Text stays on one line."""
     match block:
         case Title(text, about):
             yield from (Padding(_text(line, style), 0) for line, style in ((text, "bold"), (about, "muted")) if line)
@@ -210,7 +210,7 @@ def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]], bold: int | None,
 
 
 def to_markdown(blocks: Iterable[Block]) -> str:
-    """GitHub-flavoured Markdown; names from the model cannot break out of cells or add markup."""
+    """GitHub-flavored Markdown; names from the model are escaped."""
     return "\n".join(line for block in blocks for line in (*_markdown(block), "")).rstrip("\n") + "\n"
 
 
@@ -246,7 +246,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def code(text: str) -> str:
-    """A code span that ends where it should, whatever the text holds."""
+    """A Markdown code span that is valid for any text."""
     text = printable(text) or " "
     fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     space = " " if text.startswith("`") or text.endswith("`") else ""
@@ -254,17 +254,17 @@ def code(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Prose without markup of its own."""
+    """Escape Markdown in prose."""
     return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", printable(text))
 
 
 def to_html(blocks: Iterable[Block]) -> str:
-    """HTML without script, style sheet or request, that takes its colours from what is around it."""
+    """HTML without scripts, style sheets or requests, which inherits colors from the page around it."""
     return f"<div>{html(blocks)}</div>\n"
 
 
 def html(blocks: Iterable[Block]) -> Markup:
-    """The blocks as HTML; the report's style sheet and script know its classes."""
+    """The blocks as HTML with the CSS classes of the report."""
     return Markup("\n").join(map(_html, blocks))
 
 
@@ -301,7 +301,7 @@ def _markup(markup: str, *texts: str) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Text with `backticks` set as code, everything else escaped."""
+    """Text with `backticks` as code, everything else escaped."""
     line = printable(" ".join(text.split()))
     pieces = line.split("`")
     if len(pieces) % 2 == 0:
@@ -347,7 +347,7 @@ def _html_chart(chart: Chart) -> Markup:
 
 @cache
 def environment() -> Environment:
-    """Autoescape on, undefined names refused, files inlined; made once."""
+    """The Jinja environment: autoescape on, undefined names raise, files inlined; created once."""
     folder = resource_dir("reports")
     made = Environment(
         loader=FileSystemLoader(folder),

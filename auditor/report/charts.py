@@ -1,4 +1,4 @@
-"""The charts of the report: errors in execution order, and gradients against what FP16 holds, in pixels."""
+"""Charts of the report: errors in execution order, and gradients against the range of FP16, in pixels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from ..numerics.formats import FORMATS
-from ..numerics.histogram import flushed, merge_magnitudes, significant, subnormal
+from ..numerics.histogram import merge_magnitudes, significant, subnormal_share, underflow_share
 from ..records import Magnitudes, NodeReport
 from ..records.audit import Audit
 from ..records.training import Training
@@ -15,11 +15,11 @@ from .words import label, percent, power
 
 HEIGHT, TOP, INSET = 330, 12, 8
 BINS = 240
-"""Points of a curve: of longer models each stands for several operations."""
+"""Points of a curve; in longer models each stands for several operations."""
 MARKS = 11
 """Height of the strip above the curves where each format's non-finite values are marked."""
 LOWEST, HIGHEST = -48, 24
-"""Powers of two that are drawn; what is beyond them is at the edge."""
+"""Powers of two on the axis; values beyond them are drawn at the edge."""
 BANDS = (("over", "above the largest number"), ("subnormal", "subnormal"), ("zero", "lost to zero"))
 
 
@@ -30,7 +30,7 @@ def scale(low: float, high: float, start: float, end: float) -> Callable[[float]
 
 
 def depth_chart(audit: Audit) -> Chart | None:
-    """Local and propagated error of every operation in execution order, and that of a run under the recommended plan."""
+    """Local and propagated error of every operation in execution order, and errors under the recommended plan."""
     nodes = [(i, r) for i, r in enumerate(audit.nodes) if any(e.local_error is not None for e in r.errors.values())]
     if not nodes:
         return None
@@ -57,8 +57,8 @@ def depth_chart(audit: Audit) -> Chart | None:
         legend.append(("gone", "× non-finite"))
     return Chart(
         "Error against depth",
-        "Relative error against FP32, logarithmic. Lines: error of a run that is low from the start, and of a run under the "
-        "recommended plan. Dots: error the operation makes itself, on exact inputs. Choose a point to see its operation in "
+        "Relative error against FP32, logarithmic. Lines: accumulated error, with everything low and under the "
+        "recommended plan. Dots: the operation's own error, on exact inputs. Click a point to see its operation in "
         f"the table.{f' Each point is the worst of {per_point} consecutive operations.' if per_point > 1 else ''}",
         HEIGHT,
         tuple(paths),
@@ -102,7 +102,7 @@ def curve(points: Iterable[tuple[float, float] | None]) -> str:
 
 
 def gradient_chart(training: Training) -> Chart | None:
-    """The low gradients in FP16's bands, before and after the loss scale; None where none is low."""
+    """Low-precision gradients in FP16's range, before and after the loss scale; None where there are none."""
     spreads = [m.low for m in training.modules if m.low is not None]
     pool = merge_magnitudes([*spreads, *(significant(p.gradient) for p in training.parameters if p.low)])
     if not pool.nonzero:
@@ -132,7 +132,7 @@ def gradient_chart(training: Training) -> Chart | None:
 
 
 def _staircase(pool: Magnitudes, shift: int, x: Callable[[float], float], height: int) -> str:
-    """A closed outline; heights are shares of the largest bin, on a square-root scale."""
+    """A closed histogram outline; heights are shares of the largest bin, on a square-root scale."""
     shares: dict[int, float] = {}
     for exponent, n in pool.exponents.items():
         at = min(max(exponent + shift, LOWEST), HIGHEST)
@@ -147,7 +147,7 @@ def _losses(pool: Magnitudes, shift: int, init: float | None) -> str:
     fp16 = FORMATS["fp16"]
 
     def shares(by: int) -> tuple[str, str]:
-        return percent(flushed(pool.exponents, fp16, by)), percent(subnormal(pool.exponents, fp16, by))
+        return percent(underflow_share(pool.exponents, fp16, by)), percent(subnormal_share(pool.exponents, fp16, by))
 
     zero, small = shares(0)
     plain = f"Without a scale {zero} of the gradients that FP16 holds become zero and {small} are subnormal"

@@ -1,4 +1,4 @@
-"""Criteria and the user's own score in words: what they came to, which limit is nearest, and what could be set."""
+"""Criteria and the user's score in words: values, the tightest limit, and suggestions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..records import CriterionValue, Evaluation, Plan, Proposal, Score, Verific
 from ..records.audit import Audit
 from .words import count
 
-SHARES = "An error is the share of its limit that the tightest criterion uses; 1 is the limit."
-"""What numbers of plans mean where criteria were set."""
+SHARES = "Errors are values divided by their limits, for the tightest criterion: 1 is the limit."
+"""The meaning of a plan's errors where criteria are set."""
 NEAR = 2.0
-"""Standard errors from the limit of a score within which other samples might tell otherwise."""
+"""Distance from a score's limit, in standard errors, below which other samples may give another result."""
 
 
 def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]:
-    """A line for each criterion of a plan, those that do not hold and then the nearest to their limits first."""
+    """A line for each criterion of a plan: exceeded limits first, then by the share used."""
     ran = plan.verification
     values = ran.criteria if ran is not None and not ran.failure else ()
     most, nearest = tightest(values), sorted(values, key=lambda one: (one.holds, -(one.share or 0.0)))
@@ -25,13 +25,13 @@ def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]
 
 
 def tightest(values: Sequence[CriterionValue]) -> CriterionValue | None:
-    """The criterion that takes most of what it allows; None where there is no choice, or none takes anything."""
+    """The criterion with the largest share of its limit; None if there is only one, or all are exact."""
     known = [one for one in values if one.share]
     return max(known, key=lambda one: one.share or 0.0) if known and len(values) > 1 else None
 
 
 def missed_criteria(values: Sequence[CriterionValue]) -> str:
-    """The criteria that do not hold, with what they came to."""
+    """The criteria whose limit is exceeded, with their values."""
     return "; ".join(_limit_line(one) for one in values if not one.holds)
 
 
@@ -42,13 +42,13 @@ def _line(one: CriterionValue, before: CriterionValue | None, most: bool) -> str
 
 def _limit_line(one: CriterionValue) -> str:
     allowed = "at most" if one.sign == "<=" else "at least"
-    broken = "" if one.holds else ": does not hold"
+    broken = "" if one.holds else ": limit exceeded"
     told = "" if one.predicted is None else f" ({one.predicted:.3g} predicted)"
     return f"{one.output}: {one.kind} {shown_value(one)}{told}, {allowed} {one.limit:.12g}{broken}"
 
 
 def shown_value(one: CriterionValue) -> str:
-    """The value, in as many digits as tell on which side of the limit it is, and of the ends of a scale."""
+    """The value, with enough digits to show whether it exceeds the limit or differs from the end of a scale."""
     if one.value is None:
         return "not finite" if one.share is None else "not there"
     for digits in range(3, 17):
@@ -61,35 +61,35 @@ def shown_value(one: CriterionValue) -> str:
 
 
 def proposal_words(offer: Proposal) -> str:
-    """A criterion that nobody set, with the option that sets it."""
+    """A suggested criterion, with the option that sets it."""
     if offer.holds:
         allowing = offer.criterion.replace("<= 0", "<= X")
         return (
             f"By default no entry of {offer.output} may differ from FP32's ({offer.because}): --criterion '{allowing}' allows a "
             "share X of them."
         )
-    return f"{offer.output}: {offer.because}. To set a limit for it: --criterion '{offer.criterion}'"
+    return f"Output {offer.output!r}: {offer.because}. To set a limit: --criterion '{offer.criterion}'"
 
 
 def score_headline(audit: Audit) -> str:
-    """The user's own function, and the FP32 model's score; nothing where there is none."""
+    """The user's scoring function and the FP32 model's score; nothing without one."""
     base = audit.evaluation
     if base is None:
         return ""
     mean = f"the mean of {count(base.samples, 'number')}" if base.samples and base.samples > 1 else ""
     of = f"{base.of_mean} of {mean or 'it'}, " if base.of_mean else f"{mean}, " if mean else ""
     worse = f"at most {base.max_drop:g} worse" if base.max_drop else "no worse"
-    allowed = "it is not judged" if base.max_drop is None else f"a plan may be {worse}"
+    allowed = "the score rejects no plan" if base.max_drop is None else f"a plan may be {worse}"
     runs = sum(plan.score is not None for plan in audit.plans.values())
     again = f", and again under {count(runs, 'plan')}" if runs else ""
     return (
-        f"{base.function} gives {base.score:.5g} in FP32, {of}in {count(base.calls, 'call')} of the model{again}; "
-        f"{base.better} is better, and {allowed}."
+        f"{base.function} gives {base.score:.5g} in FP32, {of}in {count(base.calls, 'call')} of "
+        f"the model{again}; {base.better} is better, and {allowed}."
     )
 
 
 def score_words(base: Evaluation | None, score: Score | None) -> str:
-    """The score under a plan; nothing where there is none."""
+    """The score under a plan; nothing without one."""
     if base is None or score is None:
         return ""
     if score.failure is not None:
@@ -105,14 +105,14 @@ def score_words(base: Evaluation | None, score: Score | None) -> str:
     if score.passed is None or base.max_drop is None:
         return said
     near = score.standard_error is not None and abs(drop - base.max_drop) < NEAR * score.standard_error
-    doubt = "; so near the limit that other samples may tell otherwise" if near else ""
-    verdict = "passes" if score.passed else f"fails, {limit or format(base.max_drop, 'g')} is allowed"
+    doubt = "; so close to the limit that other samples may give another result" if near else ""
+    verdict = "passes" if score.passed else f"fails: at most {limit or format(base.max_drop, 'g')} is allowed"
     return f"{said}: {verdict}{doubt}"
 
 
 def advice(audit: Audit) -> str:
-    """What to do where plans are left out for their score alone."""
+    """What to do where plans are rejected only for their score."""
     scores = [plan.score for plan in audit.plans.values() if plan.score is not None]
     if any(score.passed is False and not score.failure for score in scores):
         return "Allow a larger drop with --max-drop, or ask for smaller errors with --max-error."
-    return "The function gives no score under them: the plans below say why."
+    return "The function returns no score under these plans; the reasons are listed with the plans."

@@ -1,4 +1,4 @@
-"""How a comparison of two audits reads, on a terminal and as an HTML document that loads nothing."""
+"""Renders the comparison of two audits, for a terminal and as an HTML file without external resources."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .blocks import Block, Entries, Grid, Item, Prose, Title, environment
 from .words import SEVERITIES, count, fold, fold_paths, label, op, ratio, scope, sentence
 
 SHOWN, ROWS = 12, 200
-"""Kinds of findings, and of verdicts, that a terminal shows, and the HTML document; `--format json` has them all."""
+"""Number of kinds of findings and verdicts on a terminal, and in HTML; `--format json` has all."""
 
 
 def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> list[Block]:
-    """Headline, plans, findings that are new or gone, and verdicts that changed."""
+    """Headline, plans, new and resolved findings, and changed verdicts."""
     names = both.before.subject.name, both.after.subject.name
     page: list[Block] = [
         Title(f"{files[0]} ({names[0]}) -> {files[1]} ({names[1]})"),
@@ -48,7 +48,7 @@ def headline(both: Comparison) -> str:
 
 
 def recommendation(both: Comparison) -> str:
-    """Whether another plan is recommended now."""
+    """Whether the recommended plan has changed."""
     was, now = both.before.recommended, both.after.recommended
     if was == now:
         return f"{now or 'No plan'} is recommended in both."
@@ -70,7 +70,7 @@ def speedup(plan: Plan | None) -> str:
 
 
 def exceptions(before: Plan | None, after: Plan | None) -> str:
-    """Functions that stay FP32 in low modules on one side alone; nothing where they are the same."""
+    """Functions that stay FP32 in low modules on one side only; nothing if both agree."""
     first, second = (
         {f"{name} in {scope(path)}": None for path, name in side.exceptions} if side else {} for side in (before, after)
     )
@@ -101,7 +101,7 @@ def _plans(both: Comparison) -> Iterator[Block]:
 
 
 def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Entries:
-    """Those of one rule on one operation of repeated blocks together, the most severe first."""
+    """Findings grouped by rule and operation over repeated blocks, the most severe first."""
     groups = fold(findings, lambda f: f.owner, lambda f: (f.rule, f.severity, f.op))
     groups.sort(key=lambda same: SEVERITIES.index(same[0].severity))
 
@@ -114,7 +114,7 @@ def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Entries:
 
 
 def _verdicts(both: Comparison, shown: int) -> Entries:
-    """Those for the worse first."""
+    """Changed verdicts, worsened ones first."""
     ranks = {"safe": 0, "unsafe": 2}
     groups = fold(both.verdicts, lambda c: c.node.owner, lambda c: (c.node.op, c.format, c.before, c.after))
     groups.sort(key=lambda same: ranks.get(same[0].before or "", 1) - ranks.get(same[0].after or "", 1))

@@ -1,4 +1,4 @@
-"""Findings gathered by root cause, ranked, with what the plan that is followed makes of them."""
+"""Groups findings by root cause, ranks them, and says what the recommended plan does about each."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MODULES_NAMED = 3
 
 
 class Cause:
-    """Findings that begin at one operation of one line, in every module that runs it: `members`.
+    """Findings with one root cause, an operation of one source line, in every module that runs it: `members`.
 
-    rules: members by rule, in each the one first that moves the outputs most, and those of the rule first that says best
-    what is wrong. worst: the first of these; report: of its operation. where: its modules; shapes: their paths without
-    block numbers. size: how many findings, nothing where it is one.
+    rules: the worst member of each rule, the most informative rule first. worst: the first of these; report: of its
+    operation. where: its modules; shapes: their paths without block numbers. size: "" for one finding, else their
+    number.
     """
 
     def __init__(self, audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> None:
@@ -50,7 +50,7 @@ class Cause:
 
     @property
     def rank(self) -> tuple[int, int, bool, float, int, str, str]:
-        """Its place among others: the least is shown first."""
+        """Sort key among causes: the smallest comes first."""
         worst = self.worst
         declared = SEVERITIES.index(worst.declared or worst.severity)
         confidence, measured = CONFIDENCES.index(worst.confidence), worst.rule in MEASURED
@@ -58,18 +58,18 @@ class Cause:
 
     @property
     def planned_dtypes(self) -> str:
-        """What its operations compute in under the recommended plan."""
+        """The dtypes of its operations under the recommended plan."""
         names = {finding.node for finding in self.members}
         return tally(report for report in self._audit.nodes if report.node.name in names)
 
     @cached_property
     def plan_effect(self) -> str:
-        """What becomes of its operations under the plan that is followed."""
+        """What the plan does about its operations."""
         return _plan_effect(self._audit, [finding for finding in self.members if finding.bearing])
 
     @property
     def cost(self) -> str:
-        """What keeping its modules in FP32 takes out of low precision: the FLOPs of all inside them."""
+        """The share of FLOPs that keeping its modules in FP32 costs: all FLOPs inside them."""
         nodes, owners = self._audit.nodes, self.owners
         total = sum(report.flops for report in nodes)
         if not total or "" in owners:
@@ -81,7 +81,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Causes:
-    """All causes, ranked: those to fix, which are errors and warnings, and notes. about: of which plan severities speak."""
+    """All causes, ranked: those to fix (errors and warnings), and notes. about: the plan that severities refer to."""
 
     wanting: tuple[Cause, ...]
     notes: tuple[Cause, ...]
@@ -94,18 +94,18 @@ class Causes:
 
     @property
     def headline(self) -> str:
-        """How many there are."""
+        """The number of causes."""
         said = count(len(self.notes), "note")
         if not self.wanting:
-            return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule fired"
+            return f"nothing to fix, {said}" if self.notes else "nothing to fix: no rule matched"
         kinds = Counter(cause.severity for cause in self.wanting)
         counts = [count(kinds[severity], severity) for severity in SEVERITIES if kinds[severity]]
         return f"{count(len(self.wanting), 'cause')} ({', '.join(counts)})" + (f", {said}" if self.notes else "")
 
 
 def causes(audit: Audit) -> Causes:
-    """Causes by severity, then by that of their rules' files, rules before the measurement alone, then by effect; the
-    order is the same on every run."""
+    """Causes by severity, then by their rules' default severity, rules before measurements, then by effect; the order
+    is reproducible."""
     reports = {r.node.name: r for r in audit.nodes}
     groups: dict[Any, list[Finding]] = {}
     for finding in audit.findings:
@@ -117,52 +117,52 @@ def causes(audit: Audit) -> Causes:
 
 
 def _weight(finding: Finding) -> tuple[bool, int, bool, int]:
-    """What says best what is wrong: what was confirmed, then how severe it is here, rules before the measurement alone, then
-    how severe it is in its file."""
+    """Sort key for the most informative finding: confirmed ones first, then by severity, rules before measurements,
+    then by default severity."""
     declared = SEVERITIES.index(finding.declared or finding.severity)
     return finding.agrees is False, SEVERITIES.index(finding.severity), finding.rule in MEASURED, declared
 
 
 def _begins(finding: Finding) -> bool:
-    """Whether its operation is the one that the cause goes by."""
+    """Whether its operation is the cause's own."""
     where = place(finding.source, finding.owner, finding.op)
     return finding.cause in (where, f"{where}: precision")
 
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:
-    """How far an operation alone in low precision moves the outputs, in the format where that is most."""
+    """How far the operation alone in low precision moves the outputs, in the worst format."""
     moved = [report.contributions[f].isolated for f in formats if f in report.contributions] if report else []
     return max((math.inf if math.isnan(effect) else effect for effect in moved), default=0.0)
 
 
 def _about(audit: Audit) -> str:
-    """Which plan severities speak of, in a sentence."""
+    """A sentence on the plan that severities refer to."""
     plan = audit.plans.get(next((f.plan for f in audit.findings if f.plan), ""))
     if plan is not None:
         return f"Severities are for {_plan_words(audit, plan)}."
     if any(finding.bearing == "stops" for finding in audit.findings):
-        return "No plan within the budget uses low precision: severities are those of the rules."
+        return "No plan within the budget uses low precision: severities are the rules' defaults."
     return ""
 
 
 def _plan_words(audit: Audit, plan: Plan) -> str:
-    role = "recommended plan" if plan.name == audit.recommended else "fastest plan that holds the budget"
+    role = "recommended plan" if plan.name == audit.recommended else "fastest plan within the budget"
     return f"{plan_title(plan)}, the {role}"
 
 
 BEARINGS = {
     "kept": "keeps {} in FP32",
-    "low": "runs {} in low precision and holds the budget",
-    "reads": "runs {} in FP32, on low-precision values, and holds the budget",
+    "low": "runs {} in low precision, within the budget",
+    "reads": "runs {} in FP32 on low-precision inputs, within the budget",
 }
 
 
 def _plan_effect(audit: Audit, spoken: Sequence[Finding]) -> str:
-    """What the plan that is followed makes of operations with findings."""
+    """What the plan does with operations that have findings."""
     plan = audit.plans.get(spoken[0].plan or "") if spoken else None
     if plan is None:
         stops = spoken and spoken[0].bearing == "stops"
-        return "No plan within the budget uses low precision, and this is part of why." if stops else ""
+        return "No plan within the budget uses low precision; this operation is one reason." if stops else ""
     nodes = {how: {f.node for f in spoken if f.bearing == how} for how in BEARINGS}
     every = {finding.node for finding in spoken}
     said = [text.format(_these(nodes[how], every)) for how, text in BEARINGS.items() if nodes[how]]
@@ -184,5 +184,5 @@ def _these(nodes: Collection[str], every: Collection[str]) -> str:
 AGREEMENT = {
     True: "The measurement confirms this.",
     False: "The measurement does not confirm this on these inputs.",
-    None: "This was not measured.",
+    None: "Running an operation in low precision cannot test this rule.",
 }

@@ -1,4 +1,4 @@
-"""What plans decode, beside FP32's tokens: the table, what each part does, and the divergence by position."""
+"""Decoding under plans compared with FP32: the table, shares of the model's parts, and divergence by position."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 
 from ..records import Plan
 from ..records.audit import Audit
-from ..records.generation import Generated, PartShare
+from ..records.generation import PartShare, TokenComparison
 from .blocks import BOTTOM, LEFT, RIGHT, Block, Chart, Grid, Prose
 from .charts import scale
-from .words import count, label, percent, plan_title, power, ratio
+from .words import count, in_bytes, label, percent, plan_title, power, ratio
 
 HEIGHT, INSET = 260, 8
 HEADS = (
@@ -28,98 +28,128 @@ HEADS = (
 
 
 def generation_lines(audit: Audit) -> list[Block]:
-    """What a terminal shows: what was decoded, a line a plan, and the part whose lifting helps most."""
+    """For the terminal: the setup, a line for each plan, and the part that should stay FP32 first."""
     if audit.generation is None:
         return []
-    lines = [f"{plan_title(plan)}: {_figures(found)}" for plan, found in _decoded(audit)]
+    lines = [f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in _decoded_plans(audit)]
     lift = lift_words(audit)
     return [Prose("Tokens", (_about(audit), *lines, *([lift] if lift else [])))]
 
 
 def generation_section(audit: Audit) -> list[Block]:
-    """What the report says of tokens; nothing for an audit that generates none."""
+    """The report's section on tokens; nothing for an audit without generation."""
     if audit.generation is None:
         return []
-    decoded = _decoded(audit)
+    decoded = _decoded_plans(audit)
     if not decoded:
-        return [Prose("", ("No plan was verified, so none decoded.",), "empty")]
+        return [Prose("", ("No plan was verified, so no plan generated tokens.",), "empty")]
     about = (
-        "Each plan decodes with its own cache and is given FP32's token after each step, so that up to its first flip it writes "
-        "the text that it would write by itself. KL is in nats a token, FP32 against the plan; RMS dp is how far the "
-        "probability of FP32's token moves; flips are in 1,000 tokens, with their 95 % interval; the first flip counts tokens "
-        "from the prompt on, for the median prompt and for the one at 10 %."
+        "Each plan decodes with its own cache, and gets FP32's token after each step. KL: "
+        "divergence from FP32 in nats per token. RMS dp: change in the probability of FP32's "
+        "token. Flips: differing choices per 1,000 tokens, with a 95 % interval. First flip: "
+        "tokens after the prompt until then, for the median prompt and the worst 10 %."
     )
     lift = lift_words(audit)
-    parts = [row for plan, found in decoded for row in _parts(plan, found)]
+    parts = [row for plan, generated in decoded for row in _parts(plan, generated)]
     return [
         Prose("", (_about(audit), *([lift] if lift else [])), "lead"),
         Prose("", (about,), "about"),
-        Grid(HEADS, tuple(_row(plan, found) for plan, found in decoded)),
+        Grid(HEADS, tuple(_row(plan, generated) for plan, generated in decoded)),
         *(
             [Grid(("Plan", "Part", "Share", "Operations", "Flips without"), tuple(parts), texts=2, caption=PARTS)]
             if parts
             else []
         ),
+        *_caches(audit),
         *([chart] if (chart := _chart(audit)) else []),
     ]
 
 
-PARTS = "Parts of the model: share of the squared error of the margins, and flips in 1,000 tokens predicted with the part in FP32"
+PARTS = "Model parts: share of the margins' squared error, and predicted flips per 1,000 tokens with the part in FP32"
+
+
+CACHES = "The model in FP32 with its cache stored in fewer bits: what becomes of the tokens, and the memory of one text"
+LENGTHS = (2048, 32768, 131072)
+"""Tokens of a text whose cache is priced."""
+
+
+def _caches(audit: Audit) -> list[Block]:
+    """How the cache may be stored, and what each way costs."""
+    assert audit.generation is not None
+    rows = []
+    for one in audit.generation.caches:
+        found = one.generated
+        flips = f"{found.flips or 0:.3g}", f"{found.flips_low or 0:.2g} to {found.flips_high or 0:.2g}"
+        sizes = (in_bytes(one.fixed_bytes + one.bytes_per_token * length) for length in LENGTHS)
+        kl = (ratio(x or 0.0) for x in (found.kl, found.kl_99))
+        rows.append((label(one.stored), *kl, *flips, percent(one.saturated), *sizes))
+    heads = ("Cache", "KL mean", "KL 99 %", "Flips", "95 %", "Saturated", *(f"{n:,} tokens" for n in LENGTHS))
+    return [Grid(heads, tuple(rows), caption=CACHES)] if rows else []
 
 
 def lift_words(audit: Audit) -> str:
-    """The part that is worth keeping in FP32 first; nothing where nothing is predicted."""
-    plan = audit.plans.get(audit.recommended or "") or next((plan for plan, _ in _decoded(audit)), None)
-    found = plan.generated if plan is not None else None
-    best = _best(found) if found is not None else None
-    if plan is None or found is None or best is None or found.predicted_flips is None or best.flips is None:
+    """The part that should stay FP32 first; nothing without predictions."""
+    plan = audit.plans.get(audit.recommended or "") or next((plan for plan, _ in _decoded_plans(audit)), None)
+    generated = plan.generated if plan is not None else None
+    best = _best(generated) if generated is not None else None
+    if plan is None or generated is None or best is None or generated.predicted_flips is None or best.flips is None:
         return ""
     return (
-        f"Under {plan_title(plan)}, {percent(best.share)} of what flips tokens comes from: {best.part} ("
-        f"{count(best.operations, 'operation')}). In FP32, {best.flips:.3g} flips in 1,000 are predicted in place of "
-        f"{found.predicted_flips:.3g}."
+        f"Under {plan_title(plan)}, {percent(best.share)} of the error that flips tokens comes "
+        f"from: {best.part} ({count(best.operations, 'operation')}). In FP32, {best.flips:.3g} "
+        f"flips per 1,000 tokens are predicted instead of {generated.predicted_flips:.3g}."
     )
 
 
-def _best(found: Generated) -> PartShare | None:
-    return next((part for part in found.parts if part.flips is not None), None)
+def _best(generated: TokenComparison) -> PartShare | None:
+    return next((part for part in generated.parts if part.flips is not None), None)
 
 
-def _decoded(audit: Audit) -> list[tuple[Plan, Generated]]:
+def _decoded_plans(audit: Audit) -> list[tuple[Plan, TokenComparison]]:
     return [(plan, plan.generated) for plan in audit.plans.values() if plan.generated is not None]
 
 
 def _about(audit: Audit) -> str:
     made = audit.generation
     assert made is not None
-    how = f"sampled at temperature {made.temperature:g}" if made.temperature else "the likeliest each time"
-    return f"{count(made.prompts, 'prompt')} continued by {count(made.steps, 'token')} each in FP32, {how}: {made.tokens:,} count."
-
-
-def _figures(found: Generated) -> str:
-    if found.failure is not None or found.kl is None or found.flips is None:
-        return f"did not decode: {found.failure}"
-    predicted = "" if found.predicted_flips is None else f", {found.predicted_flips:.3g} predicted"
-    first = f"first flip after {found.first_flip} tokens" if found.first_flip else "no flip in half of the prompts"
-    return f"KL {ratio(found.kl)}, {found.flips:.3g} flips in 1,000 tokens{predicted}; {first}"
-
-
-def _row(plan: Plan, found: Generated) -> tuple[str, ...]:
-    if found.failure is not None or found.flips is None or found.flips_low is None or found.flips_high is None:
-        return (plan_title(plan), f"did not decode: {found.failure}", *[""] * (len(HEADS) - 2))
+    how = f"sampled at temperature {made.temperature:g}" if made.temperature else "always the likeliest"
     return (
-        plan_title(plan),
-        *("" if x is None else ratio(x) for x in (found.kl, found.kl_99, found.kl_most)),
-        "" if found.same_top is None else percent(found.same_top),
-        "" if found.rms_probability is None else ratio(found.rms_probability),
-        f"{found.flips:.3g}",
-        f"{found.flips_low:.2g} to {found.flips_high:.2g}",
-        "" if found.predicted_flips is None else f"{found.predicted_flips:.3g}",
-        *("none" if x is None else f"{x:,}" for x in (found.first_flip, found.first_flip_10)),
+        f"FP32 continued {count(made.prompts, 'prompt')} by {count(made.steps, 'token')} each, "
+        f"{how}: {made.tokens:,} count, up to the end of a text."
     )
 
 
-def _parts(plan: Plan, found: Generated) -> list[tuple[str, ...]]:
+def _figures(generated: TokenComparison) -> str:
+    if generated.failure is not None or generated.kl is None or generated.flips is None:
+        return f"did not decode: {generated.failure}"
+    predicted = "" if generated.predicted_flips is None else f", {generated.predicted_flips:.3g} predicted"
+    first = (
+        f"first flip after {generated.first_flip} tokens" if generated.first_flip else "no flip in half of the prompts"
+    )
+    return f"KL {ratio(generated.kl)}, {generated.flips:.3g} flips per 1,000 tokens{predicted}; {first}"
+
+
+def _row(plan: Plan, generated: TokenComparison) -> tuple[str, ...]:
+    if (
+        generated.failure is not None
+        or generated.flips is None
+        or generated.flips_low is None
+        or generated.flips_high is None
+    ):
+        return (plan_title(plan), f"did not decode: {generated.failure}", *[""] * (len(HEADS) - 2))
+    return (
+        plan_title(plan),
+        *("" if x is None else ratio(x) for x in (generated.kl, generated.kl_99, generated.kl_most)),
+        "" if generated.same_top is None else percent(generated.same_top),
+        "" if generated.rms_probability is None else ratio(generated.rms_probability),
+        f"{generated.flips:.3g}",
+        f"{generated.flips_low:.2g} to {generated.flips_high:.2g}",
+        "" if generated.predicted_flips is None else f"{generated.predicted_flips:.3g}",
+        *("none" if x is None else f"{x:,}" for x in (generated.first_flip, generated.first_flip_10)),
+    )
+
+
+def _parts(plan: Plan, generated: TokenComparison) -> list[tuple[str, ...]]:
     return [
         (
             plan_title(plan),
@@ -128,14 +158,14 @@ def _parts(plan: Plan, found: Generated) -> list[tuple[str, ...]]:
             f"{one.operations:,}",
             "" if one.flips is None else f"{one.flips:.3g}",
         )
-        for one in found.parts
+        for one in generated.parts
     ]
 
 
 def _chart(audit: Audit) -> Chart | None:
-    """KL of every plan against the position behind the prompt."""
+    """KL of every plan by position after the prompt."""
     assert audit.generation is not None
-    curves = [(plan, [x for x in found.kl_by_position if x > 0]) for plan, found in _decoded(audit)]
+    curves = [(plan, [x for x in generated.kl_by_position if x > 0]) for plan, generated in _decoded_plans(audit)]
     curves = [(plan, values) for plan, values in curves if len(values) > 1]
     if not curves:
         return None
@@ -151,11 +181,11 @@ def _chart(audit: Audit) -> Chart | None:
     place = scale(0, most, LEFT + INSET, RIGHT - INSET)
     return Chart(
         "Divergence by position",
-        "Mean KL of FP32's next token from the plan's, logarithmic, against tokens behind the prompt; of a cast dashed.",
+        "Mean KL divergence from FP32, logarithmic, by tokens after the prompt; cast plans are dashed.",
         HEIGHT,
         tuple(paths),
         tuple(dict.fromkeys((plan.format, label(plan.format)) for plan, _ in curves)),
-        "tokens behind the prompt",
+        "tokens after the prompt",
         tuple((place(most * share / 4), f"{round(steps * share / 4):,}") for share in range(5)),
         tuple((y(d), power(10, d)) for d in decades),
     )

@@ -1,4 +1,4 @@
-"""What a plan keeps in FP32 and why, those alike as one; what operations compute in under it, and one of them in words."""
+"""Modules that a plan keeps in FP32, by reason; dtypes of operations under it, and explanations of single layers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _CODE = re.compile(r"[A-Z]{3}\d{3}")
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
 """{torch's name of a dtype: that of the format it computes in}."""
 INSIDE = 12
-"""Lines about what lies in one module, a plan."""
+"""Maximum number of lines about the parts of one module, per plan."""
 SHAPES = 3
-"""Shapes of modules that gain nothing up to which each has a line of its own."""
+"""Up to this many module patterns without any gain get a line each."""
 KEPT = "its module stays FP32"
 
 
 @dataclass(frozen=True)
 class Island:
-    """Modules that a plan keeps in FP32 for the same reasons; functions: what stays FP32 in low ones.
+    """Modules that a plan keeps in FP32 for the same reasons; functions: kept in FP32 in low modules.
 
-    They differ in block numbers alone (`blocks.*.norm`), but for those that gain nothing, where they have more than `SHAPES`.
+    They differ only in block numbers (`blocks.*.norm`), except for over `SHAPES` modules without any gain.
     """
 
     paths: tuple[str, ...]
@@ -42,7 +42,7 @@ class Island:
 
     @property
     def name(self) -> str:
-        """What it is called: a path, several as one, or the root's own operations; functions stay FP32 in all below, too."""
+        """Its display name: a path, a pattern, or the root's own operations. Functions apply to submodules too."""
         if self.functions:
             place = "the whole model" if self.paths == ("",) else list_paths(self.paths, 2)
             return f"{', '.join(self.functions)} in {place}"
@@ -50,21 +50,21 @@ class Island:
 
     @property
     def why(self) -> str:
-        """Why, in a clause, and the rules that fired on it behind that."""
+        """The reason, in a clause, followed by the rules that fired on it."""
         codes = ", ".join(text for text in self.because if _CODE.fullmatch(text))
         words = ", ".join(text for text in self.because if not _CODE.fullmatch(text))
         return f"{words} ({codes})" if words and codes else words or codes
 
 
 def own(path: str) -> str:
-    """A module by its path; the root stands for what it computes itself, since modules in it have entries of their own."""
+    """A module's path; for the root, its own operations, since its submodules are listed separately."""
     return path or "(the model's own operations)"
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:
-    """The modules that stay FP32, repeated blocks folded into one, and functions that low ones keep in FP32.
+    """FP32 modules, with repeated blocks merged, and functions that low modules keep in FP32.
 
-    Of a program, the operations, those of one kind that stay for the same kind of reason folded into one.
+    For an exported program: its FP32 operations, merged by kind and reason.
     """
     if plan.program is not None:
         same_kind = fold(plan.program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
@@ -80,30 +80,30 @@ def islands(plan: Plan) -> tuple[Island, ...]:
 
 
 def _one_kind(same: Sequence[KeptOperation]) -> Island:
-    others = "; the others likewise" if len({kept.because for kept in same}) > 1 else ""
+    others = "; similar for the others" if len({kept.because for kept in same}) > 1 else ""
     return Island(tuple(kept.name for kept in same), (same[0].because + others,), noun="operation")
 
 
 def _because(plan: Plan, reasons: Sequence[tuple[str, Reason]]) -> tuple[str, ...]:
-    """Codes of rules, then why, with the figures of the first."""
+    """Codes of rules, then the reason with the first figures."""
     fired = (text for path, _ in reasons if path in plan.scopes for text in plan.scopes[path].because)
     codes = tuple(dict.fromkeys(text for text in fired if _CODE.fullmatch(text)))
     same = len({re.sub(r"_\d+\b", "", reason.words) for _, reason in reasons}) == 1  # but for numbers of nodes
-    return (*codes, reasons[0][1].words + ("" if same else "; the others likewise"))
+    return (*codes, reasons[0][1].words + ("" if same else "; similar for the others"))
 
 
 def dtype_label(dtype: str) -> str:
-    """`float16` -> `FP16`; a dtype that is no format keeps torch's name: `int64`."""
+    """A dtype's display name: `float16` -> `FP16`; dtypes without a format keep torch's name: `int64`."""
     return label(_FORMATS[dtype]) if dtype in _FORMATS else dtype
 
 
 def computed_in(report: NodeReport) -> str | None:
-    """Name of the format that an operation computes in under the plan; None for discrete ones, and where it is not known."""
+    """The format that an operation computes in under the plan; None if discrete or unknown."""
     return _FORMATS.get(report.planned.computed) if report.planned else None
 
 
 def tally(reports: Iterable[NodeReport]) -> str:
-    """What operations compute in, in words: `FP16`, or `FP16 3 times and FP32 once`; nothing where it is not known."""
+    """Formats of several operations, in words: `FP16`, or `FP16 3 times and FP32 once`; nothing if unknown."""
     result = Counter(label(name) for report in reports if (name := computed_in(report)) is not None)
     if len(result) < 2:
         return "".join(result)
@@ -111,7 +111,7 @@ def tally(reports: Iterable[NodeReport]) -> str:
 
 
 def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
-    """Says why an operation computes in FP32 under a plan that lowers something; nothing of those that do not."""
+    """Return a function that says why an operation computes in FP32 under a plan; "" for low operations."""
     modules, precision_of = _modules(plan), choice_from_scopes(plan.scopes)
     operations = {name: reason.words for reason in plan.reasons for name in reason.operations}
 
@@ -127,16 +127,14 @@ def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
 
 
 def _mixed_inputs(ran: Dtypes) -> str:
-    """Of an operation whose result is low all the same, such as a batch norm with FP32 statistics."""
+    """A clause for a low operation with FP32 inputs, such as a batch norm with FP32 statistics."""
     reads = {_FORMATS[dtype] for dtype in ran.inputs if dtype in _FORMATS}
     mixed = len(reads) > 1 and "fp32" in reads
-    return (
-        f"it reads {' and '.join(sorted(map(label, reads)))} together, and computes in the wider one" if mixed else ""
-    )
+    return f"its inputs are {' and '.join(sorted(map(label, reads)))}, so it computes in the wider one" if mixed else ""
 
 
 def explain_layer(audit: Audit, name: str) -> str:
-    """A module or an operation: what each plan runs it in, and why not lower; the recommended plan first.
+    """The precision of a module or an operation under each plan, with the reasons; the recommended plan first.
 
     Raises: AuditorError(slug="no-such-layer").
     """
@@ -145,7 +143,11 @@ def explain_layer(audit: Audit, name: str) -> str:
     modules = {above for path in paths for above in enclosing(path)}
     if name not in modules and name not in owners:
         close = difflib.get_close_matches(name, [*modules, *owners], n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else "module paths and names of operations are in plan.json"
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else "plan.json lists module paths, measurements.json names of operations"
+        )
         raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
     text = [own(name)]
     for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):
@@ -156,19 +158,19 @@ def explain_layer(audit: Audit, name: str) -> str:
 
 
 def _modules(plan: Plan) -> dict[str, str]:
-    """{module that is not low: why}."""
+    """{FP32 module: reason}."""
     return {path: reason.words for reason in plan.reasons for path in reason.modules}
 
 
 def _operations(plan: Plan) -> dict[str, str]:
-    """{operation that is not low: what it runs in, and why}."""
+    """{FP32 operation: its dtype and the reason}."""
     words = {name: f"not low: {reason.words}" for reason in plan.reasons for name in reason.operations}
     program = plan.program.kept if plan.program else ()
     return words | {kept.node: f"FP32: {kept.because}" for kept in program if kept.node}
 
 
 def _module(plan: Plan, name: str, owners: Mapping[str, str]) -> list[str]:
-    """What a module runs in, then what lies in it and is not low, with why; of the root, what is its own."""
+    """A module's precision, then the FP32 parts in it with reasons; for the root, only its own operations."""
     modules = _modules(plan)
     low = choice_from_scopes(plan.scopes)(name) != "fp32"
     inside = [path for path in modules if name and path != name and within(path, name)]
@@ -191,8 +193,8 @@ def _operation(plan: Plan, name: str, owner: str) -> str:
 
 
 def keep_alone(audit: Audit, owner: str) -> str | None:
-    """Code that runs a model low under the recommended plan's strategy, but for one module; None where no plan is recommended
-    or it is a program, and for the root."""
+    """Code that runs the model low by the recommended plan's strategy, except for one module; None for the root,
+    without a recommended plan, and for exported programs."""
     plan = audit.plans.get(audit.recommended or "")
     if plan is None or plan.program is not None or not owner:
         return None

@@ -1,7 +1,7 @@
-"""The audited graph, and one overlay per measure, in the JSON that Google's Model Explorer opens.
+"""The audited graph, and one overlay per measure, as JSON for Google's Model Explorer.
 
-The graph is written beside its overlays because their keys are names of its nodes: a graph that Model Explorer would
-make from a saved program need not have the same ones.
+Overlays refer to nodes by name, so the graph is written with them: a graph that Model Explorer derives from a saved
+program may have other names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOW_COLORS = ("#f0cf9f", "#bfe3d4", "#e3c5e8", "#cfd8a8")
 
 
 def files(audit: Audit) -> dict[str, str]:
-    """Texts by file name: `graph.json`, and an overlay per measure and format, to be passed as --node_data_paths."""
+    """Texts by file name: `graph.json`, and an overlay per measure and format, for --node_data_paths."""
     documents = {"graph.json": graph(audit)}
     for fmt in audit.formats:
         stops = [{"stop": i / (len(RAMP) - 1), "bgColor": color} for i, color in enumerate(RAMP)]
@@ -44,7 +44,7 @@ def files(audit: Audit) -> dict[str, str]:
 
 
 def graph(audit: Audit) -> dict[str, Any]:
-    """A graph collection: every operation, in the namespace of its module, with what was measured as attributes."""
+    """A graph collection: every operation under its module, with measurements as attributes."""
     known = {report.node.name for report in audit.nodes}
     return {
         "label": printable(audit.subject.name),
@@ -89,7 +89,7 @@ def _overlay(name: str, results: Mapping[str, Any], shown: Mapping[str, Any] | N
 
 
 def _effects(audit: Audit, fmt: str) -> dict[str, Any]:
-    """Powers of ten, since effects span many of them; what is not finite stands above all that is."""
+    """Exponents of ten, since effects span many orders of magnitude; Inf and NaN rank above all."""
     effects = {r.node.name: r.contributions[fmt].isolated for r in audit.nodes if fmt in r.contributions}
     logs = {name: math.log10(value) for name, value in effects.items() if math.isfinite(value) and value > 0}
     top = max(logs.values(), default=0.0) + 1

@@ -1,4 +1,4 @@
-"""Where errors begin, and what merely inherits them; runs whose outputs are Inf or NaN, and the first operation that makes them so."""
+"""Where errors originate; runs with Inf or NaN outputs, and the operation that first produces them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 8
 
 
 def origins(audit: Audit) -> list[Block]:
-    """Format by format: where values first turn Inf or NaN, what adds most error, what hurts together."""
+    """For each format: where Inf or NaN first appears, which operations add most error, which regions add up."""
     if not audit.nodes:
         return [Prose("", ("No operation was measured.",), "empty")]
     return [block for fmt in audit.formats for block in _origins(audit, fmt)]
@@ -28,7 +28,7 @@ def _origins(audit: Audit, fmt: str) -> Iterator[Block]:
     kinds = fold(born, lambda r: r.node.owner, lambda r: (r.node.op, r.errors[fmt].cause))
     said = [_birth(same, fmt, first.get(same[0].node.name)) for same in kinds[:SHOWN]]
     if not kinds:
-        alone = "no operation alone makes Inf or NaN: the run of the whole model does"
+        alone = "no single operation produces Inf or NaN, but the whole model in low precision does"
         finite = "no value that is finite in FP32 becomes Inf or NaN"
         said = [f"In {label(fmt)} {alone if runs else finite}."]
     if len(kinds) > SHOWN:
@@ -41,7 +41,7 @@ def _origins(audit: Audit, fmt: str) -> Iterator[Block]:
 
 
 def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
-    """What begins at an operation, in how many blocks, and why."""
+    """The Inf or NaN that starts at an operation, in how many blocks, and why."""
     report, error = same[0], same[0].errors[fmt]
     alone = error.unsupported or error.disagreement or error.overflow or error.nan
     value = error.cause or "not known" if alone else first.value if first else "Inf or NaN"
@@ -53,7 +53,7 @@ def _birth(same: list[NodeReport], fmt: str, first: NonFinite | None) -> str:
 
 
 def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
-    """Operations that add most rounding error; shares are of the squares of what all add that some strategy lowers."""
+    """Operations that add most rounding error; shares are of the total squared error of operations that run low."""
     low = [r for r in audit.nodes if r.node.floating and fmt in r.contributions and r.exposed.get(fmt, True)]
     own = [(r, r.contributions[fmt]) for r in low if math.isfinite(r.contributions[fmt].own)]
     total = sum(moved.own**2 for _, moved in own)
@@ -68,11 +68,11 @@ def _sources(audit: Audit, fmt: str) -> Iterator[Grid]:
 
 
 def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
-    """Regions of more than one operation; those that cannot run, or end non-finite, come first."""
+    """Regions of several operations; those that raise or become non-finite come first."""
     result = [region for region in audit.regions if region.format == fmt and len(region.nodes) > 1]
     result.sort(key=lambda r: -(math.inf if r.error is None or math.isnan(r.error) else r.error))
     if result:
-        heads = ("Module", "Operations", "Moves output", "One by one")
+        heads = ("Module", "Operations", "Moves output", "Sum of single errors")
         rows = tuple(
             (
                 f"`{scope(r.scope)}`{f' {r.failure}' if r.failure else ''}",
@@ -86,34 +86,36 @@ def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
 
 
 def _linearity(audit: Audit, fmt: str) -> str:
-    """How the predictions that were run fared, and what was made of it."""
+    """How accurate the tested predictions were, and what the audit did about it."""
     linearity = next((one for one in audit.linearity if one.format == fmt), None)
     if linearity is None:
         return ""
     were = "was" if linearity.compared == 1 else "were"
     words = [
-        f"{count(linearity.compared, 'operation')} predicted to first order {were} also run: prediction / measurement "
-        f"{linearity.least:.2g} to {linearity.most:.2g}, median {linearity.median:.2g}."
+        f"{count(linearity.compared, 'operation')} predicted to first order {were} also run; prediction divided by "
+        f"measurement: {linearity.least:.2g} to {linearity.most:.2g}, median {linearity.median:.2g}."
     ]
     if not linearity.holds:
-        words.append("First order does not hold on this model, so more operations were run.")
+        words.append("First-order predictions are inaccurate for this model, so the audit ran more operations.")
     if beyond := linearity.confirmed + linearity.refuted:
-        words.append(f"Runs confirm {linearity.confirmed:,} of {count(beyond, 'prediction')} beyond the budget.")
+        words.append(f"Runs confirm {linearity.confirmed:,} of {count(beyond, 'prediction')} above the error budget.")
     if linearity.left:
-        words.append(f"{linearity.left:,} more {'is' if linearity.left == 1 else 'are'} beyond it by prediction alone.")
+        words.append(f"{linearity.left:,} more {'is' if linearity.left == 1 else 'are'} above it by prediction only.")
     return " ".join(words)
 
 
 class NonFiniteRun:
-    """Runs in one format that turn non-finite at the same operation: `first`, None where the recorded graph stays finite.
+    """Runs in one format that become non-finite at the same operation: `first`, None where the replay stays finite.
 
-    said: what turns non-finite and where, then why, of a subject such as `The plan FP16 under autocast`.
+    said: what becomes non-finite and where, then why, with a subject such as `The plan FP16 under autocast`.
     """
 
     def __init__(self, fmt: str, title: str, first: NonFinite | None) -> None:
         self.format, self.first = fmt, first
         if first is None:
-            self.said = f"{title}: outputs turn Inf or NaN. The recorded graph does not show at which operation."
+            self.said = (
+                f"{title}: outputs turn Inf or NaN. A replay of the graph stays finite, so the operation is unknown."
+            )
         else:
             batch = "" if first.batch == 1 else f", in batch {first.batch}"
             place = at(first.op, first.owner, first.source)
@@ -121,7 +123,7 @@ class NonFiniteRun:
 
 
 def cause(first: NonFinite) -> str:
-    """Why it does, in a sentence."""
+    """The cause of Inf or NaN, in a sentence."""
     fired = f"; see {', '.join(first.rules)}" if first.rules else ""
     if first.begins == first.node:
         return f"The cause is {first.cause} of that operation{fired}."
@@ -135,7 +137,7 @@ def at(name: str, owner: str, source: str | None) -> str:
 
 
 def nonfinite_runs(audit: Audit) -> tuple[NonFiniteRun, ...]:
-    """Baselines, then plans, that turn non-finite; those of one format with one cause together."""
+    """Baselines and plans that become non-finite, grouped by format and cause."""
     groups: dict[tuple[str, NonFinite | None], list[str]] = {}
     for name, base in audit.baselines.items():
         if not base.finite and not base.failure:

@@ -1,4 +1,4 @@
-"""Plans beside what happens without them: verdicts, errors, times, programs, what each keeps in FP32, and code that uses one."""
+"""Plans compared with running all low: verdicts, errors, times, programs, FP32 islands, and code that applies one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..criteria.criterion import FLOOR
 from ..devices import CPU
 from ..numerics.formats import runs
 from ..plan.recommend import has_low, measured_times, speedup
-from ..records import Onnx, Plan, Timed, Times, Today, Verification
+from ..records import Onnx, Plan, TimeAndMemory, Times, Today, Verification
 from ..records.audit import Audit
 from ..snippets import TOOLS
 from ..snippets import snippets as for_tools
 from .blocks import Block, Code, Fold, Grid, Prose
 from .criteria import criteria_lines, missed_criteria, score_words
 from .kept import Island, islands
-from .words import compact, count, label, memory, percent, plan_title, ratio, sentence, shorten
+from .words import count, in_bytes, label, memory, percent, plan_title, ratio, sentence, shorten
 
 ISLANDS_SHOWN = 12
 SET = "FP32 as you have it set"
@@ -25,7 +25,7 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 class PlanView:
-    """One plan beside what happens without it. verdict: verified | over budget | failed | non-finite | not run; detail: why."""
+    """One plan compared with all low. verdict: verified | over budget | failed | non-finite | not run; detail: why."""
 
     def __init__(self, audit: Audit, plan: Plan) -> None:
         self.plan, self.baseline = plan, audit.baselines.get(plan.name)
@@ -40,12 +40,12 @@ class PlanView:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of it is low."""
+        """Whether the plan runs nothing in low precision."""
         return not has_low(self.plan) and self.plan.program is None
 
     @property
     def row(self) -> tuple[str, ...]:
-        """Its line in the table of plans, measured figures where those count; without any where nothing is low."""
+        """Its row in the table of plans; without figures if the plan runs nothing low."""
         plan, title = self.plan, ("* " if self.recommended else "") + self.title
         stopped = self.verdict in ("failed", "non-finite", "not run")
         measured = self.verdict if stopped else ratio(plan.measured_error)
@@ -59,7 +59,7 @@ class PlanView:
 
     @property
     def same(self) -> bool:
-        """Whether nothing is protected, and so the model does as well without the plan."""
+        """Whether the plan protects nothing, so that the model runs as well without it."""
         return not self.islands and self.before == ratio(self.plan.measured_error)
 
 
@@ -70,7 +70,7 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
     if (ran is not None and not ran.finite) or not math.isfinite(plan.measured_error or 0.0):
         return "non-finite", "an output is Inf or NaN where FP32 is finite"
     if plan.measured_error is None:
-        return "not run", plan.note or "the patched model was not run, so its error is a prediction"
+        return "not run", plan.note or "the patched model was not run: its error is predicted"
     if ran is not None and (broken := missed_criteria(ran.criteria)):
         return "over budget", broken
     allowed = max(budget, ran.floor) if ran is not None else budget
@@ -80,14 +80,16 @@ def _verdict(plan: Plan, budget: float) -> tuple[str, str]:
         return "over budget", f"{ratio(ran.with_gradients)} measured with gradients enabled, {budget:g} allowed"
     where = f" on {inputs_of(ran)}, {ran.execution}" if ran is not None else ""
     if ran is not None and ran.ungraded:
-        where += f"; not run with gradients enabled, since FP32 raises: {ran.ungraded}"
+        where += f"; not run with gradients enabled, where FP32 itself raises {ran.ungraded}"
     if ran is not None and max(plan.measured_error, ran.with_gradients or 0.0) > budget:
-        where += f"; over the budget, and no more than {FLOOR:g} times what runs in FP32 differ by ({ratio(ran.noise)})"
+        where += (
+            f"; above the budget, but at most {FLOOR:g} times the difference between FP32 runs ({ratio(ran.noise)})"
+        )
     return ("verified" if plan.verified else "not verified"), f"{ratio(plan.measured_error)} measured{where}"
 
 
 def inputs_of(ran: Verification) -> str:
-    """What a plan was run on."""
+    """The inputs that a plan ran on."""
     return "the calibration inputs" if ran.inputs == "audited" else f"{ran.inputs} inputs"
 
 
@@ -100,7 +102,7 @@ def _without(baseline: Verification | Today | None) -> str:
 
 
 def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
-    """All plans in a table, what the recommended one comes to, and programs; nothing where there are no plans."""
+    """A table of all plans, the results of the recommended one, and programs; nothing without plans."""
     if not plans:
         return
     rows = [p.row for p in plans]
@@ -119,13 +121,13 @@ def plan_table(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Block]:
 
 
 def island_lines(kept: tuple[Island, ...], most: int) -> Prose:
-    """What a plan keeps apart, a line each with why."""
+    """Each FP32 island of a plan, on a line with its reason."""
     texts = [f"FP32 {island.name}{f': {island.why}' if island.why else ''}" for island in kept]
     return Prose("Kept", shorten(texts, most), listed=True)
 
 
 def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
-    """Each plan with all of its figures, what it keeps in FP32, and why."""
+    """Each plan with its figures, FP32 islands and reasons."""
     for p in plans:
         kept = f", keeps {count(sum(len(i.paths) for i in p.islands), p.islands[0].noun)} in FP32" if p.islands else ""
         failed = f"Without it: {p.baseline.failure}" if p.baseline and p.baseline.failure else ""
@@ -145,10 +147,10 @@ def plan_folds(audit: Audit, plans: tuple[PlanView, ...]) -> Iterator[Fold]:
 
 
 def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
-    """What the table of plans and the times do not say."""
+    """Figures that the tables of plans and times omit."""
     plan = p.plan
     if p.idle and plan.reach is not None:
-        yield (f"Smallest {'share' if audit.criteria else 'error'} within reach", ratio(plan.reach))
+        yield (f"Smallest reachable {'share' if audit.criteria else 'error'}", ratio(plan.reach))
     yield from (("Criterion", line) for line in p.criteria)
     if p.score:
         yield ("Your score", p.score)
@@ -159,24 +161,24 @@ def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
 
 
 def program_line(plan: Plan) -> str:
-    """What there is to say of a plan's program: its file, how much of it is low, and which batches it takes; "" of others."""
+    """A plan's program: its file, its low share, and the batch sizes it accepts; "" for other plans."""
     program = plan.program
     if program is None:
         return ""
-    low = f"{program.low:,} of {count(program.operations, 'operation')} low, {count(program.casts, 'conversion')}"
-    batch = "any batch size" if program.fixed is None else f"the audited batch size alone: {program.fixed}"
+    low = f"{program.low:,} of {count(program.operations, 'operation')} low, {count(program.casts, 'cast')}"
+    batch = "any batch size" if program.fixed is None else f"only the audited batch size: {program.fixed}"
     return f"{program.file}: {low}, {batch}{_onnx(plan, program.onnx) if program.onnx else ''}"
 
 
 def _onnx(plan: Plan, onnx: Onnx) -> str:
-    """The file, and its errors: predicted, as a program, and in the runtime, as it is and rounding as a GPU does."""
+    """The file and its errors: predicted, as a program, and in onnxruntime, with and without GPU rounding."""
     if not onnx.file:
         return f"; as ONNX {onnx.failure}"
     low, joint = label(plan.format), plan.verification is not None and plan.verification.joint is not None
     errors = {
         "predicted": None if joint else plan.predicted_error,
         f"as {plan.program.file if plan.program else ''}": onnx.program_error,
-        f"in {onnx.runtime}, which has FP32 for what it lacks in {low}": onnx.error,
+        f"in {onnx.runtime}, which uses FP32 for operations without a {low} kernel": onnx.error,
         f"in onnxruntime with every {low} value rounded as on a GPU": onnx.rounded_error,
     }
     told = [f"{ratio(error)} {where}" for where, error in errors.items() if error is not None]
@@ -186,25 +188,26 @@ def _onnx(plan: Plan, onnx: Onnx) -> str:
 
 
 def times(audit: Audit) -> tuple[str, ...]:
-    """How the model was timed, then every way to compute it in a line; nothing where nothing was."""
+    """The timing method, then a line for each way to run the model; nothing without measurements."""
     timing = audit.timing
     if timing is None:
         return ()
     where = f"this CPU, on {count(timing.threads, 'thread')}" if timing.device == CPU else timing.device
     batch = "" if timing.batch is None else f", {count(timing.batch, 'entry', 'entries')} in the batch"
-    goes = "predictions: a CPU's times say nothing of a GPU"
+    goes = "predicted times, since a CPU's times do not carry over to a GPU"
     if any(plan.timed and plan.timed.decides for plan in audit.plans.values()):
         goes = "the first of them"
     rows = [("FP32", timing.fp32), (today_title(audit), timing.fp32_today)]
     rows += [(plan_title(plan), plan.timed) for plan in audit.plans.values()]
     return (
-        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The recommendation goes by {goes}.",
+        f"One forward on {where}{batch}: median (quartiles), speed-up over FP32. The "
+        f"recommendation is based on {goes}.",
         *(f"{title}: {_time_words(timed)}" for title, timed in rows if timed),
     )
 
 
 def today_title(audit: Audit) -> str:
-    """`FP32 as you have it set (TF32)`."""
+    """The label for FP32 under the user's flags: `FP32 as you have it set (TF32)`."""
     formats = audit.fp32_today.computed_in if audit.fp32_today else ()
     return f"{SET} ({', '.join(map(str.upper, formats))})" if formats else SET
 
@@ -218,22 +221,22 @@ def _in_words(taken: Times) -> str:
     said = f"{median} {unit} ({low} to {high})"
     if taken.speedup is None or taken.speedup_low is None or taken.speedup_high is None:
         return said
-    same = ", no different from FP32" if taken.speedup_low <= 1 <= taken.speedup_high else ""
+    same = ", not measurably different from FP32" if taken.speedup_low <= 1 <= taken.speedup_high else ""
     return f"{said}, {taken.speedup:.2f}x{same}"
 
 
-def _time_words(timed: Timed) -> str:
-    """Its times, the memory it took, and what was not measured with why."""
+def _time_words(timed: TimeAndMemory) -> str:
+    """Times, memory, and what was not measured with the reason."""
     ways = (("", timed.eager), ("compiled ", timed.compiled), ("as a CUDA graph ", timed.cuda_graph))
     words = [f"{name}{_in_words(took)}" for name, took in ways if took is not None]
     if timed.memory is not None:
-        words.append(f"at most {compact(timed.memory)}B")
+        words.append(f"at most {in_bytes(timed.memory)}")
     names = {"eager": "run", "cuda_graph": "as a CUDA graph", "memory": "its memory"}
     return "; ".join([*words, *(f"not {names.get(name, name)}: {why}" for name, why in timed.missing.items())])
 
 
 def more_ways(audit: Audit) -> list[Block]:
-    """Another plan, and the recommended plan for other tools."""
+    """Another plan, and the recommended plan in other tools."""
     if not audit.plans:
         return []
     return [
@@ -243,7 +246,7 @@ def more_ways(audit: Audit) -> list[Block]:
 
 
 def snippets(audit: Audit) -> tuple[Code, ...]:
-    """Ways to use the recommended plan; none where no plan is recommended."""
+    """Ways to apply the recommended plan; none without one."""
     plan = audit.plans.get(audit.recommended or "")
     if plan is None:
         return ()
@@ -254,7 +257,7 @@ def snippets(audit: Audit) -> tuple[Code, ...]:
     others = (name for name, other in audit.plans.items() if name != plan.name and other.program is None)
     chosen = f"name = {next(others, plan.name)!r}\nmodel = auditor.apply(model, plan, name)\n"
     return (
-        Code("Build the model patched", f"import patched_model\n\n{about}model = patched_model.build()\n"),
+        Code("Build the patched model", f"import patched_model\n\n{about}model = patched_model.build()\n"),
         Code("Patch a model you already have", "import patched_model\n\nmodel = patched_model.apply(model)\n"),
         Code("Choose another plan", f'import auditor\n\nplan = auditor.load_plan("plan.json")\n{chosen}'),
     )

@@ -1,4 +1,4 @@
-"""The reporters: what `--format` may ask for, each a function of an Audit that returns text; terminals, Markdown and notebooks show one page of blocks."""
+"""The output formats of `--format`: functions from an Audit to text. All but JSON and HTML render the same blocks."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from .view import ReportView, method, view
 from .words import count, line, printable, remedy, sentence, shorten
 
 LINES = 40
-"""Of a terminal that is 100 cells wide, for all that a command says."""
+"""Maximum number of lines that a command prints on a terminal 100 cells wide."""
 SPARE = ("Formats", "Kept", "Outputs", "Memory")
-"""Labels of what nobody asked for: it is in the report, too."""
+"""Labels of optional sections, which the report contains too."""
 ENTRIES_SHOWN = 5
-"""Causes to fix that a page names; those behind them, and notes, stand in a fold."""
+"""Number of causes that a page lists; further ones, and notes, are folded."""
 ISLANDS_SHOWN = 6
 PROPOSALS_SHOWN = 4
 ADVICE_SHOWN = 4
 
 
 def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
-    """Verdict, what to do in at most so many entries, plans and the lines that use one; then all that some audits have beside."""
+    """The page: verdict, at most `entries` things to do, plans and code that uses one; then optional sections."""
     seen, env = view(audit), audit.environment
     about = f"auditor {env.auditor}, torch {env.torch}, {env.device} ({env.execution})"
     page: list[Block] = [
@@ -53,16 +53,16 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
 
 
 def summary(audit: Audit) -> str:
-    """What Python shows of an audit: verdict, proof, findings, and where the rest is."""
+    """The audit's representation in Python: verdict, evidence, findings, and where to read more."""
     seen = view(audit)
     first = f"Audit of {audit.subject.name}, {count(len(audit.nodes), 'operation')}"
-    rest = "audit.save(directory) writes the report; audit.plans, audit.findings and audit.nodes hold the rest"
+    rest = "audit.save(directory) writes the report; audit.plans, audit.findings and audit.nodes have the details"
     lines = (first, seen.headline, seen.proof, *seen.broken, causes(audit).headline, rest)
     return "\n".join(printable(line) for line in lines if line)
 
 
 def screen(audit: Audit, most: int = LINES) -> list[Block]:
-    """As much of it as so many lines hold: what is in SPARE where it fits, then fewer causes, then shorter lists."""
+    """The page within this many lines: optional sections where they fit, then fewer causes, then shorter lists."""
     for entries in range(ENTRIES_SHOWN, 0, -1):
         page = overview(audit, entries)
         shown = [block for block in page if block.label not in SPARE]
@@ -103,7 +103,7 @@ def _entry(audit: Audit, cause: Cause) -> Item:
 
 
 def _more(audit: Audit, seen: ReportView) -> Iterator[Block]:
-    """What some audits have: cautions, training, criteria, scores, times; verdicts by format, modules kept apart, and the rest."""
+    """Optional sections: cautions, training, criteria, scores, times; verdicts by format, FP32 modules, and more."""
     if seen.limits:
         yield Prose("Caution", seen.limits, "warning")
     if audit.training is not None:
@@ -133,27 +133,27 @@ MEMBERS_SHOWN = 40
 
 
 def text(audit: Audit, *, width: int | None = None, color: bool | None = None, most: int = LINES) -> str:
-    """Verdict, what to do, plans and cautions in lines of at most `width` cells, but for heads of findings, which are one
-    line each; `color` adds ANSI codes, which take no cells. most: lines, where they are 100 cells wide.
+    """Verdict, what to do, plans and cautions in lines of at most `width` cells, except that a finding's first line is
+    never broken; `color` adds ANSI codes, which take no cells. most: number of lines, at 100 cells.
 
-    Width and colour follow stdout unless they are given.
+    Width and color follow stdout by default.
     """
     look = looks()
     return to_terminal(screen(audit, most), Look(width or look.width, look.color if color is None else color))
 
 
 def markdown(audit: Audit) -> str:
-    """A summary to paste into a pull request, a model card or a job summary."""
+    """A summary to paste into a pull request, a model card or a CI job."""
     return to_markdown([*overview(audit), Prose("Reproduce", (audit.command,))])
 
 
 def document(audit: Audit) -> str:
-    """What plan.json and measurements.json hold, in one JSON document."""
+    """The contents of plan.json and measurements.json, in one JSON document."""
     return json.dumps(to_document(audit), indent=2) + "\n"
 
 
 def html(audit: Audit) -> str:
-    """The whole report as one HTML document that loads nothing, with a little script for the layer table and the graph."""
+    """The whole report as one HTML file without external resources; a short script runs its table and graph."""
     seen, template = view(audit), environment().get_template("report.html.jinja")
     return template.render(
         audit=audit,
@@ -176,12 +176,12 @@ def html(audit: Audit) -> str:
 
 
 def plans_section(audit: Audit, seen: ReportView) -> list[Block]:
-    """All plans beside what happens without them."""
+    """All plans compared with all low."""
     if not seen.plans:
         return [Prose("", ("No plan was made for this audit.",), "empty")]
     about = (
-        'A plan keeps the modules that need it in FP32 and runs the rest in low precision. "Without it" is the same '
-        "format with no module protected."
+        'A plan keeps some modules in FP32 and runs the rest in low precision. "Without it" is '
+        "the same format without any FP32 module."
     )
     return [
         *(Prose("", (said,), "about") for said in (about, seen.criteria, seen.score) if said),
@@ -195,4 +195,4 @@ REPORTERS: Mapping[str, Callable[[Audit], str]] = dict(
     zip(FORMATS, (github, html, document, markdown, sarif, text), strict=True)
 )
 WRITTEN: Mapping[str, Callable[[Audit], str]] = {"report.html": html, "findings.sarif": sarif}
-"""Those that are written beside plan.json, by the names of their files."""
+"""Reporters whose output is saved beside plan.json, by file name."""

@@ -1,4 +1,4 @@
-"""The per-layer table as columns: one array per field, strings shared, so that thousands of rows stay small."""
+"""The layer table in columns: one array per field, with shared strings, so that thousands of rows stay small."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .kept import computed_in, dtype_label, why_raised
 from .words import VERDICTS, label, line
 
 LONGEST = 200
-"""Characters of a reason or a source line that the table has; plan.json has all of them."""
+"""Maximum characters of a reason or a source line in the table; plan.json has the full text."""
 VISIBLE = 1e-4
-"""Shares of values lost to zero below this are not listed."""
+"""Shares of values that underflow to zero are listed from here on."""
 FOLD_FROM = 3
-"""Identical numbered siblings are folded from this many on."""
+"""Number of identical siblings from which they are folded."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def table(audit: Audit) -> dict[str, Any]:
-    """Columns of the layer table; only JSON types, with Inf and NaN as the strings `inf` and `nan`."""
+    """Columns of the layer table as JSON types, with Inf and NaN as the strings `inf` and `nan`."""
     strings: dict[str, int] = {"": 0}
 
     def add(text: str | None, most: int | None = None) -> int:
-        """Its number among the distinct ones, which cells hold."""
+        """Store a text once and return its index, which cells contain."""
         return strings.setdefault((text or "")[:most], len(strings))
 
     nodes = audit.nodes
@@ -85,7 +85,7 @@ def _cells(nodes: Iterable[NodeReport], fmt: str, add: Callable[..., int], budge
 
 
 def _dtypes(report: NodeReport) -> str:
-    """`reads|computes in|gives` under the recommended plan."""
+    """`input dtypes|computing dtype|result dtype` under the recommended plan."""
     ran = report.planned
     if ran is None:
         return ""
@@ -93,15 +93,15 @@ def _dtypes(report: NodeReport) -> str:
 
 
 def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str, str]]:
-    """What the graph can be coloured by, the first at first. kind: how a module's operations become one (measures.js).
+    """The measures that color the graph, the default first. kind: how a module summarizes its operations (measures.js).
 
-    A new numeric column needs a row here: `column` names it, in the table or, with a `format`, in that one's cells.
+    A new numeric column needs a row here: `column` names it, in the table or, with a `format`, in that format's cells.
     """
-    rows = [("name", "plan", "What the recommended plan computes in", "Plan", "")] * planned
+    rows = [("name", "plan", "Format under the recommended plan", "Plan", "")] * planned
     each = (
         ("verdict", "verdict", "verdict"),
-        ("effect", "effect", "moves the output"),
-        ("most", "local", "error made here"),
+        ("effect", "effect", "change of the output"),
+        ("most", "local", "local error"),
         ("most", "propagated", "error carried"),
     )
     rows += [(kind, column, f"{label(f)}: {words}", words, f) for f in formats for kind, column, words in each]
@@ -111,7 +111,7 @@ def measures(formats: tuple[str, ...], *, planned: bool = True) -> list[dict[str
 
 
 def _inputs(audit: Audit) -> list[dict[str, Any]]:
-    """The model's inputs, each with the operations that read it; its dtype and shape where no tensor came twice."""
+    """The model's inputs, each with its readers; dtype and shape only where tensors are unambiguous."""
     names, known = audit.graph_inputs, audit.inputs
     shapes = known if len(known) == len(names) else [""] * len(names)
     readers = {name: [i for i, r in enumerate(audit.nodes) if name in r.node.inputs] for name in names}
@@ -119,7 +119,7 @@ def _inputs(audit: Audit) -> list[dict[str, Any]]:
 
 
 def _reads(nodes: Sequence[NodeReport]) -> list[list[int]]:
-    """How far back each operation's inputs lie: a difference of positions takes fewer digits than a position."""
+    """How many positions back each operation's inputs lie: differences take fewer digits than positions."""
     at = {report.node.name: i for i, report in enumerate(nodes)}
     return [[i - at[name] for name in dict.fromkeys(r.node.inputs) if name in at] for i, r in enumerate(nodes)]
 
@@ -145,7 +145,7 @@ def _histogram(span: Magnitudes | None) -> str:
 
 
 def folds(nodes: Iterable[NodeReport]) -> list[list[str]]:
-    """Runs of numbered sibling modules made of the same operations, each run listed from first to last."""
+    """Runs of numbered sibling modules with the same operations, each from first to last."""
     inside: dict[tuple[str, int], list[tuple[str, str]]] = {}
     for report in nodes:
         parts = report.node.owner.split(".")

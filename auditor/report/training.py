@@ -1,4 +1,4 @@
-"""The training section as blocks: recommendation, gradients, loss scale, advice, tables, and a loop to copy."""
+"""The training section: recommendation, gradients, loss scale, advice, tables, and a training loop to copy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ..numerics.formats import FORMATS
-from ..numerics.histogram import flushed, subnormal
+from ..numerics.histogram import subnormal_share, underflow_share
 from ..records.audit import Audit
 from ..records.training import LossScale, ModuleGradients, Training
 from ..snippets.trainers import training_code
@@ -19,21 +19,24 @@ FP16 = FORMATS["fp16"]
 
 
 def training_section(audit: Audit) -> list[Block]:
-    """What the report says of training; nothing for an audit in mode inference."""
+    """The report's section on training; nothing for an audit in mode inference."""
     training = audit.training
     if training is None:
         return []
     under = f"under the plan `{training.plan}`" if training.plan else "under plain autocast"
-    step = f"One FP32 step with {training.loss_source}, loss {magnitude(training.loss)}; gradients as they are {under}."
+    step = (
+        f"One FP32 step with {training.loss_source}: loss {magnitude(training.loss)}. Gradients "
+        f"are in low precision as {under}."
+    )
     errors = [
         f"The parameter gradients of one {label(fmt)} step differ by {ratio(error)}."
         for fmt, error in training.errors.items()
     ]
     if training.noise is not None:
         errors.append(
-            f"From batch to batch FP32's own differ by {ratio(training.noise)}, which averages out over steps."
+            f"FP32's own gradients differ by {ratio(training.noise)} between batches, which averages out over steps."
         )
-    errors.append(f"That is on {count(training.batches, 'batch', 'batches')}, the worst of them.")
+    errors.append(f"The worst of {count(training.batches, 'batch', 'batches')}.")
     title = "Gradients, loss scale, updates, and a loop to copy"
     return [
         Prose("", (sentence(training.recommendation),), "lead"),
@@ -43,12 +46,12 @@ def training_section(audit: Audit) -> list[Block]:
 
 
 def _details(audit: Audit, training: Training) -> Iterator[Block]:
-    none = Prose("", ("No gradient is in a low format: autocast leaves this step in FP32.",), "empty")
+    none = Prose("", ("No gradient is in low precision: autocast leaves this step in FP32.",), "empty")
     yield gradient_chart(training) or none
     if training.fp16 is not None:
         yield Prose("The window of loss scales.", (_window(training.fp16),))
     advice = tuple(f"{one.title}: {one.text}" for one in training.advice)
-    yield Prose("What to do", advice or ("Nothing stands out.",), listed=bool(advice))
+    yield Prose("What to do", advice or ("The measurements show no problem.",), listed=bool(advice))
     if code := loop_code(audit):
         yield Code("A loop to copy", code)
     yield from _modules(training)
@@ -63,30 +66,36 @@ def _details(audit: Audit, training: Training) -> Iterator[Block]:
 def _window(window: LossScale) -> str:
     most, least = f"{window.maximum:,.10g}", f"{window.minimum:,.10g}"
     if window.closed_by is not None:
-        return f"It is empty: `{scope(window.closed_by)}` overflows beyond {most}, and {least} is needed."
+        return (
+            f"It is empty: `{scope(window.closed_by)}` overflows above {most}, but underflow requires at least {least}."
+        )
     if window.init is None:
-        return "It is empty: at no loss scale that was tried are the gradients finite on every batch."
+        return "It is empty: no tested loss scale gives finite gradients on every batch."
     return (
-        f"From {least}, which keeps flushed gradients within {percent(window.allowed)}, to {most}, beyond which "
-        f"`{scope(window.largest)}` overflows. GradScaler starts at {window.init:,.10g}. "
-        "Where the loss is divided by n to accumulate gradients, all of these are n times as large."
+        f"From {least}, where at most {percent(window.allowed)} of the gradients underflow, to {most}, above which "
+        f"`{scope(window.largest)}` overflows. GradScaler starts at {window.init:,.10g}. If the loss is divided by n "
+        "for gradient accumulation, multiply these by n."
     )
 
 
 def _modules(training: Training) -> Iterator[Block]:
-    """Gradients by module: of the low ones, or of all where none is low."""
+    """Gradients by module: of modules with low gradients, or of all where none is low."""
     shift = round(math.log2(training.fp16.init)) if training.fp16 and training.fp16.init else 0
 
     def row(module: ModuleGradients) -> tuple[str, ...]:
         spread, low = module.low or module.activations, module.low.exponents if module.low else None
-        shares = (flushed(low, FP16), subnormal(low, FP16), flushed(low, FP16, shift)) if low is not None else ()
+        shares = (
+            (underflow_share(low, FP16), subnormal_share(low, FP16), underflow_share(low, FP16, shift))
+            if low is not None
+            else ()
+        )
         rounding = spread.rounding.get("bf16", 0.0)
         bits = f"{-math.log2(rounding):.1f}" if rounding else "all"
         lost = map(percent, shares) if low is not None else ("FP32",) * 3
         return f"`{scope(module.module)}`", magnitude(spread.max_abs), *lost, bits
 
     def lost_entries(module: ModuleGradients) -> int:
-        return round(flushed(module.low.exponents, FP16) * module.low.nonzero) if module.low else 0
+        return round(underflow_share(module.low.exponents, FP16) * module.low.nonzero) if module.low else 0
 
     ordered = sorted(training.modules, key=lambda m: (-lost_entries(m), -m.activations.max_abs))
     heads = ("Module", "Largest", "Zero", "Subnormal", "Zero, scaled", "BF16 bits")
@@ -100,7 +109,9 @@ def _movers(training: Training) -> Block:
     moved = [(one, node, fmt) for node in training.nodes for fmt, one in node.contributions.items()]
     moved = [row for row in moved if row[0].both and math.isfinite(row[0].both)]
     if not moved:
-        return Prose("", (sentence(training.attribution or "No operation moves the parameter gradients measurably."),))
+        return Prose(
+            "", (sentence(training.attribution or "No operation changes the parameter gradients measurably."),)
+        )
     moved.sort(key=lambda row: -row[0].both)
     rows = tuple((where(node), label(fmt), ratio(one.both), ratio(one.backward)) for one, node, fmt in moved[:ROWS])
     caption = "Operations that change the parameter gradients most, each alone in low precision"
@@ -108,7 +119,7 @@ def _movers(training: Training) -> Block:
 
 
 def training_plan(audit: Audit) -> str | None:
-    """The plan to train under: that of autocast in the format to train in, if the audit has one that holds."""
+    """The plan to train under: the audit's verified autocast plan in the recommended training format, if any."""
     training = audit.training
     plan = audit.plans.get(f"autocast_{training.format}") if training else None
     return plan.name if plan is not None and plan.verified else None
@@ -117,7 +128,7 @@ def training_plan(audit: Audit) -> str | None:
 def loop_code(audit: Audit) -> str | None:
     """A training loop for the recommended format; None where training stays FP32.
 
-    It expects `model`, `loader` and `loss_fn`, and `patched_model.py` beside it.
+    It uses `model`, `loader` and `loss_fn`, and `patched_model.py` beside it.
     """
     result = audit.training
     if result is None or result.format is None:

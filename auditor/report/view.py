@@ -1,4 +1,4 @@
-"""The verdict, the tallies and the plans of an Audit, worded once for every reporter; how it was made, and what to do next."""
+"""The verdict, counts and plans of an Audit in words, shared by all reporters; the method, and next steps."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .words import TERMS, VERDICTS, compact, count, label, op, percent, ratio, s
 
 
 class Tally:
-    """How many operations of each verdict one format has.
+    """The number of operations with each verdict in one format.
 
-    limit: what limits those that are not safe, `overflow and precision`. cast_only: unsafe ones that only cast weights run
-    low, since autocast keeps them in FP32. together: whether a run of the whole model turns non-finite.
+    limit: what limits operations that are not safe, `overflow and precision`. cast_only: operations that are unsafe
+    only with cast weights, since autocast keeps them in FP32. together: whether the whole model low becomes non-finite.
     """
 
     def __init__(self, audit: Audit, fmt: str) -> None:
@@ -58,7 +58,7 @@ class Tally:
 
     @property
     def sentence(self) -> str:
-        """All of it."""
+        """The counts and limits in one sentence."""
         unsafe, sensitive, untested = (self.counts[name] for name in ("unsafe", "sensitive", "untested"))
         left = f"; {untested:,} {'was' if untested == 1 else 'were'} not tested" if untested else ""
         if untested == self.total:
@@ -75,7 +75,7 @@ class Tally:
 
 
 class ReportView:
-    """What every reporter opens with. broken: what turns Inf or NaN, and why."""
+    """The opening of every report. broken: what becomes Inf or NaN, and why."""
 
     def __init__(self, audit: Audit) -> None:
         self.plans = tuple(PlanView(audit, plan) for plan in audit.plans.values())
@@ -92,9 +92,9 @@ class ReportView:
 
 
 def view(audit: Audit) -> ReportView:
-    """Everything the reporters say about an audit as a whole.
+    """The statements that all reporters make about an audit as a whole.
 
-    Raises: AuditorError(slug="bad-format" or "bad-strategy") where one that it is of is no longer registered.
+    Raises: AuditorError(slug="bad-format" or "bad-strategy") where its format or strategy is no longer registered.
     """
     gone = [("format", name) for name in audit.formats if name not in FORMATS]
     gone += [("strategy", plan.strategy) for plan in audit.plans.values() if plan.strategy not in all_strategies()]
@@ -107,12 +107,12 @@ def view(audit: Audit) -> ReportView:
 
 
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
-    """What to run, and how to train where that was asked; and how that is known."""
+    """What to run, and how to train if that was requested; with the evidence."""
     training, trained = audit.training, training_headline(audit)
     holding = any(plan.verified and has_low(plan) for plan in audit.plans.values())
     if chosen is None and training is not None and training.format is None and holding:
         return (
-            "Keep it in FP32 to train it; plans that hold the budget for inference are below.",
+            "Keep it in FP32 to train it; plans within the budget for inference are below.",
             f"{training.recommendation}.",
         )
     said, proof = (audit.recommendation, _advice(audit)) if chosen is None else _recommendation(audit, chosen)
@@ -120,14 +120,14 @@ def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
 
 
 def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
-    """What the recommended plan comes to, as it was run."""
+    """Results of the recommended plan."""
     plan, ran, kept = chosen.plan, chosen.plan.verification, kept_apart(chosen.plan)
     said = f"Run it in {chosen.title}{f', keeping {kept} in FP32' if kept else '; nothing has to stay in FP32'}."
     budget = f"{audit.max_error:g}"
     if plan.measured_error is None:
-        return said, f"Predicted error {ratio(plan.predicted_error)} against a budget of {budget}; {chosen.detail}."
+        return said, f"Predicted error {ratio(plan.predicted_error)}, budget {budget}; {chosen.detail}."
     inputs = f" on {inputs_of(ran)}" if ran else ""
-    itself = f"; runs in FP32 differ by {ratio(ran.noise)}" if ran and ran.floor else ""
+    itself = f"; FP32 runs differ by {ratio(ran.noise)}" if ran and ran.floor else ""
     who = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
     error, times = f"error {ratio(plan.measured_error)}, budget {budget}", ""
     if audit.criteria:
@@ -138,7 +138,7 @@ def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
 
 
 def _advice(audit: Audit) -> str:
-    """What to do where no plan is recommended."""
+    """What to do without a recommended plan."""
     result = outcome(audit.plans, audit.use)
     if result == "loses":
         return advice(audit)
@@ -150,20 +150,24 @@ def _advice(audit: Audit) -> str:
 def _limits(audit: Audit, tallies: Iterable[Tally]) -> Iterator[str]:
     subject = audit.subject
     if subject.random_weights:
-        yield "The weights are random: value ranges, and so the verdicts on range, say little about a trained model."
+        yield (
+            "The weights are random: value ranges, and verdicts that depend on them, may differ for a trained model."
+        )
     if subject.synthetic_inputs:
-        yield "The inputs were generated: give real ones with --inputs before relying on ranges."
+        yield "The inputs were generated: pass real ones with --inputs before you rely on value ranges."
     if audit.environment.execution != "native":
-        yield "No GPU ran this: formats were emulated on a CPU, and the speed-ups are predictions."
+        yield "The audit ran without a GPU: formats were emulated on a CPU, and speed-ups are predictions."
     if simulated := [label(name) for name in audit.formats if not runs(name)]:
-        yield f"torch has no arithmetic in {' or '.join(simulated)}: operations were rounded to it, and its plans not run."
+        yield (
+            f"torch cannot compute in {' or '.join(simulated)}: results were rounded to it, and its plans were not run."
+        )
     if untested := [f"{count(n, 'operation')} in {t.label}" for t in tallies if (n := t.counts["untested"])]:
-        yield f"Not tested: {', '.join(untested)}; the layer table says why."
+        yield f"Not tested: {', '.join(untested)}; the layer table gives the reasons."
     yield from map(sentence, audit.warnings)
 
 
 def _limit(report: NodeReport, fmt: str, vanished: set[str]) -> str | None:
-    """What limits an operation that is not safe: `other` is what raises for no reason that is known."""
+    """What limits an operation that is not safe: `other` for an exception without a known reason."""
     error, verdict = report.errors.get(fmt), report.verdicts[fmt]
     if error is not None and error.unsupported and verdict.verdict == "unsafe":
         by_kernel = re.search(r"\bkernel\b", error.unsupported)
@@ -177,9 +181,9 @@ NAMED = 12
 
 
 def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) -> list[Block]:
-    """How the audit was made: from which inputs, weights and graph, on what, how long it took, and what limits it.
+    """How the audit was made: inputs, weights, graph, device, duration, and its limitations.
 
-    proposals: criteria that could be set.
+    proposals: suggested criteria.
     """
     env, subject, seconds = audit.environment, audit.subject, audit.environment.seconds
     graph = {"run": "one recorded run", "path": "the path these inputs take"}.get(audit.capture_method, "")
@@ -200,7 +204,7 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
         "Time": f"{sum(seconds.values()):.1f} s: {spent}" if seconds else "not recorded",
         **({"Memory": env.held} if env.held else {}),
     }
-    none = "None known: real inputs, given weights, formats run natively, every operation tested."
+    none = "None known: inputs are real, weights given, formats ran natively, and every operation was tested."
     return [
         Grid(("What", "How"), tuple(rows.items()), texts=2, caption="Method"),
         Prose("Limits", limits or (none,), listed=True),
@@ -211,13 +215,13 @@ def method(audit: Audit, limits: tuple[str, ...], proposals: tuple[str, ...]) ->
 
 
 def noise(audit: Audit) -> dict[str, str]:
-    """How far runs in FP32 are apart, and which operations make it so; nothing where it was not measured."""
+    """How much FP32 runs differ, and the operations responsible; nothing without a measurement."""
     measured = audit.noise
     if measured is None or measured.runs < 2:
         return {}
     runs = count(measured.runs, "run")
     if not measured.error and not measured.nodes:
-        return {"Noise": f"{runs} in FP32 gave the same outputs"}
+        return {"Noise": f"{runs} in FP32 gave identical outputs"}
     outputs = sorted(measured.outputs.items(), key=lambda pair: -pair[1])[:NAMED]
     each = "; ".join(f"{name} {ratio(apart)}" for name, apart in outputs) if len(outputs) > 1 else ""
     below = f"; errors up to {ratio(measured.floor)} count as noise" if measured.floor else ""
@@ -226,24 +230,27 @@ def noise(audit: Audit) -> dict[str, str]:
         return said
     places = {report.node.name: at(report.node.op, report.node.owner, report.node.source) for report in audit.nodes}
     apart = {places.get(name, name): measured.nodes.get(name, 0.0) for name in measured.operations}
-    listed = [f"{place}, off by {ratio(error)}" for place, error in apart.items()]
+    listed = [f"{place}, differs by {ratio(error)}" for place, error in apart.items()]
     return {**said, "Not deterministic": "; ".join(shorten(listed, NAMED, "measurements.json"))}
 
 
 def next_step(audit: Audit, directory: Path) -> str:
-    """The next step. directory: where the files of the audit are."""
+    """The next step. directory: of the audit's files."""
     report = directory / "report.html"
     if audit.subject.random_weights and audit.live and audit.parameters > 0:
-        return "audit it again with its trained weights (--weights FILE): these numbers are for random weights."
+        return "audit it again with trained weights (--weights FILE): these numbers are for random weights."
     if audit.training is not None and audit.training.format is not None:
         return f"train with the loop in {report}, section Training."
     plan = audit.plans.get(audit.recommended or "")
     if plan is not None and plan.program is not None:
-        return f"load the program: torch.export.load({str(directory / plan.program.file)!r}).module() is called as the model is."
+        return (
+            f"load the program: torch.export.load({str(directory / plan.program.file)!r}).module() is "
+            "called like the model."
+        )
     if audit.recommended is not None:
         return f"put {directory} on your path; `import patched_model` and `patched_model.build()` give the model under this plan."
     if not any(map(runs, audit.formats)):
-        return "audit a format that torch computes in: --formats fp16,bf16."
+        return "audit a format that torch can compute in: --formats fp16,bf16."
     if outcome(audit.plans, audit.use) == "loses":
         return f"{(said := advice(audit))[0].lower()}{said[1:]}"
     first = next(iter(causes(audit).wanting), None)
@@ -253,12 +260,12 @@ def next_step(audit: Audit, directory: Path) -> str:
     reached = {name: plain.measured_error for name, plain in audit.baselines.items() if plain.finite}
     errors = {name: error for name, error in reached.items() if error is not None and math.isfinite(error)}
     if audit.criteria:
-        return f"loosen a criterion: {report} says what each came to under every plan."
+        return f"loosen a criterion: {report} lists the value of each under every plan."
     if errors:
         name = min(errors, key=lambda name: errors[name])
         plan = audit.plans[name]
         plain, error = f"plain {label(plan.format)} ({plan.strategy})", errors[name]
         step = 10.0 ** (math.floor(math.log10(error)) - 1) if error > 0 else 1e-6
         budget = f"{math.ceil(error / step * 1.02) * step:.2g}"  # of two digits, and above the error
-        return f"allow more with --max-error {budget}: {plain} is off by {ratio(error)}."
-    return f"read {report}: its plans say what each of them failed at."
+        return f"raise the budget with --max-error {budget}: {plain} has an error of {ratio(error)}."
+    return f"read {report}: it says why each plan failed."

@@ -1,4 +1,4 @@
-"""How numbers, names and texts of rules read, and how repeated blocks fold into one, for every reporter."""
+"""Formats numbers, names and rule texts, and merges repeated blocks, for every reporter."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ T = TypeVar("T")
 VERDICTS = ("safe", "sensitive", "unsafe", "untested")
 SEVERITIES = ("error", "warning", "info")
 LONGEST = 26
-"""Characters of block numbers beyond which how many they are says more."""
+"""Maximum characters of block numbers; beyond, only their count is shown."""
 
 TERMS = {
-    "calibration inputs": "the batches that plans are made from",
+    "calibration inputs": "the batches that plans are derived from",
     "cast": "a dtype conversion; the strategy `cast` stores the weights in low precision",
     "emulate": "compute on a CPU what a GPU would: the same rounding and CUDA's autocast lists",
     "error budget": "how far the outputs may be from FP32: `--max-error`, relative L2, 0.01 by default",
     "FP32 island": "modules kept in FP32 inside a part that runs in low precision",
-    "held-out inputs": "batches that plans are verified on and not made from",
+    "held-out inputs": "batches that plans are verified on, but not derived from",
     "local error": "an operation's error in a format, on inputs from the FP32 run",
-    "operation": "one call of PyTorch's in the recording, such as `aten.mm`",
+    "operation": "one call of a PyTorch function in the recording, such as `aten.mm`",
     "plan": "a precision for every module and the functions kept in FP32",
     "predicted": "computed from measurements of single operations",
     "verdict": "`safe`, `sensitive`, `unsafe` or `untested`, for an operation in a format",
     "verified": "run as its artefact in a fresh process",
 }
-"""Entries of docs/glossary.md that a report has with it."""
+"""Entries of docs/glossary.md that the report repeats."""
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def plan_title(plan: Plan) -> str:
-    """A plan as people speak of it: `FP16 under autocast`."""
+    """A plan's display name: `FP16 under autocast`."""
     return f"{label(plan.format)} {strategy_of(plan.strategy).title}"
 
 
 def ratio(value: float | None) -> str:
-    """A relative error in two significant digits; overflow and absence in words."""
+    """A relative error with two significant digits; Inf, NaN and None in words."""
     if value is None:
         return "not measured"
     if math.isnan(value):
@@ -63,7 +63,7 @@ def ratio(value: float | None) -> str:
 
 
 def magnitude(value: float | None) -> str:
-    """A size such as max |x| in three significant digits, without zero-padded exponents."""
+    """A magnitude such as max |x| with three significant digits, without zero-padded exponents."""
     if value is None or not math.isfinite(value):
         return "not known" if value is None else "non-finite"
     if value == 0 or 1e-3 <= abs(value) < 1e6:
@@ -73,7 +73,7 @@ def magnitude(value: float | None) -> str:
 
 
 def fold(items: Iterable[T], path: Callable[[T], str], alike: Callable[[T], object] = lambda _: None) -> list[list[T]]:
-    """Items whose module paths differ in block numbers alone, and that are alike otherwise, together; in their order."""
+    """Group items whose module paths differ only in block numbers and that agree in `alike`; order is kept."""
     groups: dict[tuple[str, object], list[T]] = {}
     for item in items:
         groups.setdefault((pattern(path(item)), alike(item)), []).append(item)
@@ -81,7 +81,7 @@ def fold(items: Iterable[T], path: Callable[[T], str], alike: Callable[[T], obje
 
 
 def fold_paths(paths: Sequence[str]) -> str:
-    """Paths of one pattern as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` where numbers would be too many or not enough."""
+    """Paths of one pattern as one: `layers.{0-2,7}.mlp`, or `a.*.b.* x6` where numbers would be too long."""
     if len(paths) == 1:
         return scope(paths[0])
     steps = [list(dict.fromkeys(step)) for step in zip(*(path.split(".") for path in paths), strict=True)]
@@ -94,7 +94,7 @@ def fold_paths(paths: Sequence[str]) -> str:
 
 
 def list_paths(paths: Sequence[str], most: int, noun: str = "module") -> str:
-    """Paths, those of repeated blocks as one, `most` of these and how many more."""
+    """At most `most` paths, with repeated blocks merged, and the number of omitted ones."""
     groups = fold(paths, str)
     if len(groups) == most + 1 and len(groups[-1]) == 1:
         most += 1
@@ -103,13 +103,13 @@ def list_paths(paths: Sequence[str], most: int, noun: str = "module") -> str:
 
 
 def shorten(texts: Sequence[str], most: int, file: str = "plan.json") -> tuple[str, ...]:
-    """The first of some texts, and how many more a file has."""
+    """The first texts, and how many more a file has."""
     left = len(texts) - most
     return (*texts[:most], *([f"and {left} more, in {file}"] if left > 0 else []))
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """`0-2,7` for 0, 1, 2, 7."""
+    """Compress numbers: `0-2,7` for 0, 1, 2, 7."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -120,12 +120,12 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def power(base: int, exponent: int) -> str:
-    """A power for an axis: 2, -14 -> `2⁻¹⁴`; the zeroth is 1."""
+    """A power as an axis label: 2, -14 -> `2⁻¹⁴`; exponent zero gives 1."""
     return "1" if exponent == 0 else f"{base}{str(exponent).translate(SUPERSCRIPT)}"
 
 
 def percent(share: float) -> str:
-    """A share as a percentage that says 100% only when it is all of it."""
+    """A share as a percentage; 100% only if nothing is missing."""
     if 0.995 <= share < 1:
         return ">99%"
     if 0 < share < 0.005:
@@ -135,22 +135,27 @@ def percent(share: float) -> str:
 
 def memory(use: MemoryUse) -> str:
     """Weights and activations together: `15MB`."""
-    return f"{compact(use.weights + use.activations)}B"
+    return in_bytes(use.weights + use.activations)
+
+
+def in_bytes(number: float) -> str:
+    """A size in decimal units: 15_000_000 -> `15MB`."""
+    return f"{compact(round(number)).replace('B', 'G')}B"
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
-    """`1 operation`, `3,000 operations`."""
+    """A number with its noun: `1 operation`, `3,000 operations`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def where(node: Node | BackwardNode) -> str:
-    """An operation: its module, what it is, and its line."""
+    """An operation: its module, name and line."""
     source = line(node.source, getattr(node, "called_from", None))
     return f"`{scope(node.owner)}` {op(node.op)}{f' `{source}`' if source else ''}"
 
 
 def op(name: str) -> str:
-    """An ATen name without what every one has: `aten.linear.default` -> `linear`."""
+    """An ATen name without namespace and default overload: `aten.linear.default` -> `linear`."""
     return name.removeprefix("aten.").removesuffix(".default")
 
 
@@ -163,25 +168,25 @@ def compact(number: int) -> str:
 
 
 def line(source: str | None, called_from: str | None) -> str:
-    """The line that wrote an operation, and the call that led there: `rope.py:10 (from model.py:26 in Attention.forward)`."""
+    """A source line, and the user's call that led there: `rope.py:10 (from model.py:26 in Attention.forward)`."""
     if source and called_from:
         return f"{source} (from {called_from})"
     return source or called_from or ""
 
 
 def scope(path: str) -> str:
-    """A module path, the root named in words."""
+    """A module path; the root in words."""
     return path or "(whole model)"
 
 
 def sentence(text: str) -> str:
-    """A message on one line, with a capital and a full stop, whatever its author left out."""
+    """A message on one line, with a capital and a full stop."""
     line = " ".join(text.split())
     return f"{line[:1].upper()}{line[1:]}{'' if line.endswith(('.', '!', '?')) else '.'}" if line else ""
 
 
 def parts(text: str) -> list[tuple[str, bool]]:
-    """Prose on one line each, and code as it is with True; a rule indents its code by four spaces."""
+    """Split a text into prose, on one line each, and code (True); a rule indents its code by four spaces."""
     result: list[tuple[str, bool]] = []
     for part in filter(str.strip, re.split(r"\n[ \t]*\n", text.strip("\n"))):
         if not all(line.startswith("    ") for line in part.splitlines() if line.strip()):
@@ -194,7 +199,7 @@ def parts(text: str) -> list[tuple[str, bool]]:
 
 
 def summary(text: str) -> str:
-    """The paragraphs of a text in one line, its code left out."""
+    """The paragraphs of a text in one line, without its code."""
     return " ".join(part.rstrip(":") + "." * part.endswith(":") for part, code in parts(text) if not code)
 
 

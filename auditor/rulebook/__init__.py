@@ -1,1 +1,1 @@
-"""The rules, the facts that their conditions see, the verdicts of the measurement, and each held against the other."""
+"""The rules, the facts that their conditions use, the verdicts of the measurement, and the comparison of both."""

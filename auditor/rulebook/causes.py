@@ -1,4 +1,4 @@
-"""What findings come to: which have one cause and where that begins, and how severe they are for the plan that is used."""
+"""Groups findings by root cause, locates the cause, and sets severities for the plan in use."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from .rule import SEVERITIES, Rule
 
 Verdicts = Mapping[str, Mapping[str, Verdict]]
 APART = ("hardware", "collectives", "settings")
-"""Families of rules about how fast or where a model runs: what they find has no share in an error on the same line."""
+"""Rule families about speed or devices, which do not explain errors on the same line."""
 AMPLIFIED = 8.0
-"""How many times as far errors of an operation's inputs move the outputs as that of its result, where it amplifies them."""
+"""An operation amplifies errors if its inputs' errors move the outputs this many times as far as its result's."""
 
 WEIGHTY = 0.25
-"""Share of the largest effect of what lies together, from which an operation may have to do with all of it."""
+"""Share of the largest effect in a group of findings, from which an operation may be the cause of all."""
 
 
 @dataclass(frozen=True)
 class FlowGraph:
-    """The nodes of a capture in the order they run, with what was measured and judged of them."""
+    """The nodes of a capture in execution order, with their measurements and verdicts."""
 
     nodes: Mapping[str, Node]
     measured: Calibration
     verdicts: Verdicts
 
-    def broken(self, name: str, fmt: str) -> bool:
-        """Whether the node alone, low, refuses, or makes something non-finite that is finite in FP32."""
+    def is_broken(self, name: str, fmt: str) -> bool:
+        """Whether the node alone in low precision raises, or gives Inf or NaN where FP32 is finite."""
         error = self.measured.errors.get(name, {}).get(fmt)
         contribution = self.measured.contributions.get(name, {}).get(fmt)
         return error is not None and breaks(error, contribution)
 
     def is_flagged(self, name: str, fmt: str) -> bool:
-        """Whether it is sensitive or unsafe."""
+        """Whether the node is sensitive or unsafe."""
         verdict = self.verdicts.get(name, {}).get(fmt)
         return verdict is not None and verdict.verdict in FLAGGED
 
     def effect(self, name: str, fmt: str) -> float:
-        """How far it moves the outputs alone."""
+        """How far the node alone moves the outputs."""
         contribution = self.measured.contributions.get(name, {}).get(fmt)
         return contribution.isolated if contribution is not None else 0.0
 
@@ -76,8 +76,8 @@ def findings_of(
     select: Sequence[str],
     ignores: Sequence[Ignore],
 ) -> tuple[Finding, ...]:
-    """What the rules find and the measurement bears out, of what is wanted, each with its cause. formats, trains: as to
-    `classify`; exposed: as to `exposed_findings`; select, ignores: as to `apply_selection`."""
+    """Findings of the rules that the measurement confirms, each with its cause. formats, trains: as for `classify`;
+    exposed: as for `exposed_findings`; select, ignores: as for `apply_selection`."""
     fired = partial(classify, rules=rules, formats=formats, trains=trains)
     found = exposed_findings(fired(capture, gather(capture, graph.measured.ranges, graph.verdicts)), exposed)
     found = compare_with_verdicts(found, graph.verdicts)
@@ -89,12 +89,11 @@ def findings_of(
 
 
 def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[Rule]) -> tuple[Finding, ...]:
-    """The findings, each with the line and operation at which what it reports begins; equal ones have one cause.
+    """Add to each finding the line and operation where its problem begins; equal ones share a cause.
 
-    Blocks that repeat run the same line. What an operation makes non-finite is the cause of what its readers make of it.
-    What the measurement alone reports, and is not that, goes to the nearest finding of a rule about precision that the
-    measurement bears out, over operations that are all sensitive or unsafe; where there is none, what lies together, or
-    on a line with it, is one cause.
+    Repeated blocks run the same line. The operation that produces Inf or NaN is the cause for all its readers. A
+    finding of the measurement alone joins the nearest confirmed rule finding about precision that it is connected to by
+    sensitive or unsafe operations. Without one, connected findings, or findings of one line, share a cause.
     """
     families = {rule.code: rule.family for rule in rules}
     begins = {fmt: _beginnings(graph, fmt) for fmt in dict.fromkeys(fmt for f in findings for fmt in f.formats)}
@@ -109,17 +108,17 @@ def with_causes(findings: Sequence[Finding], graph: FlowGraph, rules: Sequence[R
 
 
 def _beginnings(graph: FlowGraph, fmt: str) -> dict[str, str]:
-    """{broken node: the one it has that from, through inputs that are broken too}; what refuses has it from nobody."""
+    """{broken node: the first broken node upstream of it}; a node that raises is its own cause."""
     result: dict[str, str] = {}
     for name, node in graph.nodes.items():
-        if graph.broken(name, fmt):
+        if graph.is_broken(name, fmt):
             sources = () if graph.measured.errors[name][fmt].unsupported else node.inputs
             result[name] = next((result[source] for source in sources if source in result), name)
     return result
 
 
 def _breaks(graph: FlowGraph, finding: Finding) -> bool:
-    return any(graph.broken(finding.node, fmt) for fmt in finding.formats)
+    return any(graph.is_broken(finding.node, fmt) for fmt in finding.formats)
 
 
 def _place(
@@ -134,7 +133,7 @@ def _place(
 
 
 def place_of(node: Node) -> str:
-    """The line and operation of a node: see `place`."""
+    """The source line and operation of a node: see `place`."""
     return place(node.source, node.owner, node.op)
 
 
@@ -145,10 +144,10 @@ def _causes_of_measurement(
     formats: Iterable[str],
     broken: Container[str],
 ) -> dict[int, str]:
-    """Causes of what the measurement alone reports, about precision: of the nearest node that has one among flagged ones
-    that read each other, in a tie of the one that runs first; else what lies together goes by one of its own: see `_head`.
+    """Causes of precision findings that no rule explains: of the nearest connected node with a cause; in a tie, of the
+    one that runs first; otherwise connected findings share one, see `_head`.
 
-    foreseen: {node: its cause}; broken: places at which something turns non-finite, which is another matter.
+    foreseen: {node: its cause}; broken: places where Inf or NaN appears, which are excluded.
     """
     result: dict[int, str] = {}
     together = nx.Graph()
@@ -174,7 +173,7 @@ def _causes_of_measurement(
 
 
 def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
-    """The operation at which the errors that move the outputs begin: what makes the value that another amplifies.
+    """The operation where the errors that move the outputs begin: it computes the value that another one amplifies.
 
     All operations before an amplifying one change the outputs about equally, so their effects do not tell which of them
     the error comes from. Without an amplifying operation it is the one that changes the outputs most.
@@ -189,9 +188,10 @@ def _head(graph: FlowGraph, findings: Sequence[Finding]) -> str:
 
 
 def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) -> str:
-    """What makes the one inaccurate value that it reads, seen through what moves, masks or shifts; itself if it reads two.
+    """The operation that computed the amplifier's inaccurate input, through moves, masks and shifts. With two
+    inaccurate inputs it is the amplifier.
 
-    Of these the farthest up that there is a finding on.
+    Of these the furthest upstream with a finding.
     """
     name = result = amplifier
     while True:
@@ -207,8 +207,8 @@ def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) ->
 
 @dataclass(frozen=True)
 class _Uses:
-    """What operations do with low values when the model runs so. computing: nodes that compute low; reading: others that
-    are handed what was low, whether or not it is raised for them."""
+    """How operations use low values in a run. computing: nodes that compute low; reading: others with a low input,
+    whether or not it is cast to FP32 for them."""
 
     computing: frozenset[str]
     reading: frozenset[str]
@@ -222,7 +222,7 @@ class _Uses:
 
     @classmethod
     def by_operation(cls, capture: Capture, kept: Collection[str]) -> _Uses:
-        """Of a program: what it does not keep in FP32 is low where it computes with floating values at all."""
+        """For an exported program: every floating-point operation that it does not keep in FP32 is low."""
         floating = {name for name, node in capture.nodes.items() if node.floating}
         floating |= {place.name for place in capture.placeholders}
         nodes = capture.nodes.items()
@@ -231,14 +231,14 @@ class _Uses:
 
 
 def _computes_low(resolution: Resolution, name: str) -> bool:
-    """Whether its kernel gives a low value; of one that gives no real numbers, whether it takes one."""
-    gives = resolution.computed(name)
+    """Whether the kernel's result is low; for discrete results, whether an input is."""
+    gives = resolution.computed_format(name)
     return resolution.low(name) or is_low(gives) or (not gives and name in resolution.reads_low)
 
 
 def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan | None:
-    """The plan that severities speak of: the recommended one, else the fastest that runs something low and holds the
-    budget; None where none does."""
+    """The plan that severities refer to: the recommended one, else the fastest low plan within the error budget; None
+    without one."""
     held = [
         plan
         for plan in plans.values()
@@ -251,10 +251,10 @@ def reference_plan(plans: Mapping[str, Plan], recommended: str | None) -> Plan |
 def about(
     findings: Sequence[Finding], plans: Mapping[str, Plan], recommended: str | None, capture: Capture, graph: FlowGraph
 ) -> tuple[Finding, ...]:
-    """Findings with the severity they have for the plan that is followed.
+    """Set the severity of each finding for the recommended plan.
 
-    An error says that no plan holds the budget. Under a plan that does, what it keeps in FP32, and what would refuse or
-    turn non-finite under others, is a warning at most; what else only others meet is one step less severe.
+    An error means that no plan meets the budget. If one does, operations that it keeps in FP32, or that fail only under
+    others, give warnings at most; other problems of other plans are one level less severe.
     """
     findings = _with_strategies(findings, capture, graph)
     plan = reference_plan(plans, recommended)
@@ -273,7 +273,7 @@ def about(
 
 
 def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowGraph) -> tuple[Finding, ...]:
-    """Findings with the strategies under which, with all of the model low, their operations compute low."""
+    """Add to each finding the strategies under which its operations run low, with all of the model low."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
     spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
     low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in names()} for fmt in spoken}
@@ -294,7 +294,7 @@ def _relation(finding: Finding, plan: Plan, under: _Uses, plainly: _Uses, graph:
     if finding.node in plainly.computing:
         return "kept"
     if finding.node in under.reading:  # in FP32 it refuses nothing, and what is finite stays so, however it was rounded
-        return "elsewhere" if graph.broken(finding.node, plan.format) else "reads"
+        return "elsewhere" if graph.is_broken(finding.node, plan.format) else "reads"
     return "kept" if finding.node in plainly.reading else "elsewhere"
 
 

@@ -1,7 +1,6 @@
-"""Conditions over named facts: a small typed form, read from TOML and evaluated without running any text as code.
+"""Conditions on named facts: a small typed language in TOML, evaluated without executing any text as code.
 
-A condition on a fact that is not known is neither true nor false, and stays so under `not`: a rule fires only on what
-is known.
+A condition on an unknown fact is neither true nor false, also under `not`: a rule fires only on known facts.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ ALWAYS = Condition("all")
 
 
 def all_of(given: Any) -> Condition:
-    """The condition that a list of tables in a rule file states. Raises: PydanticCustomError, its `at` the place in it."""
+    """Parse the conditions of a rule file. Raises: PydanticCustomError, whose `at` is the location of the error."""
     return Condition("all", parts=_conditions(given, ()))
 
 
 def evaluate(condition: Condition, facts: NodeFacts) -> bool | None:
-    """Whether the condition holds; None where it depends on a fact that is not known."""
+    """Whether the condition holds; None where it depends on an unknown fact."""
     if condition.kind == "fact":
         return _leaf_holds(condition, facts)
     answers = [evaluate(part, facts) for part in condition.parts]
@@ -72,7 +71,7 @@ def evaluate(condition: Condition, facts: NodeFacts) -> bool | None:
 
 
 def facts_used(condition: Condition) -> Iterator[str]:
-    """Addresses of the facts a condition reads, in the order written."""
+    """Addresses of the facts that a condition reads, in the order written."""
     if condition.kind == "fact":
         yield condition.fact
     for part in condition.parts:
@@ -80,7 +79,7 @@ def facts_used(condition: Condition) -> Iterator[str]:
 
 
 def describe(condition: Condition) -> str:
-    """The condition in words, for people."""
+    """The condition in words."""
     if condition.kind == "fact":
         return " and ".join(_words(condition.fact, name, value) for name, value in condition.comparisons.items())
     if condition.kind == "not":
@@ -91,13 +90,13 @@ def describe(condition: Condition) -> str:
 
 def _words(fact: str, comparison: str, value: Any) -> str:
     if comparison == "present":
-        kinds = ("no", "some") if fact_at(fact).type.endswith("s") else ("unknown", "known")
-        return f"{kinds[value]} {fact}"
-    if isinstance(value, bool):
-        return fact if value else f"not {fact}"
+        kinds = ("empty", "not empty") if fact_at(fact).type.endswith("s") else ("unknown", "known")
+        return f"`{fact}` is {kinds[value]}"
     unit = fact_at(fact).unit
     suffix = f" {unit}" if unit not in ("", "1") else ""
-    return f"{fact} {comparison.replace('_', ' ')} {value}{suffix}"
+    verb = comparison if comparison in ("matches", "contains") else f"is {comparison.replace('_', ' ')}"
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return f"`{fact}` {verb.removesuffix(' equals')} {shown}{suffix}"
 
 
 def _leaf_holds(condition: Condition, facts: NodeFacts) -> bool | None:
@@ -142,12 +141,12 @@ def _leaf(given: dict[str, Any], at: Place) -> Condition:
     _allow(given, at, ("fact", *allowed))
     comparisons = {name: value for name, value in given.items() if name != "fact"}
     if not comparisons:
-        nothing = f"compares {fact} with nothing; it allows {', '.join(allowed)}"
+        nothing = f"has no comparison for {fact}; allowed: {', '.join(allowed)}"
         raise refusal(nothing, slug="rule-missing-key", at=(*at, "fact"))
     for name, value in comparisons.items():
         kind = "flag" if name == "present" else fact_at(fact).type.removesuffix("s")
         if not isinstance(value, _PYTHON[kind]) or (kind == "number" and isinstance(value, bool)):
-            raise refusal(f"{fact} is a {kind}; {value!r} is none", slug="rule-bad-type", at=(*at, name))
+            raise refusal(f"{fact} is a {kind}, and {value!r} is not", slug="rule-bad-type", at=(*at, name))
     return Condition("fact", fact, comparisons)
 
 
@@ -158,5 +157,5 @@ def _allow(given: Mapping[str, Any], at: Place, names: Collection[str]) -> None:
 
 
 def refusal(problem: str, slug: LiteralString = "rule-bad-value", at: Place = ()) -> PydanticCustomError:
-    """What is wrong with a value of a rule file. at: where in it, below the place that pydantic knows."""
+    """The error for an invalid value in a rule file. at: its location, relative to pydantic's."""
     return PydanticCustomError(slug, _SAID, {"problem": problem, "at": at})

@@ -1,4 +1,4 @@
-"""How many elements each op sums or reduces: pure formulas on shapes, one short function per kind of op."""
+"""The number of elements that each operation sums or reduces: a formula on shapes for each kind."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Arguments = dict[str, Any]
 Gemm = tuple[int, int, int]
 
 LARGEST_TILE = 64
-"""Alignments beyond it are not told apart."""
+"""The largest alignment that matters."""
 
 _NOT_APPLICABLE = (ValueError, KeyError, IndexError, TypeError, ZeroDivisionError)
-"""What a formula raises on an overload, rank or size it was not made for; the fact is then unknown."""
+"""Exceptions of a formula on an unsupported overload, rank or size; the fact is then unknown."""
 
 
 def reduction_length(node: fx.Node) -> int | None:
-    """Input elements behind one output element, or behind one statistic of a norm; None where nothing is reduced."""
+    """Input elements per output element, or per statistic of a norm; None for no reduction."""
     result: int | None = _apply(_REDUCTIONS, row_of(node).reduces, node)
     return result
 
 
 def gemm(node: fx.Node) -> dict[str, Any]:
-    """(m, n, k) of one matrix product, [m, k] @ [k, n], and how they suit tensor cores; nothing of what is no product.
+    """(m, n, k) of one matrix product, [m, k] @ [k, n], and their alignment for tensor cores; else nothing.
 
-    A layer's leading dimensions count into m. Convolutions are taken as the implicit product of one group; what a tensor core
-    tiles are n and k, or the channels.
+    A layer's leading dimensions count into m. Convolutions count as the implicit product of one group; tensor cores
+    tile n and k, or the channels.
     """
     size: Gemm | None = _apply(_GEMMS, row_of(node).gemm, node)
     if size is None:
@@ -54,7 +54,7 @@ def gemm(node: fx.Node) -> dict[str, Any]:
 
 
 def sequence_length(node: fx.Node) -> int | None:
-    """Steps of a recurrent op; for a cell, the number of calls that share its weights."""
+    """Steps of a recurrent operation; for a cell, the number of calls with the same weights."""
     row, args = row_of(node), arguments_with_defaults(node)
     try:
         if row.recurrent and "input" in args:
@@ -117,7 +117,7 @@ def _transposed_convolution(args: Arguments, node: fx.Node) -> Gemm:
 
 
 def _positions(sizes: Sequence[int], kernel: Sequence[int]) -> int:
-    """Samples times spatial positions of a map [n, c, ...]; the batch dimension may be missing."""
+    """Samples times spatial positions of a feature map [n, c, ...]; the batch dimension may be missing."""
     return prod(sizes[-len(kernel) :]) * prod(sizes[: -len(kernel) - 1])
 
 
@@ -154,4 +154,4 @@ _GEMMS: Mapping[str, Callable[[Arguments, fx.Node], Gemm]] = {
     "transposed_convolution": _transposed_convolution,
     "einsum": _einsum,
 }
-"""Formulas under the names that the rows of operations have for them."""
+"""Formulas by their name in operations.toml."""

@@ -1,4 +1,4 @@
-"""The one table of facts: every field of NodeFacts with its type, unit and meaning."""
+"""The table of facts: every field of NodeFacts with its type, unit and meaning."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..numerics.formats import narrower
 
 _TYPES = {"str": "text", "bool": "flag", "int": "number", "float": "number"}
 EACH = "each"
-"""In place of a format: every audited one that no other rule of the family speaks of; see `spread`."""
+"""Stands for every audited format that no other rule of the family covers; see `spread`."""
 
 
 @dataclass(frozen=True)
 class Fact:
     """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for powers of two.
 
-    by_format: whether there is one for each format, addressed as `name.format`.
+    by_format: whether each format has its own, with the address `name.format`.
     """
 
     type: str
@@ -32,26 +32,28 @@ def _fact(unit: str, meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts about one node; None where a fact does not apply or is not known."""
+    """Facts about one node; None where a fact does not apply or is unknown."""
 
     op: str = _fact("", "ATen overload name")
-    operation: str = _fact("", "the op as messages call it, without namespace and overload")
+    operation: str = _fact("", "the op's name in messages, without namespace and overload")
     owner: str = _fact("", "module path of the owning module, empty for the root")
     owner_type: str = _fact("", "class of the owning module")
     dtype: str = _fact("", "dtype of the output as captured")
     input_dtype: str | None = _fact("", "dtype of its first tensor input as captured")
     numel: int | None = _fact("elements", "elements of the output")
 
-    is_first_layer: bool = _fact("", "a layer with weights that no other such layer feeds")
-    is_last_layer: bool = _fact("", "a layer with weights that feeds an output and no other such layer")
+    is_first_layer: bool = _fact("", "a layer with weights, and no such layer upstream")
+    is_last_layer: bool = _fact("", "a layer with weights, and no such layer between it and an output")
     from_weights: bool = _fact("", "computed from parameters, buffers and constants alone")
     consumers: tuple[str, ...] = _fact("", "operations that read it, looking through reshapes and casts")
     producers: tuple[str, ...] = _fact("", "operations whose results it reads, looking through reshapes and casts")
-    upcast: bool = _fact("", "the author raised one of its inputs to float32 or more, with no cast back since")
-    casts_up: bool = _fact("", "is itself a cast up to float32 or more, or a tensor that is made in it")
-    casts_up_input: bool = _fact("", "one of its inputs is plainly a cast up to float32 or more, reshapes aside")
-    low_where: str | None = _fact("", "where it computes low, in words: under autocast, in a cast model, or in both")
-    autocast_off: bool = _fact("", "the author disabled autocast around it")
+    upcast: bool = _fact("", "one of its inputs was explicitly cast to float32 or more, and not back")
+    casts_up: bool = _fact("", "is itself a cast to float32 or more, or creates a tensor in it")
+    casts_up_input: bool = _fact("", "one of its inputs is directly a cast to float32 or more, ignoring reshapes")
+    low_where: str | None = _fact(
+        "", "strategies under which it computes low: under autocast, with cast weights, or both"
+    )
+    autocast_off: bool = _fact("", "the user's code disabled autocast around it")
     autocast: str = _fact("", "what CUDA autocast does to it: lower, fp32, fp32_unless_dtype, promote, banned, none")
 
     reduction_length: int | None = _fact("elements", "input elements that go into one output element or statistic")
@@ -59,40 +61,44 @@ class NodeFacts:
     gemm_m: int | None = _fact("elements", "rows of the result of one matrix product, batch included for layers")
     gemm_n: int | None = _fact("elements", "columns of the result of one matrix product")
     gemm_k: int | None = _fact("elements", "products summed into one element of a matrix product")
-    gemm_alignment: int | None = _fact("elements", "power of two, at most 64, that divides columns and summed products")
+    gemm_alignment: int | None = _fact(
+        "elements", "largest power of two up to 64 that divides columns and summed products"
+    )
     gemm_m_alignment: int | None = _fact("elements", "largest power of two up to 64 that divides the rows")
-    gemm_padding: float | None = _fact("1", "share of work added by padding both to multiples of 8")
-    misaligned: str | None = _fact("", "columns and summed products that are no multiples of 8, in words")
+    gemm_padding: float | None = _fact("1", "share of extra work after padding both to multiples of 8")
+    misaligned: str | None = _fact("", "columns and summed products that are not multiples of 8, in words")
     additions: int = _fact("1", "length of the run of additions to one value that ends here; 0 elsewhere")
-    absorbed: Mapping[str, float | None] = _fact("1", "what that run loses in a format, in spacings of its numbers")
+    absorbed: Mapping[str, float | None] = _fact("1", "error of that run in a format, in units of the format's spacing")
 
-    constants: tuple[float, ...] = _fact("1", "finite literals among the arguments, dtype-derived ones left out")
+    constants: tuple[float, ...] = _fact("1", "finite literals among the arguments, except those computed from a dtype")
     constant_max_abs: float | None = _fact("1", "largest magnitude among the literals")
-    constant_largest: float | None = _fact("1", "the literal of the largest magnitude, with its sign")
+    constant_largest: float | None = _fact("1", "the literal with the largest magnitude, with its sign")
     constant_min_abs: float | None = _fact("1", "smallest non-zero magnitude among the literals")
     constant_gap_to_one: float | None = _fact("1", "smallest non-zero |1 - c| over the literals c")
     constants_beyond: tuple[str, ...] = _fact("", "formats whose range one of the literals exceeds")
-    constants_as_one: tuple[str, ...] = _fact("", "formats in which one of the literals, not one, is one")
+    constants_as_one: tuple[str, ...] = _fact("", "formats that round a literal other than one to one")
     follows_dtype: bool = _fact("", "one of its literals is computed from the dtype of a tensor")
-    eps: float | None = _fact("1", "guard of a denominator: an eps argument, or a small literal added or clamped to")
+    eps: float | None = _fact(
+        "1", "guard of a denominator: an eps argument, or a small literal that is added or clamped to"
+    )
     reduce_op: str | None = _fact("", "what a collective reduces by: sum, avg, max, min, product")
-    whole_numbers: bool = _fact("", "holds whole numbers by construction: an arange, or integers cast to a float")
-    reads_whole_numbers: bool = _fact("", "one of its operands is an integer tensor, or holds whole numbers")
-    in_a_phase: bool = _fact("", "sin or cos is taken of what it is multiplied, shifted or joined into")
+    whole_numbers: bool = _fact("", "has integer values by construction: an arange, or integers cast to a float")
+    reads_whole_numbers: bool = _fact("", "one of its operands is an integer tensor, or has integer values")
+    in_a_phase: bool = _fact("", "sin or cos is applied to a product, sum or concatenation of it")
     squares: bool = _fact("", "squares its input: pow 2, square, or a tensor times itself")
     centres: bool = _fact("", "subtracts from a tensor its own mean")
     shifts_by_max: bool = _fact("", "subtracts from a tensor its own maximum, or an upper bound of it (logsumexp)")
 
-    weight_uses: int | None = _fact("1", "operations that read the parameter it reads most shared")
+    weight_uses: int | None = _fact("1", "number of operations that read its most shared parameter")
     buffer_max_abs: float | None = _fact("1", "largest finite magnitude in the floating buffers it reads")
-    input_max_abs: float | None = _fact("1", "largest magnitude among its activations in, measured in FP32")
+    input_max_abs: float | None = _fact("1", "largest magnitude among its input activations, measured in FP32")
     output_max_abs: float | None = _fact("1", "largest magnitude of its output, measured in FP32")
-    divisor_min_abs: float | None = _fact("1", "smallest non-zero magnitude that it divides by, or takes the log of")
+    divisor_min_abs: float | None = _fact("1", "smallest non-zero magnitude of its divisor or of its log's argument")
     cancelled_bits: float | None = _fact("bits", "log2(input_max_abs / output_max_abs) of a sum of two tensors")
-    spacing: Mapping[str, float | None] = _fact("1", "distance of a format's numbers at output_max_abs")
+    spacing: Mapping[str, float | None] = _fact("1", "spacing of a format's numbers at output_max_abs")
     headroom_bits: Mapping[str, float | None] = _fact("bits", "doublings of output_max_abs before a format overflows")
     verdict: Mapping[str, str] = _fact("", "safe, sensitive, unsafe or untested in a format, by measurement")
-    reason: Mapping[str, str] = _fact("", "why the measurement says so of a format, in one clause, as reason.fp16")
+    reason: Mapping[str, str] = _fact("", "the measurement's reason for a format, in one clause, as reason.fp16")
 
 
 def _fact_about(annotation: str, unit: str, meaning: str) -> Fact:
@@ -106,24 +112,24 @@ FACTS: Mapping[str, Fact] = {f.name: _fact_about(str(f.type), **f.metadata) for 
 
 
 def fact_at(address: str) -> Fact:
-    """The fact at an address: its name, and for one that is kept by format, a dot and the format."""
+    """The fact at an address: a name, followed by a dot and a format if the fact depends on it."""
     return FACTS[address.partition(".")[0]]
 
 
 def value_at(facts: NodeFacts, address: str) -> Any:
-    """The value of the fact at an address; None where it is not known."""
+    """The value of the fact at an address; None if unknown."""
     name, _, fmt = address.partition(".")
     value = getattr(facts, name)
     return value.get(fmt) if fmt else value
 
 
 def address_problem(address: str) -> str | None:
-    """What is wrong with the address of a fact, None if nothing is."""
+    """Why the address of a fact is invalid, or None."""
     name, dot, fmt = address.partition(".")
     if name not in FACTS:
         return f"{address!r} is not a fact"
     if not FACTS[name].by_format:
-        return f"{name!r} is not kept by format" if dot else None
+        return f"{name!r} does not depend on the format" if dot else None
     if not dot:
-        return f"{name!r} is kept by format: name one, as in {name}.fp16"
+        return f"{name} depends on the format: name one, as in {name}.fp16"
     return None if fmt in (*narrower(), EACH) else f"{fmt!r} is not one of {', '.join(narrower())}"

@@ -1,4 +1,4 @@
-"""Findings: the nodes that rules point at, confronted with the measurement, and with what the user silences."""
+"""Findings: applies rules to nodes, compares them with the measurement, and applies the user's ignores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .patterns import Matcher
 from .rule import CONFIDENCES, SEVERITIES, Rule, facts_shown, fill_message, without
 
 TRAINING = "training"
-"""The family of rules that speak of gradients."""
+"""The family of rules about gradients."""
 
 
 def classify(
@@ -26,10 +26,10 @@ def classify(
     formats: Collection[str] | None = None,
     trains: bool = True,
 ) -> tuple[Finding, ...]:
-    """Findings in graph order, then by code; `agrees` is left for the measurement to fill.
+    """Findings in graph order, then by code; `agrees` is set later, by the measurement.
 
-    formats: the audit's, all by default: findings speak of no other. trains: whether the audit asks about training.
-    Of the rules that fire on one operation, those that another of them supersedes say nothing.
+    formats: of the audit, all by default: findings concern no other. trains: whether training is audited. Rules that
+    another one supersedes on the same operation are dropped.
     """
     matcher = Matcher(capture, facts)
     order = {name: index for index, name in enumerate(capture.nodes)}
@@ -47,7 +47,7 @@ def classify(
 
 
 def _most_specific(findings: list[Finding], rules: Mapping[str, Rule]) -> list[Finding]:
-    """The findings that none on the same node supersedes, each as severe and as sure as the surest it stands for."""
+    """Findings not superseded on their node; each has the highest severity and confidence of those it replaces."""
     by_node: dict[str, dict[str, Finding]] = {}
     for finding in findings:
         by_node.setdefault(finding.node, {})[finding.rule] = finding
@@ -64,7 +64,7 @@ def _most_specific(findings: list[Finding], rules: Mapping[str, Rule]) -> list[F
 
 
 def _formats_of(rule: Rule, formats: Collection[str] | None) -> tuple[str, ...]:
-    """The formats of a rule that an audit is about. What runs in no audited format, such as TF32, runs beside them all."""
+    """The audited formats that a rule concerns; formats outside audits, such as TF32, are always included."""
     return tuple(name for name in rule.formats if formats is None or name in formats or name not in auditable())
 
 
@@ -88,7 +88,7 @@ def _make_finding(
 
 
 def _of(rule: Rule, **about: Any) -> Finding:
-    """A finding of a rule, with what its file says of all of them."""
+    """A finding of a rule, with the texts of the rule's file."""
     same = ("name", "severity", "confidence", "formats", "why", "advice", "references", "measurable")
     return Finding(
         **{"rule": rule.code, "declared": rule.severity, **{key: getattr(rule, key) for key in same}, **about}
@@ -102,10 +102,10 @@ FLAGGED = ("unsafe", "sensitive")
 def compare_with_verdicts(
     findings: Sequence[Finding], verdicts: Mapping[str, Mapping[str, Verdict]]
 ) -> tuple[Finding, ...]:
-    """Findings with `agrees` filled in; where rule and measurement differ, the measurement wins.
+    """Set `agrees` of each finding; where rule and measurement differ, the measurement decides.
 
-    A warning or error that the measurement does not bear out becomes info. A finding of the measurement alone stays
-    only where no warning or error, on the same node or its module, covers its formats.
+    An unconfirmed warning or error becomes info. A finding of the measurement alone stays only if no warning or error
+    on the same node or its module covers its formats.
     """
     compared = [_confront(finding, verdicts.get(finding.node, {})) for finding in findings]
     causes = [finding for finding in compared if _is_cause(finding)]
@@ -122,9 +122,9 @@ def compare_with_verdicts(
 def exposed_findings(
     findings: Sequence[Finding], exposed: Mapping[str, Mapping[str, Sequence[str]]]
 ) -> tuple[Finding, ...]:
-    """The findings without those on an operation that meets no low value, in any format they speak of, under any strategy.
+    """Drop findings on operations that never receive a low value, in any of their formats, under any strategy.
 
-    exposed: {node: {format: strategies that have it meet one}}. What is no matter of precision stays.
+    exposed: {node: {format: strategies that run it on low values}}. Findings not about precision stay.
     """
     return tuple(
         finding
@@ -139,9 +139,9 @@ def with_batches(
     verdicts: Mapping[str, Mapping[str, Verdict]],
     of_first: Collection[tuple[str, str]] = (),
 ) -> tuple[Finding, ...]:
-    """The findings, those that a later batch alone shows with its number; what several paths show is there once.
+    """Add the batch number to findings that only a later batch shows; merge findings of several model paths.
 
-    of_first: (rule, node) of what the first batch shows by itself.
+    of_first: (rule, node) of findings on the first batch.
     """
     kept: dict[object, Finding] = {}
     for finding in findings:
@@ -166,7 +166,7 @@ def _batch_of(finding: Finding, capture: Capture, verdicts: Mapping[str, Mapping
 def apply_selection(
     findings: Sequence[Finding], select: Sequence[str], ignores: Sequence[Ignore], rules: Sequence[Rule]
 ) -> tuple[Finding, ...]:
-    """The findings whose codes begin as wanted, if that is said, and behind them one for each of the ignores that matches none."""
+    """The findings with the selected codes, if any; then one for each ignore that matches nothing."""
     wanted = tuple(select) or ""
     chosen = [finding for finding in findings if finding.rule.startswith(wanted)]
     unused = [ignore for ignore in ignores if not any(_ignores(ignore, finding) for finding in chosen)]

@@ -1,4 +1,4 @@
-"""Facts of every node of a capture, put together: where it stands, where it computes low, which numbers it meets."""
+"""Collects the facts of every node of a capture: its position, where it computes low, and its magnitudes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_NODE = (
     *(values.numel, reduction_length, sequence_length, values.reduce_op),
     *(values.whole_numbers, values.reads_whole_numbers, values.squares, values.centres, values.shifts_by_max),
 )
-"""Facts that are found by functions of their names."""
+"""Facts computed by functions with their names."""
 
 
 def gather(
@@ -29,8 +29,8 @@ def gather(
 ) -> dict[str, NodeFacts]:
     """Facts of every operation, keyed by node name, in graph order.
 
-    ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format: Verdict}}. Facts
-    that need either stay None without it.
+    ranges: magnitudes measured in FP32, keyed by node or placeholder; verdicts: {node: {format: Verdict}}. Without
+    them, facts that need them are None.
     """
     stands, uses, derived = positions(capture), Uses(capture), values.derived_arguments(capture)
     runs, in_phases = values.additions(capture, ranges), values.phases(capture)
@@ -80,7 +80,7 @@ def gather(
 def _sizes(
     node: fx.Node, ranges: Mapping[str, Magnitudes], weights: set[str], verdicts: Mapping[str, Verdict]
 ) -> dict[str, Any]:
-    """The sizes of what it reads and gives, and what was judged by that."""
+    """Magnitudes of inputs and result, and verdicts that depend on them."""
     into = values.input_max_abs(node, ranges, weights)
     output = ranges[node.name].max_abs if node.name in ranges else None
     return {
@@ -96,7 +96,7 @@ def _sizes(
 
 
 def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> dict[str, Any]:
-    """The numbers that the author wrote into it."""
+    """The literals in the user's code for this operation."""
     literals = values.constants(node, derived) if floating else ()
     return {
         "constants": literals,
@@ -112,10 +112,10 @@ def _literals(node: fx.Node, floating: bool, derived: frozenset[int | str]) -> d
 
 
 def positions(capture: Capture) -> dict[str, set[str]]:
-    """Names of the nodes by fact. First layers: no other layer upstream. Last layers: none between them and an output they reach.
+    """Node names by position. First layers: no layer upstream. Last layers: none between them and an output.
 
-    A layer is an operation that makes one, of which some, but not all, inputs come from parameters alone (through any arithmetic: a
-    weight norm's product counts); norms and scales are none. A model with several branches has several firsts and lasts.
+    A layer has inputs computed from parameters alone (a weight norm's product counts), and others; norms and scales are
+    not layers. A model with several branches has several first and last layers.
     """
     fixed = {item.name for item in capture.placeholders if item.kind != "input"}
     of_parameters = {item.name for item in capture.placeholders if item.kind == "parameter"}
@@ -141,17 +141,17 @@ def positions(capture: Capture) -> dict[str, set[str]]:
 
 
 WORDS = {
-    (True, True): "under autocast and in a cast model",
-    (True, False): "under autocast (not in a cast model)",
-    (False, True): "in a cast model (not under autocast)",
+    (True, True): "under autocast and with cast weights",
+    (True, False): "under autocast (not with cast weights)",
+    (False, True): "with cast weights (not under autocast)",
     (False, False): None,
 }
 
 
 class Uses:
-    """The dtypes of a capture in both plain uses. upcasts: operations, casts aside, that compute high by the author's word.
+    """The dtypes of a capture with all low, under autocast and cast. upcasts: operations that the user runs in FP32.
 
-    What autocast lowers, such as a product, reads raised values but hands none on, unless autocast is off around it.
+    An operation that autocast lowers, such as a product, does not pass FP32 on, unless autocast is off around it.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -165,23 +165,23 @@ class Uses:
         )
 
     def where(self, node: fx.Node) -> str | None:
-        """Under which use it computes on low values, in words; None where it does under neither."""
+        """The strategies under which the node computes on low values, in words; None if neither."""
         floating = values.is_floating(node)
         return WORDS[floating and self._under.low(node.name), floating and self._cast.low(node.name)]
 
     def casts_up(self, node: fx.Node) -> bool:
-        """Whether the node itself makes FP32 out of what it reads, or out of nothing."""
+        """Whether the node itself casts to FP32, or creates an FP32 value."""
         makes = row_of(node).cast or _is_made(node)
         return makes and self._is_high(node)
 
     def casts_up_input(self, node: fx.Node) -> bool:
-        """Whether one of the node's inputs is a cast up, reshapes aside."""
+        """Whether one of the node's inputs is a cast to FP32, ignoring reshapes."""
         return node.name in self.upcasts and any(
             row_of(origin).cast and self._is_high(origin) for origin in map(_without_shapes, node.all_input_nodes)
         )
 
     def _is_high(self, node: fx.Node) -> bool:
-        """Whether the value stays high in both uses; a scalar that is made promotes nothing."""
+        """Whether the value stays FP32 under both strategies; a new scalar promotes nothing."""
         if node.op != "call_function" or not values.is_floating(node) or (_is_made(node) and shape(node) == ()):
             return False
         return not self._cast.low(node.name) and not self._under.low(node.name)
@@ -190,12 +190,12 @@ class Uses:
         reads = any(self._hands_on(item, node) for item in node.all_input_nodes)
         if not values.is_floating(node) or row_of(node).cast:
             return reads and not values.is_floating(node)
-        if is_low(self._cast.computed(node.name)):
+        if is_low(self._cast.computed_format(node.name)):
             return False
         return reads or (self._is_high(node) and (_is_made(node) or not self._under.low(node.name)))
 
     def _hands_on(self, node: fx.Node, reader: fx.Node) -> bool:
-        """Whether the reader computes high because of this input; beside low ones, what is made takes part in promotion only."""
+        """Whether the reader computes in FP32 because of this input; a new value only takes part in promotion."""
         row = row_of(reader)
         beside_low = any(self._cast.low(item.name) for item in reader.all_input_nodes)
         made = _is_made(_without_shapes(node)) and beside_low and not (row.promotes or row.transparent)
@@ -203,12 +203,12 @@ class Uses:
 
 
 def plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
-    """The dtypes of a model of which all is low."""
+    """The dtypes of a model with all low."""
     return resolve(Policy(capture, strategy, plain(fmt), fmt))
 
 
 def _is_made(node: fx.Node) -> bool:
-    """Whether it is made out of nothing, or of integers alone."""
+    """Whether the value is created without inputs, or from integers only."""
     read = [dtype(item) for item in node.all_input_nodes]
     return node.op == "call_function" and not any(held and (held.is_floating_point or held.is_complex) for held in read)
 

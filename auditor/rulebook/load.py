@@ -1,4 +1,4 @@
-"""Rule files on disk become Rules; what is wrong with one is refused by its file, line and key."""
+"""Loads rule files; an invalid one raises an error with file, line and key."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _AS_GIVEN = Condition("fact", "upcast", {"equals": False})
 
 
 def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
-    """Every rule under the directories (`<family>/<CODE>-<name>.toml`), by code; the shipped ones by default.
+    """Every rule under the directories (`<family>/<CODE>-<name>.toml`), by code; the built-in ones by default.
 
-    Nodes of chains that several rules of a directory have stand in its `nodes.toml`.
-    Raises: AuditorError(slug="rule-..."), also for a directory without rules, a code used twice, a family whose codes
-    have different prefixes, and a rule that supersedes what it can not stand for.
+    Chain nodes shared by several rules of a directory are in its `nodes.toml`. Raises: AuditorError(slug="rule-..."),
+    also for a directory without rules, a duplicate code, a family whose codes have different prefixes, and an invalid
+    `supersedes`.
     """
     rules: list[Rule] = []
     for directory in [resource_dir("rules")] if directories is None else directories:
         paths = sorted(Path(directory).glob("*/*.toml"))
         if not paths:
             raise AuditorError(
-                f"{directory} holds no rule; expected <family>/<CODE>-<name>.toml", slug="rule-none-found"
+                f"{directory} contains no rule; expected <family>/<CODE>-<name>.toml", slug="rule-none-found"
             )
         common = Path(directory) / "nodes.toml"
         shared = _validate(common, _NODES, _table(common)) if common.exists() else {}
@@ -50,7 +50,7 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
 
 
 def spread(rules: Sequence[Rule], formats: Sequence[str]) -> tuple[Rule, ...]:
-    """The rules, those that speak of each format once for every audited one that no other of their family speaks of."""
+    """The rules; those for each format are copied to every audited format that no other rule of their family covers."""
     named = {(rule.family, fmt) for rule in rules if EACH not in rule.formats for fmt in rule.formats}
     result: list[Rule] = []
     for rule in rules:
@@ -106,13 +106,13 @@ def _validate(path: Path, form: TypeAdapter[Any], table: Mapping[str, Any]) -> A
 
 
 def _check_drawn(rule: Rule, chain: Chain) -> None:
-    """A chain is drawn of nodes that are there, and reports one of them."""
+    """Check that a chain uses defined nodes only, and reports one of them."""
     drawn = [name for path in chain.steps for name in path]
     for name in drawn:
         if name.rstrip("?") not in rule.match.nodes:
-            _refuse(rule.path, ("match", "chain", "paths"), f"{name!r} is not described under nodes")
+            _refuse(rule.path, ("match", "chain", "paths"), f"{name!r} is not defined under nodes")
     if chain.report not in drawn:
-        _refuse(rule.path, ("match", "chain", "report"), f"{chain.report!r} is on no path, or may be missing")
+        _refuse(rule.path, ("match", "chain", "report"), f"{chain.report!r} is on no path, or optional")
 
 
 def _check_codes(rules: Sequence[Rule]) -> None:
@@ -128,14 +128,14 @@ def _check_codes(rules: Sequence[Rule]) -> None:
 
 
 def _check_superseded(rules: dict[str, Rule]) -> None:
-    """Each superseded rule exists, speaks of no format that its superseder leaves out, and does not supersede it back."""
+    """Check that each superseded rule exists, covers no further formats, and does not supersede in return."""
     order = nx.DiGraph([(rule.code, code) for rule in rules.values() for code in rule.supersedes])
     for rule in rules.values():
         for code in rule.supersedes:
             if code not in rules:
                 _refuse(rule.path, ("supersedes",), f"no rule is called {code!r}")
             if left_out := ", ".join(sorted(set(rules[code].formats).difference(rule.formats))):
-                _refuse(rule.path, ("supersedes",), f"{code} also speaks of {left_out}, which {rule.code} does not")
+                _refuse(rule.path, ("supersedes",), f"{code} also covers {left_out}, which {rule.code} does not")
             if nx.has_path(order, code, rule.code):
                 _refuse(rule.path, ("supersedes",), f"{code} supersedes {rule.code} in turn")
 
@@ -150,10 +150,10 @@ def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "r
 
 
 def _line(text: str, place: Sequence[str | int]) -> int:
-    """Line of the key where it is written, of its table's header or name otherwise, else 1.
+    """Line of the key, or of its table's header or name, else 1.
 
-    TOML readers keep no positions, so the text is searched, table by table on the way to the key; of tables in a list
-    the first that has the key is taken.
+    TOML readers keep no positions, so the text is searched, table by table along the key's path; in a list of tables
+    the first one with the key counts.
     """
     at = 0
     for name in [part for part in place if isinstance(part, str)]:

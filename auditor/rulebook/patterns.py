@@ -1,4 +1,4 @@
-"""Where a rule's match applies: by op, or by a chain of ops found in the graph."""
+"""Matches rules with nodes: by operation, or by a chain of operations in the graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .facts import NodeFacts
 from .rule import Chain, ChainNode, Match
 
 Edges = Sequence[tuple[str, str]]
-"""(role, role that reads its value)."""
+"""(chain position, position that reads its value)."""
 
 
 class Matcher:
-    """Finds matches in one capture; built once, asked for every rule."""
+    """Matches rules in one capture; created once."""
 
     def __init__(self, capture: Capture, facts: Mapping[str, NodeFacts]) -> None:
         self._facts = facts
@@ -29,7 +29,7 @@ class Matcher:
             self._by_op.setdefault(node.op, []).append(name)
 
     def find(self, match: Match) -> set[str]:
-        """Names of the nodes a match points at; its rule's `when` is not looked at here."""
+        """Names of the nodes that a match reports, before the rule's `when` is evaluated."""
         result = self._with_ops(match.ops)
         if not match.chains:
             return result
@@ -44,17 +44,17 @@ class Matcher:
         }
 
     def _with_ops(self, patterns: tuple[str, ...]) -> set[str]:
-        """Nodes of ops that are named in full, as a packet (`aten.softmax`), or by a glob (`aten.linalg_*`)."""
+        """Nodes whose operation matches a full name, a packet (`aten.softmax`), or a glob (`aten.linalg_*`)."""
         named = [op for op in self._by_op if any(op.rpartition(".")[0] == p or fnmatchcase(op, p) for p in patterns)]
         return {name for op in named for name in self._by_op[op]}
 
     def _players(self, node: ChainNode) -> set[str]:
-        """What may play a role in a chain; any value, an input too, where any operation may."""
+        """Nodes that may take a position of a chain; inputs too, where any operation matches."""
         named = set(self._graph) if node.ops == ("*",) else self._with_ops(node.ops) & set(self._graph)
         return {n for n in named if n not in self._facts or evaluate(node.when, self._facts[n]) is True}
 
     def _can_complete(self, edges: Edges, players: Mapping[str, set[str]], cast: dict[str, str]) -> bool:
-        """Whether a chain of which some roles are cast can be played to its end, each role by a node of its own."""
+        """Whether a partially assigned chain can be completed, with a different node at each position."""
         known = [(above, below) for above, below in edges if above in cast and below in cast]
         if not all(self._graph.has_edge(cast[above], cast[below]) for above, below in known):
             return False
@@ -68,7 +68,7 @@ class Matcher:
 
 
 def _drawings(chain: Chain) -> Iterator[Edges]:
-    """The edges that a chain stands for: with and without each node that may be missing."""
+    """The edges of a chain, once for each combination of optional nodes."""
     optional = sorted({name for path in chain.steps for name in path if name.endswith("?")})
     for there in product((True, False), repeat=len(optional)):
         kept = dict(zip(optional, there, strict=True))
@@ -77,7 +77,7 @@ def _drawings(chain: Chain) -> Iterator[Edges]:
 
 
 def _values_graph(capture: Capture) -> nx.DiGraph:
-    """Who computes on whose values: reshapes, selections and casts are contracted, placeholders stay."""
+    """Which operations read whose values: reshapes, selections and casts are contracted, placeholders stay."""
     origin = {item.name: item.name for item in capture.placeholders}
     graph = nx.DiGraph()
     graph.add_nodes_from(origin)

@@ -1,4 +1,4 @@
-"""What a rule file says: records of its shape, which pydantic fills from it, and messages, whose fields are facts."""
+"""The structure of a rule file as pydantic models, and message templates, whose fields are facts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .conditions import ALWAYS, Condition, all_of, refusal
 from .facts import EACH, FACTS, Fact, address_problem
 
 FORMATS = "formats"
-"""A field of its own: the formats that a finding speaks of."""
+"""Special field: the formats of a finding."""
 
 
 def facts_shown(message: str, formats: Collection[str]) -> list[str]:
-    """Addresses of the facts that a message shows, in the order written. Raises: ValueError for what is no template."""
+    """Addresses of the facts in a message, in order. Raises: ValueError for an invalid template."""
     fields = list(string.Formatter().parse(message))
     for spec in (spec for _, _, spec, _ in fields if spec):
         if "{" in spec:
@@ -37,7 +37,7 @@ def facts_shown(message: str, formats: Collection[str]) -> list[str]:
 
 
 def fill_message(message: str, facts: Mapping[str, Any], formats: Collection[str]) -> str:
-    """The message with the facts; one that is not known reads "unknown". formats: those it speaks of: `{formats}`."""
+    """Insert facts into a message; an unknown one reads "unknown". formats: for `{formats}`."""
     shown = {name: _field_value(value, formats) for name, value in facts.items()}
     return message.format_map({**shown, FORMATS: " and ".join(map(label, formats))})
 
@@ -54,7 +54,7 @@ class _Unknown:
 
 
 class _ByFormat:
-    """A fact that is kept by format: of one as `fact.fp16`, of all that are spoken of `0.5 in FP16 and 4 in BF16`."""
+    """A fact that depends on the format: `fact.fp16`, or for all formats `0.5 in FP16 and 4 in BF16`."""
 
     def __init__(self, values: Mapping[str, Any], formats: Collection[str]) -> None:
         self._values, self._formats = values, formats
@@ -67,7 +67,7 @@ class _ByFormat:
 
 
 def without(formats: Collection[str], text: str) -> str:
-    """The sentences of a text that name none of the formats."""
+    """The sentences of a text that mention none of the formats."""
     labels = [re.compile(rf"\b{re.escape(label(name))}\b") for name in formats]
     sentences = re.split(r"(?<=\.)\s+", text)
     return " ".join(line for line in sentences if not any(name.search(line) for name in labels))
@@ -91,7 +91,7 @@ def _format(name: str) -> str:
 
 
 def _template(message: str) -> str:
-    """The message, once it is known to be a template over facts that there are."""
+    """Check that a message is a valid template over existing facts."""
     try:
         for address in facts_shown(message, narrower()):
             if problem := address_problem(address):
@@ -100,7 +100,7 @@ def _template(message: str) -> str:
     except PydanticCustomError:
         raise
     except (ValueError, TypeError, LookupError) as error:
-        raise refusal(f"is no valid template: {error}") from error
+        raise refusal(f"is not a valid template: {error}") from error
     return message.strip()
 
 
@@ -115,14 +115,14 @@ When = Annotated[Condition, PlainValidator(all_of)]
 
 
 class _Table:
-    """A table of a rule file, in which no other keys stand."""
+    """A table of a rule file, which allows no other keys."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
 class ChainNode(_Table):
-    """One node of a chain: any of `ops` (exact, packet or glob), for which `when` holds."""
+    """One node of a chain: any of `ops` (exact, packet or glob) that satisfies `when`."""
 
     ops: Texts
     when: When = ALWAYS
@@ -130,9 +130,9 @@ class ChainNode(_Table):
 
 @dataclass(frozen=True)
 class Chain(_Table):
-    """A small graph of ops, looked for with reshapes and casts left out. report: the node a finding names.
+    """A small graph of operations to match, ignoring reshapes and casts. report: the node that a finding names.
 
-    paths: `a > b? > c`, of nodes by name; one that ends in `?` may be missing.
+    paths: `a > b? > c`, with nodes by name; a `?` marks an optional one.
     """
 
     paths: Texts
@@ -140,13 +140,13 @@ class Chain(_Table):
 
     @property
     def steps(self) -> list[list[str]]:
-        """The names along each path, a `?` behind those that may be missing."""
+        """The node names along each path, with `?` after optional ones."""
         return [[name.strip() for name in path.split(">")] for path in self.paths]
 
 
 @dataclass(frozen=True)
 class Match(_Table):
-    """Where a rule looks; both must hold. chains: alternatives, one of which must be found, of these nodes."""
+    """The operations that a rule examines; all keys must match. chains: alternatives, of which one must match."""
 
     ops: Texts = ("*",)
     nodes: Mapping[str, ChainNode] = field(default_factory=dict)
@@ -155,11 +155,11 @@ class Match(_Table):
 
 @dataclass(frozen=True)
 class Example(_Table):
-    """Code on which a rule fires, and the same code repaired ("" where there is nothing to repair).
+    """Code on which a rule fires, and the repaired code ("" where there is nothing to repair).
 
-    code, fixed: Python that defines `forward(...)`, or a module called `model`, with torch, nn and F at hand. inputs:
-    one Python expression for each tensor that it is called with. changes: in what the repaired code differs from the
-    other where both run in FP32, "" where in nothing but rounding.
+    code, fixed: Python that defines `forward(...)`, or a module called `model`; torch, nn and F are imported. inputs:
+    one Python expression for each tensor argument. changes: how the repaired code's FP32 results differ, "" where only
+    by rounding.
     """
 
     code: Text
@@ -170,11 +170,11 @@ class Example(_Table):
 
 @dataclass(frozen=True)
 class Rule(_Table):
-    """One way for a model to be hurt by a format.
+    """A pattern that fails in a format.
 
-    upcast: whether it also speaks of operations on values that the author raised to FP32; `when` says so by the time it is a
-    Rule. supersedes: codes of more general rules, which say nothing where this one fires; it then speaks with the highest
-    severity and confidence among them. measurable: whether running one operation low can bear the rule out.
+    upcast: whether it also applies to values that the user's code converts to FP32; loading adds that to `when`.
+    supersedes: codes of more general rules, which are dropped where this one fires; it inherits their highest severity
+    and confidence. measurable: whether running one operation low can confirm the rule.
     """
 
     match: Match
@@ -194,15 +194,15 @@ class Rule(_Table):
 
     @property
     def code(self) -> str:
-        """Three letters, the same for the whole family, and three digits: what its file is called before the first `-`."""
+        """Three letters, the same for the whole family, and three digits: the file name before the first `-`."""
         return self.path.stem.partition("-")[0]
 
     @property
     def name(self) -> str:
-        """The bad thing: what the file is called behind that."""
+        """The problem in words: the file name after the code."""
         return self.path.stem.partition("-")[2]
 
     @property
     def family(self) -> str:
-        """The directory that its file lies in."""
+        """The directory that contains its file."""
         return self.path.parent.name

@@ -1,4 +1,4 @@
-"""Numbers a node meets: literals, what formats make of them, measured magnitudes, and the arithmetic that leads to a value."""
+"""Numbers at a node: literals, their rounding, measured magnitudes, and the arithmetic that computes a value."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _LARGEST_EPS = 1e-2
 
 
 def constants(node: fx.Node, derived: frozenset[int | str]) -> tuple[float, ...]:
-    """Finite literals in the places of the call that take a number or a tensor; axes and sizes are no literals.
+    """Finite literals among the arguments that are numbers or tensors; not axes and sizes.
 
-    derived: arguments whose literal Python computed from a dtype, and which so follow the format by themselves.
+    derived: arguments that Python computed from a dtype, which adapt to the format by themselves.
     """
     if not isinstance(node.target, torch._ops.OpOverload):
         return ()
@@ -48,7 +48,7 @@ def constants(node: fx.Node, derived: frozenset[int | str]) -> tuple[float, ...]
 
 
 def eps(node: fx.Node, literals: tuple[float, ...]) -> float | None:
-    """The op's `eps` argument, or the small positive literal that an add or a clamp puts under a denominator."""
+    """The operation's `eps` argument, or a small positive literal in an add or clamp below a division."""
     given = arguments_with_defaults(node).get("eps")
     if isinstance(given, float):
         return given
@@ -67,9 +67,9 @@ def squares(node: fx.Node) -> bool:
 
 
 def _uncast(node: Any) -> Any:
-    """The node before its casts; not before its selections, since two chunks of a tensor are two tensors.
+    """The node upstream of its casts; selections stay, since two chunks of a tensor differ.
 
-    What is cast may be a number: under vmap torch hands literals on as tensors, and casts those.
+    The source may be a number: under vmap torch passes literals as tensors, with casts.
     """
     while isinstance(node, fx.Node) and row_of(node).cast and node.all_input_nodes:
         node = node.all_input_nodes[0]
@@ -77,7 +77,7 @@ def _uncast(node: Any) -> Any:
 
 
 def centres(node: fx.Node) -> bool:
-    """Whether the node is x minus its own mean; a sum that is scaled counts as one."""
+    """Whether the node is x minus its own mean; a scaled sum counts as a mean."""
     taken = _subtrahend(node)
     if taken is not None and row_of(taken).scales and len(taken.all_input_nodes) == 1:
         taken = source(taken.all_input_nodes[0])
@@ -86,13 +86,13 @@ def centres(node: fx.Node) -> bool:
 
 
 def shifts_by_max(node: fx.Node) -> bool:
-    """Whether the node is x minus its own largest entries, or about so much."""
+    """Whether the node is x minus its own maximum, or about that."""
     taken = _subtrahend(node)
     return taken is not None and row_of(taken).maximum and _reads_minuend(node, taken)
 
 
 def _subtrahend(node: fx.Node) -> fx.Node | None:
-    """What a difference of two tensors takes off the first."""
+    """The second operand of a tensor difference."""
     if row_of(node).packet != "sub" or len(node.all_input_nodes) < 2:
         return None
     return source(node.all_input_nodes[1])
@@ -103,32 +103,32 @@ def _reads_minuend(node: fx.Node, reduction: fx.Node) -> bool:
 
 
 def input_max_abs(node: fx.Node, ranges: Mapping[str, Magnitudes], weights: set[str]) -> float | None:
-    """Largest magnitude among the node's activations, each taken where it was measured last; `weights` are none."""
+    """Largest magnitude of the node's activations, from their nearest measurement upstream; `weights` are excluded."""
     activations = [item for item in node.all_input_nodes if source(item).name not in weights]
     return max((result.max_abs for item in activations if (result := nearest_range(item, ranges))), default=None)
 
 
 def nearest_range(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> Magnitudes | None:
-    """Magnitudes of the node, measured at the nearest place above it that holds the same values."""
+    """Magnitudes of the node, from the nearest measurement upstream of the same values."""
     while node.name not in ranges and row_of(node).transparent and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return ranges.get(node.name)
 
 
 def headroom_bits(max_abs: float | None, row: Format) -> float | None:
-    """log2(largest / max_abs): how often the value may double before it overflows; negative once it has."""
+    """log2(largest / max_abs): doublings left before overflow; negative after it."""
     return math.log2(row.largest / max_abs) if max_abs else None
 
 
 def spacing_at(max_abs: float | None, row: Format) -> float | None:
-    """Distance of the format's numbers in the binade of the value; where it is subnormal, of the subnormal ones."""
+    """Spacing of the format's numbers at this magnitude, including subnormal ones."""
     if not max_abs:
         return None
     return math.ldexp(1.0, max(math.frexp(max_abs)[1] - 1, row.min_exponent) - row.mantissa)
 
 
 def numel(node: fx.Node) -> int | None:
-    """Elements of the node's (first) output, None where its shape is not known."""
+    """Elements of the node's (first) output, None if its shape is unknown."""
     try:
         return math.prod(shape(node))
     except ValueError:
@@ -136,7 +136,7 @@ def numel(node: fx.Node) -> int | None:
 
 
 def derived_arguments(capture: Capture) -> dict[str, frozenset[int | str]]:
-    """Per node, the arguments whose literal changes with the format."""
+    """For each node, the arguments whose literal depends on the format."""
     result = {}
     for name, node in capture.nodes.items():
         changed = [*node.literals.values(), *node.autocast_literals.values()]
@@ -145,14 +145,14 @@ def derived_arguments(capture: Capture) -> dict[str, frozenset[int | str]]:
 
 
 def beyond(literal: float, name: str) -> bool:
-    """Whether rounding to the format leaves its range: to infinity, or, where it has none, down to its largest number."""
+    """Whether the format cannot represent the literal's magnitude: it becomes infinite, or the largest number."""
     return abs(_round_literal(literal, name)) == float("inf") or (
         FORMATS[name].overflows_to == "largest" and abs(literal) > FORMATS[name].largest
     )
 
 
 def as_one(literal: float, name: str) -> bool:
-    """Whether a literal other than one is one in the format."""
+    """Whether the format rounds a literal other than one to one."""
     return literal != 1 and _round_literal(literal, name) == 1
 
 
@@ -162,17 +162,17 @@ def _round_literal(literal: float, name: str) -> float:
 
 
 LEAST = 1e3
-"""Magnitude from which on a literal hides scores instead of scaling or shifting them."""
+"""Minimum magnitude of a literal that masks scores instead of scaling or shifting them."""
 EXACT = 1e-6
-"""What FP32 leaves of a literal."""
+"""Relative precision of a literal in FP32."""
 NEAR = 0.1
-"""What scores may take away from a mask that is added to them."""
+"""Tolerance for scores that are added to a mask's literal."""
 
 
 def literal_results(capture: Capture, ranges: Mapping[str, Magnitudes]) -> frozenset[str]:
-    """Names of the operations whose largest magnitude is a literal, or a constant's that holds one number beside zeros.
+    """Operations whose largest magnitude is a literal, or a constant tensor's only non-zero value.
 
-    What only passes such a value on, or scales it, is among them; a bound that values are clamped to is no such literal.
+    Operations that pass on or scale such a value are included; the bound of a clamp is not.
     """
     result: set[str] = set()
     made = {place.name for place in capture.placeholders if place.kind == "constant"}
@@ -203,13 +203,13 @@ def _passes(node: fx.Node, source: fx.Node, largest: float, ranges: Mapping[str,
 
 
 def whole_numbers(node: fx.Node) -> bool:
-    """Whether the node's floating values are whole numbers by construction."""
+    """Whether the node's floating-point values are integers by construction."""
     row = row_of(node)
     return is_floating(node) and (row.cast or row.packet == "arange") and _is_whole(node)
 
 
 def reads_whole_numbers(node: fx.Node) -> bool:
-    """Whether a floating node computes on whole numbers."""
+    """Whether a floating-point node computes on integers."""
     computes = not row_of(node).transparent and node.op == "call_function"
     return computes and is_floating(node) and any(_is_whole(item) for item in node.all_input_nodes)
 
@@ -223,13 +223,13 @@ def _is_whole(node: fx.Node) -> bool:
 
 
 def is_floating(node: fx.Node) -> bool:
-    """Whether its (first) result is a floating tensor."""
+    """Whether its (first) result is a floating-point tensor."""
     held = dtype(node)
     return held is not None and held.is_floating_point
 
 
 def divisor_min_abs(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> float | None:
-    """Smallest non-zero magnitude of the tensor a quotient, a reciprocal or a logarithm is taken of."""
+    """Smallest non-zero magnitude of the operand of a quotient, reciprocal or logarithm."""
     position = row_of(node).singular
     divisor = argument_at(node, position) if position is not None else None
     if not isinstance(divisor, fx.Node):
@@ -239,7 +239,7 @@ def divisor_min_abs(node: fx.Node, ranges: Mapping[str, Magnitudes]) -> float | 
 
 
 def phases(capture: Capture) -> set[fx.Node]:
-    """Nodes whose values reach a sine or cosine through products, sums, joins and reshapes alone."""
+    """Nodes whose values reach a sine or cosine only through products, sums, joins and reshapes."""
     result: set[fx.Node] = set()
     for node in reversed(capture.graph_module.graph.nodes):
         if any(row_of(user).wave or (user in result and _shapes_a_phase(user)) for user in node.users):
@@ -253,20 +253,20 @@ def _shapes_a_phase(node: fx.Node) -> bool:
 
 
 def cancelled_bits(node: fx.Node, into: float | None, out: float | None) -> float | None:
-    """Bits that cancel in a sum or difference of two tensors, whose magnitudes are `into` and `out`."""
+    """Bits that cancel in a sum or difference of two tensors. into, out: magnitudes of operands and result."""
     of_two = row_of(node).sum and len(node.all_input_nodes) == 2
     return math.log2(into / out) if of_two and into and out else None
 
 
 def reduce_op(node: fx.Node) -> str | None:
-    """The reduction that a functional collective was asked for."""
+    """The reduction of a functional collective."""
     asked = arguments(node).get("reduce_op") if is_collective(op_of(node)) else None
     return asked if isinstance(asked, str) else None
 
 
 @dataclass(frozen=True)
 class AdditionRun:
-    """Additions to one value. lost: {format: sum of the largest magnitudes of the updates too small for it}; absorbed: see NodeFacts."""
+    """Repeated additions to one value. lost: {format: sum of updates below its spacing}; absorbed: see NodeFacts."""
 
     length: int = 0
     lost: Mapping[str, float] = field(default_factory=dict)
@@ -274,7 +274,7 @@ class AdditionRun:
 
 
 def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Node, AdditionRun]:
-    """The run of additions that ends at each node, none elsewhere: in `h + f(h)` it is that of h."""
+    """The repeated additions that end at each node: `h + f(h)` continues those of h."""
     runs: dict[fx.Node, AdditionRun] = {}
     for node in capture.graph_module.graph.nodes:
         longest = max((runs[item] for item in node.all_input_nodes), key=lambda run: run.length, default=AdditionRun())
@@ -286,7 +286,7 @@ def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Nod
 
 
 def _longer(run: AdditionRun, node: fx.Node, ranges: Mapping[str, Magnitudes]) -> AdditionRun:
-    """The run and one more addition. Of its two terms the larger is the value, the smaller the update."""
+    """Extend repeated additions by one. The larger term is the value, the smaller the update."""
     known = sorted(found.max_abs for item in node.all_input_nodes if (found := nearest_range(item, ranges)))
     if len(known) < 2:
         return AdditionRun(run.length + 1, run.lost)
@@ -301,6 +301,6 @@ def _adds(node: fx.Node) -> bool:
 
 
 def _carries(node: fx.Node) -> bool:
-    """Whether the node holds its input's values, perhaps scaled by a literal."""
+    """Whether the node has its input's values, perhaps scaled by a literal."""
     row = row_of(node)
     return (row.scales and len(node.all_input_nodes) == 1) or row.transparent

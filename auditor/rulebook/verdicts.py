@@ -1,4 +1,4 @@
-"""Verdict of every node in every format, from its errors, its contribution, whether it ever runs low, and its backward passes."""
+"""The verdict of every node in every format, from its errors, contribution, dtypes and backward passes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRADES = ("safe", "sensitive", "untested", "unsafe")
 """Verdicts, the worst last."""
 
 QUIET = Noise()
-"""FP32 that is always the same."""
+"""Noise of a reproducible model."""
 
 
 def verdict_of(
@@ -41,27 +41,27 @@ def verdict_of(
     max_error: float,
     noise: Noise = QUIET,
 ) -> Verdict:
-    """unsafe: alone it breaks the budget, turns finite outputs non-finite, flips discrete results, or cannot run.
+    """unsafe: alone it exceeds the budget, makes finite outputs non-finite, flips discrete results, or raises.
 
-    A node that no strategy ever lowers is safe as the author wrote it, and says so. NaN fails every threshold. What is within
-    the noise of FP32 itself is no error.
+    A node that no strategy runs low is safe, and the reason says so. NaN fails every threshold. Differences within the
+    noise of FP32 are ignored.
     """
     if error is None or contribution is None:
-        return Verdict("untested", "it was not reached while measuring")
+        return Verdict("untested", "the measurement did not reach it")
     if node.dtype in ("float64", "complex128"):
-        return Verdict("untested", f"it computes in {node.dtype}, which no format here replaces")
+        return Verdict("untested", f"it computes in {node.dtype}, which the audited formats do not replace")
     if error.cause == "nested":
         return Verdict("untested", "it works on nested tensors, whose entries are not compared")
     if not exposed and not node.floating:
         return Verdict("safe", "it is no floating-point operation")
     if not exposed:
-        return Verdict("safe", "the author keeps it in FP32 under both strategies")
+        return Verdict("safe", "the model's code keeps it in FP32 under both strategies")
     if error.unsupported:
         return Verdict("unsafe", error.unsupported, "range" if "does not fit" in error.unsupported else None)
     if contribution.decided_by == "not-run":
         broken = error.overflow or error.nan
-        what = "it turns non-finite" if broken else "only a run can tell what it does to the outputs"
-        return Verdict("untested", f"{what}, and the runs that an audit affords did not get to it")
+        what = "it turns non-finite" if broken else "only a run can measure its effect on the outputs"
+        return Verdict("untested", f"{what}, and the audit's limited number of runs did not include it")
     if SENSITIVE_SHARE * max_error < contribution.isolated <= noise.floor:
         return Verdict("safe", f"{effect_of(contribution)}, {within(noise)}")
     if not contribution.isolated <= max_error:
@@ -72,41 +72,41 @@ def verdict_of(
 
 
 def within(noise: Noise) -> str:
-    """That something is no more than what FP32 does by itself."""
-    return f"no more than {FLOOR:g} times what runs in FP32 differ by ({noise.error:.2g})"
+    """A clause: not more than the differences between FP32 runs."""
+    return f"at most {FLOOR:g} times the difference between FP32 runs ({noise.error:.2g})"
 
 
 def effect_of(contribution: Contribution, beyond: float = -1.0) -> str:
-    """How far it moves the outputs, in words that say whether that was run or is a prediction.
+    """How far an operation moves the outputs, in words that say whether it was measured or predicted.
 
-    beyond: a number that it exceeds; enough digits are written to see that.
+    beyond: a limit that it exceeds, so enough digits are written to show that.
     """
     if not math.isfinite(contribution.isolated):
-        return "the outputs turn non-finite"
+        return "the outputs turn Inf or NaN"
     if contribution.criterion:
         return _share_of_budget(contribution, 1.0)
     written = (f"{contribution.isolated:.{digits}g}" for digits in (2, 3, 4, 6))
     moved = next((text for text in written if float(text) > beyond), f"{contribution.isolated:.9g}")
-    moves = "is predicted to move" if contribution.decided_by == "first-order" else "moves"
-    return f"{_company(contribution)} it {moves} the outputs by {moved}"
+    changes = "is predicted to change" if contribution.decided_by == "first-order" else "changes"
+    return f"{_company(contribution)} it {changes} the outputs by {moved}"
 
 
 def _share_of_budget(contribution: Contribution, max_error: float) -> str:
-    """What it takes of the budget, or of the criterion that it takes most of."""
+    """The share of the error budget, or of the tightest criterion."""
     predicted = contribution.decided_by == "first-order"
     alone = f"{_company(contribution)} it"
-    takes = f"{alone} is predicted to take" if predicted else f"{alone} takes"
+    uses = f"{alone} is predicted to use" if predicted else f"{alone} uses"
     criterion = contribution.criterion
     if not criterion:
-        return f"{takes} {contribution.isolated / max_error:.0%} of the error budget"
+        return f"{uses} {contribution.isolated / max_error:.0%} of the error budget"
     if not strict(criterion):
-        return f"{takes} {_part(contribution.isolated)} what '{criterion}' allows"
-    does = ("is predicted to break", "breaks") if contribution.isolated > 1 else ("is predicted to hold", "holds")
+        return f"{uses} {_part(contribution.isolated)} the limit '{criterion}'"
+    does = ("is predicted to violate", "violates") if contribution.isolated > 1 else ("is predicted to meet", "meets")
     return f"{alone} {does[not predicted]} '{criterion}'"
 
 
 def _part(share: float) -> str:
-    """A share in words, with two digits and on its own side of all."""
+    """A share in words, with two digits; never rounded to all."""
     if share > 100:
         return f"{share:,.0f} times"
     text = f"{100 * share:.2g}" if share < 0.995 else f"{100 * share:.0f}"
@@ -116,10 +116,10 @@ def _part(share: float) -> str:
 
 
 def _company(contribution: Contribution) -> str:
-    """Whether it was low alone."""
+    """Whether it ran low alone."""
     if contribution.decided_by != "group":
-        return "alone"
-    return f"low together with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'}"
+        return "run alone,"
+    return f"run low with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'},"
 
 
 def _unsafe_reason(
@@ -127,7 +127,7 @@ def _unsafe_reason(
 ) -> str:
     effect = effect_of(contribution, max_error)
     if math.isfinite(contribution.isolated) and not contribution.criterion:
-        effect = f"{effect}, over the budget of {max_error:.2g}"
+        effect = f"{effect}, above the budget of {max_error:.2g}"
     if error.cause == "underflow":
         return f"underflow: {_vanishes(error, fmt)}; {effect}"
     if error.overflow and span is not None:
@@ -138,11 +138,11 @@ def _unsafe_reason(
         return f"overflow: {magnitude}; {effect}"
     if error.disagreement:
         return f"{error.disagreement:.2%} of its discrete results flip; {effect}"
-    return f"{error.cause}: {effect}" if error.cause else effect
+    return f"{effect} ({error.cause})" if error.cause else effect
 
 
 def _vanishes(error: NodeError, fmt: str) -> str:
-    """What is too small for the format, in one clause."""
+    """What underflows in the format, in one clause."""
     if error.overflow or error.nan:
         return f"an input that is not zero in FP32 is zero in {label(fmt)}"
     if error.underflow:
@@ -152,9 +152,9 @@ def _vanishes(error: NodeError, fmt: str) -> str:
 
 def _safe_reason(error: NodeError, contribution: Contribution) -> str:
     if error.overflow or error.nan:
-        return f"it turns non-finite, but the outputs absorb that (run); {effect_of(contribution)}"
+        return f"it turns Inf or NaN, but in a run the outputs stay finite; {effect_of(contribution)}"
     if error.underflow > 0.5:
-        return f"{error.underflow:.0%} of it underflows; {effect_of(contribution)}"
+        return f"{error.underflow:.0%} of its entries underflow; {effect_of(contribution)}"
     return effect_of(contribution)
 
 
@@ -190,7 +190,9 @@ def judge(
             strategies = tuple(strategy for strategy, dtypes in used.items() if dtypes.touches_low(name))
             exposed[name][fmt] = strategies
             if own.get(name, fmt) != fmt:
-                verdicts[name][fmt] = Verdict("safe", f"the author runs it in {label(own[name])}, whatever the plan")
+                verdicts[name][fmt] = Verdict(
+                    "safe", f"the model's code runs it in {label(own[name])} under every plan"
+                )
                 continue
             verdict = of(measured, name, node, strategies, fmt)
             if measured.first is not None:
@@ -210,7 +212,7 @@ def reports_of(
     flops: Mapping[str, int],
     planned: Mapping[str, Dtypes],
 ) -> tuple[NodeReport, ...]:
-    """One of every operation; of one that several paths run, in each format the worst verdict, error and effect.
+    """A NodeReport for every operation; over several model paths, with the worst values in each format.
 
     flops, planned: by operation; see NodeReport.
     """
@@ -223,16 +225,18 @@ def reports_of(
         alike[capture.twins.get(name, name)].append(name)
     result = []
     for first, same in alike.items():
-        node, errors = capture.nodes[first], _merged(measured.errors, same, worse)
+        node, errors = capture.nodes[first], _merge_results(measured.errors, same, worse)
         tested = node.floating or any(error.disagreement is not None for error in errors.values())
         ranges = [measured.ranges[name] for name in same if name in measured.ranges]
         report = NodeReport(
             node=replace(node, inputs=tuple(capture.twins.get(source, source) for source in node.inputs)),
             findings=tuple(dict.fromkeys(rule for name in same for rule in rules[name])),
             errors=errors if tested else {},
-            contributions=_merged(measured.contributions, same, larger_effect) if tested else {},
-            verdicts=_merged(judged.verdicts, same, lambda *two: max(two, key=lambda one: GRADES.index(one.verdict))),
-            exposed=_merged(judged.exposed, same, lambda one, other: tuple(dict.fromkeys((*one, *other)))),
+            contributions=_merge_results(measured.contributions, same, larger_effect) if tested else {},
+            verdicts=_merge_results(
+                judged.verdicts, same, lambda *two: max(two, key=lambda one: GRADES.index(one.verdict))
+            ),
+            exposed=_merge_results(judged.exposed, same, lambda one, other: tuple(dict.fromkeys((*one, *other)))),
             range=reduce(lambda *two: merge_magnitudes(two), ranges) if ranges else None,
             flops=flops[first],
             written=first in literal,
@@ -242,21 +246,23 @@ def reports_of(
     return tuple(result)
 
 
-def _merged(found: Mapping[str, Mapping[str, T]], same: Sequence[str], merge: Callable[[T, T], T]) -> dict[str, T]:
-    """{format: what was found of these operations, merged}."""
+def _merge_results(
+    found: Mapping[str, Mapping[str, T]], same: Sequence[str], merge: Callable[[T, T], T]
+) -> dict[str, T]:
+    """{format: the merged results of these operations}."""
     first, *others = [found[name] for name in same if name in found] or [{}]
     return {fmt: reduce(merge, [one[fmt] for one in others], of_first) for fmt, of_first in first.items()}
 
 
 def _with_batch(verdict: Verdict, contribution: Contribution | None) -> Verdict:
-    """The verdict with the batch that it comes from, where that is a later one and anything is wrong."""
+    """The verdict, with the number of its batch if that is not the first and the operation is not safe."""
     if contribution is None or contribution.batch == 1 or verdict.verdict == "safe":
         return verdict
     return replace(verdict, reason=f"{verdict.reason} (batch {contribution.batch})", batch=contribution.batch)
 
 
 def backward_reasons(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
-    """The operations, each with the reasons why it must not run backwards in a format."""
+    """The operations, each with the reasons why its backward pass must not run in a format."""
 
     def reason(error: NodeError, reaches: str, fmt: str) -> str:
         broken = error.overflow + error.nan
@@ -272,8 +278,8 @@ def backward_reasons(nodes: Sequence[BackwardNode]) -> tuple[BackwardNode, ...]:
 
 
 def with_backward(judged: Judgement, captured: Capture, nodes: Sequence[BackwardNode], step: Capture) -> Judgement:
-    """The verdicts of the audited graph, with those operations unsafe whose backward pass, in the graph of the training
-    step, is."""
+    """The verdicts of the audited graph; unsafe, too, are operations whose backward pass fails in the training step's
+    graph."""
     same = same_operations(step, captured)
     verdicts = {name: dict(by_format) for name, by_format in judged.verdicts.items()}
     for node in nodes:

@@ -1,16 +1,16 @@
-"""The user's own score of a model: their function found, called, and its numbers compared."""
+"""The user's own score of a model: locates the scoring function, calls it and compares its results."""
 
-from .calling import NoScore, ScoreResult, compare_scores, fp32_score, given_by
-from .function import Place, Scoring, find_function, in_hand
+from .calling import NoScore, ScoreResult, call_scoring, compare_scores, fp32_score
+from .function import ImportPath, Scoring, find_function, in_hand
 
 __all__ = [
+    "ImportPath",
     "NoScore",
-    "Place",
     "ScoreResult",
     "Scoring",
+    "call_scoring",
     "compare_scores",
     "find_function",
     "fp32_score",
-    "given_by",
     "in_hand",
 ]

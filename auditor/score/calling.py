@@ -1,4 +1,4 @@
-"""The user's function called on a model, its numbers taken as they come, and what they say of a plan beside those of FP32."""
+"""Calls the user's scoring function on a model, and compares a plan's score with that of FP32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ..errors import first_line, let_through
 from ..isolation import isolated
 from ..isolation.members import named_modules, named_parameters
-from ..isolation.process import swapped, uncompiled, unfused
+from ..isolation.process import disable_compilers, disable_fused_path, swap_attribute
 from ..loading.importer import as_script
 from ..loading.target import blame
 from ..records.plan import Evaluation, Score
@@ -26,30 +26,30 @@ from ..stages import beat
 from ..trees import tensors_in
 from .function import Scoring
 
-ALLOWED = "a score is a number, or an iterable of numbers, one for each sample or batch"
+ALLOWED = "a score must be a number, or an iterable of numbers, one for each sample or batch"
 
 
 class NoScore(Exception):
-    """The function gave no score; the message says why, in one line."""
+    """The function returned no score; the message gives the reason in one line."""
 
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """What the function gave. single: one number, not an iterable. calls: how often the model was called for it."""
+    """Numbers that the function returned. single: one number, not an iterable. calls: how often it called the model."""
 
     values: tuple[float, ...]
     single: bool
     calls: int
 
     @property
-    def counted(self) -> str:
-        """How many numbers, in words."""
+    def count_text(self) -> str:
+        """The number of values, in words."""
         if self.single:
             return "a single number"
         return f"{len(self.values):,} number{'s' * (len(self.values) != 1)}"
 
 
-def given_by(
+def call_scoring(
     scoring: Scoring,
     model: nn.Module,
     *,
@@ -59,11 +59,10 @@ def given_by(
     limit: float | None = None,
     plan: str = "",
 ) -> ScoreResult:
-    """What the function gives for a model that runs inside `around()`, without gradients unless it switches them on.
+    """Call the function on a model, inside `around()`, without gradients unless the function enables them.
 
-    It begins from the seed; the model, the generators and the tensors that the function itself holds come back as they were.
-    most: numbers beyond which there are more than are of use. limit: seconds. plan: what to tell of how far it is.
-    Raises: NoScore.
+    It starts from the seed; the model, the generators and tensors in the function are restored. most: numbers to read
+    at most. limit: seconds. plan: its name, for progress messages. Raises: NoScore.
     """
     deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
 
@@ -71,9 +70,9 @@ def given_by(
         if count is not None:
             beat(f"{plan.replace('_', ' ')}: {count:,}{f' of {most:,}' if most and most > 1 else ''}")
         if time.monotonic() > deadline:
-            raise NoScore(f"the function gave no score within {limit:g} seconds")
+            raise NoScore(f"the function returned no score within {limit:g} seconds")
 
-    def called(module: nn.Module, args: Any) -> None:
+    def call_model(module: nn.Module, args: Any) -> None:
         nonlocal calls
         if module is model:
             calls += 1
@@ -81,8 +80,14 @@ def given_by(
 
     kept = tensors_in([cell.cell_contents for cell in getattr(scoring.function, "__closure__", None) or ()])
     try:
-        with isolated(model, scoring.function, kept, seed=seed), unfused(), uncompiled(), torch.no_grad(), around():
-            with _importable(scoring), register_module_forward_pre_hook(called):
+        with (
+            isolated(model, scoring.function, kept, seed=seed),
+            disable_fused_path(),
+            disable_compilers(),
+            torch.no_grad(),
+            around(),
+        ):
+            with _importable(scoring), register_module_forward_pre_hook(call_model):
                 before = _made_of(model)
                 values, single = _values(scoring.function(model), in_time, most)
                 _check_same(before, _made_of(model))
@@ -95,7 +100,7 @@ def given_by(
 
 
 def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """What a plan put into the model: its modules and how they run, its parameters and what they hold."""
+    """The modules and weights of a model under a plan, to detect changes."""
     modules = {f"module {path!r}": (id(m), id(vars(m).get("forward"))) for path, m in named_modules(model)}
     # tensors made in inference mode count no writes
     written = {name: (x, 0 if x.is_inference() else x._version) for name, x in named_parameters(model)}
@@ -103,45 +108,47 @@ def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A function that changed the model says nothing of the plan. Raises: NoScore."""
+    """Raises: NoScore where the function changed the model, since its score is then not the plan's."""
     changed = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
     if changed is not None:
-        why = "so that what it says is of another one: have it only call the model"
+        why = "so the score is not the plan's: the function must only call the model"
         raise NoScore(f"the function changed the model ({changed}), {why}")
 
 
 def number(value: Any, what: str) -> float:
-    """A number as a float. Raises: NoScore for what is none, or is not finite."""
+    """Convert a number to float. Raises: NoScore if it is not a finite number."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         if value.size != 1 if isinstance(value, np.ndarray | np.generic) else value.numel() != 1:
             raise NoScore(f"{what} is a tensor of shape {list(value.shape)}: {ALLOWED}")
         value = value.item()
     if not isinstance(value, bool | int | float):
         raise NoScore(f"{what} is {_describe(value)}: {ALLOWED}")
-    if not math.isfinite(found := float(value)):
-        raise NoScore(f"{what} is {found}: a score is finite")
-    return found
+    if not math.isfinite(result := float(value)):
+        raise NoScore(f"{what} is {result}: a score must be finite")
+    return result
 
 
 def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tuple[tuple[float, ...], bool]:
-    """The numbers in what the function returned, and whether it is one by itself."""
+    """The numbers that the function returned, and whether it was a single one."""
     if isinstance(given, torch.Tensor | np.ndarray) and given.ndim == 1:
         given = [given]
     elif isinstance(given, str | bytes | Mapping | Set | torch.Tensor | np.ndarray) or not isinstance(given, Iterable):
-        return (number(given, "what the function gave"),), True
+        return (number(given, "the function's result"),), True
     values: list[float] = []
     for item in given:
         values.extend(_of_item(item, len(values)))
         in_time(len(values))
         if most is not None and len(values) > most:
-            raise NoScore(f"the function gave more numbers than in FP32, where it gave {most:,}: they are no pairs")
+            raise NoScore(
+                f"the function returned more numbers than in FP32, where it returned {most:,}: they cannot be paired"
+            )
     if not values:
-        raise NoScore(f"the function gave no number at all: {ALLOWED}")
+        raise NoScore(f"the function returned no number: {ALLOWED}")
     return tuple(values), False
 
 
 def _of_item(item: Any, index: int) -> Iterator[float]:
-    """The number of a sample or batch, or those in a tensor of one dimension."""
+    """The number of one sample or batch, or those in a one-dimensional tensor."""
     flat = isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 1
     for place, value in enumerate(item.tolist() if flat else [item]):
         yield number(value, f"number {index + place}")
@@ -153,18 +160,21 @@ def _describe(value: Any) -> str:
 
 @contextmanager
 def _importable(scoring: Scoring) -> Iterator[None]:
-    """What the function imports when it is called is found where its file lies."""
+    """In the body, imports inside the function resolve relative to its file."""
     place = scoring.place
-    with swapped(sys, "path", list(sys.path)), as_script(place.script, place.folders) if place else nullcontext():
+    with (
+        swap_attribute(sys, "path", list(sys.path)),
+        as_script(place.script, place.folders) if place else nullcontext(),
+    ):
         yield
 
 
 ROUNDING = 1e-9
-"""Share of `max_drop` by which a drop may exceed it and be it: 0.99 - 0.98 is more than 0.01 in binary."""
+"""Rounding tolerance of `max_drop`, as a share: 0.99 - 0.98 is more than 0.01 in binary."""
 
 
 def fp32_score(scoring: Scoring, given: ScoreResult) -> Evaluation:
-    """What the function says of the FP32 model. Raises: NoScore."""
+    """The score of the FP32 model. Raises: NoScore."""
     value = _value(scoring, given.values)
     samples = None if given.single else len(given.values)
     formula = None if scoring.of_mean is None else str(getattr(scoring.of_mean, "__name__", "a function"))
@@ -172,11 +182,13 @@ def fp32_score(scoring: Scoring, given: ScoreResult) -> Evaluation:
 
 
 def compare_scores(scoring: Scoring, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
-    """A plan's score against the FP32 model's, or why there is none. plan: what the function gave, or why it gave nothing."""
+    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why not."""
     if isinstance(plan, str):
         return _without(scoring, plan)
     if (plan.single, len(plan.values)) != (fp32.single, len(fp32.values)):
-        return _without(scoring, f"the function gave {plan.counted}, and {fp32.counted} in FP32: they are no pairs")
+        return _without(
+            scoring, f"the function returned {plan.count_text}, and {fp32.count_text} in FP32: they cannot be paired"
+        )
     try:
         value, reference = _value(scoring, plan.values), _value(scoring, fp32.values)
     except NoScore as error:
@@ -189,11 +201,11 @@ def compare_scores(scoring: Scoring, fp32: ScoreResult, plan: ScoreResult | str)
 def standard_error(
     reference: Sequence[float], candidate: Sequence[float], of_mean: Callable[[float], float]
 ) -> float | None:
-    """Of of_mean(mean of candidate) - of_mean(mean of reference), entry i of the one paired with entry i of the other.
+    """Standard error of of_mean(mean of candidate) - of_mean(mean of reference); entries i of both are paired.
 
-    The jackknife: each pair is left out once. For plain means that is the standard deviation of the differences, with
-    n - 1, over the root of n. None where fewer than two pairs, or a function that fails near the mean, say nothing.
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap, section 11.5.
+    Jackknife: each pair is left out once. For plain means this equals the standard deviation of the differences, with n
+    - 1, over the root of n. None for fewer than two pairs, or where `of_mean` fails near the mean. Source: Efron and
+    Tibshirani, An Introduction to the Bootstrap, section 11.5.
     """
     n = len(reference)
     if n < 2:
@@ -212,7 +224,7 @@ def standard_error(
 
 
 def _value(scoring: Scoring, values: Sequence[float]) -> float:
-    """The mean, or what the user makes of it. Raises: NoScore."""
+    """The mean, after `of_mean` if given. Raises: NoScore."""
     mean = values[0] if len(values) == 1 else math.fsum(values) / len(values)
     if scoring.of_mean is None:
         return mean

@@ -1,4 +1,4 @@
-"""The function that scores a model: found by its name, or in hand."""
+"""The scoring function: located by its name, or passed directly."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..loading.target import Target, named_in, parse
 from ..records.plan import DIRECTIONS
 
 LOWER, OF_MEAN = "lower_is_better", "of_mean"
-"""Attributes that the user's function may have."""
+"""Optional attributes of the user's function."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a fresh process finds the function. text: as `--evaluate` takes it; script, folders: see `as_script`."""
+class ImportPath:
+    """Where a fresh process can import the function. text: as for `--evaluate`; script, folders: see `as_script`."""
 
     text: str
     script: str
@@ -29,9 +29,9 @@ class Place:
 class Scoring:
     """The user's function, and how its scores are judged.
 
-    function(model) -> a number, or an iterable of numbers, one for each sample or batch, of which the score is the mean,
-    or `of_mean` of that. better: one of records.score.DIRECTIONS. max_drop: how much worse a plan may be; None: that is
-    not judged. place: None where it is in hand alone.
+    function(model) returns a number, or an iterable with a number for each sample or batch: the score is their mean, or
+    `of_mean` of it. better: one of records.score.DIRECTIONS. max_drop: the largest acceptable loss; None: scores are
+    not judged. place: None for a function that cannot be imported.
     """
 
     function: Callable[[nn.Module], Any]
@@ -39,28 +39,28 @@ class Scoring:
     better: str = "higher"
     max_drop: float | None = None
     of_mean: Callable[[float], Any] | None = None
-    place: Place | None = None
+    place: ImportPath | None = None
 
 
 def find_function(
     text: str, target: str = "", *, better: str | None = None, max_drop: float | None = None, seed: int = 0
 ) -> Scoring:
-    """The function that `file.py:name`, `package.module:name` or, in the target's own file, `name` means.
+    """Import the function that `file.py:name`, `package.module:name` or, in the target's own file, `name` names.
 
-    Literal arguments in brackets are given to it after the model.
-    Raises: LoadError(slug="missing-score"), and those of importing a target.
+    Literal arguments in brackets are passed after the model. Raises: LoadError(slug="missing-score"), and those of
+    importing a target.
     """
     if not text.strip():
-        raise LoadError("--evaluate names no function: write --evaluate file.py:name", slug="missing-score")
+        raise LoadError("--evaluate needs a function: write --evaluate file.py:name", slug="missing-score")
     own = ":" not in text and not text.endswith(".py")
     of_target = parse(target) if own else None
     if of_target is not None and of_target.hub:
-        raise LoadError(f"{target} has no file to look in: write --evaluate file.py:name", "missing-score")
+        raise LoadError(f"{target} has no file that could define it: write --evaluate file.py:name", "missing-score")
     parsed = parse(f"{of_target.script}:{text}" if of_target is not None else text)
     if parsed.symbol is None or parsed.hub:
-        raise LoadError(f"{text!r} names no function: write --evaluate file.py:name", slug="missing-score")
+        raise LoadError(f"{text!r} does not name a function: write --evaluate file.py:name", slug="missing-score")
     result = named_in(parsed, "give --evaluate file.py:name of a function that takes the model", "missing-score", seed)
-    place = Place(f"{parsed.script}:{_call(parsed)}", parsed.script, parsed.folders)
+    place = ImportPath(f"{parsed.script}:{_call(parsed)}", parsed.script, parsed.folders)
     scoring = _scoring(result, f"{parsed.symbol} in {parsed.label}", text, better, max_drop, place)
     if not parsed.args and not parsed.kwargs:
         return scoring
@@ -68,22 +68,22 @@ def find_function(
 
 
 def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> Scoring:
-    """A function of the caller's own. Raises: LoadError(slug="missing-score")."""
+    """Scoring by a function object. Raises: LoadError(slug="missing-score")."""
     name = str(getattr(function, "__name__", type(function).__name__))
     return _scoring(function, f"evaluate={name}", name, better, max_drop, None)
 
 
 def _scoring(
-    function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: Place | None
+    function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: ImportPath | None
 ) -> Scoring:
     if isinstance(function, type | nn.Module) or not callable(function):
-        wanted = "a score is a function of the model, func(model) -> a number, or one for each sample"
+        wanted = "evaluate must be a function, func(model) -> a number, or one for each sample"
         raise LoadError(f"{what} is of type {type(function).__name__}: {wanted}", slug="missing-score")
     own = DIRECTIONS[bool(getattr(function, LOWER, False))]
     return Scoring(function, name, better or own, max_drop, getattr(function, OF_MEAN, None), place)
 
 
 def _call(target: Target) -> str:
-    """The symbol, with its arguments where it has any."""
+    """The symbol with its literal arguments, as text."""
     given = [*map(repr, target.args), *(f"{name}={value!r}" for name, value in target.kwargs.items())]
     return f"{target.symbol}({', '.join(given)})" if given else str(target.symbol)

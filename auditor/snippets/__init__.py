@@ -1,4 +1,4 @@
-"""Snippets: a plan as code for other tools, each saying what its tool cannot express. Importing this needs no torch."""
+"""Plans as code for other tools, with a comment on what the tool cannot express. Importing this needs no torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TOOLS = {"hf": HUGGING_FACE, "fsdp2": FSDP2, "lightning": LIGHTNING, "gradscaler
 def snippet(plan: Any, tool: str, name: str | None = None) -> str:
     """Python to paste that makes `tool` follow a plan.
 
-    plan: an Audit, a dict as in plan.json, or a path to one. tool: a key of TOOLS. name: which of its plans; if left
-    out, the recommended one, or where the tool has no such strategy, the one of the same format that it has.
-    Raises: AuditorError(slug="no-such-tool"), PlanError.
+    plan: an Audit, a dict as in plan.json, or a path to one. tool: a key of TOOLS. name: which of its plans; by default
+    the recommended one or, if the tool lacks its strategy, one in the same format. Raises:
+    AuditorError(slug="no-such-tool"), PlanError.
     """
     if not isinstance(tool, str) or tool not in TOOLS:
         raise AuditorError(f"no snippet is for {tool!r}: choose one of {', '.join(TOOLS)}", slug="no-such-tool")

@@ -1,4 +1,4 @@
-"""Which plan of an audit a tool is given, what every tool asks of it, and how its code is introduced."""
+"""Selects the plan of an audit for a tool, and writes the comments around its code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Tool:
-    """strategies: those the tool can follow. otherwise: what to do with a plan of another one, in a sentence.
+    """strategies: those the tool supports. otherwise: a sentence on what to do with a plan of another strategy.
 
     impossible: why a plan cannot be expressed although its strategy fits, or None.
     """
@@ -32,7 +32,7 @@ class Tool:
 
 
 def audit_in(plan: Any) -> Audit:
-    """The audit in any of the forms that hold one. Raises: PlanError."""
+    """The audit in any accepted form. Raises: PlanError."""
     if isinstance(plan, Audit):
         return plan
     if isinstance(plan, str | PathLike):
@@ -43,9 +43,9 @@ def audit_in(plan: Any) -> Audit:
 
 
 def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[Plan, str] | None:
-    """The plan called `name`; else the recommended one, or one of these strategies that stands in for it, and why.
+    """The plan called `name`; else the recommended one, or a replacement with one of these strategies, and why.
 
-    None where none of these strategies holds the budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
+    None if no such plan meets the error budget. Raises: PlanError(slug="no-such-plan" | "no-arithmetic").
     """
     able = {name: plan for name, plan in audit.plans.items() if runs(plan.format)}
     if name is not None:
@@ -54,9 +54,7 @@ def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[P
             raise PlanError(f"{name!r} is not among the plans; choose one of {known}.", slug="no-such-plan")
         if name not in able:
             low = label(audit.plans[name].format)
-            raise PlanError(
-                f"torch has no arithmetic in {low}: there is no code that runs {name!r}.", slug="no-arithmetic"
-            )
+            raise PlanError(f"torch cannot compute in {low}: no code can run {name!r}.", slug="no-arithmetic")
         return able[name], ""
     first = able.get(audit.recommended or "")
     if first is not None and first.strategy in strategies:
@@ -71,36 +69,36 @@ def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[P
 
 
 def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
-    """The plan chosen for a tool as code, or comments that say why there is none."""
+    """The plan for a tool as code, or comments that give the reason why there is none."""
     chosen = choose(audit, tool.strategies, name)
     if chosen is None:
         if audit.plans and not any(runs(plan.format) for plan in audit.plans.values()):
-            return comment(f"{tool.title}: no plan can be run, as torch has no arithmetic in their formats.")
+            return comment(f"{tool.title}: no plan can be run, since torch cannot compute in their formats.")
         wanted = " or ".join(tool.strategies)
-        return comment(f"{tool.title}: no plan of strategy {wanted} holds the budget.", tool.otherwise)
+        return comment(f"{tool.title}: no plan of strategy {wanted} meets the error budget.", tool.otherwise)
     plan, remark = chosen
-    cannot = f"{tool.title}: this cannot express {plan.name!r}"
+    cannot = f"{tool.title}: cannot express {plan.name!r}"
     if plan.strategy not in tool.strategies:
         return comment(f"{cannot}, a plan of strategy {plan.strategy}.", tool.otherwise)
     if why := tool.impossible(audit, plan):
         return comment(f"{cannot}.", why)
-    error = "It failed when it was run, or was not run: audit the model again before you use it."
+    error = "The plan failed in a run, or was not run: audit the model again before you use it."
     if plan.measured_error is not None:
         verdict = "Verified" if plan.verified else "NOT within the budget"
         error = (
-            f"{verdict}: measured error {plan.measured_error:.2g} for a budget of {audit.max_error:.2g}, on the patched "
-            "model itself. This tool was not run."
+            f"{verdict}: measured error {plan.measured_error:.2g}, budget {audit.max_error:.2g}, for "
+            "the patched model. The code for this tool was not run."
         )
     return comment(f"{tool.title}: the plan {plan.name!r}. {error}", remark) + tool.render(audit, plan)
 
 
 def dtype_text(fmt: str) -> str:
-    """How code names the dtype of a format: `torch.float16`."""
+    """A format's dtype in code: `torch.float16`."""
     return f"torch.{FORMATS[fmt].storage}"
 
 
 def comment(*paragraphs: str) -> str:
-    """Paragraphs as comment lines. No line break of a paragraph survives to end the comment early."""
+    """Paragraphs as comment lines; line breaks in a paragraph cannot end the comment."""
     wrapper = textwrap.TextWrapper(
         WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False, break_on_hyphens=False
     )

@@ -1,4 +1,4 @@
-"""Tools that store or gather weights in low precision: FSDP2 by a policy a scope, transformers by names of weights."""
+"""Tools that store or gather weights in low precision: FSDP2 with a policy per scope, transformers by weight names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CAST_NOTE = (
     "stated since its default differs between versions of torch.",
     "fully_shard leaves buffers alone. `lower_buffers` stores them as the plan does; the running statistics of a "
     "BatchNorm that trains lose their updates that way: keep such modules in FP32.",
-    "`blocks` are paths of modules to shard on their own besides, such as the layers of a transformer.",
+    "`blocks` are paths of further modules to shard separately, such as the layers of a transformer.",
 )
 
 _CAST = '''
@@ -60,7 +60,7 @@ _AUTOCAST_NOTE = (
     "An autocast plan needs its weights in FP32, and torch.autocast, inside the patched model, casts: the policy must "
     "cast nothing. Parameters are therefore gathered in FP32, which is twice the traffic; a plan of strategy cast, if the "
     "audit has one, gathers them in low precision (--plan cast_{format}).",
-    "patched_model.py lies beside plan.json. `blocks` are paths of modules to shard on their own besides the model.",
+    "patched_model.py lies beside plan.json. `blocks` are paths of further modules to shard separately.",
 )
 
 _AUTOCAST = '''
@@ -84,7 +84,7 @@ def shard(model, blocks=(), **options):
 
 
 def _sharding_code(audit: Audit, plan: Plan) -> str:
-    """A function `shard(model)`; of a module of several paths one has an entry."""
+    """A function `shard(model)`; a shared module has one entry."""
     if plan.strategy == "autocast":
         notes = (note.replace("{format}", plan.format) for note in _AUTOCAST_NOTE)
         return comment(*notes) + _AUTOCAST.format(name=plan.name)
@@ -98,13 +98,13 @@ def _sharding_code(audit: Audit, plan: Plan) -> str:
 
 
 def _names(audit: Audit, plan: Plan) -> dict[str, str]:
-    """{path of a shared module: the one of its paths that stands for it, a scope if any is}."""
+    """{path of a shared module: its representative path, a scope if there is one}."""
     firsts = [next((path for path in paths if path in plan.scopes), paths[0]) for paths in audit.shared_modules]
     return {path: first for first, paths in zip(firsts, audit.shared_modules, strict=True) for path in paths}
 
 
 def _unshardable(audit: Audit, plan: Plan) -> str | None:
-    """Two groups of FSDP2 cannot share a parameter, and its policies are those of modules."""
+    """Why FSDP2 cannot follow the plan: two of its groups cannot share a parameter, and policies apply to modules."""
     if plan.strategy == "autocast":
         return None
     if kept := "; ".join(f"{', '.join(c.keep)} in {path or 'the root'}" for path, c in plan.scopes.items() if c.keep):
@@ -122,11 +122,12 @@ def _unshardable(audit: Audit, plan: Plan) -> str | None:
 
 
 _KEPT_NOTE = (
-    "transformers 5 or newer. Each entry is searched, as a regular expression, in the names of the checkpoint; what it "
-    "finds is stored in FP32, for dtype FP16 and BF16 alike. This is about storage only: nothing raises what enters an "
-    "FP32 module, and most layers refuse FP16 or BF16 inputs beside FP32 weights. patched_model.py, which the audit "
-    "wrote beside plan.json, does that; it also refuses the model if a weight was missed.",
-    "model_class is the class that was audited, not an Auto class: names start at it.",
+    "transformers 5 or newer. Each entry is a regular expression: weights with a matching "
+    "name are stored in FP32, for dtype FP16 and BF16 alike. This only affects storage, and "
+    "most layers refuse FP16 or BF16 inputs beside FP32 weights. patched_model.py, which the "
+    "audit wrote beside plan.json, converts the inputs; it also rejects the model if a "
+    "weight was missed.",
+    "model_class is the audited class, not an Auto class: weight names start at it.",
 )
 
 _LOAD = '''
@@ -157,7 +158,7 @@ def _loading_code(audit: Audit, plan: Plan) -> str:
 
 
 def patterns(audit: Audit, plan: Plan) -> Iterator[str]:
-    """Regular expressions that match the state-dict names of exactly the weights that the plan stores in FP32."""
+    """Regular expressions for the state-dict names of exactly the FP32 weights of the plan."""
     scopes = plan.scopes
     for path in (path for path in scopes if scopes[path].precision == "fp32"):
         start = f"{path}." if path else ""
@@ -172,7 +173,7 @@ def patterns(audit: Audit, plan: Plan) -> Iterator[str]:
 
 
 def _literal(name: str) -> str:
-    """A name as a pattern. transformers reads `*` as `.*`, escaped or not: any one character stands for it here."""
+    """A name as a pattern. transformers turns every `*`, even an escaped one, into `.*`: here `.` replaces it."""
     return re.escape(name).replace(r"\*", ".")
 
 

@@ -1,4 +1,4 @@
-"""Where a model is trained under a plan: torch.amp.GradScaler, and a precision plugin of Lightning."""
+"""Code that trains a model under a plan: with torch.amp.GradScaler, or a precision plugin of Lightning."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from ..records import Audit, Plan
 from .offer import Tool, comment, dtype_text
 
 _PATCHED_NOTE = (
-    "patched_model.py lies beside plan.json. The patched model has autocast regions of its own: put no torch.autocast "
-    "around it. The loss is outside of them: compute it in FP32, from outputs raised with .float()."
+    "patched_model.py lies beside plan.json. The patched model has its own autocast regions: "
+    "put no torch.autocast around it. The loss is outside these regions: compute it in FP32, "
+    "from outputs converted with .float()."
 )
 _USUAL_SCALE = 65536.0
 _FP16_NOTE = (
@@ -16,9 +17,9 @@ _FP16_NOTE = (
     "gradient overflows and doubles after 2000 steps that did not; steps that overflow are skipped. If it goes on "
     "falling, some gradient does not fit FP16 at all."
 )
-_MEASURED = "The first scale comes from this model's own gradients."
-_GUESSED = "The first scale is torch's own default: an audit with --mode training finds one for this model."
-_BF16_NOTE = "BF16 has the exponent range of FP32 and needs no scaling: the scaler is disabled and passes all through."
+_MEASURED = "The initial scale was determined from this model's gradients."
+_GUESSED = "The initial scale is torch's default: an audit with --mode training determines one for this model."
+_BF16_NOTE = "BF16 has the range of FP32 and needs no scaling: the disabled scaler changes nothing."
 
 _STEP = '''
 import torch
@@ -47,7 +48,7 @@ def train_step(model, scaler, optimizer, compute_loss, batch, max_norm=None):
 
 
 def training_code(audit: Audit, fmt: str, plan: str | None) -> str:
-    """Functions `prepare(model)` and `train_step(...)` under a plan, or without one under plain autocast."""
+    """Functions `prepare(model)` and `train_step(...)` under a plan, or under plain autocast without one."""
     scaled = FORMATS[fmt].loss_scaling
     measured = audit.training.fp16.init if audit.training and audit.training.fp16 else None
     scale = measured or _USUAL_SCALE

@@ -1,1 +1,1 @@
-"""Training: where a loss comes from, which scales and formats a step lives with, and what to do about it."""
+"""Audits a training step: its loss, usable loss scales and formats, and recommendations."""

@@ -1,4 +1,4 @@
-"""What to do about training, each piece with the measurement that asks for it."""
+"""Recommendations for training, each with the measurement behind it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..records.training import Advice, Training
 from .step import LOSS
 
 DOMINANT = 0.5
-"""Share of the squared gradient norm from which an embedding is said to dominate."""
+"""Minimum share of the squared gradient norm at which an embedding dominates."""
 
 OUTLIER = 10.0
-"""Times the median gradient norm of all modules."""
+"""Multiple of the median gradient norm that makes an outlier."""
 
 LOST = 0.1
-"""Share of lost updates from which FP32 master weights are asked for."""
+"""Share of lost updates above which FP32 master weights are recommended."""
 
 ADAM_EPS, ADAM_BETA2 = 1e-8, 0.999
 
 
 def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Operations that must not run backwards in a format."""
+    """Operations whose backward pass must not run in a format."""
     for node in training.nodes:
         name = node.op.removeprefix("aten.").partition(".")[0]
         protected = node.owner == LOSS and operation(node.op).autocast in ("fp32", "fp32_unless_dtype")
@@ -43,7 +43,7 @@ def backward_fails(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def embedding_dominates(training: Training, captured: Capture) -> Iterable[Advice]:
-    """An embedding whose gradient is most of the whole."""
+    """An embedding whose gradient has most of the total norm."""
     tables = {source for node in captured.nodes.values() if operation(node.op).embedding for source in node.inputs[:1]}
     names = {place.fqn for place in captured.placeholders if place.name in tables}
     total = sum(p.gradient.norm**2 for p in training.parameters)
@@ -53,14 +53,14 @@ def embedding_dominates(training: Training, captured: Capture) -> Iterable[Advic
             yield Advice(
                 "embedding-dominates",
                 f"Shrink the gradient of {parameter.name}",
-                f"It makes {share:.0%} of the squared gradient norm. GLM-130B trained stably once the embedding's gradient "
-                "was shrunk to 0.1: `x = 0.1 * x + 0.9 * x.detach()` behind the embedding.",
+                f"It contributes {share:.0%} of the squared gradient norm. GLM-130B trained stably after shrinking the "
+                "embedding's gradient to 0.1: `x = 0.1 * x + 0.9 * x.detach()` after the embedding.",
                 {"share": share, "norm": parameter.gradient.norm},
             )
 
 
 def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Modules whose gradient is far above the median of all."""
+    """Modules whose gradient far exceeds the median of all."""
     norms: dict[str, float] = {}
     for parameter in training.parameters:
         norms[parameter.module] = (norms.get(parameter.module, 0.0) ** 2 + parameter.gradient.norm**2) ** 0.5
@@ -73,15 +73,15 @@ def gradient_outliers(training: Training, captured: Capture) -> Iterable[Advice]
         listed = ", ".join(f"{_place(m)} ({norms[m] / middle:.0f} times)" for m in high[:4])
         yield Advice(
             "gradient-outliers",
-            "Watch the gradient norm of single layers",
-            f"Against the median of {middle:.2g}: {listed}. A loss spike follows a spike of the gradient norm; log these, "
-            "and clip.",
+            "Monitor the gradient norm of single layers",
+            f"Compared with the median of {middle:.2g}: {listed}. A spike of the gradient norm "
+            "precedes one of the loss: log these norms, and clip.",
             {"median": middle, "largest": norms[high[0]]},
         )
 
 
 def master_weights(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Weights stored in BF16 that would lose Adam's first updates."""
+    """BF16 weights that would lose Adam's first updates."""
     if training.bf16 is None:
         return
     rate, share = 1e-3, training.bf16.lost_adam[1e-3]
@@ -89,15 +89,15 @@ def master_weights(training: Training, captured: Capture) -> Iterable[Advice]:
         yield Advice(
             "master-weights",
             "Keep FP32 master weights in BF16 training",
-            f"With weights stored in BF16, {share:.0%} of Adam's first updates at a learning rate of {rate:g} are smaller "
-            f"than half a spacing and are lost ({training.bf16.lost_adam[1e-4]:.0%} at 1e-4). Under autocast weights stay "
-            "FP32 and nothing is lost; otherwise use a master copy or stochastic rounding.",
+            f"With BF16 weights, {share:.0%} of Adam's first updates at learning rate {rate:g} are "
+            f"below half a spacing and lost ({training.bf16.lost_adam[0.0001]:.0%} at 1e-4). Autocast "
+            "keeps weights in FP32; otherwise use a master copy or stochastic rounding.",
             {"learning_rate": rate, "lost": share},
         )
 
 
 def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
-    """What FP16 would make of Adam's state and of its eps, and whether eps outweighs the gradients."""
+    """The effect of FP16 on Adam's state and eps, and whether eps exceeds the gradients."""
     pool = merge_magnitudes(p.gradient for p in training.parameters)
     if not pool.nonzero:
         return
@@ -106,13 +106,13 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
     squares = sum(n * min(max(edge - e, 0.0), 1.0) for e, n in pool.exponents.items()) / pool.nonzero
     damped = sum(n for e, n in pool.exponents.items() if 2.0 ** (e + 1) <= ADAM_EPS) / pool.nonzero
     text = (
-        f"Adam stores (1 - beta2) times the squared gradient. In FP16 {_share(squares)} of these are zero, and eps = {ADAM_EPS:g} "
-        "is too: such a step divides by zero, and weights turn Inf or NaN. In BF16 eps survives, but the moving averages lose "
-        "what is below 1/256 of them."
+        f"Adam stores (1 - beta2) times the squared gradient. In FP16 {_share(squares)} of these "
+        f"are zero, and so is eps = {ADAM_EPS:g}: the step divides by zero, and weights turn Inf "
+        "or NaN. In BF16 eps survives, but moving averages lose updates below 1/256 of their value."
     )
     if damped > LOST:
         text += (
-            f" In any format, eps outweighs {_share(damped)} of the gradients: a smaller one lets those weights move."
+            f" In any format, eps exceeds {_share(damped)} of the gradients: a smaller eps lets those weights change."
         )
     yield Advice(
         "adam-eps",
@@ -123,57 +123,58 @@ def adam_eps(training: Training, captured: Capture) -> Iterable[Advice]:
 
 
 def low_collective(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Sums over ranks in the model's own code."""
+    """Low-precision sums over ranks in the model's own code."""
     for node in (node for node in captured.nodes.values() if is_collective(node.op)):
         yield Advice(
             "low-collective",
             f"Reduce in FP32 in {_place(node.owner)}",
-            f"{node.op} at {node.source or node.owner} adds what the ranks hold in the dtype that it is given: raise to FP32 "
-            "before it.",
+            f"{node.op} at {node.source or node.owner} sums the ranks' values in their own dtype: "
+            "cast to FP32 before it.",
             {"module": node.owner},
         )
 
 
 def reduce_dtype(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Equal gradients of how many ranks overflow FP16 when they are added at the recommended scale."""
+    """The number of ranks whose summed equal gradients overflow FP16 at the recommended scale."""
     window = training.fp16
     largest = max((p.gradient.max_abs for p in training.parameters), default=0.0)
     if window is not None and window.init is not None and largest > 0 and training.format == "fp16":
         ranks = FORMATS["fp16"].largest / (largest * window.init)
-        many = f"the sum of {math.ceil(ranks)} equal gradients" if ranks > 1 else "the largest gradient by itself"
+        many = f"the sum of {math.ceil(ranks)} equal gradients" if ranks > 1 else "the largest single gradient"
         yield Advice(
             "reduce-dtype",
             "Reduce gradients over ranks in FP32",
-            f"At a loss scale of {window.init:g} {many} overflows FP16. Under autocast "
-            "gradients are FP32 and so is their sum; that changes with an FP16 compression hook or FSDP's `reduce_dtype`.",
+            f"At a loss scale of {window.init:g} {many} overflows FP16. Under autocast gradients and "
+            "their sum are FP32; an FP16 compression hook or FSDP's `reduce_dtype` changes that.",
             {"ranks": ranks},
         )
 
 
 def clip_after_unscale(training: Training, captured: Capture) -> Iterable[Advice]:
-    """What clipping would take of gradients that are still scaled."""
+    """The effect of clipping gradients that are still scaled."""
     window = training.fp16
     norm = merge_magnitudes(p.gradient for p in training.parameters).norm
     if window is not None and window.init is not None and training.format == "fp16":
         yield Advice(
             "clip-after-unscale",
             "Clip after unscaling",
-            f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it reads {norm * window.init:.3g}. Clipping "
-            f"that to 1, in place of {norm:.3g}, would divide the gradients by {max(norm * window.init / max(norm, 1), 1):.3g}.",
+            f"The gradient norm is {norm:.3g}; before `scaler.unscale_(optimizer)` it is "
+            f"{norm * window.init:.3g}. Clipping that value to 1 would divide the gradients by "
+            f"{max(norm * window.init / max(norm, 1), 1):.3g} too much.",
             {"norm": norm, "scaled": norm * window.init},
         )
 
 
 def zero_gradients(training: Training, captured: Capture) -> Iterable[Advice]:
-    """Parameters of which this step says nothing, as behind a layer that begins at zero."""
+    """Parameters with zero gradients in this step, for example behind a layer initialized to zero."""
     zero = [p.name for p in training.parameters if not p.gradient.nonzero]
     if zero:
         more = f" and {len(zero) - 4} more" if len(zero) > 4 else ""
         yield Advice(
             "zero-gradients",
             "Audit again after some steps",
-            f"The gradient is entirely zero of {', '.join(zero[:4])}{more}: all that is said here, the loss scales too, is of "
-            "the others.",
+            f"The gradient is zero for {', '.join(zero[:4])}{more}: all results, including loss "
+            "scales, exclude these parameters.",
             {"parameters": len(zero)},
         )
 
@@ -189,11 +190,11 @@ ADVICE = (
     clip_after_unscale,
     zero_gradients,
 )
-"""Every piece of advice, those first that decide whether training works at all."""
+"""All recommendations; those without which training fails come first."""
 
 
 def advice_of(training: Training, captured: Capture) -> tuple[Advice, ...]:
-    """All that applies, in the order of ADVICE."""
+    """All applicable recommendations, in the order of ADVICE."""
     return tuple(advice for piece in ADVICE for advice in piece(training, captured))
 
 

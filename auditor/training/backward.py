@@ -1,4 +1,4 @@
-"""The backward pass of every operation: alone, on FP32 values and gradients rounded to a format, and what it moves in a step."""
+"""Tests every operation's backward pass alone, on rounded FP32 values and gradients, and its effect on the step."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ from ..records import NodeError
 from ..records.training import BackwardNode, GradientChange
 
 RERUNS, FEWEST = 64, 16
-"""Operations at most that a step is run again for, in each format, and at least, however large it is."""
+"""Maximum number of operations tested by another step, per format; and the minimum for large steps."""
 
 ELEMENTS = 2_000_000_000
-"""Elements of all results of all those steps together, beyond the fewest."""
+"""Total elements of results over these steps, beyond the minimum number."""
 
 MOST_SCALED = 24
-"""Powers of two that a step with one operation low is scaled by at most."""
+"""Largest power of two that scales the loss of a step with one low operation."""
 
-OTHER_GRADIENTS = "the recorded operations have other gradients than the model, as with an autograd.Function of its own"
+OTHER_GRADIENTS = (
+    "the recorded operations do not have the model's gradients, for example because of its own autograd.Function"
+)
 
 Leaves = list[torch.Tensor | None]
 Key = tuple[str, int]
-"""A node, and which of its tensors."""
+"""A node, and the index of one of its tensors."""
 Gradients = dict[Key, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
 class BackwardTest:
-    """The backward pass of one operation alone in one format, on the FP32 values and gradients rounded to it.
+    """The backward pass of one operation alone in one format, on FP32 values and gradients rounded to it.
 
-    error: of what it hands to its inputs. weight: how far errors as large as those of its results, of random signs, move
-    the loss. gaps: {tensor argument: low minus reference of its gradient, unscaled}, kept as bfloat16. scale: of the loss,
-    at which the gradient that arrives is near 1.
+    error: of the gradients it returns. weight: how far random-sign errors of that size in its results move the loss.
+    gaps: {tensor argument: low minus reference gradient, unscaled}, as bfloat16. scale: the loss scale at which the
+    incoming gradient is near 1.
     """
 
     error: NodeError
@@ -56,21 +58,21 @@ class BackwardTest:
     scale: float = 1.0
 
     @property
-    def broken(self) -> bool:
-        """Whether it makes Inf or NaN of finite gradients."""
+    def is_broken(self) -> bool:
+        """Whether it turns finite gradients into Inf or NaN."""
         return bool(self.error.overflow or self.error.nan)
 
 
 def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[BackwardNode, ...], str | None]:
-    """Every operation's backward pass, with what it moves; and why what it moves is missing."""
+    """Every operation's backward pass with its effect on the gradients, or why the effect is missing."""
     tested = backward_errors(first, formats)
     lost = {fmt: spoilt(first, fmt) for fmt in formats}
     again = _worth_a_run(first, tested)
     nodes = []
     for name, result in tested.items():
-        runs = {f: one_low(first, name, f, one.scale) for f, one in result.items() if one.broken or name in again}
+        runs = {f: one_low(first, name, f, one.scale) for f, one in result.items() if one.is_broken or name in again}
         # Where the operation alone breaks gradients that reach no parameter, what a step loses that is all low.
-        broken = [fmt for fmt, one in result.items() if one.broken]
+        broken = [fmt for fmt, one in result.items() if one.is_broken]
         reaches = {fmt: _broken_parameter(first, runs[fmt]) or lost[fmt].get(name) for fmt in broken}
         ran = [fmt for fmt, low in runs.items() if low.failure is None and first.faithful]
         node = first.capture.nodes[name]
@@ -91,7 +93,7 @@ def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[Backwar
 
 
 def _worth_a_run(step: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -> set[str]:
-    """The heaviest operations, as many as there are runs for."""
+    """The operations with the largest weight, limited by the number of runs."""
     elements = sum(leaf.numel() for leaves in step.live.values() for leaf in leaves)
     weights = {name: max(one.weight for one in result.values()) for name, result in tested.items()}
     return set(
@@ -100,7 +102,7 @@ def _worth_a_run(step: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -
 
 
 def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> GradientChange:
-    """What a step with one operation low moves; of its backward pass alone, which all that follows is linear in."""
+    """How far one low operation moves the step's gradients; `gaps` give its backward part, linear from there on."""
     at = [step.live[name][index] for name, index in gaps]
     errors = [gap.to(x.dtype) for gap, x in zip(gaps.values(), at, strict=True)]
     moved = torch.autograd.grad(at, [*step.parameters.values()], errors, retain_graph=True, allow_unused=True)
@@ -113,16 +115,16 @@ def _norm(gradients: Sequence[torch.Tensor]) -> float:
 
 
 def _broken_parameter(step: Step, low: LowStep) -> str | None:
-    """The first parameter whose gradient is finite in FP32 alone."""
+    """The first parameter whose gradient is finite only in FP32."""
     broken = (n for n, g in low.gradients.items() if g is not None and not bool(torch.isfinite(g).all()))
     return next((n for n in broken if bool(torch.isfinite(step.by_parameter[n]).all())), None)
 
 
 def backward_errors(step: Step, formats: Sequence[str]) -> dict[str, dict[str, BackwardTest]]:
-    """{node: {format: what its backward pass does}} for every operation that has a gradient to pass on.
+    """{node: {format: its backward test}} for every operation with a gradient to pass on.
 
-    The gradient that arrives is scaled by a power of two, so that its largest entry is near 1: what a loss scale can
-    mend is not held against the operation.
+    The incoming gradient is scaled by a power of two, so that its largest entry is near 1: problems that a loss scale
+    repairs do not count.
     """
     result: dict[str, dict[str, BackwardTest]] = {}
     for node in step.capture.graph_module.graph.nodes:
@@ -157,7 +159,7 @@ def _weight(errors: Leaves, gradients: Leaves) -> float:
 
 
 def _error(exact: Leaves, rounded: Leaves) -> NodeError:
-    """Relative L2 of all gradients together where they are finite in FP32, beside what is not finite there."""
+    """Relative L2 of all gradients where FP32 is finite, and whether any became non-finite there."""
     pairs = [
         (ours[torch.isfinite(ours)], theirs[torch.isfinite(ours)])
         for ours, theirs in zip(exact, rounded, strict=True)
@@ -176,7 +178,7 @@ def _gap(ours: torch.Tensor | None, theirs: torch.Tensor | None, exponent: int) 
 
 
 def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> tuple[Leaves, Gradients] | str:
-    """Results and gradients of an operation, in FP32, or in a format on rounded values and gradients; or why it has none."""
+    """Results and gradients of an operation, in FP32 or in a format on rounded values; or why it has none."""
     leaves: dict[Key, torch.Tensor] = {}
 
     def leaf(source: fx.Node) -> Any:
@@ -219,7 +221,7 @@ def _backward(results: list[torch.Tensor], gradients: Leaves, leaves: list[torch
 
 
 def _scale_by(gradients: Leaves, exponent: int) -> Leaves:
-    """Times a power of two, in two steps where one is beyond float32."""
+    """Multiply by a power of two, in two steps if it exceeds float32's range."""
     half = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
     return [None if g is None else g.float() * half[0] * half[1] for g in gradients]
 

@@ -1,4 +1,4 @@
-"""Where a training step's loss comes from: a function and its targets, by the names people give them, or the model's own output."""
+"""Locates the loss of a training step: a function and its targets by conventional names, or the model's own output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..errors import LoadError, let_through
 from ..isolation import isolated
 from ..loading import load
 from ..loading.inputs import as_batches, forward_parameters, named_inputs
-from ..loading.state import in_eval, raised, switch
+from ..loading.state import in_eval, switch, upcast_model
 from ..loading.subject import from_object
 from ..loading.target import blame, call, named_in, parse
 from ..records import Batch, Objective, Subject
@@ -28,7 +28,7 @@ LOSS_NAMES = ("loss_fn", "get_loss", "criterion")
 TARGET_NAMES = ("get_targets", "targets")
 OWN_LOSS = "the model's own loss"
 WHOLE_BATCH = "batch"
-"""A loss function whose only parameter besides the outputs has this name is given the whole batch."""
+"""Name of a loss's only parameter after the outputs that receives the whole batch."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -36,7 +36,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def training_subject(
     model: nn.Module, example_inputs: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None
 ) -> Subject:
-    """A Subject around the caller's model whose batches hold inputs and targets.
+    """A Subject around the caller's model whose batches contain inputs and targets.
 
     Raises: LoadError(slug="bad-targets" | "no-loss" | "bad-loss" | "no-gradient"), and those of from_object.
     """
@@ -44,26 +44,26 @@ def training_subject(
     inputs, targets = split(batches, loss_fn, model)
     subject = from_object(model, [(args, {**own, **kwargs}) for args, own in inputs])
     source = f"loss_fn={_name(loss_fn)}" if loss_fn is not None else OWN_LOSS
-    return checked(replace(subject, objective=Objective(loss_fn, targets, source)))
+    return check_training(replace(subject, objective=Objective(loss_fn, targets, source)))
 
 
 def split(
     batches: Sequence[Batch], loss_fn: Callable[..., Any] | None, model: nn.Module
 ) -> tuple[tuple[Batch, ...], tuple[Batch, ...]]:
-    """Inputs of the model and targets of the loss, batch by batch.
+    """Split each batch into inputs of the model and targets of the loss.
 
-    The targets are what `loss_fn` must be given after the outputs: the last positional entries of a batch, or the
-    entries of a mapping that are called like its parameters. A single parameter called `batch` is given it all.
+    The targets are the arguments of `loss_fn` after the outputs: the last positional entries of a batch, or the entries
+    of a mapping with its parameters' names. A single parameter called `batch` gets the whole batch.
     """
     if loss_fn is None:
         return tuple(batches), tuple(((), {}) for _ in batches)
-    names = _required(loss_fn)
+    names = _loss_arguments(loss_fn)
     pairs = [_split_one(batch, names, loss_fn, model) for batch in batches]
     return tuple(inputs for inputs, _ in pairs), tuple(targets for _, targets in pairs)
 
 
-def checked(subject: Subject) -> Subject:
-    """Computes the loss of every batch once, in training mode; the model and the generators stay as they were.
+def check_training(subject: Subject) -> Subject:
+    """Compute the loss of every batch once, in training mode; the model and the generators are restored.
 
     Raises: LoadError(slug="no-loss" | "bad-loss" | "no-gradient").
     """
@@ -71,7 +71,7 @@ def checked(subject: Subject) -> Subject:
     assert objective is not None
     step = TrainingStep(subject.model, objective.loss_fn)
     for batch in step_batches(subject):
-        with raised(subject), isolated(step, batch), in_training(subject.model), torch.enable_grad():
+        with upcast_model(subject), isolated(step, batch), in_training(subject.model), torch.enable_grad():
             try:
                 loss = step(*pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
             except Exception as error:
@@ -87,7 +87,7 @@ def checked(subject: Subject) -> Subject:
 
 @contextmanager
 def in_training(model: nn.Module) -> Iterator[None]:
-    """`model.train()` for the body; every module's own flag comes back. What runs write is `isolated`'s to put back."""
+    """In the body the model is in training mode; then its flags are restored. `isolated` undoes other changes."""
     with in_eval(model):
         switch(model, training=True)
         yield
@@ -102,9 +102,11 @@ def _check_loss(loss: Any, objective: Objective) -> None:
         )
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
-        raise LoadError(f"{objective.source} gave {what}: a loss is one floating-point number", slug="bad-loss")
+        raise LoadError(
+            f"{objective.source} returned {what}: a loss must be one floating-point number", slug="bad-loss"
+        )
     if not bool(torch.isfinite(loss)):
-        raise LoadError(f"{objective.source} is {float(loss)} in FP32 already: fix the step first", slug="bad-loss")
+        raise LoadError(f"{objective.source} is already {float(loss)} in FP32: fix the step first", slug="bad-loss")
     if not loss.requires_grad:
         raise LoadError(
             f"{objective.source} depends on no parameter that requires a gradient: unfreeze one, or audit in mode "
@@ -113,8 +115,8 @@ def _check_loss(loss: Any, objective: Objective) -> None:
         )
 
 
-def _required(loss_fn: Callable[..., Any]) -> list[str] | None:
-    """Names of what the loss must be given after the outputs; None for one that takes any number."""
+def _loss_arguments(loss_fn: Callable[..., Any]) -> list[str] | None:
+    """Names of the loss's arguments after the outputs; None if it takes any number."""
     function = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -165,12 +167,12 @@ def load_training(
 ) -> Subject:
     """As `load`, with the loss and targets of a training step.
 
-    loss: `file.py:name`, or a name in the target's file. Without it, the file's `loss_fn`, what its `get_loss()` returns,
-    or its `criterion`; else the model's own loss. Targets: `get_targets()` or `targets` of the file, one entry per batch
-    of inputs; else the last entries of every batch. `audit_spec()` may have `loss` and `targets`.
+    loss: `file.py:name`, or a name in the target's file. By default the file's `loss_fn`, the result of its
+    `get_loss()`, or its `criterion`; else the model's own loss. Targets: `get_targets()` or `targets` of the file, one
+    entry per batch of inputs; else the last entries of every batch. `audit_spec()` may have `loss` and `targets`.
     Raises: LoadError, those of `load` and slug="missing-loss" | "no-loss" | "bad-loss" | "bad-targets" | "no-gradient".
     """
-    return checked(
+    return check_training(
         load(target, inputs=inputs, weights=weights, seed=seed, objective=partial(_with_objective, target, loss, seed))
     )
 
@@ -178,7 +180,7 @@ def load_training(
 def _with_objective(
     target: str, loss: str | None, seed: int, module: ModuleType, spec: Mapping[str, Any], subject: Subject
 ) -> Subject:
-    """The subject with its objective; targets are taken out of its batches where they are in there."""
+    """The subject with its objective; targets in its batches are removed from them."""
     label = parse(target).label
     loss_fn, source = _loss(module, spec, label, loss, seed)
     targets = _targets(module, spec, label)
@@ -190,8 +192,8 @@ def _with_objective(
         subject = replace(subject, batches=batches, held_out=held_out)
     if len(targets) != len(subject.batches):
         raise LoadError(
-            f"{label} has targets for {len(targets)} batches and inputs for {len(subject.batches)}: give one entry "
-            "of targets per batch of inputs",
+            f"{label} has targets for {len(targets)} batches, and inputs for {len(subject.batches)}: "
+            "give one entry of targets per batch of inputs",
             slug="bad-targets",
         )
     return replace(subject, objective=Objective(loss_fn, tuple(targets), source))

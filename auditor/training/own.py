@@ -1,4 +1,4 @@
-"""The user's own training step, run: model, loss and `backward()`, in FP32 or low, as the loop in the report has them."""
+"""Runs the user's own training step: model, loss and `backward()`, in FP32 or low, like the loop in the report."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from ..errors import LoadError, let_through
 from ..execution.policy import PrecisionChoice, choice_from_scopes, plain
 from ..execution.step import LowStep, Step, failure_of_step, gradient_error, unscale
 from ..isolation import isolated
-from ..isolation.answer import copied, from_the_start
-from ..isolation.process import unfused
+from ..isolation.answer import copy_batch, from_the_start
+from ..isolation.process import disable_fused_path
 from ..numerics.casting import widen
 from ..numerics.formats import dtype_of
 from ..records import Plan
 from .step import LOSS, TrainingStep, in_the_model
 
 FAITHFUL = 1e-3
-"""Relative L2 up to which the gradients of the recorded operations count as those of the step itself."""
+"""Largest relative L2 difference between the recorded operations' gradients and the step's own that counts as equal."""
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """How a step is run low: the model under a plan and the loss in FP32, or without a plan both in a region of autocast.
+    """How a step runs low: the model under a plan and the loss in FP32, or without a plan both under autocast.
 
-    format "fp32": as it is, without any region.
+    format "fp32": without any autocast region.
     """
 
     format: str
@@ -56,9 +56,9 @@ FP32 = Lowering("fp32")
 
 
 def own_step(step: Step, low: Lowering, scale: float = 1.0) -> LowStep:
-    """Loss and unscaled gradients of one step at a loss scale; the caller has put the model in training mode.
+    """Loss and unscaled gradients of one step at a loss scale; the caller has set training mode.
 
-    Model, loss, batch, gradients and generators stay as they are. Whatever the step raises is its failure.
+    Model, loss, batch, gradients and generators are restored. An exception becomes the step's failure.
     """
     subject = step.subject
     assert subject.objective is not None
@@ -75,14 +75,14 @@ def own_step(step: Step, low: Lowering, scale: float = 1.0) -> LowStep:
 
 
 def settle(step: Step) -> Step:
-    """Gives a step, run as the recorded operations, the gradients that the model itself has.
+    """Replace the recorded operations' gradients in a step by those of the model itself.
 
-    They differ where the model has an autograd.Function, or hooks that change gradients.
-    Raises: LoadError(slug="bad-loss") where the backward pass raises.
+    They differ where the model has an autograd.Function, or hooks that change gradients. Raises:
+    LoadError(slug="bad-loss") where the backward pass raises.
     """
     own = own_step(step, FP32)
     if own.failure is not None:
-        raise LoadError(f"the training step raised in FP32 already: {own.failure}; fix it first", slug="bad-loss")
+        raise LoadError(f"the training step already raised in FP32: {own.failure}; fix it first", slug="bad-loss")
     result = {}
     for name, gradient in step.by_parameter.items():
         theirs = own.gradients.get(name)
@@ -96,7 +96,7 @@ def settle(step: Step) -> Step:
 
 
 class _Region(TrainingStep):
-    """A training step as the loop in the report has it: a plan has regions of its own, and the loss is outside of them."""
+    """A training step like the loop in the report: a plan has its own regions, and the loss is outside of them."""
 
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, low: Lowering) -> None:
         super().__init__(model, loss_fn)
@@ -105,7 +105,7 @@ class _Region(TrainingStep):
         self.returned = "tensor"
 
     def forward(self, args: Any, kwargs: Any, targets: Any, named: Any) -> Any:
-        """The loss, which is kept as it is: whoever records the step hands out copies."""
+        """The loss; whoever records the step works on copies."""
         without = self.low.format == "fp32" or self.low.plan is not None
         with (
             nullcontext()
@@ -117,13 +117,13 @@ class _Region(TrainingStep):
         return loss
 
     def loss_inputs(self, outputs: Any) -> Any:
-        """The outputs, raised to FP32 where a plan may have made them low and the loss is a function of them."""
+        """The outputs, converted to FP32 where a plan may have made them low and the loss is a function of them."""
         self.returned = _kind(outputs, self.loss_fn is None)
         return outputs if self.low.plan is None or self.loss_fn is None else _wide(outputs)
 
 
 def _kind(outputs: Any, own: bool) -> str:
-    """tensor | tensors, of which a loss is a function; attribute | mapping, in which the model's own loss is."""
+    """tensor | tensors: inputs of a loss function; attribute | mapping: contains the model's own loss."""
     if isinstance(outputs, torch.Tensor):
         return "tensor"
     if not own:
@@ -132,8 +132,8 @@ def _kind(outputs: Any, own: bool) -> str:
 
 
 def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: float) -> LowStep:
-    with torch.enable_grad(), unfused():
-        args, kwargs = copied(step.batch)
+    with torch.enable_grad(), disable_fused_path():
+        args, kwargs = copy_batch(step.batch)
         with _around(step, low):
             module(*args, **kwargs)
         loss, step.returned = module.kept[-1], module.returned
@@ -144,10 +144,10 @@ def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: flo
 
 @contextmanager
 def _around(step: Step, low: Lowering) -> Iterator[None]:
-    """FP32: outside of the author's own regions, as in the recording. Low: natively on a GPU, emulated elsewhere.
+    """FP32: outside the user's own regions, as in the recording. Low: natively on a GPU, emulated elsewhere.
 
-    A GPU's half kernels draw other random numbers than its FP32 kernels: a step that draws runs its kernels under the
-    emulation there, which draws in FP32.
+    A GPU's half kernels draw other random numbers than its FP32 kernels: a step with random operations runs under the
+    emulation even there, which draws in FP32.
     """
     if low.format == "fp32":
         with intercepted(Handler(), around=torch.float32):
@@ -160,7 +160,7 @@ def _around(step: Step, low: Lowering) -> Iterator[None]:
 
 
 def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, torch.Tensor | None]:
-    """Unscaled gradients; what `grad` held before is the caller's to put back."""
+    """Unscaled gradients; the caller restores previous values of `grad`."""
     trainable = {in_the_model(n): p for n, p in module.named_parameters() if p.requires_grad and p.is_floating_point()}
     for parameter in trainable.values():
         parameter.grad = None
@@ -169,7 +169,7 @@ def _backward(loss: torch.Tensor, module: nn.Module, scale: float) -> dict[str, 
 
 
 def _wide(outputs: Any) -> Any:
-    """Outputs raised to FP32, those within a dataclass too, which torch takes for a leaf: as in the loop of the report."""
+    """Convert outputs to FP32, also inside a dataclass, which torch treats as a leaf: like the loop in the report."""
 
     def wide(leaf: Any) -> Any:
         if not is_dataclass(leaf) or isinstance(leaf, type):

@@ -1,4 +1,4 @@
-"""FP16 with a scaler, BF16 without one, or FP32."""
+"""Recommends a training format: FP16 with a gradient scaler, BF16 without one, or FP32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..records.training import LossScale, Training
 from .window import scaler_code
 
 TOLERATED = 0.1
-"""Relative error of the gradients up to which a format is recommended: the step then points within 6 degrees of FP32's."""
+"""Largest relative gradient error of a recommended format: the step then points within 6 degrees of FP32's."""
 
 
 def format_to_train_in(
@@ -23,13 +23,13 @@ def format_to_train_in(
     recommended: str | None,
     idle: Collection[str] = (),
 ) -> tuple[str | None, str]:
-    """The format to train in, and why, in one sentence.
+    """The format to train in, with the reason in one sentence.
 
-    idle: formats in which no verified plan under autocast runs anything low, though one was asked for.
+    idle: formats whose verified autocast plans run nothing low, although some were requested.
     """
     near = {fmt: error for fmt, error in errors.items() if error is not None and error <= TOLERATED}
     if near and not any(errors.values()):
-        return None, "FP32: autocast lowers nothing in this step"
+        return None, "FP32: autocast runs nothing in low precision in this step"
     if near and set(near) <= set(idle):
         return None, f"FP32: no verified plan under autocast runs anything in {' or '.join(map(label, near))}"
     near = {fmt: error for fmt, error in near.items() if fmt not in idle}
@@ -39,8 +39,9 @@ def format_to_train_in(
         return "bf16", f"BF16 without a scaler: {_why_bf16(formats, scale, errors, closer, 'fp16' in idle)}"
     if fp16 and scale is not None and scale.init is not None:
         return "fp16", (
-            f"FP16 with {scaler_code(scale.init)}: scales from {scale.minimum:,.10g} to {scale.maximum:,.10g} overflow "
-            f"nothing and keep flushed gradients within {scale.allowed:.0%}{_why_not_bf16(errors, 'bf16' in idle)}"
+            f"FP16 with {scaler_code(scale.init)}: at scales from {scale.minimum:,.10g} to "
+            f"{scale.maximum:,.10g} nothing overflows and at most {scale.allowed:.0%} of the "
+            f"gradients underflow{_why_not_bf16(errors, 'bf16' in idle)}"
         )
     return None, f"FP32: {_why_fp32(errors)}"
 
@@ -48,11 +49,11 @@ def format_to_train_in(
 def _why_fp32(errors: Mapping[str, float | None]) -> str:
     finite = {fmt: error for fmt, error in errors.items() if error is not None and math.isfinite(error)}
     if not finite:
-        return "in no format does one training step give finite gradients"
+        return "no format gives finite gradients in a training step"
     best = min(finite, key=lambda fmt: finite[fmt])
     if finite[best] <= TOLERATED:
         return "no loss scale suits FP16"
-    others = "" if len(errors) == 1 else ", and no other format is closer"
+    others = "" if len(errors) == 1 else ", and no other format is more accurate"
     return f"{_off(best, finite[best])}{others}"
 
 
@@ -64,8 +65,8 @@ def _why_bf16(
         return error
     if scale.closed_by is not None:
         return (
-            f"no loss scale suits FP16: {scale.closed_by or 'the model'} overflows beyond {scale.maximum:,.10g}, and "
-            f"{scale.minimum:,.10g} is needed to keep flushed gradients within {scale.allowed:.0%}"
+            f"no loss scale suits FP16: {scale.closed_by or 'the model'} overflows above {scale.maximum:,.10g}, but at "
+            f"least {scale.minimum:,.10g} is needed for at most {scale.allowed:.0%} underflow"
         )
     fp16 = errors.get("fp16")
     if fp16 is None or not math.isfinite(fp16):
@@ -91,10 +92,10 @@ def _off(fmt: str, error: float) -> str:
     name = label(fmt)
     if not math.isfinite(error):
         return f"{name} gives no finite gradients"
-    return f"the gradients of {name} are {error:.0%} off, where {TOLERATED:.0%} would be tolerated"
+    return f"the gradients of {name} have an error of {error:.0%}, above the tolerated {TOLERATED:.0%}"
 
 
-def agreed(
+def recommend_plan(
     training: Training,
     plans: Mapping[str, Plan],
     recommended: str | None,
@@ -102,10 +103,10 @@ def agreed(
     max_error: float,
     use: str = "training",
 ) -> tuple[str | None, str]:
-    """The recommended plan, and why, once it is known how to train: the plan to train under, or none where that is FP32.
+    """The recommended plan and its reason, adjusted for training: the plan to train under, or none for FP32.
 
-    Plans are chosen by how far outputs are off; a step may be further off, or need what FP16 has not. Where nobody asked
-    for a plan under autocast, or none about training, the recommendation stays.
+    Plans are chosen by output error; a step may need more accuracy, or a range that FP16 lacks. Without a requested
+    autocast plan or training audit, the recommendation stays.
     """
     if use != "training":
         return recommend(plans, max_error, use, {f"autocast_{training.format}"})
@@ -113,12 +114,12 @@ def agreed(
         if recommended is None:
             return None, reason
         why = training.recommendation.removeprefix("FP32: ")
-        return None, f"Train in FP32: {why}. Outputs alone hold the budget under {recommended}."
+        return None, f"Train in FP32: {why}. For inference, {recommended} meets the error budget."
     trains = (plan for plan in plans.values() if strategy_of(plan.strategy).trains)
     wanted = next((plan for plan in trains if plan.format == training.format), None)
     if wanted is None or wanted.name == recommended or (wanted.score and not wanted.score.holds):
         return recommended, reason
     return wanted.name, (
-        f"{label(wanted.format)} under autocast: measured error {wanted.measured_error:.2g} within the budget, {staying(wanted)}; "
-        f"it is the plan to train under: {training.recommendation}."
+        f"{label(wanted.format)} under autocast: measured error {wanted.measured_error:.2g} within the budget, "
+        f"{staying(wanted)}. It is the plan to train under: {training.recommendation}."
     )

@@ -1,4 +1,4 @@
-"""The training stage: before the plans it finds what fails backwards, after them it says how to train."""
+"""The training stage: before planning it detects backward failures, after it recommends how to train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..execution.policy import Policy
 from ..execution.resolve import resolve
 from ..execution.step import Step, bind_step, gradient_error, run_step
 from ..numerics.formats import FORMATS
-from ..numerics.histogram import flushed, largest_scale, magnitudes_of, merge_magnitudes, significant
+from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
 from ..records import Batch, Capture, Magnitudes, Objective, Plan, Subject
 from ..records.training import (
     BackwardNode,
@@ -37,15 +37,15 @@ from .step import LOSS, capture_step, step_batches
 from .window import HEADROOM, RATES, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 
 QUARTERS = 12
-"""How often the loss scale is quartered at most, until a step's gradients are finite on every batch."""
+"""Maximum number of times the loss scale is quartered until gradients are finite on every batch."""
 
 
 @dataclass
 class MeasuredStep:
-    """What is known of the training step before there are plans.
+    """Measurements of the training step before planning.
 
-    gradients: {node or placeholder: gradients with respect to its results}, weights by their placeholder. first: the step
-    on the first batch, its graph kept. parameters: which of them have low gradients, a plan decides.
+    gradients: {node or placeholder: gradients of its results}, weights by their placeholder. first: the step on the
+    first batch, with its graph. parameters: a plan decides which of them have low gradients.
     """
 
     capture: Capture
@@ -59,7 +59,7 @@ class MeasuredStep:
 
 
 def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredStep:
-    """One FP32 step per batch, and every operation's backward pass alone; the model comes back as it was.
+    """One FP32 step per batch, and every operation's backward pass alone; the model is restored.
 
     Raises: CaptureError(slug="capture-failed"), LoadError(slug="bad-loss") where FP32 gradients are not finite.
     """
@@ -94,7 +94,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
 
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
-    """The loss-scale window under the FP16 plan, what BF16 loses, trial steps, and advice."""
+    """The loss-scale window under the FP16 plan, the losses of BF16, trial steps, and recommendations."""
     lowerings = {fmt: Lowering(fmt, _usable(plans.get(f"autocast_{fmt}"))) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
     low = low_names(prepared.capture, fmt, lowerings[fmt].precision)
@@ -112,7 +112,7 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
     bf16 = None
     if "bf16" in prepared.formats:
         adam, sgd = ({rate: lost(parameters, rate) for rate in RATES} for lost in (lost_by_adam, lost_by_sgd))
-        share = flushed(merge_magnitudes(by_module.values()).exponents, FORMATS["bf16"])
+        share = underflow_share(merge_magnitudes(by_module.values()).exponents, FORMATS["bf16"])
         bf16 = Bf16Outlook(share, adam, sgd)
     idle = {f for f in prepared.formats if f"autocast_{f}" in plans and lowerings[f].plan is None}
     format, reason = format_to_train_in(prepared.formats, scale, errors, recommended, idle)
@@ -143,20 +143,20 @@ def _refuse_broken(step: Step) -> None:
     for name, gradient in step.by_parameter.items():
         if not bool(torch.isfinite(gradient).all()):
             raise LoadError(
-                f"the gradient of {name} is not finite in FP32 already: fix the loss or the inputs first",
+                f"the gradient of {name} is not finite even in FP32: fix the loss or the inputs first",
                 slug="bad-loss",
             )
 
 
 def _usable(plan: Plan | None) -> Plan | None:
-    """A plan to train under: one that holds and runs something low."""
+    """A plan to train under: it is verified and runs something low."""
     if plan is None or not plan.holds:
         return None
     return plan if any(choice.precision != "fp32" for choice in plan.scopes.values()) else None
 
 
 def _gradient_error(prepared: MeasuredStep, low: Lowering, scale: float) -> float | None:
-    """How far the gradients of a low step are off, on the batch where that is most; None where it raises. scale: of the loss."""
+    """Gradient error of a low step on the worst batch; None where it raises. scale: of the loss."""
     worst = 0.0
     for step in _steps(prepared):
         result = own_step(step, low, scale)
@@ -179,8 +179,8 @@ def _steps(prepared: MeasuredStep) -> Iterator[Step]:
 def _at_a_scale(
     prepared: MeasuredStep, low: Lowering, window: LossScale | None
 ) -> tuple[float | None, LossScale | None]:
-    """The error of an FP16 step at the scale to begin with, and the window. Where gradients overflow there, as inside an
-    autograd.Function, the scale is quartered until they do not, and that is the window's upper end."""
+    """The error of an FP16 step at the initial scale, and the window. Where gradients overflow there, as inside an
+    autograd.Function, the scale is quartered until they do not, which becomes the window's upper end."""
     scale = window.init if window is not None and window.init else 1.0
     error = _gradient_error(prepared, low, scale)
     if window is None or window.init is None or error is None or math.isfinite(error):
@@ -198,7 +198,7 @@ def _at_a_scale(
 def _with_batch(
     nodes: tuple[BackwardNode, ...], step: Step, formats: tuple[str, ...], number: int
 ) -> tuple[BackwardNode, ...]:
-    """The operations, those unsafe whose backward pass breaks on another batch, where a low step of that is not finite."""
+    """The operations; unsafe, too, are those whose backward pass breaks on another batch with a non-finite low step."""
     scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / HEADROOM, 2.0**24)
     low = {fmt: own_step(step, Lowering(fmt), scale if FORMATS[fmt].loss_scaling else 1.0) for fmt in formats}
     if not (broken := tuple(fmt for fmt, one in low.items() if one.failure is None and not one.finite)):
@@ -214,7 +214,7 @@ def _with_batch(
 
 
 def _noise(step: Step) -> float | None:
-    """How far FP32's gradients are from those of other batches of this size, as the two halves of this one are apart; relative.
+    """Relative distance of FP32's gradients from those of other batches, estimated from the two halves of this batch.
 
     The mean of two halves is off by half their distance. None where the batch cannot be halved.
     """
@@ -232,13 +232,13 @@ def _noise(step: Step) -> float | None:
 
 
 def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -> frozenset[str]:
-    """Values whose gradient is low under autocast: those that are low themselves, or are lowered for a reader."""
+    """Values whose gradient is low under autocast: low values, and values cast to low precision for a reader."""
     result = resolve(Policy(captured, "autocast", precision_of, fmt))
     return frozenset(name for name in result.dtypes if result.low(name)) | frozenset(result.lowered)
 
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
-    """The low gradients of every module, its parameters' among them."""
+    """The low gradients of every module, including its parameters'."""
     groups: dict[str, list[Magnitudes]] = {}
     for name, result in gradients.items():
         if name in low:
@@ -247,7 +247,7 @@ def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: f
 
 
 def _module(captured: Capture, name: str) -> str:
-    """Module of a node, or of the parameter that a placeholder stands for."""
+    """Module of a node, or of a placeholder's parameter."""
     if name in captured.nodes:
         return captured.nodes[name].owner
     fqn = next((p.fqn for p in captured.placeholders if p.name == name), None)
@@ -257,7 +257,7 @@ def _module(captured: Capture, name: str) -> str:
 def module_gradients(
     captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]
 ) -> tuple[ModuleGradients, ...]:
-    """Gradients of what every module's operations return, in the order they run."""
+    """Gradients of the results of every module's operations, in execution order."""
     groups: dict[str, list[str]] = {}
     for name in captured.nodes:
         if name in gradients:
@@ -275,7 +275,7 @@ def module_gradients(
 
 
 def _inner(step: Step) -> Magnitudes:
-    """Gradients inside the model, and of its weights; the loss's own, which is 1, is left out."""
+    """Gradients inside the model, and of its weights, without the loss's own, which is 1."""
     return merge_magnitudes(
         significant(magnitudes_of(g))
         for name, gradients in step.gradients.items()

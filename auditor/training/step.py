@@ -1,4 +1,4 @@
-"""A training step as a module, which any run can take in the model's place, and recorded in the model's own paths."""
+"""A training step as a module, which can run in the model's place; the recording uses the model's own paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import CaptureError
 from ..records import Batch, Call, Capture, Node, Placeholder, Subject
 
 LOSS = "(loss)"
-"""Owner of the operations of the loss, which belong to no module of the model."""
+"""Owner name for operations of the loss, which belong to no module of the model."""
 
 _PREFIX = "model"
 
@@ -24,7 +24,7 @@ _PREFIX = "model"
 class TrainingStep(nn.Module):
     """Model and loss as one module, which returns the loss; `model` is the caller's own object.
 
-    Whoever runs it, gradients are on, as they are in training: `detach` and `no_grad` mean something.
+    Gradients are always enabled, as in training, so that `detach` and `no_grad` have their effect.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None) -> None:
@@ -39,12 +39,12 @@ class TrainingStep(nn.Module):
             return own_loss(outputs) if self.loss_fn is None else self.loss_fn(outputs, *targets, **named)
 
     def loss_inputs(self, outputs: Any) -> Any:
-        """What the loss is given of what the model returns."""
+        """The loss's inputs, from the model's outputs."""
         return outputs
 
 
 def own_loss(outputs: Any) -> Any:
-    """`.loss` or `["loss"]` of what a model returns, or the returned tensor itself; None if there is none."""
+    """`.loss` or `["loss"]` of the model's outputs, or the returned tensor itself; None if there is none."""
     if isinstance(outputs, Mapping) and "loss" in outputs:
         return outputs["loss"]
     loss = getattr(outputs, "loss", None)
@@ -54,7 +54,7 @@ def own_loss(outputs: Any) -> Any:
 
 
 def step_batches(subject: Subject) -> tuple[Batch, ...]:
-    """The subject's batches as TrainingStep takes them."""
+    """The subject's batches as arguments of TrainingStep."""
     assert subject.objective is not None
     pairs = zip(subject.batches, subject.objective.targets, strict=True)
     return tuple(((args, kwargs, targets, named), {}) for (args, kwargs), (targets, named) in pairs)
@@ -63,13 +63,13 @@ def step_batches(subject: Subject) -> tuple[Batch, ...]:
 def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> Capture:
     """The graph of model and loss in training mode; owners are the model's own paths, or `LOSS`.
 
-    The caller has put the model in training mode. Raises: CaptureError(slug="capture-failed").
+    The caller has set training mode. Raises: CaptureError(slug="capture-failed").
     """
     assert subject.objective is not None
     step = TrainingStep(subject.model, subject.objective.loss_fn)
     captured = capture(replace(subject, model=step, batches=step_batches(subject)), formats, seed)
     if len(captured.outputs) != 1:
-        raise CaptureError(f"{subject.name}: the graph of a training step returns one loss", slug="capture-failed")
+        raise CaptureError(f"{subject.name}: a training step must return one loss", slug="capture-failed")
     told = in_its_terms(captured)
     name = _of_torch(subject.objective.loss_fn)
     nodes = (
@@ -83,7 +83,7 @@ def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> C
 
 
 def in_its_terms(captured: Capture) -> Capture:
-    """The capture of a TrainingStep with the paths that the model itself knows; what is not the model's is the `LOSS`'s."""
+    """The capture of a TrainingStep with the model's own paths; everything outside the model belongs to `LOSS`."""
     aliases = {_owner(path): tuple(map(_owner, others)) for path, others in captured.aliases.items()}
     return replace(
         captured,
@@ -94,12 +94,12 @@ def in_its_terms(captured: Capture) -> Capture:
 
 
 def in_the_model(name: str) -> str:
-    """Name of a parameter of a TrainingStep in the model's own state dict."""
+    """A TrainingStep parameter's name in the model's own state dict."""
     return name.removeprefix(f"{_PREFIX}.")
 
 
 def _of_torch(loss_fn: object) -> str | None:
-    """What a loss of torch is called: `torch.nn.CrossEntropyLoss`, `torch.nn.functional.cross_entropy`."""
+    """The name of a torch loss: `torch.nn.CrossEntropyLoss`, `torch.nn.functional.cross_entropy`."""
     while isinstance(loss_fn, partial):
         loss_fn = loss_fn.func
     named = type(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
@@ -127,9 +127,9 @@ def _placeholder(place: Placeholder) -> Placeholder:
 
 
 def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-    """Around an operation: the model's root, or the root and the loss, and what these call.
+    """Calls around an operation: the model's root, or the root and the loss, and their inner calls.
 
-    The model's root encloses the loss too, since it decides what the loss computes in.
+    The model's root encloses the loss too, since it determines the loss's dtype.
     """
     if _in_model(calls):
         return (_ROOT, *(replace(call, path=_owner(call.path), depth=call.depth - 1) for call in calls[2:]))

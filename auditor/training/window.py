@@ -1,4 +1,4 @@
-"""The loss scales that FP16 gradients can live with, and the updates that weights stored in BF16 lose."""
+"""Usable loss scales for FP16 gradients, and the updates that BF16 weights lose."""
 
 from __future__ import annotations
 
@@ -10,63 +10,63 @@ import torch
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import (
     exponent_counts,
-    flushed,
     largest_scale,
     merge_magnitudes,
-    subnormal,
+    subnormal_share,
+    underflow_share,
 )
 from ..records import Magnitudes
 from ..records.training import LossScale, ParameterGradients
 
 ALLOWED = 0.01
-"""Share of the non-zero low gradients that may be flushed to zero."""
+"""Share of the non-zero low gradients that may underflow to zero."""
 
 HEADROOM = 16.0
-"""The scale to start with leaves room for gradients to grow by this factor, where the window is as wide."""
+"""Safety factor of the initial scale for growing gradients, where the window is that wide."""
 
 _HIGHEST = 126
 FP16 = FORMATS["fp16"]
 
 RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-"""Learning rates that the outlook lists."""
+"""Learning rates in the BF16 outlook."""
 
 _HALF_SPACING = FORMATS["bf16"].mantissa + 1
 _NEVER = 200
-"""Ratio given to weights that are zero: next to zero BF16 has room for any update."""
+"""Ratio for zero weights: near zero BF16 represents any update."""
 
 
 def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossScale | None:
-    """The window for gradients that are low, by module; None where none is, or all are zero."""
+    """The window for low gradients, by module; None if there are none, or all are zero."""
     pool = merge_magnitudes(low.values())
     if not pool.nonzero:
         return None
     top = min(math.floor(math.log2(largest_scale(pool, FP16))), _HIGHEST)
-    needed = next(k for k in range(min(0, top), _HIGHEST + 400) if flushed(pool.exponents, FP16, k) <= allowed)
+    needed = next(k for k in range(min(0, top), _HIGHEST + 400) if underflow_share(pool.exponents, FP16, k) <= allowed)
     largest = max(low, key=lambda module: low[module].max_abs)
-    hungry = max(low, key=lambda module: _lost(low[module], top))
+    hungry = max(low, key=lambda module: _count_underflows(low[module], top))
     open_ = needed <= top
     shifts = range(min(0, needed, top) - 4, max(needed, top) + 5)
     return LossScale(
         minimum=math.ldexp(1.0, needed),
         maximum=math.ldexp(1.0, top),
         init=max(math.ldexp(1.0, needed), math.ldexp(1.0, top) / HEADROOM) if open_ else None,
-        flushed_unscaled=flushed(pool.exponents, FP16),
+        flushed_unscaled=underflow_share(pool.exponents, FP16),
         allowed=allowed,
         closed_by=None if open_ else largest,
         largest=largest,
-        starved=hungry if _lost(low[hungry], top) else None,
-        flushed={k: flushed(pool.exponents, FP16, k) for k in shifts},
-        subnormal={k: subnormal(pool.exponents, FP16, k) for k in shifts},
+        starved=hungry if _count_underflows(low[hungry], top) else None,
+        flushed={k: underflow_share(pool.exponents, FP16, k) for k in shifts},
+        subnormal={k: subnormal_share(pool.exponents, FP16, k) for k in shifts},
     )
 
 
-def _lost(found: Magnitudes, shift: int) -> int:
-    """How many gradients of a module are flushed at the top of the window."""
-    return round(flushed(found.exponents, FP16, shift) * found.nonzero)
+def _count_underflows(magnitudes: Magnitudes, shift: int) -> int:
+    """The number of a module's gradients that underflow at the top of the window."""
+    return round(underflow_share(magnitudes.exponents, FP16, shift) * magnitudes.nonzero)
 
 
 def scaler_code(init: float) -> str:
-    """The GradScaler to start with, as code; everything but the scale is torch's default, spelt out."""
+    """The initial GradScaler, as code; all arguments except the scale are torch's defaults."""
     return f"GradScaler(init_scale={init:.10g}, growth_factor=2, backoff_factor=0.5, growth_interval=2000)"
 
 
@@ -82,9 +82,9 @@ def ratios_of(weight: torch.Tensor, gradient: torch.Tensor) -> dict[int, int]:
 
 
 def lost_by_sgd(parameters: Iterable[ParameterGradients], rate: float) -> float:
-    """Share of the non-zero updates `rate * gradient` that rounding to BF16 takes back.
+    """Share of the non-zero updates `rate * gradient` that rounding to BF16 discards.
 
-    Within the power of two that the edge falls in, magnitudes are taken to be spread evenly on the logarithmic scale.
+    Within the bin that contains the threshold, magnitudes are assumed uniform on the logarithmic scale.
     """
     edge = -math.log2(rate)
     lost, total = 0.0, 0
@@ -96,9 +96,9 @@ def lost_by_sgd(parameters: Iterable[ParameterGradients], rate: float) -> float:
 
 
 def lost_by_adam(parameters: Iterable[ParameterGradients], rate: float) -> float:
-    """The same for Adam's first steps, which move every weight that has a gradient by the learning rate.
+    """The same for Adam's first steps, which move every weight with a gradient by the learning rate.
 
-    Shares are of all weights: it takes those without a gradient to be spread as the others are.
+    Shares are of all weights: those without a gradient are assumed to be distributed like the others.
     """
     edge = math.log2(rate) + _HALF_SPACING
     lost, total = 0, 0

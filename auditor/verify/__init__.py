@@ -1,4 +1,4 @@
-"""Verify: the emitted artefact, imported in a fresh process and run as its user runs it."""
+"""Verification: imports the artefact in a fresh process and runs it as its user would."""
 
 from .artefact import LATER, TIMEOUT, NotHandedOver, Verifier
 from .loaders import ONNX, PROGRAM, in_hand, load_program

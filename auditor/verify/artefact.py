@@ -1,4 +1,4 @@
-"""The emitted file in a process of its own: nothing of this one can help it to work, nor does it fall with it."""
+"""Runs the artefact in a separate process: neither the audit's state nor a crash can pass between them."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from ..errors import LoadError, MeasureError, first_line, printable
 from ..folder import OWN
 from ..numerics.metrics import output_error
 from ..processes import HERE, Process, how_ended, wait_until
-from ..records import Batch, Timed, Times
+from ..records import Batch, TimeAndMemory, Times
 from ..score import ScoreResult
 from ..stages import beat
 from ..trees import tensors_in
 from .running import NOT_RUN, Answers, Question, Runs, said_no_memory
 
 TIMEOUT = 1800.0
-"""Seconds after which a plan that has not answered is given up."""
+"""Seconds until a plan without a result counts as failed."""
 
 GRACE = 1.0
-"""Seconds that the process has to end when there is nothing left to run."""
+"""Seconds for the process to end once all jobs are done."""
 
 STARTED = "started.pt"
-"""The file of a job that says how it began: `failed`, what the user's code raised; `unread`, why there are no inputs; else
-`answer`, what the model answers in FP32 on the first batch, where it was built for this job."""
+"""The file with the state at the start of a job. `failed`: what the user's code raised; `unread`: why inputs are
+missing; `answer`: FP32 outputs for the first batch, if the model was built for this job."""
 
 COUNTED = "counted"
-"""The file that says how far the process is with a plan, where that is worth a word."""
+"""The file with the progress of a plan, if worth reporting."""
 
 ALIKE = 1e-3
-"""Relative L2 difference up to which two FP32 answers are of one model: rounding is 1e-6, another initialisation is 1."""
+"""Largest relative L2 difference between FP32 outputs of equal models: rounding gives 1e-6, other weights give 1."""
 
-REBUILD = "patched_model.py calls that code once more, in the same working directory: make that possible. No verdict"
-"""What to say where the user's code fails before any plan is applied."""
+REBUILD = "patched_model.py runs that code again, in the same working directory, so it must be repeatable. No verdict"
+"""Message where the user's code fails before any plan is applied."""
 
 LATER = 20.0
-"""Seconds that a process has beyond a score's time to start, to build the model, and to say by itself that the time is over."""
+"""Extra seconds beyond a score's time limit, to start, build the model and report the timeout itself."""
 
 _BOOT = """
 import json, sys
@@ -56,14 +56,14 @@ sys.path[:] = json.loads(sys.argv.pop())
 from auditor.verify.worker import main
 main()
 """
-"""`python -m` would look for modules in the working directory first, and run the package as `__main__`."""
+"""Start code, since `python -m` would put the working directory first and run the package as `__main__`."""
 
 _standby: Process | None = None
 
 
 def start() -> Process:
-    """Run worker.py where this process lives: in its working directory, with its `sys.path`, its environment and the flags
-    of its interpreter. Raises: OSError."""
+    """Start worker.py with the working directory, `sys.path`, environment and interpreter flags of this process.
+    Raises: OSError."""
     global _standby
     process, _standby = _standby, None
     if process is not None and process.poll() is None:
@@ -76,7 +76,7 @@ def start() -> Process:
 
 @contextmanager
 def standby() -> Iterator[None]:
-    """In the body there is a process for the first `start()`, which imports what it needs while this one works."""
+    """In the body a process for the first `start()` exists, which imports its modules in the meantime."""
     global _standby
     with suppress(OSError):
         _standby = start()
@@ -89,7 +89,7 @@ def standby() -> Iterator[None]:
 
 
 def hand(process: Process, job: Any) -> None:
-    """Give a process something for `jobs` there; one that has ended is left in peace."""
+    """Send a job to a process; ignored if it has ended."""
     assert process.stdin is not None
     with suppress(OSError):
         pickle.dump(job, process.stdin)
@@ -97,16 +97,16 @@ def hand(process: Process, job: Any) -> None:
 
 
 class NotHandedOver(Exception):
-    """The model that is audited, with its inputs, cannot be had in another process; the message says why."""
+    """The audited model or its inputs cannot be used in another process; the message says why."""
 
 
 class Verifier:
-    """Emitted files of one model, run in a process of its own that is there from the first until the body ends.
+    """Runs the artefacts of one model in a separate process, which exists until the body ends.
 
-    A `patched_model.py` it imports by its path, as a user's script would, and runs its plans one after the other; the model
-    is built for the first. Where a folder takes the file's place, it loads what lies there under a plan's name: an exported
-    program or an ONNX model, see loaders.py. Where it dies or hangs, the plan that it was at has failed, and another process
-    goes on with the rest.
+    The process imports `patched_model.py` by its path, as a user's script would, builds the model for the first plan,
+    and runs the plans in turn. Given a folder instead, it loads the file with the plan's name: an exported program or
+    an ONNX model, see loaders.py. If the process crashes or hangs, the current plan has failed, and another process
+    runs the rest.
     """
 
     def __init__(
@@ -122,10 +122,9 @@ class Verifier:
         expected: Sequence[torch.Tensor] | None = None,
         noise: float = 0.0,
     ) -> None:
-        """batches: they arrive on the devices that they are on. scratch: a folder that may go with this process, should it be killed.
-        gradients, most: see Runs.
-        timeout: seconds for a plan to answer, TIMEOUT unless given. expected: FP32 outputs for the first batch, which the model
-        that is built in the process has to give as well, but for `noise`, what they differ by between runs."""
+        """batches: used on their devices. scratch: a folder that is deleted if this process is killed. gradients, most:
+        see Runs. timeout: seconds for a plan, TIMEOUT by default. expected: FP32 outputs for the first batch, which the
+        model built in the process must reproduce, within `noise`, the difference between FP32 runs."""
         self.scratch, self._timeout = scratch, timeout or TIMEOUT
         self._expected, self._limit = expected, max(ALIKE, 3 * noise)
         self._settings: dict[str, Any] = {
@@ -149,7 +148,7 @@ class Verifier:
     @classmethod
     @contextmanager
     def start(cls, batches: Sequence[Batch], **settings: Any) -> Iterator[tuple[Verifier, Path]]:
-        """One with a folder of its own, and that folder, for the body. settings: as to make one. Raises: NotHandedOver."""
+        """For the body, a Verifier and its folder. settings: as for the constructor. Raises: NotHandedOver."""
         with (
             tempfile.TemporaryDirectory(prefix=OWN, ignore_cleanup_errors=True) as folder,
             cls(batches, Path(folder), **settings) as verifier,
@@ -173,9 +172,9 @@ class Verifier:
         question: Question = Runs.answers,
         later: float = 0.0,
     ) -> dict[str, Any]:
-        """What each plan of a file gives, or the one-line reason why it does not; FP32 and TODAY are the model itself.
+        """The result of each plan in a file, or a one-line reason why it failed; FP32 and TODAY mean the model itself.
 
-        later: seconds that a plan has beyond the timeout. Raises: NotHandedOver.
+        later: seconds added to the timeout. Raises: NotHandedOver.
         """
         result: dict[str, Any] = {}
         (self.scratch / COUNTED).unlink(missing_ok=True)
@@ -200,10 +199,10 @@ class Verifier:
         return result
 
     def _check_start(self, file: Path, failure: str) -> None:
-        """Hold what was built in the process against what is audited.
+        """Compare the model built in the process with the audited one.
 
         Raises: LoadError(slug="not-rebuilt") where the user's code did not build the model again, or it does not run in
-        FP32; NotHandedOver where that is another model, or cannot be given its inputs.
+        FP32; NotHandedOver where it is a different model, or its inputs cannot be passed.
         """
         if not file.exists():
             said = f"the model could not be built in a fresh process: {failure}"
@@ -223,12 +222,12 @@ class Verifier:
         except MeasureError:
             difference = float("inf")
         if not difference <= self._limit:
-            raise NotHandedOver("the factory makes another model each time: seed it, or give --weights")
+            raise NotHandedOver("the factory returns a different model each time: seed it, or give --weights")
 
     def _run(self, job: Mapping[str, Any], files: Sequence[Path], timeout: float) -> str:
-        """Have a job done; how the process ended, should it have left a plan without an answer.
+        """Run a job; returns how the process ended if it left a plan without a result.
 
-        It ends where it takes longer than `timeout` over one of them.
+        The process is stopped if one plan takes longer than `timeout`.
         """
         let_go(self._settings["device"])  # the other process is to use it
         if (limit := offload.now()) is not None:
@@ -243,14 +242,14 @@ class Verifier:
         hand(process, job)
         counted = self.scratch / COUNTED
 
-        def answered() -> int:
+        def count_answers() -> int:
             beat(counted.read_text(encoding="utf-8") if counted.exists() else "")
             return sum(file.exists() for file in files)
 
-        if not wait_until(lambda: process.poll() is not None or answered() == len(files), timeout, answered):
+        if not wait_until(lambda: process.poll() is not None or count_answers() == len(files), timeout, count_answers):
             self._give_up()
-            return f"the process that ran it gave no answer within {timeout:g} seconds"
-        if answered() == len(files):
+            return f"the process that ran it did not respond within {timeout:g} seconds"
+        if count_answers() == len(files):
             return ""
         failure = _ending(process)
         self._give_up()
@@ -263,16 +262,16 @@ class Verifier:
 
 
 def _read(file: Path) -> Any:
-    """What was given of one plan, or the reason why nothing was."""
+    """The result of one plan, or the reason why there is none."""
     try:
-        with torch.serialization.safe_globals([Answers, ScoreResult, Timed, Times]):
+        with torch.serialization.safe_globals([Answers, ScoreResult, TimeAndMemory, Times]):
             return torch.load(file, weights_only=True, mmap=True)  # read where it is compared
     except Exception as error:
-        return f"its outputs cannot be read outside of its process: {first_line(error)[:200]}"
+        return f"its outputs cannot be passed between processes: {first_line(error)[:200]}"
 
 
 def _ending(process: Process) -> str:
-    """How a process ended, with the last line it wrote."""
+    """How a process ended, with its last line of output."""
     last = printable("".join(process.last_words()[-1:]).strip())
-    silent = " and no answer" if process.returncode >= 0 else ""
+    silent = " without a result" if process.returncode >= 0 else ""
     return f"the process that ran it {how_ended(process.returncode)}{silent}" + (f": {last[:300]}" if last else "")

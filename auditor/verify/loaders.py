@@ -1,4 +1,4 @@
-"""What is run in the model's place: the model under a plan of `patched_model.py`, an exported program, an ONNX model."""
+"""Callables that replace the model: `patched_model.py` under a plan, an exported program, or an ONNX model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..records import Plan
 from .running import FP32, TODAY
 
 PROGRAM, ONNX = ".pt2", ".onnx"
-"""What the names of files end with that hold a plan of the name before."""
+"""File suffixes of a plan's exported program and ONNX model."""
 
 AS_IT_IS = ".rounded"
-"""What names of plans end with that an ONNX model runs operation by operation, as the file has them."""
+"""Suffix of a plan's name for running its ONNX model unoptimized, as in the file."""
 
 PROVIDER = "CPUExecutionProvider"
 
@@ -31,10 +31,10 @@ _NAMES = {"tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}
 
 
 @contextmanager
-def patched(
+def patch_model(
     model: nn.Module, plans: Collection[str], apply: Callable[[nn.Module, str], object], plan: str
 ) -> Iterator[nn.Module]:
-    """The model under one of the plans, or in FP32, where what is stored low is raised; it is then as it was."""
+    """In the body, the model under one of the plans, or in FP32 including low weights; then it is restored."""
     name = FP32 if plan == TODAY else plan
     with isolated(model):
         if name != FP32 or FP32 in plans:
@@ -43,36 +43,36 @@ def patched(
 
 
 def in_hand(model: nn.Module, plans: Mapping[str, Plan], plan: str) -> AbstractContextManager[nn.Module]:
-    """The same of plans that are in no file."""
-    return patched(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
+    """As `patched`, for plans without a file."""
+    return patch_model(model, plans, lambda model, name: apply_plan(model, plan_table(plans[name])), plan)
 
 
 def load_program(folder: Path, device: str, plan: str) -> AbstractContextManager[nn.Module]:
-    """The program or the ONNX model that lies in the folder under a plan's name."""
+    """The program or ONNX model in the folder under a plan's name."""
     if (file := folder / f"{plan}{ONNX}").exists():
         return nullcontext(_OnnxModel(file))
     return nullcontext(Standing(torch.export.load(folder / f"{plan}{PROGRAM}").module().to(device)))
 
 
 class Standing(nn.Module):
-    """Calls a program. What the model returns in a class of its own has its names here: as attributes, keys and in order."""
+    """Calls a program. Outputs of a user-defined class become an object with the same names as attributes and keys."""
 
     def __init__(self, program: nn.Module) -> None:
         super().__init__()
         self.program = program
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the program returns."""
+        """The program's outputs."""
         output = self.program(*args, **kwargs)
         return _NamedOutputs(output) if type(output) is dict else output
 
     def train(self, mode: bool = True) -> Standing:
-        """Nothing: a program is what it was exported as, and torch lets nobody switch it."""
+        """Does nothing: torch does not allow programs to change mode."""
         return self
 
 
 class _NamedOutputs(dict[Any, Any]):
-    """Outputs by name, as most classes of outputs have them."""
+    """Outputs by name, like most output classes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -86,7 +86,7 @@ class _NamedOutputs(dict[Any, Any]):
 
 
 class _OnnxModel(nn.Module):
-    """Calls onnxruntime; inputs are cast to what the model takes, floating outputs raised to FP32."""
+    """Calls onnxruntime; inputs are cast to the model's dtypes, floating-point outputs to FP32."""
 
     def __init__(self, file: Path) -> None:
         import onnxruntime
@@ -99,7 +99,7 @@ class _OnnxModel(nn.Module):
         self.session = onnxruntime.InferenceSession(str(file), options, providers=[PROVIDER])
 
     def forward(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        """What it answers on its CPU provider."""
+        """The model's outputs on onnxruntime's CPU provider."""
         given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         ports = zip(self.session.get_inputs(), given, strict=True)
         with _disable_current_modes():
@@ -109,7 +109,7 @@ class _OnnxModel(nn.Module):
 
 
 def _to_numpy(x: torch.Tensor) -> Any:
-    """A tensor as onnxruntime takes it; NumPy has no BF16, whose bits go by another name."""
+    """A tensor for onnxruntime; NumPy has no BF16, whose bits use another type."""
     from onnx import TensorProto
     from onnxruntime import OrtValue
 

@@ -1,4 +1,4 @@
-"""Runs of the models that plans make, judged, scored and timed alike in the process that verifies and in the audit's own."""
+"""Runs patched models: outputs, scores and times, in the verification process and in the audit's own."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..capture.source import raised_at
 from ..devices import is_native, type_of
 from ..errors import AuditorError, first_line, let_through, out_of_memory
 from ..isolation import isolated
-from ..isolation.answer import answer, copied
+from ..isolation.answer import answer, copy_batch
 from ..isolation.members import modules_of
 from ..isolation.process import Flags, ieee, reseed, under
 from ..isolation.tensors import memory
-from ..records import Batch, Timed, Times
-from ..score import NoScore, ScoreResult, Scoring, find_function, given_by
+from ..records import Batch, TimeAndMemory, Times
+from ..score import NoScore, ScoreResult, Scoring, call_scoring, find_function
 from ..trees import tensors_in
 
 T = TypeVar("T")
@@ -35,31 +35,31 @@ Call = Callable[..., Any]
 Number = Callable[[], float]
 
 Load = Callable[[str], AbstractContextManager[nn.Module]]
-"""Gives the model under a plan, by its name, for a body."""
+"""A context manager that provides the model under a named plan."""
 
 FP32, TODAY = "fp32", "fp32_today"
-"""What the model itself is called among the plans: as it is, and under the flags of the audit's caller."""
+"""Plan names for the model itself: unchanged, and under the caller's own flags."""
 
 WARM_UP = 3
-"""Forwards before those that are timed: kernels are looked up, memory is reserved, what is built on first use is built."""
+"""Untimed warm-up forwards: they load kernels, reserve memory and build caches."""
 
 FEWEST, MOST = 7, 50
-"""Forwards that are timed; how many of them, `SECONDS` says."""
+"""Minimum and maximum of timed forwards; `SECONDS` decides between them."""
 
 SECONDS = 2.0
-"""What the timed forwards take together, where the fewest do not take longer."""
+"""Total seconds of the timed forwards, unless the minimum number takes longer."""
 
 PATIENCE = 30.0
-"""Seconds of warm-up, building apart, after which a model that slow is warm."""
+"""Seconds of warm-up, without compilation, after which timing starts."""
 
 NO_MEMORY = "out of memory"
 
 NOT_RUN = "not run, "
-"""How the reason begins why a plan has no answer that says nothing of precision: time, a file, the end of its process."""
+"""Prefix of reasons unrelated to precision: a timeout, a file, or the end of its process."""
 
 
 def failure_of(error: BaseException) -> str:
-    """What a run raised, in one line, and at which line of the model."""
+    """An exception in one line, with the line of the model."""
     name, text = type(error).__name__, first_line(error)
     said = text[:300] if text == name or isinstance(error, AuditorError) else f"{name}: {text[:300]}"
     place = raised_at(error)
@@ -70,20 +70,20 @@ def failure_of(error: BaseException) -> str:
 
 
 def says_nothing(failure: str | None) -> bool:
-    """Whether the reason why a plan was not run has nothing to do with precision."""
+    """Whether the reason why a plan did not run is unrelated to precision."""
     return failure is not None and (failure.startswith(NOT_RUN) or said_no_memory(failure))
 
 
 def said_no_memory(failure: str) -> bool:
-    """Whether memory was what was missing in the process that a plan ran in."""
+    """Whether a plan failed for lack of memory."""
     return NO_MEMORY in failure
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a patched model answers, on the CPU: a list of tensors for each batch.
+    """The outputs of a patched model, on the CPU: a list of tensors for each batch.
 
-    graded: for the first batch once more, outside of `torch.no_grad()`; None where that was not asked for.
+    graded: for the first batch again, outside `torch.no_grad()`; None if not requested.
     """
 
     outputs: list[list[torch.Tensor]]
@@ -92,11 +92,11 @@ class Answers:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs the models that are loaded, natively on a GPU, on a CPU as a GPU would; none leaves a trace.
+    """Runs the loaded models, natively on a GPU, emulating one on a CPU; all state is restored.
 
-    gradients: whether the model can be run with them at all. most: operations that a forward may take, see `emulate`.
-    apart: whether the process is there for these runs alone.
-    Each method is a question (see Question): what does not run is a one-line reason.
+    gradients: whether the model supports them. most: operations that a forward may take, see `emulate`. apart: whether
+    the process exists only for these runs. Each method answers a question (see Question); a failed run returns a
+    one-line reason.
     """
 
     load: Load
@@ -108,10 +108,10 @@ class Runs:
     apart: bool = False
 
     def answers(self, plan: str) -> Answers | str:
-        """What the model answers on each batch without gradients and, on the first, with them.
+        """The model's outputs on each batch without gradients and, on the first, with them.
 
-        On a GPU it also has to run where PyTorch's fused transformer path is open, as it is to its user; on a CPU what would
-        run there is not what a GPU runs.
+        On a GPU it also runs with PyTorch's fused transformer path, which its user would get; a CPU's fused path
+        differs from a GPU's.
         """
 
         def run(model: nn.Module) -> Answers | str:
@@ -133,9 +133,9 @@ class Runs:
     def score(
         self, plan: str, scoring: Scoring | str, most: int | None = None, limit: float | None = None
     ) -> ScoreResult | str:
-        """What the user's function, or the one found under a name, gives of the model. most, limit: see `given_by`.
+        """The score of the model by the user's function. most, limit: see `given_by`.
 
-        Code that neither calls the model nor gives a number is not ended by `limit`.
+        `limit` cannot stop code that neither calls the model nor yields a number.
         """
         around = nullcontext if plan == FP32 else partial(as_on, self.device)
 
@@ -143,16 +143,16 @@ class Runs:
             found = find_function(scoring, seed=self.seed) if isinstance(scoring, str) else scoring
         except Exception as error:
             return failure_of(error)
-        run = partial(given_by, found, seed=self.seed, around=around, most=most, limit=limit, plan=plan)
+        run = partial(call_scoring, found, seed=self.seed, around=around, most=most, limit=limit, plan=plan)
         return self._run_or_reason(plan, nullcontext(), run)
 
     def generate(self, plan: str, compare: Callable[..., Any]) -> dict[str, list[torch.Tensor]] | str:
-        """What the model comes to where it decodes prompts, as `compare(model, around=...)` gives it."""
+        """The results of decoding prompts with the model, from `compare(model, around=...)`."""
         around = partial(as_on, self.device)
         return self._run_or_reason(plan, ieee(), lambda model: compare(model, around=around))
 
-    def time(self, plan: str, flags: Flags, threads: int) -> Timed | str:
-        """What one forward takes on the first batch, as TODAY under the caller's flags."""
+    def time(self, plan: str, flags: Flags, threads: int) -> TimeAndMemory | str:
+        """Time and memory of one forward on the first batch; for TODAY under the caller's flags."""
         torch.set_num_threads(threads)
         around = under(flags) if plan == TODAY else ieee()
         run = partial(time_forward, batch=self.batches[0], device=self.device, seed=self.seed, apart=self.apart)
@@ -170,7 +170,7 @@ class Runs:
 
 
 Question = Callable[[Runs, str], Any]
-"""What is asked of the model under a plan: a method of Runs, or a `partial` of one, which another process can be handed."""
+"""A method of Runs, or a `partial` of one, to call for each plan in another process."""
 
 
 def run_patched(
@@ -186,7 +186,7 @@ def run_patched(
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward of a model on a batch, from the same state and random numbers every time."""
+    """One forward of a model on a batch, always from the same state and random numbers."""
 
     model: nn.Module
     batch: Batch
@@ -194,15 +194,15 @@ class Forward:
     seed: int
 
     def run(self, call: Call, measure: Callable[[str], AbstractContextManager[Number]]) -> float:
-        """One forward with `call` in the model's place, nothing intercepting operations; what measured it."""
+        """Run one forward with `call` in the model's place, no operations intercepted; returns the measurement."""
         with isolated(self.model, self.batch, seed=self.seed):
-            args, kwargs = copied(self.batch)
+            args, kwargs = copy_batch(self.batch)
             with torch.no_grad(), _disable_current_modes(), measure(self.device) as result:
                 call(*args, **kwargs)
         return result()
 
-    def times(self, call: Call) -> Times:
-        """Median and quartiles over repeats, after those that warm up."""
+    def time_eager(self, call: Call) -> Times:
+        """Median and quartiles over repeats, after warm-up."""
         begun = time.monotonic()
         for _ in range(WARM_UP):
             last = self.run(call, clock)
@@ -213,63 +213,63 @@ class Forward:
         low, median, high = statistics.quantiles(result, n=4, method="inclusive")
         return Times(median, low, high, wanted)
 
-    def compiled(self) -> Times:
-        """The same, compiled."""
+    def time_compiled(self) -> Times:
+        """The times with torch.compile."""
         try:
-            return self.times(torch.compile(self.model, dynamic=False))
+            return self.time_eager(torch.compile(self.model, dynamic=False))
         finally:
             torch.compiler.reset()
 
-    def capture_graph(self) -> Times:
-        """The same of a CUDA graph of the forward, replayed; the inputs that it reads stay where they are."""
+    def time_cuda_graph(self) -> Times:
+        """The times of replaying a CUDA graph of the forward; its inputs stay in place."""
         graph = torch.cuda.CUDAGraph()
-        args, kwargs = copied(self.batch)
+        args, kwargs = copy_batch(self.batch)
         reseed(self.seed)
         with torch.no_grad(), torch.cuda.graph(graph):
             self.model(*args, **kwargs)
-        return self.times(lambda *args, **kwargs: graph.replay())
+        return self.time_eager(lambda *args, **kwargs: graph.replay())
 
-    def memory(self) -> int:
-        """Bytes: what the model and its inputs hold, and the most that the allocator gives out beyond in a forward."""
+    def measure_memory(self) -> int:
+        """Bytes of the model and its inputs, and the allocator's peak during a forward beyond them."""
         most = int(self.run(self.model, peak))
         held = [x for m in modules_of(self.model) for x in (*m._parameters.values(), *m._buffers.values())]
-        held += tensors_in(copied(self.batch))
+        held += tensors_in(copy_batch(self.batch))
         storages = {s._cdata: s.nbytes() for x in held if x is not None for s in memory(x)}
         return most + sum(storages.values())
 
 
-def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> Timed:
-    """What one forward takes, run as it is, compiled, and on CUDA as a graph; what cannot be run so is missing, with why.
+def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, apart: bool = True) -> TimeAndMemory:
+    """Time one forward: plain, compiled, and on CUDA as a graph; a variant that fails has a reason instead.
 
-    apart: whether this process is for that alone: compiling leaves traces in it, so elsewhere the model is only run as it
-    is. The model comes back as it was.
+    apart: whether this process exists only for this: compiling leaves traces, so elsewhere only the plain variant runs.
+    The model is restored.
     """
     forward = Forward(model, batch, device, seed)
-    ways: dict[str, Callable[[], Any]] = {"eager": lambda: forward.times(model), "memory": forward.memory}
-    missing = {"compiled": "the model was handed over as an object: compiling it would leave traces in its process"}
+    ways: dict[str, Callable[[], Any]] = {"eager": lambda: forward.time_eager(model), "memory": forward.measure_memory}
+    missing = {"compiled": "the model was given as an object: compiling it would change its process"}
     if apart:
-        ways, missing = {**ways, "compiled": forward.compiled}, {}
+        ways, missing = {**ways, "compiled": forward.time_compiled}, {}
         if device.startswith("cuda"):
-            ways["cuda_graph"] = forward.capture_graph
+            ways["cuda_graph"] = forward.time_cuda_graph
     result: dict[str, Any] = {}
     with isolated(model, batch):
         try:
             answer(model, batch, seed=seed)  # whose writes are seen, and undone
         except Exception as error:
             let_through(error, memory=False)
-            return Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), failure_of(error)))
+            return TimeAndMemory(missing=dict.fromkeys(("eager", "compiled", "memory"), failure_of(error)))
         for name, measure in ways.items():
             try:
                 result[name] = measure()
             except Exception as error:
                 let_through(error, memory=False)
                 missing[name] = failure_of(error)
-    return Timed(**result, missing=missing)
+    return TimeAndMemory(**result, missing=missing)
 
 
 @contextmanager
 def clock(device: str) -> Iterator[Number]:
-    """Call the answer after the body for the seconds that it took on the device, its queue empty before and after."""
+    """Start timing; call the result for the seconds since then. The device's queue is drained before and after."""
     module = torch.get_device_module(type_of(device)) if is_native(device) else torch.cpu
     module.synchronize(device)
     begun = time.perf_counter()
@@ -279,7 +279,7 @@ def clock(device: str) -> Iterator[Number]:
 
 
 def peak(device: str) -> AbstractContextManager[Number]:
-    """Call the answer after the body for the most bytes that torch's allocator gave out in it at one time."""
+    """Start recording; call the result for the peak bytes that torch's allocator has used since then."""
     return _of_a_gpu(device) if is_native(device) else _of_the_cpu()
 
 
@@ -296,7 +296,7 @@ def _of_a_gpu(device: str) -> Iterator[Number]:
 
 @contextmanager
 def _of_the_cpu() -> Iterator[Number]:
-    """From torch's profiler, which is told of every allocation; it writes two lines to stderr, and is kept from that."""
+    """From torch's profiler, which sees every allocation; its two lines on stderr are suppressed."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

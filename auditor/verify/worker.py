@@ -1,4 +1,4 @@
-"""What the verification process runs: see artefact.py for how it is started, loaders.py for what it can run."""
+"""The verification process: artefact.py starts it, loaders.py lists what it can run."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from ..errors import out_of_memory
 from ..isolation.answer import answer
 from ..isolation.process import ieee, reseed
 from ..loading.importer import import_source
-from ..loading.placement import copied
+from ..loading.placement import copy_to_device
 from ..loading.state import materialise, switch
 from ..loading.target import blame
 from ..records import Batch
 from ..stages import Stages
 from .artefact import COUNTED, STARTED
-from .loaders import load_program, patched
+from .loaders import load_program, patch_model
 from .running import FP32, Load, Runs, failure_of
 
 
 def main() -> None:
-    """For one job after the other write what each of its plans answers, gives or takes, as soon as it has."""
+    """Run jobs in turn, and write the result of each plan as soon as it is ready."""
     sys.dont_write_bytecode = True  # nothing of an audit stays in the user's folders
     warnings.simplefilter("ignore")
     handed = jobs()
@@ -49,10 +49,10 @@ def main() -> None:
 
 
 def jobs() -> Iterator[Any]:
-    """What this process is handed, one after the other: first settings, among them `scratch`.
+    """The messages to this process, in order: first settings, among them `scratch`.
 
-    This process ends when whoever holds the other end of its standard input is gone, and the folder that the settings call
-    `scratch` with it. Standard input is empty for everybody else.
+    The process ends, and deletes the folder `scratch`, once the other end of its standard input is closed. Other code
+    reads an empty standard input.
     """
     pipe, empty = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -75,7 +75,7 @@ def jobs() -> Iterator[Any]:
 
 
 class Worker:
-    """Does jobs. model, batches: None until a job needs them."""
+    """Runs jobs. model, batches: None until a job needs them."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = settings
@@ -83,7 +83,7 @@ class Worker:
         self.batches: list[Batch] | None = None
 
     def did(self, job: Mapping[str, Any]) -> bool:
-        """Do a job: what is asked of each of its plans. False where nothing can be run."""
+        """Run a job: its question for each of its plans. False where nothing can run."""
         settings, folder = self.settings, job["folder"]
         load, said = self._load_plans(job["file"])
         write(folder / STARTED, said)
@@ -101,14 +101,14 @@ class Worker:
         (self.settings["scratch"] / COUNTED).write_text(words, encoding="utf-8")
 
     def _load_plans(self, file: Path) -> tuple[Load | None, dict[str, Any]]:
-        """What loads the plans of a file, and what STARTED is to hold."""
+        """The loader for the plans of a file, and the contents of STARTED."""
         if file.is_dir():
             return partial(load_program, file, self.settings["device"]), self._read()
         what = "building the model"
         try:
             if self.model is not None:
                 module = import_source("patched_model", file)
-                return partial(patched, self.model, module.PLANS, module.apply), {}
+                return partial(patch_model, self.model, module.PLANS, module.apply), {}
             sys.argv = [str(file)]  # a source that looks at its arguments finds none
             module = import_source("patched_model", file)
             model = build_model(module, self.settings)
@@ -116,7 +116,7 @@ class Worker:
                 return None, unread
             materialise(model, self.batches[0], self.settings["seed"])
             what, self.model = "running the model in FP32", model
-            load = partial(patched, model, module.PLANS, module.apply)
+            load = partial(patch_model, model, module.PLANS, module.apply)
             with ieee(), load(FP32):
                 result = answer(model, self.batches[0], seed=self.settings["seed"])
                 return load, {"answer": [x.cpu() for x in result]}
@@ -125,7 +125,7 @@ class Worker:
             return None, {"failed": f"{what} in a fresh process raised {said}"}
 
     def _read(self) -> dict[str, str]:
-        """Read the inputs, on the devices that they came from; why they cannot be, if so."""
+        """Read the inputs onto their devices; returns the reason if that fails."""
         if "unread" in self.settings or self.batches is not None:
             return {"unread": self.settings["unread"]} if self.batches is None else {}
         try:
@@ -135,12 +135,12 @@ class Worker:
             places = iter(self.settings["places"])
             self.batches = pytree.tree_map_only(torch.Tensor, lambda x: x.to(next(places)), batches)
         except Exception as error:
-            return {"unread": f"the inputs cannot be read in another process ({failure_of(error)})"}
+            return {"unread": f"the inputs cannot be loaded in another process ({failure_of(error)})"}
         return {}
 
 
 def build_model(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
-    """The model as its source makes it, with the random numbers that it was audited with."""
+    """Build the model from its source, with the audit's random numbers."""
     reseed(settings["seed"])
     with module.user_module(module.SOURCE, module.__file__):
         reseed(settings["seed"])
@@ -148,11 +148,11 @@ def build_model(module: ModuleType, settings: Mapping[str, Any]) -> nn.Module:
     offload.onto(model)
     switch(model, training=False)
     device = settings["device"]
-    return copied(model, device) if is_native(device) and not is_spread(device) else model
+    return copy_to_device(model, device) if is_native(device) and not is_spread(device) else model
 
 
 def write(file: Path, content: Any) -> None:
-    """A file that is there as a whole or not at all."""
+    """Write a file atomically."""
     unfinished = file.with_name("unfinished")
     torch.save(content, unfinished)
     unfinished.replace(file)

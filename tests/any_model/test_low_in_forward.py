@@ -80,7 +80,7 @@ def test_a_region_of_the_authors_own_is_judged_as_what_it_is(device: str) -> Non
     audit = held(seeded(lambda: (Model(forward, **two_layers()), one(normal(4, 16)))), strategies=("autocast",))
     product = next(report for report in audit.nodes if report.node.owner == "first")
     verdict = product.verdicts["fp16"]
-    assert (verdict.verdict, verdict.reason) == ("safe", "the author runs it in BF16, whatever the plan")
+    assert (verdict.verdict, verdict.reason) == ("safe", "the model's code runs it in BF16 under every plan")
     plan = audit.plans["autocast_fp16"]
     assert plan.verified
     assert plan.predicted_error < 0.01

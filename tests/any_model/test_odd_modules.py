@@ -201,7 +201,7 @@ def test_a_forward_that_cannot_be_replaced_is_named() -> None:
     audit = held(drawn(Fixed, 4, 16), some_plan_verified=False)
     for plan in audit.plans.values():
         assert plan.verification is not None
-        assert "property for a forward" in str(plan.verification.failure)
+        assert "defines forward as a property" in str(plan.verification.failure)
 
 
 def test_without_a_hash_there_is_one_line() -> None:
@@ -210,7 +210,7 @@ def test_without_a_hash_there_is_one_line() -> None:
             return self is other
 
     model, (args, _) = drawn(Unhashable, 4, 16)()
-    with pytest.raises(LoadError, match="needs a __hash__ as well") as caught:
+    with pytest.raises(LoadError, match="also needs __hash__") as caught:
         auditor.audit(model, args, device="cpu")
     assert caught.value.slug == "unhashable-module"
 

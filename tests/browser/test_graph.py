@@ -45,7 +45,7 @@ def test_an_operation_of_the_graph_opens_in_the_table(page, reports):
 def test_the_chosen_measure_colours_the_graph_and_fills_the_table(page, reports):
     page.open(reports / "usual.html")
     labels = page.run("[...document.querySelectorAll('#measure option')].map((o) => o.textContent)")
-    assert labels[:2] == ["What the recommended plan computes in", "FP16: verdict"]
+    assert labels[:2] == ["Format under the recommended plan", "FP16: verdict"]
     fills = set()
     for i, label in enumerate(labels):
         page.run(
@@ -55,7 +55,7 @@ def test_the_chosen_measure_colours_the_graph_and_fills_the_table(page, reports)
             page.run("[...document.querySelectorAll('#graph-box rect')].map((r) => getComputedStyle(r).fill).join()")
         )
         head = page.run("document.querySelectorAll('#head th')[3].textContent")
-        assert head == {"FLOPs": "FLOPs", "FP16: error made here": "error made here"}.get(label, head)
+        assert head == {"FLOPs": "FLOPs", "FP16: local error": "local error"}.get(label, head)
     assert len(fills) >= len(labels) - 2  # two measures may look alike where few boxes are drawn
     assert page.errors() == []
 

@@ -16,7 +16,7 @@ from auditor.records import (
     Noise,
     NonFinite,
     Score,
-    Timed,
+    TimeAndMemory,
     Times,
     Timing,
     Today,
@@ -44,8 +44,10 @@ def audits() -> dict[str, Audit]:
 def timed_and_scored() -> Audit:
     """On a GPU with a clock, whose FP32 is TF32 and noisy; of the plans one passes the user's score, one fails and one raises."""
     audit = make_audit(12)
-    fast = Timed(eager=Times(0.0012, 0.0011, 0.0013, 20, 2.0, 1.8, 2.2), memory=2_000_000, decides=True)
-    whole = Timed(eager=Times(0.0024, 0.0023, 0.0026, 20), memory=4_000_000, missing={"compiled": "no compiler"})
+    fast = TimeAndMemory(eager=Times(0.0012, 0.0011, 0.0013, 20, 2.0, 1.8, 2.2), memory=2_000_000, decides=True)
+    whole = TimeAndMemory(
+        eager=Times(0.0024, 0.0023, 0.0026, 20), memory=4_000_000, missing={"compiled": "no compiler"}
+    )
     scores = (
         Score(0.983333, -0.0027778, 0.0027778, True),
         Score(0.95, -0.036111, 0.0099, False),

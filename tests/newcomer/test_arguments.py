@@ -58,11 +58,11 @@ def refused(**given: Any) -> AuditorError:
         ({"criteria": 3}, "bad-criterion", "criteria are strings or a dict"),
         ({"objective": None}, "bad-option", "objective takes"),
         ({"kwargs": ["x"]}, "bad-option", "kwargs takes a dict"),
-        ({"example_inputs": 3}, "bad-inputs", "example_inputs gave a int"),
-        ({"example_inputs": iter([])}, "bad-inputs", "example_inputs gave"),
+        ({"example_inputs": 3}, "bad-inputs", "got a int from example_inputs"),
+        ({"example_inputs": iter([])}, "bad-inputs", "from example_inputs"),
         ({"example_inputs": (iter([1]),)}, "bad-inputs", "an iterator"),
         ({"loss_fn": 3, "mode": "training"}, "bad-option", "loss_fn takes a function"),
-        ({"evaluate": 3}, "missing-score", "a score is a function of the model"),
+        ({"evaluate": 3}, "missing-score", "evaluate must be a function, func(model)"),
         ({"evaluate": lambda model: None}, "no-score", "is nothing"),
         ({"evaluate": len, "max_drop": "x"}, "bad-option", "max_drop takes a number from 0 on, not 'x'"),
         ({"evaluate": len, "better": 3}, "bad-option", "better takes higher or lower"),
@@ -160,5 +160,5 @@ def test_what_is_no_path_or_model_or_name(given: Any, tmp_path: Path) -> None:
 
 
 def test_a_selection_of_no_rule_is_refused_before_anything_is_recorded() -> None:
-    with pytest.raises(AuditorError, match="no rule's code begins with 'NMR'"):
+    with pytest.raises(AuditorError, match="no code begins with 'NMR'"):
         auditor.audit(nn.Linear(4, 4), normal(2, 4), select="SFT001,NMR")

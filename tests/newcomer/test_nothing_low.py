@@ -40,6 +40,6 @@ def test_reports_say_so_and_claim_no_error_of_zero(audit, reach):
     rows = [line for line in text(audit, width=100, color=False).splitlines() if "FP16 " in line and "all FP32" in line]
     assert len(rows) == len(audit.plans)
     assert not [row for row in rows if re.search(r" 0 |1\.00x", row)]
-    assert page.count("Smallest error within reach") == len(audit.plans)
+    assert page.count("Smallest reachable error") == len(audit.plans)
     assert "Measured error" not in page
     assert "1.00×" not in page

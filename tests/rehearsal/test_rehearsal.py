@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.rehearsal.remedies import REMEDIES, code_of
+from auditor.rehearsal.remedies import REMEDIES, code_of, repair
 from tests.rehearsal.cases import CASES, Made, classes, mlp, plain
 
 
@@ -63,7 +63,7 @@ def test_an_update_that_ruins_the_weights_is_the_optimizers() -> None:
     found = rehearsed("adam_in_fp16", 6)  # eps = 1e-8 and most second moments are zero in FP16: 0 / 0, or x / 0
     run = found.runs["as_written"]
     assert not run.finite_weights
-    assert run.skipped[0].where == "the update of AdamW, whose gradients are finite"
+    assert run.skipped[0].where == "the update of AdamW, from finite gradients"
     assert found.runs["as_written_eps"].finite_weights
 
 
@@ -146,7 +146,7 @@ def test_gradients_of_many_passes_are_summed_in_fp32() -> None:
     sums = {}
     for name in ("plain", "fp32"):
         if name == "fp32":
-            REMEDIES["fp32_accumulation"](optimizer)
+            repair("fp32_accumulation", optimizer)
         for _ in range(2):
             optimizer.zero_grad()
             for _ in range(512):
@@ -206,7 +206,7 @@ def _ends() -> Made:
         (_makes_its_own, "makes its own SGD"),
         (_raises, "the step raised ValueError: no such thing"),
         (_closure, "LBFGS.step is called with a closure"),
-        (_ends, "batches has no batch"),
+        (_ends, "batches is empty"),
     ],
 )
 def test_a_step_that_cannot_be_rehearsed_is_refused_in_one_line(make: Any, said: str) -> None:
@@ -257,7 +257,7 @@ def test_the_command_writes_its_files_and_refuses_in_one_line(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     assert main(["rehearse", "train.py:step", "--steps", "5", "--quiet"]) == 0
     said = capsys.readouterr()
-    assert "Train in BF16 under autocast, and nothing else needs to be done" in said.out
+    assert "Train in BF16 under autocast, without further changes" in said.out
     assert "in the step" not in said.out
     data = json.loads(Path("audits/train-step-rehearsal/rehearsal.json").read_text())
     assert (data["steps"], data["batches"], len(data["runs"]["fp32"]["losses"])) == (5, 3, 5)

@@ -9,7 +9,7 @@ import pytest
 
 from auditor.fleet.cluster import run_all
 from auditor.fleet.running import Task
-from auditor.fleet.targets import Target
+from auditor.fleet.targets import FleetTarget
 
 ray = pytest.importorskip("ray")
 
@@ -48,7 +48,7 @@ def test_a_killed_node_costs_no_audit(cluster, tmp_path):
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
     names = ["a", "b", "c", "broken", "d"]
     words = {name: ("--quick", f"{'missing' if name == 'broken' else 'model'}.py") for name in names}
-    tasks = [Task(Target(name, words[name], tmp_path), tmp_path / "out" / name, retries=2) for name in names]
+    tasks = [Task(FleetTarget(name, words[name], tmp_path), tmp_path / "out" / name, retries=2) for name in names]
 
     def kill() -> None:
         while len([*tmp_path.glob("begun_*")]) < 2:

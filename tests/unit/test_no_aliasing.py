@@ -109,8 +109,8 @@ def moved(dtype: torch.dtype) -> None:
     model, x, tensors = net(dtype)
     model.shift = normal(4).to(dtype)
     with unchanged(*tensors, model.shift):
-        placement.moved(subject_of(model, x), "meta")
-        placement.moved(subject_of(model, x.clone().requires_grad_()), "meta")
+        placement.move_subject(subject_of(model, x), "meta")
+        placement.move_subject(subject_of(model, x.clone().requires_grad_()), "meta")
 
 
 def spilt(dtype: torch.dtype) -> None:

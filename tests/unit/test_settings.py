@@ -25,11 +25,11 @@ def options(**asked: Any) -> Settings:
         ({"formats": ("fp16", "int4")}, "formats takes fp16, bf16, fp8_e4m3 or fp8_e5m2, not int4"),
         ({"formats": ()}, "none"),
         ({"strategies": ("prune",)}, "strategies takes autocast, cast or graph, not prune"),
-        ({"mode": "training", "formats": "fp8_e4m3"}, "a training step runs in fp16 or bf16, not in fp8_e4m3"),
+        ({"mode": "training", "formats": "fp8_e4m3"}, "mode='training' supports fp16 or bf16, not fp8_e4m3"),
         ({"max_error": 0.0}, "positive"),
         ({"max_error": math.nan}, "positive"),
         ({"gpu": "abacus"}, "gpu takes T4, A100"),
-        ({"max_drop": 0.1}, "max_drop and better are about a score"),
+        ({"max_drop": 0.1}, "max_drop and better need evaluate"),
         ({"select": ["norms"]}, "select takes codes such as NRM001, or the letters of a family, not 'norms'"),
         ({"max_eror": 1}, "there is no argument 'max_eror'"),
     ],
@@ -220,7 +220,7 @@ def test_devices_have_a_number(asked: object, device: str) -> None:
 
 @pytest.mark.usefixtures("two")
 def test_a_gpu_that_is_not_there_is_told_from_those_that_are() -> None:
-    with pytest.raises(AuditorError, match="sees cuda:0, cuda:1 alone") as caught:
+    with pytest.raises(AuditorError, match="sees cuda:0, cuda:1 only") as caught:
         choose("cuda:2")
     assert caught.value.slug == "no-cuda"
 

@@ -154,7 +154,7 @@ def test_it_holds_no_absolute_path_and_finds_its_source_when_it_moves(source: Pa
     done = build_in(away, tmp_path / "elsewhere")
     assert done.returncode
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"FileNotFoundError: ../../{source.name} is not where it was as seen from {away}")
+    assert last.startswith(f"FileNotFoundError: ../../{source.name} has moved relative to {away}")
     assert last.endswith("audit the model again, or edit SOURCE there")
 
 

@@ -180,7 +180,7 @@ def test_another_plan_replaces_it() -> None:
 
 def test_a_function_that_torch_has_not_is_refused() -> None:
     model = seeded(FlatBlock)
-    with pytest.raises(ValueError, match="'no_such' in FP32, which is no function of this torch"):
+    with pytest.raises(ValueError, match="'no_such' in FP32, which this version of torch does not have"):
         apply_plan(model, plan("cast", {"": {"precision": "bf16", "keep": ["no_such"]}}))
     assert all(p.dtype is torch.float32 for p in model.parameters())
 

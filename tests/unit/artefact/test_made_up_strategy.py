@@ -58,7 +58,7 @@ class StoredRuntime(Runtime):
             module._parameters.update(own)
 
     @staticmethod
-    def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
+    def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
         """Parameters alone; buffers stay FP32."""
         return by_scope(list(model.named_parameters(remove_duplicate=False)), scopes)
 
@@ -168,7 +168,7 @@ class HalfBuffers(CastRuntime):
     """As a cast model, but that buffers stay FP32."""
 
     @staticmethod
-    def stored(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
+    def storage_precisions(model: nn.Module, scopes: dict[str, Any]) -> dict[int, str]:
         """Parameters alone."""
         return by_scope(list(model.named_parameters(remove_duplicate=False)), scopes)
 

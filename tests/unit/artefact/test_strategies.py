@@ -51,7 +51,7 @@ def test_it_is_known_for_the_body_alone() -> None:
     with temporary_strategy(mine):
         assert strategy_of("mine") is mine
         assert names() == (*SHIPPED, "mine")
-        with pytest.raises(AuditorError, match="there is one of that name already"):
+        with pytest.raises(AuditorError, match="the name is already taken"):
             register(Mine())
     assert names() == SHIPPED
     with pytest.raises(KeyError):
@@ -69,7 +69,7 @@ def test_names_that_are_refused(name: str) -> None:
 @pytest.mark.parametrize("lacking", ["name", "title", "runtime"])
 def test_what_a_strategy_lacks_is_said_before_an_audit_needs_it(lacking: str) -> None:
     other = type("Other", (Mine,), {"name": "other", lacking: None})()
-    with pytest.raises(AuditorError, match=f"it has no {lacking}") as caught:
+    with pytest.raises(AuditorError, match=f"it lacks the (text|class) `?{lacking}") as caught:
         register(other)
     assert caught.value.slug == "bad-strategy"
     assert "other" not in names()
@@ -79,7 +79,7 @@ def test_a_runtime_without_a_source_is_refused() -> None:
     found: dict[str, Any] = {}
     exec("from auditor.artefact.runtime import Runtime\nclass Typed(Runtime): pass", found)
     other = type("Other", (Mine,), {"name": "other", "runtime": found["Typed"]})()
-    with pytest.raises(AuditorError, match="define that class in a file"):
+    with pytest.raises(AuditorError, match="define the class in a file"):
         register(other)
     assert "other" not in names()
 
@@ -113,7 +113,7 @@ def test_boundaries(precision: str, above: str | None, expected: tuple[str | Non
 
 def test_nothing_is_stored_low() -> None:
     assert STRATEGIES["autocast"].stores == frozenset()
-    assert AutocastRuntime.stored(nn.Linear(1, 1), {"": {"precision": "fp16"}}) == {}
+    assert AutocastRuntime.storage_precisions(nn.Linear(1, 1), {"": {"precision": "fp16"}}) == {}
 
 
 # The strategy cast: boundaries, what is stored in which precision, a scope's call, and one `.half()` without a plan.
@@ -172,7 +172,7 @@ def test_a_symbol_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "renamed_net.py").write_text("class Other: pass\n")
     source = {"path": "renamed_net.py", "digest": None, "module": "renamed_net", "working_directory": None}
     source |= {"symbol": "Net", "kind": "class", "weights": None}
-    with pytest.raises(ValueError, match=r"renamed_net\.py has no 'Net' any more: audit it again"):
+    with pytest.raises(ValueError, match=r"renamed_net\.py no longer defines 'Net': audit it again"):
         make_original(source, str(tmp_path / "patched_model.py"), (), {})
 
 

@@ -65,8 +65,8 @@ def test_a_score_that_drops_fails_the_command_and_stdout_is_json(
     [
         (["--evaluate", "nowhere"], "scored_model.py has no 'nowhere'"),
         (["--evaluate", "other.py:accuracy"], "other.py does not exist"),
-        (["--max-drop", "0.1"], "give evaluate as well, or leave them out"),
-        (["--better", "lower"], "give evaluate as well, or leave them out"),
+        (["--max-drop", "0.1"], "max_drop and better need evaluate"),
+        (["--better", "lower"], "max_drop and better need evaluate"),
     ],
 )
 def test_what_names_no_score_is_refused_at_once(

@@ -128,14 +128,17 @@ def test_one_line_and_a_hint_for_what_the_user_can_mend(stages, capsys, tmp_path
     stages.error = CaptureError("the model cannot\nbe traced", slug="no-trace")
     assert cli.main(["model.py"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-2:] == ["error: the model cannot be traced", "hint: `python -m auditor explain no-trace` says more"]
+    assert lines[-2:] == [
+        "error: the model cannot be traced",
+        "hint: `python -m auditor explain no-trace` explains this error",
+    ]
     assert not (tmp_path / "audits").exists()
 
 
 def test_bugs_are_one_line_too_and_debug_shows_the_traceback(stages, capsys):
     stages.error = TimeoutError("60 s")
     assert cli.main(["model.py"]) == 2
-    assert "error: a time limit ended it, TimeoutError: 60 s" in capsys.readouterr().err
+    assert "error: stopped by a time limit, TimeoutError: 60 s" in capsys.readouterr().err
     stages.error = ZeroDivisionError("oops")
     assert cli.main(["model.py", "-q"]) == 2
     plain = capsys.readouterr().err
@@ -157,16 +160,16 @@ def test_interrupt(stages, capsys, tmp_path):
     ("words", "text"),
     [
         ([], "the following arguments are required: TARGET | VERB"),
-        (["."], "name the file that holds the model, for example model.py"),
+        (["."], "give the file that contains the model, for example model.py"),
         (["model.py", "--weights", "absent.pt"], "absent.pt does not exist"),
         (["model.py", "--rules", "absent"], "absent"),
         (["model.py", "--formats", "fp17"], "--formats takes fp16"),
-        (["model.py", "--loss", "x.py:loss"], "add --mode training"),
+        (["model.py", "--loss", "x.py:loss"], "--loss needs --mode training"),
         (["model.py", "--max-error", "nan"], "--max-error takes a positive number"),
         (["model.py", "--device", "tpu"], "--device takes auto"),
         (["model.py", "--out", "model.py/x"], "model.py"),
         (["model.py", "--out", "/dev/null"], "/dev/null"),
-        (["explain", "XXX999"], "no rule and no error is called XXX999"),
+        (["explain", "XXX999"], "no rule or error is called XXX999"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_runs(stages, capsys, tmp_path, words, text):
@@ -208,4 +211,4 @@ def test_the_report_is_opened_when_it_is_there(stages, capsys, monkeypatch, tmp_
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     capsys.readouterr()
     assert cli.main(["model.py", "-q", "--open"]) == 0
-    assert "no browser could be opened: audits/model/report.html is the report" in capsys.readouterr().err
+    assert "no browser could be opened; open audits/model/report.html yourself" in capsys.readouterr().err

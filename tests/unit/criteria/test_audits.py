@@ -120,4 +120,4 @@ def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFi
     assert plan.verified
     capsys.readouterr()
     assert main([str(file), "--criterion", "boxes: max <= 0.5", *options]) == 2
-    assert "'max' is no kind of criterion: did you mean rel_max? They are" in capsys.readouterr().err
+    assert "'max' is not a criterion: did you mean rel_max? Available:" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from auditor.errors import AuditorError
 from auditor.fleet import running
 from auditor.fleet.index import headline, render, rows_of, worse
 from auditor.fleet.running import KEPT, Outcome, Task, asked_of, keep, run, run_all, standing
-from auditor.fleet.targets import Target, read
+from auditor.fleet.targets import FleetTarget, read
 from tests.unit.report.factory import make_audit
 
 
@@ -26,7 +26,7 @@ def scripted(monkeypatch, tmp_path):
     """Tasks whose audit is a script of this test."""
 
     def task(name, script, **how):
-        return Task(Target(name, (script,), tmp_path), tmp_path / name, **how)
+        return Task(FleetTarget(name, (script,), tmp_path), tmp_path / name, **how)
 
     monkeypatch.setattr(running, "command_of", lambda task: [sys.executable, "-c", task.target.words[0]])
     return task
@@ -111,7 +111,7 @@ def document(audit):
 
 
 def target(name, folder, *words):
-    return Target(name, (*words, f"{name}.py"), folder)
+    return FleetTarget(name, (*words, f"{name}.py"), folder)
 
 
 def test_rows_link_to_reports_and_say_why_there_is_none(tmp_path, audit):
@@ -145,7 +145,7 @@ def test_what_got_worse_is_told_and_what_did_not_is_not(document):
     assert [line.split()[0] for line in told] == ["error", "speed-up"]
     assert worse(audit_of(after, "after"), before) == []
     after["recommended"] = None
-    assert f"{name} was recommended, and no plan is" in worse(before, audit_of(after, "after"))
+    assert f"{name} was recommended before, no plan now" in worse(before, audit_of(after, "after"))
 
 
 def test_outcomes_that_stand_are_kept_and_a_damaged_file_counts_as_none(tmp_path):
@@ -167,7 +167,7 @@ def test_a_changed_file_or_option_is_asked_for_anew(tmp_path):
     assert asked_of(target("a", tmp_path, "--seed=1")) != first
     (tmp_path / "a.py").write_text("x = 2", encoding="utf-8")
     assert asked_of(target("a", tmp_path)) != first
-    symbol = Target("a", ("a.py:Net(2)",), tmp_path)
+    symbol = FleetTarget("a", ("a.py:Net(2)",), tmp_path)
     was = asked_of(symbol)
     (tmp_path / "a.py").write_text("x = 3", encoding="utf-8")
     assert asked_of(symbol) != was
@@ -218,17 +218,17 @@ ONE = '[[target]]\nname = "a"\ntarget = "a.py"\n'
     [
         ("", "it names no model"),
         ("[[target]\n", "targets.toml: "),
-        (ONE + "[[targets]]\n", "there is no table 'targets'"),
+        (ONE + "[[targets]]\n", "unknown table 'targets'"),
         ("[[target]]\ntarget = 'a.py'\n", "target 1 needs a name"),
         ("[[target]]\nname = '../a'\ntarget = 'a.py'\n", "target 1 needs a name"),
         ("[[target]]\nname = '" + "a" * 101 + "'\ntarget = 'a.py'\n", "target 1 needs a name"),
         ("[[target]]\nname = 'a'\n", "target 'a' has no `target`"),
         (ONE + ONE.replace('"a"', '"A"'), "two targets are called 'A'"),
-        (ONE + "formatz = 'fp16'\n", "no option of an audit in a fleet 'formatz': did you mean formats?"),
-        (ONE + "out = 'b'\n", "target 'a' has no option of an audit in a fleet 'out'"),
+        (ONE + "formatz = 'fp16'\n", "an unknown option: 'formatz': did you mean formats?"),
+        (ONE + "out = 'b'\n", "target 'a' has an unknown option: 'out'"),
         (ONE + "formats = 'fp7'\n", "target 'a': formats takes fp16, bf16"),
         (ONE + "seed = {}\n", "seed takes a whole number"),
-        (ONE + "[defaults]\nsed = 1\n", "[defaults] has no option of an audit in a fleet 'sed': did you mean seed?"),
+        (ONE + "[defaults]\nsed = 1\n", "[defaults] has an unknown option: 'sed': did you mean seed?"),
         (ONE + "no-measure-time = true\n", "'no-measure-time': did you mean measure-time?"),
     ],
 )
@@ -307,7 +307,7 @@ def test_what_is_done_is_not_done_again_and_a_failure_is_exit_code_1(fleet, tmp_
         ("[[target]]\nname = 'a'\n", (), "target 'a' has no `target`"),
         (FLEET, ("--baseline", "nowhere"), "nowhere is no directory of an earlier fleet"),
         (FLEET, ("--out", "targets.toml"), "targets.toml"),
-        (None, (), "cannot be read"),
+        (None, (), "cannot read"),
     ],
 )
 def test_wrong_input_is_one_line_and_writes_nothing(fleet, tmp_path, capsys, text, options, said):

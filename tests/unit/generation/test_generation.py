@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import AuditorError
-from auditor.generation.compare import Continued, Decoding, expected_flips, figures
+from auditor.generation.compare import Decoding, ReferenceTokens, expected_flips, figures
 from auditor.generation.decode import Prompts, prompts_of
 
 transformers = pytest.importorskip("transformers")
@@ -70,7 +70,7 @@ class Rereading(Steps):
 
 def tokens_of(
     model: nn.Module, given: dict[str, Tensor] | tuple[Tensor, ...], folder: Path, steps: int = 10
-) -> Continued:
+) -> ReferenceTokens:
     batch = ((), given) if isinstance(given, dict) else (given, {})
     return Decoding(steps, 0.0, 0).reference(model, prompts_of(model, batch), folder / "logits.pt", nullcontext)
 
@@ -126,7 +126,7 @@ class Plain(nn.Module):
     [
         (Plain, (torch.ones(2, 4),), "no step"),
         (llama, {"input_ids": IDS[:, :1]}, "fewer than 2 tokens"),
-        (Steps, (torch.ones(2, dtype=torch.long),), "hold no prompts"),
+        (Steps, (torch.ones(2, dtype=torch.long),), "contain no prompts"),
     ],
 )
 def test_what_cannot_be_continued_is_said_in_one_line(make, given, said) -> None:
@@ -150,7 +150,7 @@ def test_figures_by_hand() -> None:
     ids = torch.ones(2, 3, dtype=torch.long)
     margins = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 9.0, 9.0]]).double()
     best = torch.stack([margins, torch.zeros(2, 4).double()], -1)
-    batch = Continued(Prompts("step", ids, ids), torch.zeros(2, 4, dtype=torch.long), best, counts, Path())
+    batch = ReferenceTokens(Prompts("step", ids, ids), torch.zeros(2, 4, dtype=torch.long), best, counts, Path())
     found = figures([batch], {"cached": [rows], "one_pass": [rows]})
     assert found.kl == pytest.approx((1 + 2 + 3 + 4 + 10 + 20) / 6)
     assert found.kl_most == 20.0
@@ -201,6 +201,56 @@ def test_up_to_its_first_flip_a_plan_writes_the_text_by_itself() -> None:
     assert plan.generated.first_flip == (None if (median := sorted(firsts)[4]) == math.inf else median)
 
 
+def by_hand(model: nn.Module, tokens: Tensor, stored: str) -> float:
+    """Mean KL over the tokens, each fed in turn, with the cache rounded after every step by scales of the prompt."""
+    past, scales, total, steps = transformers.DynamicCache(), {}, 0.0, tokens.shape[1]
+    with torch.no_grad():
+        expected = model(torch.cat([IDS, tokens], 1)).logits[:, 11:-1].double().log_softmax(-1)
+        for step in range(steps):
+            fed = IDS if step == 0 else tokens[:, step - 1 : step]
+            logits = model(fed, past_key_values=past, use_cache=True).logits[:, -1].double().log_softmax(-1)
+            total += float((expected[:, step].exp() * (expected[:, step] - logits)).sum(-1).mean())
+            for index, layer in enumerate(past.layers):
+                for name in ("keys", "values"):
+                    x = getattr(layer, name)
+                    most = {"int8": 127.0, "fp8_e4m3": 448.0}.get(stored)
+                    if most is None:
+                        x.copy_(x.bfloat16() if stored == "bf16" else x)
+                        continue
+                    scale = scales.setdefault((index, name), x.abs().max() / most)
+                    within = (x / scale).clamp(-most, most)
+                    x.copy_((within.round() if stored == "int8" else within.to(torch.float8_e4m3fn).float()) * scale)
+    return total / steps
+
+
+def test_a_cache_in_fewer_bits_gives_what_a_loop_by_hand_gives() -> None:
+    model = llama()
+    asked = {"generate": 12, "formats": "bf16", "strategies": "autocast", "max_error": 0.3}
+    made = auditor.audit(model, {"input_ids": IDS}, **asked).generation
+    tokens = model.generate(IDS, max_new_tokens=12, do_sample=False)[:, 12:]
+    caches = {one.stored: one for one in made.caches}
+    assert list(caches) == ["fp32", "bf16", "fp8_e4m3", "int8"]
+    for stored, found in caches.items():
+        assert found.generated.kl == pytest.approx(by_hand(model, tokens, stored), rel=1e-3, abs=1e-9)
+        entry = {"fp32": 4, "bf16": 2}.get(stored, 1)
+        assert (found.fixed_bytes, found.bytes_per_token) == (
+            0,
+            2 * 2 * 2 * 16 * entry,
+        )  # layers, K and V, heads, their size
+    kl = {stored: found.generated.kl for stored, found in caches.items()}
+    assert kl["fp32"] < 1e-9 < kl["bf16"] < min(kl["fp8_e4m3"], kl["int8"])
+    assert caches["bf16"].saturated == 0 < caches["int8"].saturated
+
+
+@pytest.mark.parametrize(("kind", "stored"), [(Steps, 4), (Rereading, 0)])
+def test_what_a_step_function_hands_on_is_its_cache(kind: type[nn.Module], stored: int) -> None:
+    """A recurrent state takes the same for any text; a text that is read again has nothing to round."""
+    asked = {"generate": 6, "formats": "bf16", "strategies": "autocast", "max_error": 0.5}
+    caches = auditor.audit(kind().eval(), (IDS,), **asked).generation.caches
+    assert len(caches) == stored
+    assert [(one.fixed_bytes, one.bytes_per_token) for one in caches] == [(64 * n, 0) for n in (4, 2, 1, 1)[:stored]]
+
+
 def test_the_command_takes_text_and_verifies_in_a_fresh_process(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     words = {f"w{i}": i for i in range(WORDS)}
@@ -224,9 +274,10 @@ def test_the_command_takes_text_and_verifies_in_a_fresh_process(tmp_path: Path) 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode in (0, 1), done.stderr
     plan = json.loads((tmp_path / "found" / "plan.json").read_text())
+    assert len(plan["generation"].pop("caches")) == 4
     assert plan["generation"] == {"prompts": 2, "steps": 16, "tokens": 32, "temperature": 0.0}
     found = plan["plans"]["autocast_bf16"]["generated"]
     assert found["failure"] is None
     assert found["kl"] > 0
-    assert "2 prompts continued by 16 tokens each" in done.stdout
+    assert "FP32 continued 2 prompts by 16 tokens each" in done.stdout
     assert "Divergence by position" in (tmp_path / "found" / "report.html").read_text()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.graphs.exported import Exported, exported
+from auditor.graphs.exported import ExportedModel, export_model
 from auditor.graphs.operations import Table, table_of
 from auditor.plan.workbench import Workbench
 from auditor.records import Audit
@@ -22,12 +22,12 @@ def bench() -> Workbench:
 
 
 @pytest.fixture(scope="session")
-def graph(bench: Workbench) -> Exported:
-    return exported(bench.subject.model, bench.subject.batches[0])
+def graph(bench: Workbench) -> ExportedModel:
+    return export_model(bench.subject.model, bench.subject.batches[0])
 
 
 @pytest.fixture(scope="session")
-def table(bench: Workbench, graph: Exported) -> Table:
+def table(bench: Workbench, graph: ExportedModel) -> Table:
     return table_of(graph.graph_module.graph, "fp16", bench)
 
 

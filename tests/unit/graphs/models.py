@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.graphs.operations import Operation, Table, Value
+from auditor.graphs.operations import GraphOperation, Table, Value
 
 
 class Flat(nn.Module):
@@ -32,7 +32,7 @@ def flat() -> nn.Module:
 
 def drawn(rnd: random.Random, count: int) -> Table:
     """A graph of so many operations at random: values read by several, weights, operations that give two or none."""
-    operations: dict[str, Operation] = {}
+    operations: dict[str, GraphOperation] = {}
     values: dict[str, Value] = {}
     for index in range(rnd.randint(1, 3)):
         name = f"weight_{index}"
@@ -53,8 +53,8 @@ def drawn(rnd: random.Random, count: int) -> Table:
 
 def made(
     name: str, reads: tuple[str, ...], low: float, high: float, error: float = 0.0, kept: bool = False
-) -> Operation:
-    return Operation(
+) -> GraphOperation:
+    return GraphOperation(
         name, "aten.made.up", reads, low, high, error, 1, None, *(("unsafe", "unsafe: so it was drawn") if kept else ())
     )
 

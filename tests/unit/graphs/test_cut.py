@@ -97,7 +97,7 @@ def test_what_raises_is_no_choice() -> None:
     assert space.log[frozenset()] == math.inf
 
 
-NO_CHOICE = "no choice on the curve of cuts with it low holds the budget"
+NO_CHOICE = "no tested choice with it low meets the error budget"
 
 
 def test_every_reason_holds() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import PlanError
-from auditor.graphs.exported import exported
+from auditor.graphs.exported import export_model
 from auditor.numerics.nodes import mutates
 from auditor.records import Batch
 from tests.unit.graphs.models import flat
@@ -62,7 +62,7 @@ def test_the_graph_answers_as_the_model_for_any_size(made: Callable[[], nn.Modul
     model, shape = made().eval(), (4, 16)
     trailing = shape if made is Written else shape[1:]
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    found = exported(model, ((torch.randn(size, *trailing),), {}))
+    found = export_model(model, ((torch.randn(size, *trailing),), {}))
     assert found.fixed == ""
     for other in (1, 2, 5):
         x = torch.randn(other, *trailing)
@@ -73,7 +73,7 @@ def test_the_graph_answers_as_the_model_for_any_size(made: Callable[[], nn.Modul
 
 
 def test_nothing_is_written_in_place_and_no_cast_changes_nothing() -> None:
-    nodes = exported(Written().eval(), ((torch.randn(2, 4, 16),), {})).graph_module.graph.nodes
+    nodes = export_model(Written().eval(), ((torch.randn(2, 4, 16),), {})).graph_module.graph.nodes
     called = [node for node in nodes if node.op == "call_function"]
     assert not any(mutates(node.target) for node in called)
     names = {str(node.target) for node in called}
@@ -83,7 +83,7 @@ def test_nothing_is_written_in_place_and_no_cast_changes_nothing() -> None:
 
 def test_a_size_that_the_model_fixes_is_said() -> None:
     batch: Batch = ((torch.randn(4, 6),), {})
-    found = exported(Fixed(), batch)
+    found = export_model(Fixed(), batch)
     assert found.fixed
     torch.testing.assert_close(found.graph_module(batch[0][0]), Fixed()(batch[0][0]))
 
@@ -93,7 +93,7 @@ def test_inputs_of_several_sizes_keep_them() -> None:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return x.sum() + y
 
-    found = exported(Two(), ((torch.randn(2), torch.randn(3)), {}))
+    found = export_model(Two(), ((torch.randn(2), torch.randn(3)), {}))
     assert found.fixed == "the inputs do not share a first dimension"
 
 
@@ -103,7 +103,7 @@ class Named(nn.Module):
 
 
 def test_sizes_are_open_whatever_the_arguments_are_called() -> None:
-    found = exported(Named(), ((torch.randn(3, 4), torch.randn(3, 4)), {"by": torch.randn(3, 4), "scale": 2.0}))
+    found = export_model(Named(), ((torch.randn(3, 4), torch.randn(3, 4)), {"by": torch.randn(3, 4), "scale": 2.0}))
     assert found.fixed == ""
     x = torch.randn(5, 4)
     torch.testing.assert_close(found.graph_module(x, x, by=x, scale=2.0), 2 * x * x + x)
@@ -114,18 +114,18 @@ def test_what_takes_nothing_is_said_to() -> None:
         def forward(self) -> Tensor:
             return torch.ones(3).exp()
 
-    assert exported(Made(), ((), {})).fixed == "it takes no tensors"
+    assert export_model(Made(), ((), {})).fixed == "it takes no tensors"
 
 
 def test_classes_of_the_users_own_become_names() -> None:
     x = torch.randn(3, 4)
-    found = exported(Classed(), ((x,), {"scale": 2.0})).graph_module(x, scale=2.0)
+    found = export_model(Classed(), ((x,), {"scale": 2.0})).graph_module(x, scale=2.0)
     assert list(found) == ["left", "right"]
     torch.testing.assert_close(found["right"], 2 * x.sin())
 
 
 def test_what_torch_does_not_export_is_one_line() -> None:
     with pytest.raises(PlanError, match="cannot be exported as a graph") as caught:
-        exported(Chooses(), ((torch.randn(3),), {}))
+        export_model(Chooses(), ((torch.randn(3),), {}))
     assert caught.value.slug == "cannot-export"
     assert "\n" not in str(caught.value)

@@ -18,7 +18,7 @@ from torch import nn
 import auditor
 from auditor.errors import AuditorError
 from auditor.graphs import onnxfile
-from auditor.graphs.onnxfile import as_bytes, counted, lower_ends, read, rounded, tidy, with_onnx
+from auditor.graphs.onnxfile import as_bytes, count_operations, insert_rounding, lower_ends, read, tidy, with_onnx
 from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.metrics import output_error
 from auditor.records.audit import Audit
@@ -63,7 +63,7 @@ def test_bf16_is_checked_and_what_has_no_kernel_named(found: Audit) -> None:
     lacking, _, rest = refused.partition("(")
     (first, *_) = [node for node in model.graph.node if node.op_type == lacking]
     assert types[first.output[0]] == onnx.TensorProto.BFLOAT16
-    assert rest.endswith("; its types are checked")
+    assert rest.endswith("; only its types were checked")
     line = program_line(plan)
     assert f"checked, not run: {said.failure}; relative L2 error" in line
     assert f"{ratio(said.rounded_error)} in onnxruntime with every BF16 value rounded as on a GPU" in line
@@ -117,7 +117,7 @@ def test_what_onnx_has_no_operation_for_is_named_in_one_line() -> None:
 
 
 def test_what_is_missing_is_one_line(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AuditorError, match="are fp32 or low, not half"):
+    with pytest.raises(AuditorError, match="can be fp32 or low, not half"):
         with_onnx(audit, "half")
     with pytest.raises(AuditorError, match="strategies graph") as caught:
         with_onnx(replace(audit, programs={}))
@@ -165,7 +165,7 @@ def test_what_looks_at_shapes_is_no_operation_and_what_has_to_be_fp32_no_choice(
     scales = helper.make_tensor("scales", FULL, [1], [2.0])
     graph = helper.make_graph(nodes, "moved", ports[:1], ports[1:], [scales])
     whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    assert counted(read(whole.SerializeToString())) == (2, 1, 2)
+    assert count_operations(read(whole.SerializeToString())) == (2, 1, 2)
 
 
 def test_a_cast_to_the_type_that_is_there_is_gone() -> None:
@@ -178,13 +178,13 @@ def test_a_cast_to_the_type_that_is_there_is_gone() -> None:
 def test_low_ends_need_fewer_casts_and_answer_the_same() -> None:
     x = np.array([1.0, 2.5, -3.0], dtype=np.float16)
     before, changed = ran(model(), x.astype(np.float32)), read(model().SerializeToString())
-    assert counted(changed) == (2, 1, 2)  # casts are no arithmetic
+    assert count_operations(changed) == (2, 1, 2)  # casts are no arithmetic
     lower_ends(changed, "fp16")
     checker.check_model(as_bytes(changed), full_check=True)
     after = ran(onnx_ir.to_proto(changed), x)
     assert {found.dtype for found in after} == {np.dtype(np.float16)}
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-    assert counted(changed) == (2, 1, 2)  # into the FP32 sum and out of it
+    assert count_operations(changed) == (2, 1, 2)  # into the FP32 sum and out of it
 
 
 KINDS = {"fp16": (TensorProto.FLOAT16, torch.float16), "bf16": (TensorProto.BFLOAT16, torch.bfloat16)}
@@ -211,7 +211,7 @@ def test_every_value_is_rounded_the_input_too(format: str) -> None:
         helper.make_node("Add", ["back", "x"], ["y"]),
     ]
     made = read(low_model(low, nodes, weight))
-    rounded(made, format)
+    insert_rounding(made, format)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(as_bytes(made), options, providers=["CPUExecutionProvider"])
@@ -232,7 +232,7 @@ def test_nothing_is_left_in_the_format_but_what_casts_give() -> None:
         helper.make_node("Sum", ["x", "ones", "drawn"], ["y"]),
     ]
     made = read(low_model(low, nodes, helper.make_tensor("shape", TensorProto.INT64, [1], [2])))
-    rounded(made, "fp16")
+    insert_rounding(made, "fp16")
     again = read(as_bytes(made))
     left = [value for node in again.graph for value in node.outputs if value.dtype == low]
     assert [value.producer().op_type for value in left] == ["Cast"] * 4
@@ -248,5 +248,5 @@ def test_a_graph_in_a_node_is_refused() -> None:
         for which, op in (("then", "Exp"), ("else", "Neg"))
     }
     nodes = [helper.make_node("If", ["asked"], ["y"], **branches)]
-    with pytest.raises(ValueError, match="If has a graph of its own"):
-        rounded(read(low_model(low, nodes, helper.make_tensor("asked", TensorProto.BOOL, [], [True]))), "fp16")
+    with pytest.raises(ValueError, match="If contains a subgraph"):
+        insert_rounding(read(low_model(low, nodes, helper.make_tensor("asked", TensorProto.BOOL, [], [True]))), "fp16")

@@ -8,9 +8,9 @@ from torch import Tensor, fx, nn
 
 from auditor.capture.capture import capture
 from auditor.execution.policy import plain
-from auditor.graphs.exported import Exported, exported
-from auditor.graphs.operations import Table, aligned, owner_of, table_of
-from auditor.graphs.stage import lowered, memory_needed
+from auditor.graphs.exported import ExportedModel, export_model
+from auditor.graphs.operations import Table, align_nodes, owner_of, table_of
+from auditor.graphs.stage import lower_operations, memory_needed
 from auditor.plan.workbench import Workbench
 from auditor.records import MemoryUse
 from tests.support.planning import bench_of
@@ -57,7 +57,7 @@ def test_what_cannot_run_low_says_so() -> None:
     torch.manual_seed(0)
     model, x = Odd().eval(), torch.randn(5, 4)
     bench = bench_of(model, x, formats=("bf16",))
-    graph = exported(model, ((x,), {}))
+    graph = export_model(model, ((x,), {}))
     table = table_of(graph.graph_module.graph, "bf16", bench)
     said = {operation.op: operation for operation in table.operations.values()}
     assert said["aten.linear.default"].kept == ""
@@ -69,14 +69,14 @@ def test_what_cannot_run_low_says_so() -> None:
 def test_what_operations_count_for_is_the_objective(objective: str, free: bool, model: nn.Module) -> None:
     x = torch.randn(4, 16)
     bench = bench_of(model, x, formats=("fp16",), objective=objective)
-    table = table_of(exported(model, ((x,), {})).graph_module.graph, "fp16", bench)
+    table = table_of(export_model(model, ((x,), {})).graph_module.graph, "fp16", bench)
     linear, relu = table.operations["linear"], table.operations["relu"]
     assert linear.low < linear.high
     assert (relu.high - relu.low < 2e-3 * (linear.high - linear.low)) == free
 
 
-def test_every_operation_of_a_flat_model_is_found(bench: Workbench, graph: Exported) -> None:
-    nodes, found = bench.capture.nodes, aligned(graph.graph_module.graph, bench.capture)
+def test_every_operation_of_a_flat_model_is_found(bench: Workbench, graph: ExportedModel) -> None:
+    nodes, found = bench.capture.nodes, align_nodes(graph.graph_module.graph, bench.capture)
     computing = [node for node in graph.graph_module.graph.nodes if node.op == "call_function"]
     assert [found[node.name] for node in computing] == list(nodes)
     assert all(nodes[found[node.name]].owner == owner_of(node) for node in computing)
@@ -93,9 +93,9 @@ def test_a_module_that_is_called_twice_keeps_its_calls_apart() -> None:
             return y
 
     model, x = Twice().eval(), torch.randn(2, 8)
-    graph = exported(model, ((x,), {})).graph_module
+    graph = export_model(model, ((x,), {})).graph_module
     captured = capture(subject_of(model, x))
-    found = aligned(graph.graph, captured)
+    found = align_nodes(graph.graph, captured)
     names = [found[node.name] for node in graph.graph.nodes if node.op == "call_function"]
     assert names == list(captured.nodes)
 
@@ -125,11 +125,11 @@ class Chain(nn.Module):
 def test_needed_as_counted_by_hand(high: tuple[str, ...], weights: int, activations: int) -> None:
     torch.manual_seed(0)
     bench = bench_of(Chain(), torch.randn(8, 16), formats=("fp16",))
-    graph = exported(bench.subject.model, bench.subject.batches[0])
+    graph = export_model(bench.subject.model, bench.subject.batches[0])
     table = table_of(graph.graph_module.graph, "fp16", bench)
     low = table.may_be_low() - set(high)
     assert len(low) == 4 - len(high)
-    found = memory_needed(lowered(graph, table, low))
+    found = memory_needed(lower_operations(graph, table, low))
     assert found == MemoryUse(weights, activations)
     whole = bench.problem("autocast", "fp16")
     assert whole.memory(whole.resolve(plain("fp32"))) == MemoryUse(4 * (1024 + 256), 4 * (128 + 512 + 512))
@@ -142,9 +142,11 @@ def casts(module: fx.GraphModule) -> list[tuple[str, torch.dtype]]:
     return [(str(n.args[0]), n.args[1]) for n in module.graph.nodes if n.target is to]
 
 
-def test_casts_stand_where_precisions_meet_each_value_once(graph: Exported, table: Table, model: nn.Module) -> None:
+def test_casts_stand_where_precisions_meet_each_value_once(
+    graph: ExportedModel, table: Table, model: nn.Module
+) -> None:
     low, half, full = frozenset({"linear", "relu", "linear_1"}), torch.float16, torch.float32
-    module, x = lowered(graph, table, low), torch.randn(3, 16)
+    module, x = lower_operations(graph, table, low), torch.randn(3, 16)
     assert casts(module) == [("x", half), ("relu", full), ("div_1", half), ("linear_1", full)]
     assert {name: p.dtype for name, p in module.named_parameters()} == dict.fromkeys(
         ("model.first.weight", "model.first.bias", "model.second.weight", "model.second.bias"), half
@@ -160,7 +162,7 @@ def test_casts_stand_where_precisions_meet_each_value_once(graph: Exported, tabl
     assert torch.equal(found["likely"], scores.softmax(-1))
 
 
-def test_a_weight_that_something_reads_in_fp32_stays_so(graph: Exported, table: Table) -> None:
-    module = lowered(graph, table, frozenset({"linear"}))
+def test_a_weight_that_something_reads_in_fp32_stays_so(graph: ExportedModel, table: Table) -> None:
+    module = lower_operations(graph, table, frozenset({"linear"}))
     assert module.get_parameter("model.first.weight").dtype is torch.float16
     assert module.get_parameter("model.second.weight").dtype is torch.float32

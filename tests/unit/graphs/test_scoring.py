@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.graphs.exported import Exported, saved
+from auditor.graphs.exported import ExportedModel, save_program
 from auditor.graphs.operations import Table
-from auditor.graphs.stage import OperationRefused, Trial, lowered
+from auditor.graphs.stage import OperationRefused, Trial, lower_operations
 from auditor.numerics.metrics import output_error
 from auditor.plan.workbench import Workbench
 from auditor.records import Audit, Plan
@@ -94,7 +94,7 @@ def test_the_score_is_what_a_run_by_hand_gives(audit: Audit) -> None:
 
 
 def test_the_error_of_a_choice_is_that_of_the_arithmetic_written_out(
-    bench: Workbench, graph: Exported, table: Table, model: nn.Module
+    bench: Workbench, graph: ExportedModel, table: Table, model: nn.Module
 ) -> None:
     trial = Trial(graph, bench)
     x, low = bench.subject.batches[0][0][0], frozenset({"linear"})
@@ -109,7 +109,7 @@ def test_the_error_of_a_choice_is_that_of_the_arithmetic_written_out(
     assert trial.error(table, frozenset()) < 1e-6
 
 
-def test_what_raises_in_a_run_has_its_name(bench: Workbench, graph: Exported, table: Table) -> None:
+def test_what_raises_in_a_run_has_its_name(bench: Workbench, graph: ExportedModel, table: Table) -> None:
     operation = table.operations["linear"]
     broken = replace(operation, literals=None, reads=("x",))
     odd = replace(table, operations={**table.operations, "linear": broken}, values={**table.values})
@@ -119,7 +119,7 @@ def test_what_raises_in_a_run_has_its_name(bench: Workbench, graph: Exported, ta
     assert caught.value.name == "linear"
 
 
-def test_batches_that_the_graph_answers_otherwise_are_left_out(bench: Workbench, graph: Exported) -> None:
+def test_batches_that_the_graph_answers_otherwise_are_left_out(bench: Workbench, graph: ExportedModel) -> None:
     good = bench.subject.batches[0]
     odd = ((torch.randn(4, 17),), {})
     trial = Trial(graph, bench)
@@ -130,10 +130,10 @@ def test_batches_that_the_graph_answers_otherwise_are_left_out(bench: Workbench,
 
 
 def test_a_saved_program_answers_as_its_graph_for_any_batch(
-    bench: Workbench, graph: Exported, table: Table, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, graph: ExportedModel, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = lowered(graph, table, frozenset({"linear", "linear_1"}))
-    made = saved(module, graph)
+    module = lower_operations(graph, table, frozenset({"linear", "linear_1"}))
+    made = save_program(module, graph)
     assert made.fixed == ""
     x = torch.randn(6, 16)
     read: Any = torch.export.load(io.BytesIO(made.content)).module()

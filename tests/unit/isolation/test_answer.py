@@ -100,7 +100,7 @@ def again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.d
     draw = draw_of(args, kwargs)
     low = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args]
     options = {key: dtype if isinstance(value, torch.dtype) else value for key, value in kwargs.items()}
-    result = draw.again(op, tuple(low), options)
+    result = draw.repeat(op, tuple(low), options)
     return result[0] if isinstance(result, tuple) else result
 
 
@@ -143,7 +143,7 @@ def test_writes_in_place_go_to_the_tensor_itself(dtype: torch.dtype) -> None:
 def test_running_again_leaves_the_generators_where_they_are() -> None:
     draw = draw_of((X,), {})
     state = torch.get_rng_state()
-    first, second = (draw.again(aten.rand_like.default, (X,), {}) for _ in range(2))
+    first, second = (draw.repeat(aten.rand_like.default, (X,), {}) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(torch.get_rng_state(), state)
     assert not drew(draw, {})

@@ -13,10 +13,10 @@ from auditor.isolation.members import (
     named_tensors,
     parameters_of,
     raise_in_place,
-    renamed,
+    rename_scopes,
     size_of,
     stored_low,
-    unwrapped,
+    unwrap_model,
     without_wrappers,
 )
 from tests.support.subjects import normal
@@ -125,19 +125,19 @@ class DataParallel(OfOnesOwn):
 
 def test_wrappers_of_wrappers_are_taken_off() -> None:
     inner = nn.Linear(2, 2)
-    assert unwrapped(torch.compile(inner)) is inner
-    assert unwrapped(nn.DataParallel(torch.compile(inner))) is inner
-    assert unwrapped(torch.compile(nn.DataParallel(inner))) is inner
+    assert unwrap_model(torch.compile(inner)) is inner
+    assert unwrap_model(nn.DataParallel(torch.compile(inner))) is inner
+    assert unwrap_model(torch.compile(nn.DataParallel(inner))) is inner
 
 
 def test_scopes_follow_what_is_wrapped_inside() -> None:
     assert without_wrappers("a._orig_mod.b.module.c") == "a.b.c"
     assert without_wrappers("_orig_mod") == ""
-    assert renamed({"": 0, "a": 1, "a.b": 2}, {"", "a", "a._orig_mod", "a._orig_mod.b"}) == {
+    assert rename_scopes({"": 0, "a": 1, "a.b": 2}, {"", "a", "a._orig_mod", "a._orig_mod.b"}) == {
         "": 0,
         "a": 1,
         "a._orig_mod.b": 2,
     }
-    assert renamed({"a": 1, "a.module.b": 2}, {"", "a", "a.b"}) == {"a": 1, "a.b": 2}
-    assert renamed({"a.module": 1}, {"", "a", "a.module"}) == {"a.module": 1}
-    assert renamed({"gone": 1}, {"", "a"}) == {"gone": 1}
+    assert rename_scopes({"a": 1, "a.module.b": 2}, {"", "a", "a.b"}) == {"a": 1, "a.b": 2}
+    assert rename_scopes({"a.module": 1}, {"", "a", "a.module"}) == {"a.module": 1}
+    assert rename_scopes({"gone": 1}, {"", "a"}) == {"gone": 1}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from auditor.isolation import isolated
-from auditor.isolation.process import OVERRIDES, flags, ieee, loose, process_state, under, unfused
+from auditor.isolation.process import OVERRIDES, disable_fused_path, flags, ieee, loose, process_state, under
 
 SET: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
@@ -134,7 +134,7 @@ def test_the_fused_path_is_off_and_then_as_it_was(before: bool) -> None:
     kept = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(before)
     try:
-        with unfused():
+        with disable_fused_path():
             assert not torch.backends.mha.get_fastpath_enabled()
         assert torch.backends.mha.get_fastpath_enabled() is before
     finally:

@@ -84,8 +84,8 @@ def test_a_checkpoint_stored_low_is_read_as_the_same_values_in_fp32(
     name = str(dtype).removeprefix("torch.")
     assert (found.raised, found.stored_low) == ("weights", {name: numbers(model)})
     assert found.warnings == (
-        f"the checkpoint stores all of {numbers(model):,} weights in {name}: the reference is the same values in FP32; what "
-        f"{name} had cost before is in no error",
+        f"the checkpoint stores all of {numbers(model):,} weights in {name}: the reference uses these values in FP32, "
+        f"so errors exclude the earlier rounding to {name}",
     )
 
 
@@ -99,7 +99,7 @@ def test_weights_of_ones_own_say_nothing_of_those_of_the_directory(tmp_path: Pat
 def test_what_the_checkpoint_lacks_is_told_as_random(copy: Path) -> None:
     with_weights(copy, lambda state: state.pop("lm_head.weight"))
     found = load(f"hf:{copy}")
-    assert "that the checkpoint does not have are RANDOM (1: lm_head.weight):" in found.warnings[0]
+    assert "weights missing from the checkpoint are RANDOM (1: lm_head.weight):" in found.warnings[0]
     assert torch.equal(load(f"hf:{copy}").model.lm_head.weight, found.model.lm_head.weight)
     assert not torch.equal(load(f"hf:{copy}", seed=1).model.lm_head.weight, found.model.lm_head.weight)
 
@@ -107,7 +107,7 @@ def test_what_the_checkpoint_lacks_is_told_as_random(copy: Path) -> None:
 def test_what_the_model_has_no_place_for_is_told(copy: Path) -> None:
     with_weights(copy, lambda state: state.update(one=torch.ones(2), two=torch.ones(2)))
     (note,) = load(f"hf:{copy}").warnings
-    assert note == "tensors of the checkpoint that the model does not have are left out (2: one, two)"
+    assert note == "weights of the checkpoint that the model lacks are ignored (2: one, two)"
 
 
 def test_a_class_that_transformers_does_not_have_is_told(copy: Path) -> None:
@@ -152,17 +152,17 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "shapes are another config's": (
         lambda f: with_config(f, vocab_size=65),
         "weights-mismatch",
-        "lm_head.weight is [64, 16] there and [65, 16] in LlamaForCausalLM, and 1 more",
+        "lm_head.weight has the shape [64, 16] there and [65, 16] in LlamaForCausalLM, and 1 more",
     ),
     "the weights are another model's": (
         lambda f: save_file({"a": torch.ones(2)}, f / WEIGHTS, metadata={"format": "pt"}),
         "weights-mismatch",
-        "holds nothing of LlamaForCausalLM: it has a, and",
+        "has no weight of LlamaForCausalLM: it has a,",
     ),
     "there is nothing in it": (
         lambda f: save_file({}, f / WEIGHTS, metadata={"format": "pt"}),
         "bad-weights",
-        "holds no state dict",
+        "contains no state dict",
     ),
     "the dtype is none": (lambda f: with_config(f, dtype="bloat16"), "model-raises", "bloat16"),
     "it is quantised": (

@@ -90,7 +90,7 @@ def test_the_weights_of_hooks_are_the_models_for_a_while(name: str, how: str, tm
         assert not any(hasattr(module, "_hf_hook") or "forward" in vars(module) for module in offloaded.modules())
         assert all(torch.equal(value, model.state_dict()[key]) for key, value in offloaded.state_dict().items())
     (note, *_) = from_object(offloaded, x).warnings
-    assert note.startswith(f"accelerate's hooks hold {len(outside)} of the model's tensors: they are in memory for the")
+    assert note.startswith(f"accelerate offloads {len(outside)} of the model's tensors: they are in memory during the")
     assert portrait(offloaded) == before
     assert torch.equal(offloaded(x), model(x))
 
@@ -120,7 +120,7 @@ def test_where_memory_is_limited_they_lie_in_files(tmp_path: Path) -> None:
             assert is_offloaded(model[0].weight)
         gc.collect()
         notes = from_object(model, torch.ones(2, 512)).warnings
-    assert "they lie in mapped files for the audit" in notes[0]
+    assert "they lie in mapped files during the audit" in notes[0]
 
 
 def test_what_a_hook_cannot_load_is_one_line(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_a_hook_cannot_load_is_one_line(tmp_path: Path) -> None:
     before = portrait(model)
     for file in tmp_path.glob("*.dat"):
         file.unlink()
-    with pytest.raises(LoadError, match="is offloaded, and its hook cannot load it") as caught:
+    with pytest.raises(LoadError, match="is offloaded and cannot be loaded by its hook") as caught:
         from_object(model, X)
     assert caught.value.slug == "meta-weights"
     assert "\n" not in str(caught.value)

@@ -76,7 +76,7 @@ def test_made_up_inputs_follow_the_first_weighted_layer(write, layer, shape):
     (tensor,) = subject.batches[0][0]
     assert tensor.shape == shape
     assert subject.synthetic_inputs
-    assert any("made up" in warning for warning in cautions(subject))
+    assert any("were generated" in warning for warning in cautions(subject))
 
 
 def test_no_inputs_to_be_found(write):

@@ -108,7 +108,7 @@ def test_checkpoints_that_fit(kind: str, tmp_path: Path) -> None:
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     notes = load_into(seeded(Tied), CHECKPOINTS["a prefix, but not on one key"](tmp_path))
-    assert notes == ["w.pt also holds n_averaged, which the model does not have: left out"]
+    assert notes == ["w.pt also contains n_averaged, which the model lacks: ignored"]
     assert load_into(seeded(Tied), CHECKPOINTS["from DDP and torch.compile"](tmp_path)) == []
 
 
@@ -121,7 +121,7 @@ def test_extra_state_is_loaded_and_need_not_be_there(tmp_path: Path) -> None:
     assert model[0].scale == 3
     assert torch.equal(model[0].weight, saved.weight)
     plain = torch_file(nn.Sequential(nn.Linear(2, 2)).state_dict())(tmp_path)
-    assert load_into(model, plain) == ["w.pt does not hold 0._extra_state: the factory's are used"]
+    assert load_into(model, plain) == ["w.pt lacks 0._extra_state: they keep their initial values"]
     load_into(nn.Sequential(nn.Linear(2, 2)), path)
     other = torch_file({f"0.{key}": {} if key == "_extra_state" else x for key, x in saved.state_dict().items()})
     with pytest.raises(LoadError, match="does not fit the model: KeyError: 'scale'"):
@@ -134,11 +134,14 @@ def scripted(folder: Path) -> Path:
 
 
 UNREAD = {
-    "a class of the user's": (torch_file({"model": state(), "config": Mine()}), r"since it holds [\w.]*Mine: save"),
-    "that, in the format before zip": (torch_file(Mine(), _use_new_zipfile_serialization=False), r"holds [\w.]*Mine: "),
-    "a whole model": (torch_file(nn.Linear(2, 2)), r"holds torch\.nn\.modules\.linear\.Linear: save plain tensors"),
+    "a class of the user's": (torch_file({"model": state(), "config": Mine()}), r"since it contains [\w.]*Mine: save"),
+    "that, in the format before zip": (
+        torch_file(Mine(), _use_new_zipfile_serialization=False),
+        r"contains [\w.]*Mine: ",
+    ),
+    "a whole model": (torch_file(nn.Linear(2, 2)), r"contains torch\.nn\.modules\.linear\.Linear: save plain tensors"),
     "TorchScript": (scripted, r"w\.pt is a TorchScript archive, .*torch\.jit\.load"),
-    "no tensors": (torch_file({"model": {"epoch": 1}, "_extra_state": 3}), r"w\.pt holds no state dict"),
+    "no tensors": (torch_file({"model": {"epoch": 1}, "_extra_state": 3}), r"w\.pt contains no state dict"),
 }
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from auditor.errors import AuditorError, LoadError
 from auditor.loading import from_object, in_eval
-from auditor.loading.placement import copied, moved, place_subject
-from auditor.loading.state import in_fp32, raised
+from auditor.loading.placement import copy_to_device, move_subject, place_subject
+from auditor.loading.state import in_fp32, upcast_model
 from auditor.training.objective import training_subject
 from tests.support.replaying import Model
 from tests.support.subjects import normal, subject_of
@@ -69,7 +69,7 @@ def test_what_is_raised(case: str) -> None:
         dtype is torch.float32 or expected not in ("none", "kept")
     )
     assert len(found.warnings) == (expected != "none")
-    with raised(found):
+    with upcast_model(found):
         model.eval()(*found.batches[0][0])
 
 
@@ -89,7 +89,7 @@ def test_what_was_low_comes_back_on_its_own_memory() -> None:
 
 
 def test_a_model_that_casts_to_what_all_of_it_is_stored_in_has_no_reference() -> None:
-    with pytest.raises(LoadError, match="does not run with the same values in FP32") as caught:
+    with pytest.raises(LoadError, match="does not run when its weights are converted to FP32") as caught:
         from_object(Model(hard, low=low()), torch.ones(2, 4))
     assert caught.value.slug == "low-precision-model"
     assert "\n" not in str(caught.value)
@@ -199,7 +199,7 @@ def test_models_that_cannot_be_copied_are_refused_before_they_are_moved(
 
 def test_a_copy_is_the_same_model_of_other_tensors() -> None:
     model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).eval()
-    twin = copied(model, "cpu")
+    twin = copy_to_device(model, "cpu")
     assert torch.equal(twin(normal(3, 4)), model(normal(3, 4)))
     ours = {x.data_ptr() for x in (*model.parameters(), *model.buffers())}
     assert not ours & {x.data_ptr() for x in (*twin.parameters(), *twin.buffers())}
@@ -213,7 +213,7 @@ def test_plain_tensors_and_what_a_loss_closes_over_are_moved_and_the_callers_are
 
     model, weight = Held(), torch.ones(2)
     subject = training_subject(model, (normal(3, 4), normal(3, 2)), {}, lambda y, t: (weight * (y - t)).sum())
-    twin = moved(subject, "meta")
+    twin = move_subject(subject, "meta")
     assert isinstance(twin.model, Held)
     inside = [twin.model.shift, twin.model.more["list"][0], twin.model.more["pair"][0], twin.model.weight]
     assert {x.device.type for x in inside} == {"meta"}

@@ -47,7 +47,7 @@ def test_weights_that_are_given_are_the_models(write, tmp_path):
         (
             lambda p: torch.save({**state(), "head.bias": torch.full((4,), torch.nan)}, p),
             "nan-weights",
-            "head.bias holds 4",
+            "head.bias contains 4",
         ),
     ],
 )
@@ -131,5 +131,5 @@ def test_buffers_may_be_infinite():
     model.register_buffer("mask", torch.tensor([0.0, -torch.inf, torch.inf]))
     reject_non_finite(model)
     model.mask[0] = torch.nan
-    with pytest.raises(LoadError, match="mask holds 1 NaN"):
+    with pytest.raises(LoadError, match="mask contains 1 NaN"):
         reject_non_finite(model)

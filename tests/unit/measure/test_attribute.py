@@ -39,6 +39,15 @@ def test_first_order_is_exact_on_a_linear_chain(fmt: str, batch: int) -> None:
         assert found[name][fmt].isolated == pytest.approx(true_isolated(measured, name, fmt), rel=2**-7), name
 
 
+def test_a_value_that_depends_on_no_float_input_is_exact_over_several_passes() -> None:
+    """Positions: a leaf of the autograd graph in every pass, whose gradients must not be added up."""
+    positions = torch.arange(256) * 37
+    measured = measurement_of(Function(lambda x, ids: (x + ids.float() + 0.5) * 8.0), torch.zeros(256), positions)
+    rounded = positions.bfloat16().double() - positions
+    expected = float(rounded.norm() / (positions + 0.5).double().norm())
+    assert contribution(measured, "to", "bf16").isolated == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_three_kinds_of_error_by_hand() -> None:
     # y = x * 3 with x = 1 + 2^-11: rounding x (a tie, to 1) costs 2^-11 of 1 + 2^-11.
     x = torch.tensor([[1 + 2.0**-11]])

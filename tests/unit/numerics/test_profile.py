@@ -12,12 +12,12 @@ from auditor.numerics.formats import FORMATS, Format
 from auditor.numerics.histogram import (
     Deviation,
     Profile,
-    flushed,
     largest_scale,
     magnitudes_of,
     merge_magnitudes,
     significant,
-    subnormal,
+    subnormal_share,
+    underflow_share,
 )
 from auditor.numerics.metrics import relative_l2
 from auditor.records import Magnitudes
@@ -197,8 +197,8 @@ def test_shares_are_those_of_rounding_the_scaled_values(seed: int, centre: float
     nonzero = x != 0
     lost = float((rounded[nonzero] == 0).double().mean())
     low = (rounded[nonzero] != 0) & (rounded[nonzero].abs().float() < FORMATS["fp16"].smallest_normal)
-    assert flushed(exponents, FORMATS["fp16"], shift) == pytest.approx(lost)
-    assert subnormal(exponents, FORMATS["fp16"], shift) == pytest.approx(float(low.double().mean()), abs=2 / 500)
+    assert underflow_share(exponents, FORMATS["fp16"], shift) == pytest.approx(lost)
+    assert subnormal_share(exponents, FORMATS["fp16"], shift) == pytest.approx(float(low.double().mean()), abs=2 / 500)
 
 
 @settings(deadline=None, max_examples=60)
@@ -221,7 +221,7 @@ def test_counts_of_every_kind() -> None:
 def test_nothing_and_zeros_have_an_answer() -> None:
     for x in (torch.zeros(0), torch.zeros(3)):
         spread = magnitudes_of(x)
-        assert flushed(spread.exponents, FORMATS["fp16"]) == 0.0
+        assert underflow_share(spread.exponents, FORMATS["fp16"]) == 0.0
         assert largest_scale(spread, FORMATS["fp16"]) == float("inf")
 
 

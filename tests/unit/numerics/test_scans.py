@@ -293,7 +293,7 @@ def test_what_is_dropped_between_layers_is_what_torch_drops() -> None:
 
 def test_a_layer_and_its_input_are_of_one_dtype() -> None:
     op, (x, *args) = low_layer(nn.GRU(5, 6), normal(4, 3, 5), torch.float16)
-    with pytest.raises(UnsupportedInFormat, match="got float16 and float32 together"):
+    with pytest.raises(UnsupportedInFormat, match="different dtypes, float16 and float32"):
         run_op(op, (x.float(), *args), {})
 
 

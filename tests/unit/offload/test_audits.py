@@ -145,7 +145,7 @@ def test_a_command_under_a_limit_makes_the_model_in_files_and_says_what_it_came_
     assert 0 < float(within["environment"]["held"].split()[0]) * 1e9 < size + (64 << 20)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Memory {within['environment']['held'][:30]}" in shown
-    assert within["environment"]["memory"][0].startswith("large tensors in mapped files, to hold no more than ")
+    assert within["environment"]["memory"][0].startswith("large tensors in memory-mapped files, with a limit of ")
     assert within["environment"]["held"] in (tmp_path / "within" / "report.html").read_text(encoding="utf-8")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.py", "within", "without"]
 

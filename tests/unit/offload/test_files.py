@@ -172,7 +172,7 @@ def test_a_file_without_room_is_one_line(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
         assert in_file(large[:100].clone().untyped_storage()).nbytes() == 400
-        with pytest.raises(AuditorError, match=r"no room for 2 MiB more in .*File too large\).*TMPDIR") as error:
+        with pytest.raises(AuditorError, match=r"no space for 2 MiB more in .*File too large\).*TMPDIR") as error:
             in_file(large.untyped_storage())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

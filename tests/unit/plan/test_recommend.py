@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from auditor.plan.recommend import best_for, outcome, recommend
-from auditor.records import CriterionValue, MemoryUse, Plan, Reason, ScopeChoice, Timed, Times, Verification
+from auditor.records import CriterionValue, MemoryUse, Plan, Reason, ScopeChoice, TimeAndMemory, Times, Verification
 
 ROOT = {"": ScopeChoice("fp16")}
 BASE = Plan("autocast_fp16", "autocast", "fp16", ROOT, 0.001, 0.9, 2.0, measured_error=0.002, verified=True)
@@ -140,10 +140,10 @@ def test_why_there_is_none(plan: Plan, use: str, found: str, words: str) -> None
         assert "For inference: FP16 with cast weights (`cast_fp16`), 2.00x" in reason
 
 
-def on_a_gpu(low: float, median: float, high: float, share: float = 0.6, decides: bool = True) -> Timed:
+def on_a_gpu(low: float, median: float, high: float, share: float = 0.6, decides: bool = True) -> TimeAndMemory:
     """Times of a plan beside an FP32 that takes 1 s, give or take 0.1."""
     times = Times(median, low, high, 20, 1 / median, 0.9 / high, 1.1 / low)
-    return Timed(eager=times, memory=60, memory_share=share, decides=decides)
+    return TimeAndMemory(eager=times, memory=60, memory_share=share, decides=decides)
 
 
 def test_measured_times_decide_where_they_are_a_gpus() -> None:

@@ -96,7 +96,7 @@ def test_a_function_that_fails_on_a_plan_alone_costs_that_plan() -> None:
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda net: None, "what the function gave is nothing"),
+        (lambda net: None, "the function's result is nothing"),
         (lambda net: math.nan, "is nan"),
         (lambda net: net(INPUTS), r"a tensor of shape \[64, 4\]"),
         (lambda net: 1 / 0, "raised ZeroDivisionError"),
@@ -133,16 +133,16 @@ def scored(audit: Audit, score: Score, **evaluation: Any) -> str:
         (Score(0.5, 0.0, 0.0, True), {}, "0.5, as in FP32 (standard error 0): passes"),
         (Score(0.5, 0.0, None, None), {"max_drop": None}, "0.5, as in FP32"),
         (Score(0.5, 0.25, None, True), {}, "0.5, 0.25 better: passes"),
-        (Score(0.5, 0.25, None, False), {"better": "lower"}, "0.5, 0.25 worse: fails, 0.05 is allowed"),
+        (Score(0.5, 0.25, None, False), {"better": "lower"}, "0.5, 0.25 worse: fails: at most 0.05 is allowed"),
         (
             Score(0.5, -0.0501, 0.001, False),
             {},
-            "0.5, 0.0501 worse (standard error 0.001): fails, 0.05 is allowed; so near",
+            "0.5, 0.0501 worse (standard error 0.001): fails: at most 0.05 is allowed; so close",
         ),
         (
             Score(0.5, -0.1, 0.001, False),
             {"max_drop": 0.0},
-            "0.5, 0.1 worse (standard error 0.001): fails, 0 is allowed",
+            "0.5, 0.1 worse (standard error 0.001): fails: at most 0 is allowed",
         ),
         (Score(None, passed=False, failure="it raised"), {}, "no score: it raised"),
     ],

@@ -19,7 +19,7 @@ from auditor.measure.rerun import Yardstick
 from auditor.numerics.metrics import output_error
 from auditor.plan.verified import against, is_outdone, judged
 from auditor.plan.workbench import Workbench
-from auditor.records import Noise, Plan, ScopeChoice, Timed, Times, Verification
+from auditor.records import Noise, Plan, ScopeChoice, TimeAndMemory, Times, Verification
 from auditor.verify import Answers, running
 from tests.support import planning
 
@@ -117,14 +117,16 @@ def test_a_plan_is_outdone_by_a_model_without_one_that_is_closer() -> None:
 
 
 def test_a_speed_up_has_the_spread_of_both() -> None:
-    whole = Timed(eager=Times(0.4, 0.3, 0.5, 9), compiled=Times(0.1, 0.1, 0.1, 9), memory=200)
-    found = against(Timed(eager=Times(0.2, 0.1, 0.25, 9), memory=50), whole)
+    whole = TimeAndMemory(eager=Times(0.4, 0.3, 0.5, 9), compiled=Times(0.1, 0.1, 0.1, 9), memory=200)
+    found = against(TimeAndMemory(eager=Times(0.2, 0.1, 0.25, 9), memory=50), whole)
     assert found.eager is not None and found.compiled is None
     assert found.eager.speedup == pytest.approx(2.0)
     assert found.eager.speedup_low == pytest.approx(0.3 / 0.25)
     assert found.eager.speedup_high == pytest.approx(0.5 / 0.1)
     assert found.memory_share == 0.25
-    assert against(Timed(missing={"eager": "it raised"}), whole) == Timed(missing={"eager": "it raised"})
+    assert against(TimeAndMemory(missing={"eager": "it raised"}), whole) == TimeAndMemory(
+        missing={"eager": "it raised"}
+    )
 
 
 def test_a_model_in_hand_is_timed_as_it_is_and_its_recommendation_stays(monkeypatch: pytest.MonkeyPatch) -> None:

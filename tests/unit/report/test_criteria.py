@@ -73,7 +73,7 @@ def test_a_line_says_what_the_plan_and_the_format_without_it_came_to() -> None:
         most = max(values, key=lambda one: one.share)
         for line, one, before in zip(lines, values, audit.baselines[name].criteria, strict=True):
             said = re.fullmatch(
-                rf"{one.output}: {one.kind} (\S+), at most {one.limit:g}(: does not hold)?(, nearest to its limit)?"
+                rf"{one.output}: {one.kind} (\S+), at most {one.limit:g}(: limit exceeded)?(, nearest to its limit)?"
                 r"(; without the plan (\S+))?",
                 line,
             )
@@ -86,13 +86,13 @@ def test_a_line_says_what_the_plan_and_the_format_without_it_came_to() -> None:
 
 
 def test_what_does_not_hold_is_named() -> None:
-    assert missed_criteria([made(0.25), made(0.75, holds=False)]) == "y: max_abs 0.75, at most 0.5: does not hold"
+    assert missed_criteria([made(0.25), made(0.75, holds=False)]) == "y: max_abs 0.75, at most 0.5: limit exceeded"
     assert missed_criteria([made(0.25)]) == ""
     audit = audited(*ASKED)
     plan = audit.plans["cast_bf16"]
     broken = replace(plan, verified=False, verification=replace(plan.verification, criteria=(made(0.75, holds=False),)))
     shown = next(p for p in view(replace(audit, plans={**audit.plans, "cast_bf16": broken})).plans if p.plan is broken)
-    assert (shown.verdict, shown.detail) == ("over budget", "y: max_abs 0.75, at most 0.5: does not hold")
+    assert (shown.verdict, shown.detail) == ("over budget", "y: max_abs 0.75, at most 0.5: limit exceeded")
 
 
 def test_the_recommendation_and_the_proof_speak_of_the_criteria() -> None:
@@ -108,7 +108,7 @@ def test_where_no_plan_holds_the_next_step_is_a_criterion() -> None:
     audit = audited("places: max_abs <= 1e-7")
     assert audit.recommended is None
     said = next_step(replace(audit, findings=(), subject=replace(audit.subject, random_weights=False)), Path("out"))
-    assert said == "loosen a criterion: out/report.html says what each came to under every plan."
+    assert said == "loosen a criterion: out/report.html lists the value of each under every plan."
 
 
 # Findings by cause, and what is said beside one: its facts, its plan, what keeping its module in FP32 would cost.
@@ -137,19 +137,22 @@ def test_the_headline_counts_causes_by_severity_and_notes():
     notes = tuple(replace(f, severity="info") for f in audit.findings)
     assert causes(replace(audit, findings=notes)).headline == f"nothing to fix, {len(found.all)} notes"
     assert causes(replace(audit, findings=notes[:1])).headline == "nothing to fix, 1 note"
-    assert causes(replace(audit, findings=())).headline == "nothing to fix: no rule fired"
+    assert causes(replace(audit, findings=())).headline == "nothing to fix: no rule matched"
 
 
 def test_the_plan_that_severities_are_for_is_named():
     audit = spoken(make_audit(60), RNG001="kept")
     assert causes(audit).about == "Severities are for FP16 under autocast, the recommended plan."
     alone = replace(audit, recommended=None)
-    assert causes(alone).about == "Severities are for FP16 under autocast, the fastest plan that holds the budget."
+    assert causes(alone).about == "Severities are for FP16 under autocast, the fastest plan within the budget."
     none = replace(
         audit, recommended=None, findings=tuple(replace(f, plan=None, bearing="stops") for f in audit.findings)
     )
-    assert causes(none).about == "No plan within the budget uses low precision: severities are those of the rules."
-    assert cause(none, "RNG001").plan_effect == "No plan within the budget uses low precision, and this is part of why."
+    assert causes(none).about == "No plan within the budget uses low precision: severities are the rules' defaults."
+    assert (
+        cause(none, "RNG001").plan_effect
+        == "No plan within the budget uses low precision; this operation is one reason."
+    )
     assert (causes(make_audit(60)).about, cause(make_audit(60), "RNG001").plan_effect) == ("", "")
 
 
@@ -157,8 +160,8 @@ def test_a_card_says_what_becomes_of_one_operation():
     opening = "FP16 under autocast, the recommended plan,"
     said = {
         "kept": f"{opening} keeps the operation in FP32.",
-        "low": f"{opening} runs the operation in low precision and holds the budget.",
-        "reads": f"{opening} runs the operation in FP32, on low-precision values, and holds the budget.",
+        "low": f"{opening} runs the operation in low precision, within the budget.",
+        "reads": f"{opening} runs the operation in FP32 on low-precision inputs, within the budget.",
         "elsewhere": f"{opening} avoids this, which only occurs in FP16 with cast weights.",
     }
     for bearing, sentence in said.items():
@@ -173,7 +176,7 @@ def test_a_card_says_how_many_operations_become_what():
     findings = tuple(replace(f, bearing=mixed.get(f.node, f.bearing)) for f in audit.findings)
     assert cause(replace(audit, findings=findings), "SFT001").plan_effect == (
         f"FP16 under autocast, the recommended plan, keeps {len(members) - 2} of these operations in FP32; runs 1 of these "
-        "operations in low precision and holds the budget; avoids what 1 of these operations would do, which only occurs in FP16 with cast "
+        "operations in low precision, within the budget; avoids what 1 of these operations would do, which only occurs in FP16 with cast "
         "weights or BF16 with cast weights."
     )
 

@@ -40,7 +40,7 @@ def test_a_format_is_only_safe_alone_where_a_run_of_it_is_not_finite():
     assert fp16.endswith("is unsafe or sensitive alone.")
     assert bf16.endswith("is unsafe or sensitive.")
     page = html(made)
-    assert "In FP16 no operation alone makes Inf or NaN: the run of the whole model does." in page
+    assert "In FP16 no single operation produces Inf or NaN, but the whole model in low precision does." in page
     assert "In BF16 no value that is finite in FP32 becomes Inf or NaN." in page
 
 

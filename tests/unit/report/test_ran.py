@@ -88,7 +88,7 @@ def test_a_batch_norm_with_fp32_statistics_reads_both() -> None:
     found = auditor.audit(seeded(Net), normal(4, 3, 8, 8), formats=("fp16",), strategies=("autocast",), device="cpu")
     given = {r.node.op.split(".")[1]: (why, r.planned) for why, rs in reasons(found).items() for r in rs}
     assert given["batch_norm"] == (
-        "it reads FP16 and FP32 together, and computes in the wider one",
+        "its inputs are FP16 and FP32, so it computes in the wider one",
         Dtypes(("float16", "float32"), "float32", "float16"),
     )
     assert {why for op, (why, _) in given.items() if op != "batch_norm"} == {""}

@@ -116,11 +116,11 @@ def test_functions_that_one_side_alone_keeps_are_named() -> None:
 def test_what_is_said_of_noise() -> None:
     audit = make_audit()
     assert noise(audit) == noise(replace(audit, noise=Noise())) == {}
-    assert noise(replace(audit, noise=Noise(runs=4))) == {"Noise": "4 runs in FP32 gave the same outputs"}
+    assert noise(replace(audit, noise=Noise(runs=4))) == {"Noise": "4 runs in FP32 gave identical outputs"}
     names = tuple(dict.fromkeys(report.node.name for report in audit.nodes))
     found = noise(replace(audit, noise=Noise(2, 0.1, 0.1, 0.3, {}, dict.fromkeys(names, 0.1), names)))
     said = found["Not deterministic"]
-    assert said.count("off by") == NAMED and said.endswith("more, in measurements.json")
+    assert said.count("differs by") == NAMED and said.endswith("more, in measurements.json")
 
 
 def test_the_advice_is_about_the_limit_only_where_a_score_is_beyond_it() -> None:
@@ -131,4 +131,7 @@ def test_the_advice_is_about_the_limit_only_where_a_score_is_beyond_it() -> None
     assert "--max-drop" in advice(found)
     raised = Score(None, passed=False, failure="it raised")
     failed = {name: replace(plan, score=raised) for name, plan in found.plans.items()}
-    assert advice(replace(found, plans=failed)) == "The function gives no score under them: the plans below say why."
+    assert (
+        advice(replace(found, plans=failed))
+        == "The function returns no score under these plans; the reasons are listed with the plans."
+    )

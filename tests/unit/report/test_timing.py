@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.records import Timed, Times, Timing, Today
+from auditor.records import TimeAndMemory, Times, Timing, Today
 from auditor.report import words
 from auditor.report.plans import times
 from auditor.report.reporters import html as render
@@ -20,11 +20,14 @@ from tests.unit.report.factory import make_audit
         (Times(0.0012, 0.0011, 0.0013, 20, 2.0, 1.8, 2.2), "1.2 ms (1.1 to 1.3), 2.00x"),
         (Times(2.5, 2.25, 3.0, 7), "2.5 s (2.25 to 3)"),
         (Times(5e-4, 4e-4, 1.432e-3, 7), "500 µs (400 to 1432)"),
-        (Times(0.00002, 0.00001, 0.00004, 7, 1.1, 0.9, 1.3), "20 µs (10 to 40), 1.10x, no different from FP32"),
+        (
+            Times(0.00002, 0.00001, 0.00004, 7, 1.1, 0.9, 1.3),
+            "20 µs (10 to 40), 1.10x, not measurably different from FP32",
+        ),
     ],
 )
 def test_times_have_a_unit_and_a_spread(measured: Times, words: str) -> None:
-    timing = Timing("cpu", 8, 2, Timed(eager=measured), Timed(eager=measured))
+    timing = Timing("cpu", 8, 2, TimeAndMemory(eager=measured), TimeAndMemory(eager=measured))
     assert times(replace(make_audit(), timing=timing))[1] == f"FP32: {words}"
 
 
@@ -71,6 +74,7 @@ def test_percent_says_all_only_when_it_is_all():
 def test_magnitude_and_compact():
     assert [words.magnitude(x) for x in (0.0, 0.5, 65504.0, 3.39e38)] == ["0", "0.5", "65,504", "3.39e38"]
     assert [words.compact(n) for n in (7, 1500, 124_439_808, 3 * 10**12)] == ["7", "1.5k", "124M", "3T"]
+    assert [words.in_bytes(n) for n in (7, 512.0, 15 * 10**6, 3_040_000_000)] == ["7B", "512B", "15MB", "3.04GB"]
 
 
 def test_printable_disarms_control_and_bidirectional_characters():

@@ -275,10 +275,14 @@ def test_a_condition_in_words() -> None:
             Condition("any", parts=(leaf("upcast", equals=False), leaf("op", matches="a*"))),
         ),
     )
-    assert describe(condition) == "reduction_length above 8 elements, and (not upcast or op matches a*)"
+    assert describe(condition) == "`reduction_length` is above 8 elements, and (`upcast` is false or `op` matches a*)"
     assert list(facts_used(condition)) == ["reduction_length", "upcast", "op"]
 
 
 def test_what_is_known_reads_apart_from_what_holds() -> None:
     leaves = [leaf("eps", present=False), leaf("output_max_abs", present=True), leaf("constants", present=False)]
-    assert [describe(item) for item in leaves] == ["unknown eps", "known output_max_abs", "no constants"]
+    assert [describe(item) for item in leaves] == [
+        "`eps` is unknown",
+        "`output_max_abs` is known",
+        "`constants` is empty",
+    ]

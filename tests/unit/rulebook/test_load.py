@@ -33,7 +33,7 @@ def test_codes_are_unique_and_families_share_a_prefix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ('supersedes = ["TST002"]', 'formats = ["fp16", "bf16"]', "TST002 also speaks of bf16, which TST001 does not"),
+        ('supersedes = ["TST002"]', 'formats = ["fp16", "bf16"]', "TST002 also covers bf16, which TST001 does not"),
         ('supersedes = ["TST002"]', 'formats = ["fp16"]\nsupersedes = ["TST001"]', "TST002 supersedes TST001 in turn"),
         ('supersedes = ["TST001"]', 'formats = ["fp16"]', "TST001 supersedes TST001 in turn"),
     ],
@@ -47,7 +47,7 @@ def test_a_rule_supersedes_only_what_it_can_stand_for(tmp_path: Path, first: str
 
 
 def test_a_directory_without_rules_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AuditorError, match="holds no rule"):
+    with pytest.raises(AuditorError, match="contains no rule"):
         load_rules([tmp_path])
 
 
@@ -98,11 +98,17 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
         ('why = "because"', 'why = "because"\ncolour = "red"', 7, "colour: unknown key", "rule-unknown-key"),
         ('why = "because"', 'why = "because"\ncode = "TST001"', 7, "code: unknown key", "rule-unknown-key"),
         ("above = 8", "over = 8", 4, "when[0].over: unknown key", "rule-unknown-key"),
-        ("above = 8", 'above = "8"', 4, "reduction_length is a number; '8' is none", "rule-bad-type"),
+        ("above = 8", 'above = "8"', 4, "reduction_length is a number, and '8' is not", "rule-bad-type"),
         ("above = 8", "matches = 8", 4, "when[0].matches: unknown key", "rule-unknown-key"),
-        (", above = 8", "", 4, "compares reduction_length with nothing", "rule-missing-key"),
+        (", above = 8", "", 4, "has no comparison for reduction_length", "rule-missing-key"),
         ('"reduction_length", above', '"reduction", above', 4, "'reduction' is not a fact", "rule-bad-value"),
-        ('"reduction_length", above', '"headroom_bits", above', 4, "kept by format: name one, as in", "rule-bad-value"),
+        (
+            '"reduction_length", above',
+            '"headroom_bits", above',
+            4,
+            "depends on the format: name one, as in",
+            "rule-bad-value",
+        ),
         (
             '"reduction_length", above',
             '"headroom_bits.fp17", above',
@@ -110,11 +116,17 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
             "'fp17' is not one of tf32, bf16",
             "rule-bad-value",
         ),
-        ('"reduction_length", above', '"numel.fp16", above', 4, "'numel' is not kept by format", "rule-bad-value"),
-        ("{reduction_length}", "{reason.bf16:.3g}", 5, "is no valid template", "rule-bad-value"),
+        (
+            '"reduction_length", above',
+            '"numel.fp16", above',
+            4,
+            "'numel' does not depend on the format",
+            "rule-bad-value",
+        ),
+        ("{reduction_length}", "{reason.bf16:.3g}", 5, "is not a valid template", "rule-bad-value"),
         ("{reduction_length}", "{length}", 5, "'length' is not a fact", "rule-bad-value"),
-        ("{reduction_length}", "{reduction_length", 5, "is no valid template", "rule-bad-value"),
-        ("{reduction_length}", "{op:.3g}", 5, "is no valid template", "rule-bad-value"),
+        ("{reduction_length}", "{reduction_length", 5, "is not a valid template", "rule-bad-value"),
+        ("{reduction_length}", "{op:.3g}", 5, "is not a valid template", "rule-bad-value"),
         ('formats = ["fp16"]', 'formats = ["half"]', 3, "formats[0]: 'half' is not one of", "rule-bad-value"),
         ("formats = [", "formats = [[], ", 3, "formats[0]: input should be a valid string, not []", "rule-bad-type"),
         ('ops = ["aten.sum"]', 'op = "aten.sum"', 11, "match.op: unknown key", "rule-unknown-key"),
@@ -137,8 +149,8 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
         ("[match]", '[example]\ncod = "x"\n\n[match]', 11, "example.cod: unknown key", "rule-unknown-key"),
         ("[match]", '[example]\nfixed = "x"\n\n[match]', 10, "example.code: is missing", "rule-missing-key"),
         ('report = "a"', 'report = "z"', 0, "report: 'z' is on no path", "rule-bad-value"),
-        ('report = "a"', 'report = "b"', 0, "is on no path, or may be missing", "rule-bad-value"),
-        ("a > b? > c", "a > d", 0, "'d' is not described under nodes", "rule-bad-value"),
+        ('report = "a"', 'report = "b"', 0, "is on no path, or optional", "rule-bad-value"),
+        ("a > b? > c", "a > d", 0, "'d' is not defined under nodes", "rule-bad-value"),
     ],
 )
 def test_a_malformed_file_is_refused_by_file_line_and_key(
@@ -261,7 +273,7 @@ def test_all_of_a_rule_is_in_its_data(tmp_path: Path) -> None:
     (rule,) = load_rules([tmp_path])
     data = json.loads(json.dumps(as_data(rule)))
     assert data["looks_for"] == ["operations: `aten.sum`"]
-    assert data["fires_where"] == "not upcast, and reduction_length above 8 elements"
+    assert data["fires_where"] == "`upcast` is false, and `reduction_length` is above 8 elements"
     assert data["example"]["inputs"] == ["torch.ones(4)"]
     assert {"code", "name", "family", "why", "advice", "message", "references", "supersedes"} <= data.keys()
 

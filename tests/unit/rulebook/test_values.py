@@ -229,7 +229,7 @@ def test_thresholds(isolated: float, expected: str) -> None:
 def test_what_nothing_lowers_is_safe_as_written() -> None:
     found = verdict(math.inf, NodeError(unsupported="no kernel"), exposed=())
     assert found.verdict == "safe"
-    assert "author keeps it in FP32" in found.reason
+    assert "model's code keeps it in FP32" in found.reason
 
 
 def test_what_cannot_run_is_unsafe_whatever_it_contributes() -> None:
@@ -251,10 +251,10 @@ def test_untested() -> None:
         (
             NodeError(overflow=3, cause="overflow"),
             math.inf,
-            ["overflow", "1e+06 is beyond 6.55e+04", "non-finite"],
+            ["overflow", "1e+06 is beyond 6.55e+04", "Inf or NaN"],
             "range",
         ),
-        (NodeError(nan=1, cause="nan"), math.inf, ["nan", "non-finite"], "range"),
+        (NodeError(nan=1, cause="nan"), math.inf, ["nan", "Inf or NaN"], "range"),
         (NodeError(underflow=1.0, cause="underflow"), 0.5, ["underflow", "0.5", "budget of 0.01"], "range"),
         (NodeError(local_error=0.1, cause="cancellation"), 0.5, ["cancellation"], "precision"),
         (NodeError(local_error=0.1, cause="rounding"), 0.5, ["rounding"], "precision"),
@@ -274,35 +274,35 @@ BUDGETS = NodeError(local_error=0.1, cause="rounding")
 @pytest.mark.parametrize(
     ("contribution", "verdict", "reason"),
     [
-        (Contribution(0.001, 0, 0), "safe", "alone it is predicted to move the outputs by 0.001"),
-        (Contribution(0.001, 0, 0, "re-run"), "safe", "alone it moves the outputs by 0.001"),
-        (Contribution(0.001, 0, 0, "group", 4), "safe", "low together with 3 others it moves the outputs by 0.001"),
-        (Contribution(0.005, 0, 0), "sensitive", "alone it is predicted to take 50% of the error budget"),
-        (Contribution(0.005, 0, 0, "re-run"), "sensitive", "alone it takes 50% of the error budget"),
+        (Contribution(0.001, 0, 0), "safe", "run alone, it is predicted to change the outputs by 0.001"),
+        (Contribution(0.001, 0, 0, "re-run"), "safe", "run alone, it changes the outputs by 0.001"),
+        (Contribution(0.001, 0, 0, "group", 4), "safe", "run low with 3 others, it changes the outputs by 0.001"),
+        (Contribution(0.005, 0, 0), "sensitive", "run alone, it is predicted to use 50% of the error budget"),
+        (Contribution(0.005, 0, 0, "re-run"), "sensitive", "run alone, it uses 50% of the error budget"),
         (
             Contribution(0.005, 0, 0, "group", 2),
             "sensitive",
-            "low together with 1 other it takes 50% of the error budget",
+            "run low with 1 other, it uses 50% of the error budget",
         ),
         (
             Contribution(0.02, 0, 0),
             "unsafe",
-            "rounding: alone it is predicted to move the outputs by 0.02, over the budget of 0.01",
+            "run alone, it is predicted to change the outputs by 0.02, above the budget of 0.01 (rounding)",
         ),
         (
             Contribution(0.02, 0, 0, "re-run"),
             "unsafe",
-            "rounding: alone it moves the outputs by 0.02, over the budget of 0.01",
+            "run alone, it changes the outputs by 0.02, above the budget of 0.01 (rounding)",
         ),
         (
             Contribution(0.01004, 0, 0, "re-run"),
             "unsafe",
-            "rounding: alone it moves the outputs by 0.01004, over the budget of 0.01",
+            "run alone, it changes the outputs by 0.01004, above the budget of 0.01 (rounding)",
         ),
         (
             Contribution(0.0, 0, 0, "not-run"),
             "untested",
-            "only a run can tell what it does to the outputs, and the runs that an audit affords did not get to it",
+            "only a run can measure its effect on the outputs, and the audit's limited number of runs did not include it",
         ),
     ],
 )
@@ -335,17 +335,17 @@ def test_exposure_under_the_two_strategies() -> None:
 @pytest.mark.parametrize(
     ("isolated", "criterion", "decided_by", "together", "words"),
     [
-        (0.34, "boxes: max_abs <= 0.5", "first-order", 1, "alone it is predicted to take 34% of what 'boxes: max_abs <= 0.5' allows"),
-        (0.0123, "boxes: max_abs <= 0.5", "re-run", 1, "alone it takes 1.2% of what 'boxes: max_abs <= 0.5' allows"),
-        (3.4, "boxes: iou >= 0.9", "re-run", 1, "alone it takes 340% of what 'boxes: iou >= 0.9' allows"),
-        (1.001, "boxes: iou >= 0.9", "re-run", 1, "alone it takes just over 100% of what 'boxes: iou >= 0.9' allows"),
-        (512.3, "boxes: iou >= 0.9", "re-run", 1, "alone it takes 512 times what 'boxes: iou >= 0.9' allows"),
-        (0.2, "boxes: iou >= 0.9", "group", 4, "low together with 3 others it takes 20% of what 'boxes: iou >= 0.9' allows"),
-        (2.25, "mask: flips <= 0", "re-run", 1, "alone it breaks 'mask: flips <= 0'"),
-        (2.25, "y: top1 >= 1", "first-order", 1, "alone it is predicted to break 'y: top1 >= 1'"),
-        (0.0, "mask: flips <= 0", "re-run", 1, "alone it holds 'mask: flips <= 0'"),
-        (0.5, "x: psnr >= 1", "re-run", 1, "alone it takes 50% of what 'x: psnr >= 1' allows"),
-        (math.inf, "boxes: iou >= 0.9", "re-run", 1, "the outputs turn non-finite"),
+        (0.34, "boxes: max_abs <= 0.5", "first-order", 1, "run alone, it is predicted to use 34% of the limit 'boxes: max_abs <= 0.5'"),
+        (0.0123, "boxes: max_abs <= 0.5", "re-run", 1, "run alone, it uses 1.2% of the limit 'boxes: max_abs <= 0.5'"),
+        (3.4, "boxes: iou >= 0.9", "re-run", 1, "run alone, it uses 340% of the limit 'boxes: iou >= 0.9'"),
+        (1.001, "boxes: iou >= 0.9", "re-run", 1, "run alone, it uses just over 100% of the limit 'boxes: iou >= 0.9'"),
+        (512.3, "boxes: iou >= 0.9", "re-run", 1, "run alone, it uses 512 times the limit 'boxes: iou >= 0.9'"),
+        (0.2, "boxes: iou >= 0.9", "group", 4, "run low with 3 others, it uses 20% of the limit 'boxes: iou >= 0.9'"),
+        (2.25, "mask: flips <= 0", "re-run", 1, "run alone, it violates 'mask: flips <= 0'"),
+        (2.25, "y: top1 >= 1", "first-order", 1, "run alone, it is predicted to violate 'y: top1 >= 1'"),
+        (0.0, "mask: flips <= 0", "re-run", 1, "run alone, it meets 'mask: flips <= 0'"),
+        (0.5, "x: psnr >= 1", "re-run", 1, "run alone, it uses 50% of the limit 'x: psnr >= 1'"),
+        (math.inf, "boxes: iou >= 0.9", "re-run", 1, "the outputs turn Inf or NaN"),
     ],
 )  # fmt: skip
 def test_with_criteria_the_words_say_of_which_it_takes_how_much(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError
-from auditor.score import NoScore, ScoreResult, Scoring, compare_scores, find_function, fp32_score, given_by
+from auditor.score import NoScore, ScoreResult, Scoring, call_scoring, compare_scores, find_function, fp32_score
 
 INPUTS = torch.linspace(-1, 1, 12).reshape(6, 2)
 
@@ -24,7 +24,7 @@ def net() -> nn.Linear:
 
 
 def scored(function: Any, model: nn.Module | None = None, **how: Any) -> ScoreResult:
-    return given_by(Scoring(function, "score"), model or net(), **how)
+    return call_scoring(Scoring(function, "score"), model or net(), **how)
 
 
 def test_an_iterable_is_a_number_for_each_sample_or_batch() -> None:
@@ -51,12 +51,12 @@ def test_a_number_by_itself_is_one(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (None, "is nothing: a score is a number"),
+        (None, "is nothing: a score must be a number"),
         ("0.5", "is a str"),
         ({"accuracy": 0.5}, "is a dict"),
-        (float("nan"), "what the function gave is nan: a score is finite"),
+        (float("nan"), "the function's result is nan: a score must be finite"),
         (torch.zeros(2, 2), "is a tensor of shape [2, 2]"),
-        ([], "gave no number at all"),
+        ([], "returned no number"),
         ([0.5, None], "number 1 is nothing"),
         ([torch.zeros(2), torch.tensor([0.0, float("nan")])], "number 3 is nan"),
         ([torch.zeros(1, 2)], "number 0 is a tensor of shape [1, 2]"),
@@ -102,7 +102,7 @@ def test_one_that_never_ends_is_ended_where_it_calls_the_model_or_gives_a_number
         with pytest.raises(NoScore, match=r"no score within 0.2 seconds"):
             scored(function, limit=0.2)
         assert time.monotonic() - start < 5
-    with pytest.raises(NoScore, match="gave more numbers than in FP32, where it gave 3"):
+    with pytest.raises(NoScore, match="returned more numbers than in FP32, where it returned 3"):
         scored(endless, most=3)
 
 
@@ -225,10 +225,10 @@ def test_a_name_alone_is_one_of_the_targets_file(file: Path) -> None:
     ("text", "target", "slug", "words"),
     [
         ("{}:nowhere", "", "missing-score", "own_scores.py has no 'nowhere'"),
-        ("", "", "missing-score", "--evaluate names no function: write --evaluate file.py:name"),
-        ("{}:number", "", "missing-score", "is of type int: a score is a function of the model"),
+        ("", "", "missing-score", "--evaluate needs a function: write --evaluate file.py:name"),
+        ("{}:number", "", "missing-score", "is of type int: evaluate must be a function"),
         ("{}:layer", "", "missing-score", "is of type Linear"),
-        ("accuracy", "timm:resnet18", "missing-score", "has no file to look in"),
+        ("accuracy", "timm:resnet18", "missing-score", "has no file that could define it"),
         ("nowhere.py:accuracy", "", "missing-target", "does not exist"),
     ],
 )

@@ -85,7 +85,7 @@ def test_where_gradients_are_not_the_models_nothing_is_attributed() -> None:
     step.faithful = False
     found, why = backward_nodes(step, ("bf16",))
     assert why is not None
-    assert "other gradients than the model" in why
+    assert "do not have the model's gradients" in why
     assert found[0].contributions == {}
     assert found[0].errors["bf16"].local_error is not None
 

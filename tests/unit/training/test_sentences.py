@@ -40,13 +40,13 @@ def test_gradients_that_are_finite_and_wrong_are_not_recommended(cancelling: tup
     assert training.errors["fp16"] == pytest.approx((fp16 - exact) / exact, rel=0.01)
     assert training.format is None
     assert training.recommendation == (
-        f"FP32: the gradients of FP16 are {training.errors['fp16']:.0%} off, where 10% would be tolerated, and no other "
-        "format is closer"
+        f"FP32: the gradients of FP16 have an error of {training.errors['fp16']:.0%}, above the tolerated 10%, "
+        "and no other format is more accurate"
     )
     assert training.errors["bf16"] == pytest.approx(1.0)
     assert all(plan.verified for plan in found.plans.values())  # the outputs are fine
     assert found.recommended is None  # the plan that is recommended is about the step too
-    assert "Train in FP32: the gradients of FP16 are" in found.recommendation
+    assert "Train in FP32: the gradients of FP16 have" in found.recommendation
     assert loop_code(found) is None
 
 
@@ -75,9 +75,9 @@ def test_a_step_that_trains_is_under_autocast_where_no_plan_for_it_was_asked_for
 def test_the_headline_says_that_training_stays_in_fp32(cancelling: tuple[Audit, Training]) -> None:
     found, training = cancelling
     seen = view(found)
-    assert seen.headline == "Keep it in FP32 to train it; plans that hold the budget for inference are below."
+    assert seen.headline == "Keep it in FP32 to train it; plans within the budget for inference are below."
     assert seen.proof == f"{training.recommendation}."
-    named = re.search(r"Outputs alone hold the budget under (\w+)\.", found.recommendation)
+    named = re.search(r"For inference, (\w+) meets the error budget\.", found.recommendation)
     plan = found.plans[named[1]]
     assert plan.measured_error is not None and plan.measured_error <= found.max_error
 
@@ -93,11 +93,13 @@ def test_the_headline_says_how_to_train(trained: Trained) -> None:
 
 
 def test_the_window_that_fp16_is_recommended_with(trained: Trained) -> None:
-    """`scales from A to B overflow nothing and keep flushed gradients within 1%`."""
+    """`at scales from A to B nothing overflows and at most 1% of the gradients underflow`."""
     found, training = trained.audit, trained.audit.training
     assert training is not None and training.fp16 is not None
     window = training.fp16
-    assert f"scales from {window.minimum:,.10g} to {window.maximum:,.10g} overflow nothing" in training.recommendation
+    assert (
+        f"at scales from {window.minimum:,.10g} to {window.maximum:,.10g} nothing overflows" in training.recommendation
+    )
     model = trained.before
     model.dropout.eval()
     for scale, finite in ((window.minimum, True), (window.maximum, True), (4 * window.maximum, False)):
@@ -165,8 +167,8 @@ def test_no_scale_suits_fp16() -> None:
     assert training.format == "bf16"
     assert found.recommended == "autocast_bf16"
     assert training.recommendation == (
-        f"BF16 without a scaler: no loss scale suits FP16: {window.closed_by} overflows beyond {window.maximum:,.10g}, and "
-        f"{window.minimum:,.10g} is needed to keep flushed gradients within 1%"
+        f"BF16 without a scaler: no loss scale suits FP16: {window.closed_by} overflows above {window.maximum:,.10g}, but "
+        f"at least {window.minimum:,.10g} is needed for at most 1% underflow"
     )
     plan = found.plans["autocast_fp16"]
     beyond = low_gradients(model, (x,), lambda y: (y * weight).sum(), plan, 2 * window.maximum)
@@ -184,4 +186,4 @@ def test_a_step_that_raises() -> None:
 
     _, training = audited(nn.Linear(8, 8), (torch.randn(4, 8),), strict, formats=("fp16",), strategies=("cast",))
     assert training.errors["fp16"] is None
-    assert "in no format does one training step give finite gradients" in training.recommendation
+    assert "no format gives finite gradients in a training step" in training.recommendation

@@ -12,7 +12,7 @@ from auditor.api import audit
 from auditor.capture.emulation import emulate
 from auditor.errors import AuditorError
 from auditor.numerics.formats import FORMATS
-from auditor.numerics.histogram import flushed, magnitudes_of
+from auditor.numerics.histogram import magnitudes_of, underflow_share
 from auditor.training.objective import training_subject
 from auditor.training.stage import conclude, prepare
 from tests.rehearsal.cases import Gate
@@ -46,8 +46,8 @@ def test_parameter_histograms_are_those_of_autograd(trained: Trained) -> None:
         ours, theirs = parameter.gradient, magnitudes_of(expected[parameter.name])
         assert ours.max_abs == pytest.approx(theirs.max_abs, rel=1e-4)
         assert ours.norm == pytest.approx(theirs.norm, rel=1e-4)
-        assert flushed(ours.exponents, FORMATS["fp16"]) == pytest.approx(
-            flushed(theirs.exponents, FORMATS["fp16"]), abs=0.01
+        assert underflow_share(ours.exponents, FORMATS["fp16"]) == pytest.approx(
+            underflow_share(theirs.exponents, FORMATS["fp16"]), abs=0.01
         )
     weights = dict(trained.before.named_parameters())
     assert all(p.weight.max_abs == float(weights[p.name].detach().abs().max()) for p in training.parameters)

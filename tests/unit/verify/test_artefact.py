@@ -116,7 +116,7 @@ def act(*seen):
     ended = "not run, the process that ran it"
     assert [found[name] for name in PLANS[:2]] == [
         f"{ended} was killed by SIGSEGV",
-        f"{ended} ended with exit code 3 and no answer: \ufffd\ufffd\\x00 last",
+        f"{ended} ended with exit code 3 without a result: \ufffd\ufffd\\x00 last",
     ]
     assert torch.equal(again["cast_bf16"].outputs[0][0], found["cast_bf16"].outputs[0][0])
     assert len(processes) == 4
@@ -127,7 +127,7 @@ def test_a_plan_that_hangs_is_given_up(tmp_path: Path) -> None:
         verifier.ask(emitted(tmp_path, *PLANS), ["cast_fp16"])
         verifier._timeout = 0.5
         found = verifier.ask(emitted(tmp_path, *PLANS), ["cast_bf16"])
-    assert found == {"cast_bf16": "not run, the process that ran it gave no answer within 0.5 seconds"}
+    assert found == {"cast_bf16": "not run, the process that ran it did not respond within 0.5 seconds"}
 
 
 def test_neither_noise_nor_threads_nor_arguments_nor_numbers_drawn_at_import_matter(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_model_that_cannot_be_built_or_run_in_fp32_is_an_error(
 
 
 def test_another_model_is_no_answer_of_a_plan(tmp_path: Path) -> None:
-    with pytest.raises(NotHandedOver, match="the factory makes another model each time"):
+    with pytest.raises(NotHandedOver, match="the factory returns a different model each time"):
         run(tmp_path / "other", QUIET, "cast_bf16", expected=[torch.ones(2, 4)])
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -181,7 +181,7 @@ class Local:
     """A class that no other process can import by the name it is given."""
 
 
-@pytest.mark.parametrize("said", ["read in another process", "pickled"])
+@pytest.mark.parametrize("said", ["loaded in another process", "pickled"])
 def test_inputs_that_no_other_process_has(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Local, "__module__", "nowhere")
     monkeypatch.setitem(sys.modules, "nowhere", sys.modules[__name__])

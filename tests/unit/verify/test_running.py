@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from auditor.artefact.applying import apply_plan
-from auditor.records import Timed
+from auditor.records import TimeAndMemory
 from auditor.verify import Answers, Runs, run_patched, running
 from auditor.verify.running import FEWEST, WARM_UP, clock, peak, time_forward
 from tests.support.replaying import Model
@@ -147,7 +147,7 @@ def test_every_forward_is_the_first_of_a_model_in_peace(monkeypatch: pytest.Monk
     assert set(seen[1:]) == {(1, 1, 1.0, (None, False), 256.0)}
     assert (model.calls, model.cache, float(model.steps), float(model.large[0])) == (0, [], 0, 0)
     assert torch.equal(x, X)
-    assert found.missing["compiled"].startswith("the model was handed over as an object")
+    assert found.missing["compiled"].startswith("the model was given as an object")
 
 
 def test_memory_is_that_of_weights_inputs_and_what_lives_at_one_time() -> None:
@@ -167,7 +167,7 @@ def test_what_does_not_run_has_a_reason_for_every_number() -> None:
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     place = next(number for number, line in enumerate(lines, 1) if "raise RuntimeError(" in line)
     said = f"RuntimeError: no kernel for Half ({Path(__file__).name}:{place})"
-    assert found == Timed(missing=dict.fromkeys(("eager", "compiled", "memory"), said))
+    assert found == TimeAndMemory(missing=dict.fromkeys(("eager", "compiled", "memory"), said))
 
 
 def test_compiled_it_is_timed_where_the_process_is_for_that(monkeypatch: pytest.MonkeyPatch) -> None:

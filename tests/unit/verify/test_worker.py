@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from auditor.loading.importer import import_source
-from auditor.records import Timed, Times
+from auditor.records import TimeAndMemory, Times
 from auditor.score import ScoreResult
 from auditor.verify import FP32, Answers, Runs
 from auditor.verify.artefact import _read, hand
-from auditor.verify.loaders import patched
+from auditor.verify.loaders import patch_model
 from auditor.verify.worker import build_model, write
 
 BATCH = ((torch.ones(1, 2),), {})
@@ -43,7 +43,7 @@ PATCHED: Any = SimpleNamespace(apply=doubling, PLANS={"plan": {}, "broken": {}})
 
 
 def runs(module: Any, model: nn.Module) -> Runs:
-    return Runs(partial(patched, model, module.PLANS, module.apply), [BATCH], gradients=True)
+    return Runs(partial(patch_model, model, module.PLANS, module.apply), [BATCH], gradients=True)
 
 
 def test_the_answer_is_the_patched_models_and_the_model_is_as_before() -> None:
@@ -65,13 +65,15 @@ def test_a_plan_that_cannot_be_applied_is_a_failure_in_one_line() -> None:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     write(tmp_path / "0.pt", Answers([[torch.ones(2)]], None))
     write(tmp_path / "1.pt", "it failed")
-    write(tmp_path / "2.pt", Timed(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"}))
+    write(
+        tmp_path / "2.pt", TimeAndMemory(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"})
+    )
     write(tmp_path / "3.pt", ScoreResult((1.0, 2.0), False, 2))
     assert {path.name for path in tmp_path.iterdir()} == {f"{index}.pt" for index in range(4)}  # nothing unfinished
     answer, failure, timed, given = (_read(tmp_path / f"{index}.pt") for index in range(4))
     assert answer.outputs[0][0].tolist() == [1.0, 1.0]
     assert failure == "it failed"
-    assert timed == Timed(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"})
+    assert timed == TimeAndMemory(eager=Times(0.2, 0.1, 0.3, 9), memory=5, missing={"compiled": "no compiler"})
     assert given == ScoreResult((1.0, 2.0), False, 2)
 
 
@@ -138,7 +140,7 @@ def test_what_goes_wrong_is_one_line(function: str) -> None:
     asked = runs(PATCHED, of_ones())
     assert asked.score("broken", function) == "ValueError: no such scope"
     assert "has no 'gone'" in str(asked.score(FP32, function.replace("weights", "gone")))
-    more = "the function gave more numbers than in FP32, where it gave 1: they are no pairs"
+    more = "the function returned more numbers than in FP32, where it returned 1: they cannot be paired"
     assert asked.score(FP32, function, most=1) == more
 
 
