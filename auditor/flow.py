@@ -27,7 +27,7 @@ from .measure.calibrate import calibrate_paths
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
-from .plan.held import held_choices
+from .plan.held import run_held_choices
 from .plan.nonfinite import unsafe_in_runs
 from .plan.plans import Planner
 from .plan.recommend import recommend
@@ -136,7 +136,7 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generati
     with stages("baseline", ", ".join(f"{name} without a plan" for name in options.scope_strategies)):
         planner = Planner(bench)
         baselines = planner.baselines()
-        today, held = today_of(bench), tuple(held_choices(bench))
+        today, held = today_of(bench), tuple(run_held_choices(bench))
     with stages("plan", "solve, patch, verify"):
         plans = planner.plans(baselines)
     if score is not None:

@@ -53,7 +53,7 @@ class Margins:
         """Share of flips where every margin changes by a normal error of this standard deviation."""
         if self.inside is None or self.outside is None:
             return self.lost * float(torch.special.ndtr(-self.size / change).mean()) if change > 0 else 0.0
-        return self.lost * replaced(self.inside, self.outside, change) / self.size.numel()
+        return self.lost * count_replaced(self.inside, self.outside, change) / self.size.numel()
 
     @cached_property
     def allowed_change(self) -> float:
@@ -94,7 +94,7 @@ class Margins:
             unit = torch.full_like(theirs[0], row.epsilon / 2)
             square = square + torch.ldexp(unit, torch.frexp(theirs[0]).exponent).square() / 6
         if near and self.second is None:
-            square = square + _moved_threshold(moved + self.signs * self.size)
+            square = square + _threshold_variance(moved + self.signs * self.size)
         result, size = square.mean().clamp(0).sqrt(), self.size
         for _ in range(ROUNDS if near else 0):
             square, size = square[size < FAR * result], size[size < FAR * result]
@@ -126,12 +126,12 @@ def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
         return None
     known = _KNOWN.setdefault(reference, {})
     if criterion not in known:
-        margins = decided(criterion, reference)
+        margins = find_margins(criterion, reference)
         known[criterion] = margins if margins is not None and margins.flips(math.inf) > margins.limit else None
     return known[criterion]
 
 
-def decided(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
+def find_margins(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
     """The decisions that a criterion of one of KINDS counts, whatever it allows; None where there are none.
 
     Decisions between equal or non-finite entries are left out: they count as never flipped.
@@ -160,7 +160,7 @@ def decided(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
     return Margins(first[known], second, apart[known].sign(), apart[known].abs(), lost, limit, inside, outside)
 
 
-def replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> float:
+def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> float:
     """How many of the chosen entries are expected to be replaced where the margin of any two changes by a normal error.
 
     inside: [rows, a], the smallest that are chosen, in falling order; outside: [rows, b], the largest that are not. Entries
@@ -169,7 +169,7 @@ def replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> floa
     """
     if not change > 0:
         return 0.0
-    change, total, (points, weights) = min(change, 1e100), 0.0, _normal_points()  # infinities have no differences
+    change, total, (points, weights) = min(change, 1e100), 0.0, _quadrature_points()  # infinities have no differences
     near = inside[:, -1] - outside[:, 0] < FAR * change
     for chosen, others in zip(*(torch.split(x[near], ROWS) for x in (inside, outside)), strict=True):
         both, count = torch.cat([chosen, others], 1), chosen.shape[1]
@@ -185,7 +185,7 @@ def replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> floa
     return total
 
 
-def _moved_threshold(low: torch.Tensor) -> float:
+def _threshold_variance(low: torch.Tensor) -> float:
     """What is to be added to the mean square of margins that end here, on either side of 0, where these are on a grid."""
     above, below = low[low > 0], low[low <= 0]
     if not len(above) or not len(below):
@@ -196,7 +196,7 @@ def _moved_threshold(low: torch.Tensor) -> float:
 
 
 @cache
-def _normal_points() -> tuple[torch.Tensor, torch.Tensor]:
+def _quadrature_points() -> tuple[torch.Tensor, torch.Tensor]:
     """Points and weights of the quadrature over a standard normal: of its Jacobi matrix (Golub and Welsch, 1969)."""
     beside = torch.arange(1, POINTS, dtype=torch.float64).sqrt()
     points, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))

@@ -81,7 +81,7 @@ class SomeLow(Semantics):
         """Compute the node, in the format if it is one of these operations."""
         arrived = self.arriving(n, value_of)
         if n.name in self._held:
-            return as_decided(n, self._held[n.name], arrived)
+            return hold_decisions(n, self._held[n.name], arrived)
         if n.name not in self.changed:
             return super().compute(n, arrived)
         literals = low_literals(self._capture.nodes[n.name], self._format)
@@ -103,7 +103,7 @@ class SomeLow(Semantics):
         return inside if n.name in self.changed else outside
 
 
-def as_decided(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
+def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
     """What an operation gives where its decisions are those of another run: what is discrete, and what leaps, as it was there.
 
     What it picks out of the values that it reads now lies where it lay then; what else it gives is computed of them.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..criteria.margins import WINDOW, replaced
+from ..criteria.margins import WINDOW, count_replaced
 from ..isolation.answer import Around, answer
 from ..records.generation import Generation, StoredCache, TokenComparison
 from .cache import STORED, CacheRounding
@@ -170,7 +170,7 @@ def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> 
 def expected_flips(batches: Sequence[ReferenceTokens], change: float) -> float:
     """Flips expected per 1,000 tokens where their margins change by a normal error of this standard deviation."""
     best = torch.cat([one.best[one.counts] for one in batches])
-    return 1000 * replaced(best[:, :1], best[:, 1:], change) / max(len(best), 1)
+    return 1000 * count_replaced(best[:, :1], best[:, 1:], change) / max(len(best), 1)
 
 
 def _first(flipped: torch.Tensor) -> float:

@@ -49,7 +49,7 @@ ALL_LOW = "cast"
 class GraphPlans:
     """plans, baselines: by name; files: the saved programs, by file name. said: warnings.
 
-    fp32_today, timing: see Audit. held: see held_choices.
+    fp32_today, timing: see Audit. held: see run_held_choices.
     """
 
     plans: Mapping[str, Plan] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from ..records import Batch, Capture, Contribution, FlaggedRegion, Linearity, Ma
 from ..records.decisions import Decisions
 from .attribute import FirstOrder, first_order
 from .causes import refine_causes
-from .decisions import decisions_of
+from .decisions import measure_decisions
 from .measure import Measurement, measure
 from .reference import Back
 from .rerun import PLAIN, Yardstick, regions_of
@@ -71,7 +71,7 @@ def calibrate(
         errors = refine_causes(measured.errors, contributions)
         leads = batch is subject.batches[0]
         regions = tuple(regions_of(measured, contributions, yardstick)) if leads else ()
-        decisions = decisions_of(measured, yardstick) if leads else ()
+        decisions = measure_decisions(measured, yardstick) if leads else ()
         return Calibration(errors, contributions, measured.ranges, 1, linearity, regions, decisions)
 
     return reduce(_merge_calibrations, map(one, usable(capture, subject)))

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ..criteria.criterion import Criterion
-from ..criteria.margins import decided
+from ..criteria.margins import find_margins
 from ..criteria.values import value
 from ..errors import let_through
 from ..execution.execute import Executor, Run, SomeLow, ValueOf
@@ -35,41 +35,41 @@ LEVELS = 8
 ABOVE = Criterion("", "flips", 0.0, (("threshold", 0.0),))
 
 
-def decisions_of(measurement: Measurement, yardstick: Yardstick) -> tuple[Decisions, ...]:
+def measure_decisions(measurement: Measurement, yardstick: Yardstick) -> tuple[Decisions, ...]:
     """By format, what flips and what it costs; nothing for a model that decides nothing, or nothing that moves.
 
     An operation's cost is the error where its decisions alone may flip: with all but its own, many would hide each other.
     """
-    nodes = _deciding(measurement)
+    nodes = _find_deciding(measurement)
     runs = [_LowRuns(measurement, fmt, yardstick, nodes) for fmt in measurement.formats if nodes]
-    return tuple(one for one in map(_of_format, runs) if one is not None)
+    return tuple(one for one in map(_take_apart, runs) if one is not None)
 
 
-def _of_format(runs: _LowRuns) -> Decisions | None:
-    error, free, moved = runs.run((), runs.nodes)
-    flipping = sorted(moved, key=lambda name: -(free[name].seen or 0.0))[:MOST]
-    frozen, held, _ = runs.run(runs.nodes, runs.nodes) if flipping else (error, free, moved)
-    told = [name for name in free if name in moved or (name in held and held[name].predicted)]
-    if not told or not math.isfinite(error):
+def _take_apart(runs: _LowRuns) -> Decisions | None:
+    error, free, changed = runs.run((), runs.nodes)
+    flipping = sorted(changed, key=lambda name: -(free[name].seen or 0.0))[:MOST]
+    frozen, held, _ = runs.run(runs.nodes, runs.nodes) if flipping else (error, free, changed)
+    names = [name for name in free if name in changed or (name in held and held[name].predicted)]
+    if not names or not math.isfinite(error):
         return None
     costs = {flipping[0]: error} if len(flipping) == 1 else {}
     costs = costs or {name: runs.run(runs.nodes.keys() - {name}, ())[0] for name in flipping}
     still = replace(
-        free[told[0]], seen=0.0, predicted=0.0, own=0.0
+        free[names[0]], seen=0.0, predicted=0.0, own=0.0
     )  # of what nothing low reaches while others are held
-    own = {name: held.get(name, still) for name in told}
+    own = {name: held.get(name, still) for name in names}
     operations = [replace(free[n], predicted=x.predicted, own=x.own, error=costs.get(n)) for n, x in own.items()]
     operations.sort(key=lambda one: (-(one.error or 0.0), -(one.seen or 0.0)))
     result, first = Decisions(runs.format, error, frozen, tuple(operations)), operations[0]
     if not result.share:
         return result
-    module, wide = runs.scoring(first.node)
+    module, wide = runs.find_scorer(first.node)
     lifted, flips, _ = runs.run((), {first.node}, wide)
     seen = flips.get(first.node, still).seen or 0.0
     return replace(result, lifted=module, lifted_seen=seen, lifted_error=lifted)
 
 
-def _deciding(measurement: Measurement) -> dict[str, fx.Node]:
+def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
     """Operations that make something discrete of floating values, or leap between them, where the outputs depend on it."""
     nodes, values = list(measurement.capture.graph_module.graph.nodes), measurement.values
     reaching = before(n for n in nodes if n.op == "output")
@@ -106,37 +106,38 @@ class _LowRuns:
         kept = {name: values[name] for name in held}
         low = SomeLow(capture, self._low - set(wide), self.format, self._round, kept)
         executor = Executor(capture.graph_module, low, before=Run(values))
-        seen, moved, result = dict[str, Decision](), set[str](), None
+        seen, changed, result = dict[str, Decision](), set[str](), None
         try:
             with torch.no_grad():
                 for n, result in executor.steps(*self.measurement.flat_inputs):
                     if n.name in counted:
-                        seen[n.name] = self._decision(n, low.arriving(n, executor.value_of), widen(result))
-                        moved |= {n.name} if chooses_otherwise(n, widen(result), values[n.name]) else set()
+                        seen[n.name] = self._count_flips(n, low.arriving(n, executor.value_of), widen(result))
+                        changed |= {n.name} if chooses_otherwise(n, widen(result), values[n.name]) else set()
             error, _ = self.yardstick(self._reference, tensors_of(widen(result)))
         except Exception as failure:  # a shape that follows from a decision fits no more
             let_through(failure)
             error = math.inf
-        return error * self.yardstick.unit, seen, moved
+        return error * self.yardstick.unit, seen, changed
 
-    def _decision(self, n: fx.Node, arriving: ValueOf, result: Any) -> Decision:
+    def _count_flips(self, n: fx.Node, arriving: ValueOf, result: Any) -> Decision:
         values, node = self.measurement.values, self.measurement.capture.nodes[n.name]
         about = n.name, node.op, node.owner, node.source
-        scored = scores(n, lambda source: values[source.name], lambda source: widen(arriving(source)))
+        scored = read_scores(n, lambda source: values[source.name], lambda source: widen(arriving(source)))
         if scored is None:
             pairs = zip(tensors_of(values[n.name]), tensors_of(result), strict=True)
             ours, theirs = next((a, b) for a, b in pairs if row_of(n).steps or not is_number(a))
             differ = disagreement(ours, theirs) if ours.shape == theirs.shape else 1.0
             return Decision(*about, ours.numel(), differ, None, None)
         criterion, reference, low = scored
-        margins, found, k = decided(criterion, reference), value(criterion, reference, low), criterion.option("k", 0)
+        margins, k = find_margins(criterion, reference), criterion.option("k", 0)
+        measured = value(criterion, reference, low)
         change = margins.change(reference, low, near=True) if margins is not None else 0.0
         flips = margins.flips(change) if margins is not None else 0.0
         count = k * reference.numel() // reference.shape[-1] if k else reference.numel()
-        seen = 1 - found if k else found
+        seen = 1 - measured if k else measured
         return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
 
-    def scoring(self, name: str) -> tuple[str, set[str]]:
+    def find_scorer(self, name: str) -> tuple[str, set[str]]:
         """The module whose product makes the scores of a decision, and its operations with those from there to the decision."""
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
@@ -148,7 +149,7 @@ class _LowRuns:
         return nodes[name].owner, result
 
 
-def scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, torch.Tensor, torch.Tensor] | None:
+def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, torch.Tensor, torch.Tensor] | None:
     """A decision as a criterion on scores, in FP32 and in a low run: which of a row are the largest, or what lies above zero.
 
     None for what has no margins here: what is equal, drawn, or rounded to whole numbers; the order of all entries.
@@ -164,7 +165,7 @@ def scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, torch
         sign = 1 if packet in ("gt", "le") else -1  # equal counts as below with one, as above with the other
         return ABOVE, (sign * x).nan_to_num(), (sign * y).nan_to_num()
     sorts = packet in ("sort", "argsort")
-    k = _first(n, given["dim"]) if sorts else given.get("k", 1)
+    k = _count_read(n, given["dim"]) if sorts else given.get("k", 1)
     if k is None or not (sorts or packet in ("topk", "max", "min", "argmax", "argmin")):
         return None
     smallest = packet in ("min", "argmin") or given.get("largest") is False or given.get("descending") is False
@@ -174,7 +175,7 @@ def scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, torch
     return Criterion("", "topk", 0.0, (("k", k),)), x, y
 
 
-def _first(n: fx.Node, dim: int) -> int | None:
+def _count_read(n: fx.Node, dim: int) -> int | None:
     """How many of a sorted dimension's first are read, where all readers take some of them."""
     indices = [user for user in n.users if user.args[1] == 1] if row_of(n).packet == "sort" else [n]
     readers = [arguments_with_defaults(user) for one in indices for user in one.users]

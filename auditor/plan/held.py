@@ -15,7 +15,7 @@ from ..verify import Runs, in_hand
 from .workbench import Workbench
 
 
-def held_choices(bench: Workbench) -> Iterator[Decisions]:
+def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
     """By format, the model with everything low beside its recording, which takes FP32's choices; of the last strategy."""
     subject, options, batch = bench.subject, bench.options, bench.subject.batches[0]
     path, reference = bench.capture.first, bench.reference(batch)

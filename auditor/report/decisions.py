@@ -21,19 +21,19 @@ CAPTION = (
 def decision_lines(audit: Audit) -> list[Block]:
     """What a terminal shows: the format in which decisions cost most."""
     worst = max(audit.decisions, key=lambda one: one.share * one.error, default=None)
-    return [Prose("Decisions", (" ".join(_said(worst)[:2]),))] if worst is not None else []
+    return [Prose("Decisions", (" ".join(_sentences(worst)[:2]),))] if worst is not None else []
 
 
 def decisions_section(audit: Audit) -> list[Block]:
     """What the report says; nothing for a model that decides nothing, or nothing that rounding moves."""
     if not audit.decisions:
         return []
-    said = tuple(" ".join(_said(one)) for one in audit.decisions)
+    said = tuple(" ".join(_sentences(one)) for one in audit.decisions)
     rows = tuple(_row(one, each) for one in audit.decisions for each in one.operations)
     return [Prose("", said, "lead"), Prose("", (ABOUT,), "about"), Grid(HEADS, rows, texts=2, caption=CAPTION)]
 
 
-def _said(one: Decisions) -> list[str]:
+def _sentences(one: Decisions) -> list[str]:
     """The two parts of the error, whose flips cost most, and what its scores in FP32 change."""
     low = f"{label(one.format)}, all low: error {ratio(one.error)}"
     first = one.operations[0]

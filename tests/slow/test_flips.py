@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from auditor.measure.decisions import decisions_of
+from auditor.measure.decisions import measure_decisions
 from auditor.measure.rerun import PLAIN
 from tests.support.subjects import measurement_of
 
@@ -219,7 +219,7 @@ MODELS = {
 def test_as_many_flip_as_are_predicted(name: str) -> None:
     torch.manual_seed(0)
     model, x = MODELS[name]()
-    found = next(one for one in decisions_of(measurement_of(model, x), PLAIN) if one.format == "bf16").operations
+    found = next(one for one in measure_decisions(measurement_of(model, x), PLAIN) if one.format == "bf16").operations
     deciding = sorted((one for one in found if one.predicted is not None), key=lambda one: (len(one.node), one.node))
     with torch.no_grad():
         ours = model(x)[1]

@@ -13,7 +13,7 @@ from torch import Tensor
 from auditor.criteria import Criterion, criteria_of
 from auditor.criteria.criterion import FUNCTION, KINDS, Kind, floor_of
 from auditor.criteria.forms import FORMS, form_of
-from auditor.criteria.margins import margins_of, replaced
+from auditor.criteria.margins import count_replaced, margins_of
 from auditor.criteria.measure import criteria_for
 from auditor.criteria.values import VALUES, unfit, value
 from auditor.errors import AuditorError
@@ -270,11 +270,11 @@ def test_as_many_flip_as_margins_let_expect(kind: str, pair: float) -> None:
 def test_what_leaves_the_chosen_by_hand() -> None:
     # Of a, b > c, d, errors independent, all four equal: either of the chosen is one of the two largest in half of all cases
     equal = torch.zeros(1, 2, dtype=torch.float64)
-    assert replaced(equal, equal, 1.0) == pytest.approx(1.0, rel=1e-3)
+    assert count_replaced(equal, equal, 1.0) == pytest.approx(1.0, rel=1e-3)
     # far apart but for the k-th and the next, whose margin of 1 flips in Phi(-1) of cases; and not at all
     inside, outside = torch.tensor([[9.0, 1.0]]).double(), torch.tensor([[0.0, -9.0]]).double()
-    assert replaced(inside, outside, 1.0) == pytest.approx(0.158655, rel=1e-3)
-    assert replaced(inside, outside, 0.0) == 0.0
+    assert count_replaced(inside, outside, 1.0) == pytest.approx(0.158655, rel=1e-3)
+    assert count_replaced(inside, outside, 0.0) == 0.0
 
 
 def test_errors_far_from_a_threshold_flip_nothing() -> None:

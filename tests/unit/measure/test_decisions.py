@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import auditor
-from auditor.measure.decisions import decisions_of
+from auditor.measure.decisions import measure_decisions
 from auditor.measure.rerun import PLAIN
 from auditor.records.decisions import Decisions
 from auditor.report.decisions import decision_lines
@@ -28,7 +28,7 @@ def low(x: Tensor) -> Tensor:
 
 
 def bf16_of(model: nn.Module, *inputs: Tensor) -> Decisions | None:
-    (found,) = [d for d in decisions_of(measurement_of(model, *inputs), PLAIN) if d.format == "bf16"] or [None]
+    (found,) = [d for d in measure_decisions(measurement_of(model, *inputs), PLAIN) if d.format == "bf16"] or [None]
     return found
 
 
@@ -149,7 +149,7 @@ class Masked(Plain):
 @pytest.mark.parametrize("model", [Plain, Masked])
 def test_where_nothing_is_decided_nothing_is_said(model: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    assert decisions_of(measurement_of(model(), X[:64].round()), PLAIN) == ()
+    assert measure_decisions(measurement_of(model(), X[:64].round()), PLAIN) == ()
 
 
 def test_an_audit_of_a_model_that_decides_nothing_shows_no_section() -> None:
