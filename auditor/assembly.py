@@ -81,6 +81,7 @@ def assemble(
             for p in captured.placeholders
             if p.kind in ("parameter", "buffer") and p.name in ranges
         ),
+        decisions=(*bench.measured.decisions, *planned.held),
         linearity=tuple(one for fmt in options.formats if (one := bench.measured.linearity.get(fmt))),
         baselines=planned.baselines,
         plans=plans,

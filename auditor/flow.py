@@ -27,6 +27,7 @@ from .measure.calibrate import calibrate_paths
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
+from .plan.held import run_held_choices
 from .plan.plans import Planner
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
@@ -134,7 +135,7 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generati
     with stages("baseline", ", ".join(f"{name} without a plan" for name in options.scope_strategies)):
         planner = Planner(bench)
         baselines = planner.baselines()
-        today = today_of(bench)
+        today, held = today_of(bench), tuple(run_held_choices(bench))
     with stages("plan", "solve, patch, verify"):
         plans = planner.plans(baselines)
     if score is not None:
@@ -143,12 +144,12 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generati
     if generating is not None:
         with stages("decode", "every verified plan"):
             plans = generating.under(plans, bench)
-    planned = GraphPlans(plans, baselines, fp32_today=today)
+    planned = GraphPlans(plans, baselines, fp32_today=today, held=held)
     if options.as_graphs:
         with stages("graph", "export, solve, verify"):
             graphs = graphs_of(bench, score)
             baselines = {**baselines, **graphs.baselines}
-        planned = replace(graphs, plans={**plans, **graphs.plans}, baselines=baselines, fp32_today=today)
+        planned = replace(graphs, plans={**plans, **graphs.plans}, baselines=baselines, fp32_today=today, held=held)
     if options.times:
         with stages("times", "FP32 and every plan, repeatedly"):
             timed, timing = timed_plans(bench, planned.plans)

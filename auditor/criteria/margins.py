@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..numerics.entries import is_number, is_plain
 from ..numerics.formats import FORMATS
 from .criterion import Criterion
 from .values import rows
 
-BISECTIONS = 40
-"""Number of bisections, over powers of two, to determine the allowed change of the margins."""
+KINDS = ("top1", "topk", "flips")
+
+TRIES, EXACT = 60, 1e-4
+"""How often the allowed change of the margins is asked for its flips, at most, and how near to it the answer is, in powers of two."""
+
+WINDOW = 8
+"""Entries on either side of the boundary between chosen ones and others that may change places."""
+
+FAR, POINTS, ROWS, ROUNDS = 6.0, 8, 4096, 20
+"""Standard errors of a margin beyond which it never flips; points of the quadrature; rows that are looked at together; how
+often it is asked which margins are near for their change."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +33,11 @@ class Margins:
     """The decisions of one output: the largest entry of a row, the k-th against the next, or an entry against a
     threshold.
 
-    first, second: [decisions], indices of both candidates; no second: the threshold. signs: which candidate is larger.
-    size: the margin, float64. lost: share of flips if every decision flipped. limit: the share that the criterion
-    allows.
+    first, second: [decisions], where the candidates lie among the output's entries; no second: the threshold. signs: which
+    candidate is larger. size: what they are apart, float64. lost: share of all that flips where one decision of each does.
+    limit: share of flips that the criterion allows.
+    inside, outside: [decisions, WINDOW at most], float64: the smallest that are chosen and the largest that are not, where
+    entries of a row are chosen.
     """
 
     first: torch.Tensor
@@ -33,35 +46,61 @@ class Margins:
     size: torch.Tensor
     lost: float
     limit: float
+    inside: torch.Tensor | None = None
+    outside: torch.Tensor | None = None
 
     def flips(self, change: float) -> float:
-        """Expected share of flips where every margin changes by a normal error with this standard deviation."""
-        return self.lost * float(torch.special.ndtr(-self.size / change).mean()) if change > 0 else 0.0
+        """Share of flips where every margin changes by a normal error of this standard deviation."""
+        if self.inside is None or self.outside is None:
+            return self.lost * float(torch.special.ndtr(-self.size / change).mean()) if change > 0 else 0.0
+        return self.lost * count_replaced(self.inside, self.outside, change) / self.size.numel()
 
     @cached_property
     def allowed_change(self) -> float:
-        """The standard deviation at which the expected share of flips equals the limit."""
-        low, high = -64.0, 64.0
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.flips(2.0**middle) <= self.limit else (low, middle)
-        return float(2.0**low)
+        """The change of the margins at which as many flip as the limit allows.
 
-    def change(self, reference: torch.Tensor, candidate: torch.Tensor) -> float:
-        """Root mean square of the differences between the margins of both runs.
+        Mostly flips grow as the change does, which gives the next to try; where that gets no nearer, an interval is halved. Of a row's
+        entries the nearest pair alone, which is cheap to ask, flips less often than all: its answer is too large.
+        """
+        pair = replace(self, inside=None, outside=None)
+        low, high = -64.0, math.log2(pair.allowed_change) if self.inside is not None else 64.0
+        tried, last = high if self.inside is not None else 0.0, math.inf
+        for _ in range(TRIES):
+            flips = self.flips(2.0**tried)
+            low, high = (tried, high) if flips <= self.limit else (low, tried)
+            step = math.log2(self.limit / flips) if flips > 0 else math.inf
+            if abs(step) < EXACT or high - low < EXACT:
+                break
+            nears = low < tried + step < high and abs(step) < last / 2
+            tried, last = tried + step if nears else (low + high) / 2, abs(step) if nears else math.inf
+        return float(2.0**tried)
 
-        Where the candidate lies on a half format's grid, two entries closer than its spacing h are often equal, and
-        half of those flip. That acts as an error uniform in [-h, h], whose variance h^2 / 3 is h^2 / 6 more than that
-        of two roundings.
+    def change(self, reference: torch.Tensor, candidate: torch.Tensor, near: bool = False) -> float:
+        """Root mean square of what the margins differ by.
+
+        near: of those that may flip, each weighed by exp(-(margin / change)^2 / 2), since errors may be larger far from the
+        boundary. Where margins of a threshold lie on a grid too, h apart, rounding errs by h^2 / 12 but moves the threshold to
+        the middle of its two neighbours, by d: as many flip as by an error of variance pi d^2 / 2.
+        Where all entries of the candidate lie on a half format's grid, two that would be less than its spacing h apart are
+        often equal, and half of those flips: as an error uniform in [-h, h], whose variance h^2 / 3 is h^2 / 6 more than
+        that of two roundings.
         """
         ours, theirs = (self._candidates(x) for x in (reference, candidate))
-        square = (theirs[0] - theirs[1] - ours[0] + ours[1]).square().mean()
+        moved = theirs[0] - theirs[1] - ours[0] + ours[1]
+        square = moved.square()
         grids = sorted((row for row in FORMATS.values() if row.low and row.native), key=lambda row: -row.epsilon)
         row = next((row for row in grids if _is_on_grid(theirs, row.dtype)), None)
         if row is not None and self.second is not None:
             unit = torch.full_like(theirs[0], row.epsilon / 2)
-            square = square + torch.ldexp(unit, torch.frexp(theirs[0]).exponent).square().mean() / 6
-        return float(square.sqrt())
+            square = square + torch.ldexp(unit, torch.frexp(theirs[0]).exponent).square() / 6
+        if near and self.second is None:
+            square = square + _threshold_variance(moved + self.signs * self.size)
+        result, size = square.mean().clamp(0).sqrt(), self.size
+        for _ in range(ROUNDS if near else 0):
+            square, size = square[size < FAR * result], size[size < FAR * result]
+            weight = (-(size / result).square() / 2).exp()
+            result = ((weight * square).sum() / weight.sum()).clamp(0).sqrt() if len(weight) else result * 0
+        return float(result)
 
     def _candidates(self, x: torch.Tensor) -> torch.Tensor:
         """Both candidates of every decision, float64 [2, decisions]; zero in place of the threshold."""
@@ -76,16 +115,28 @@ class Margins:
         return self.change(reference, candidate) / self.allowed_change
 
 
+_KNOWN: MutableMapping[torch.Tensor, dict[Criterion, Margins | None]] = WeakTensorKeyDictionary()
+"""What was asked of a reference, for as long as there is that tensor: many runs are held against one."""
+
+
 def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
-    """The decisions that a criterion counts, where its limit allows some to flip; None for other measures.
+    """The decisions that a criterion counts, where it allows some to flip; None for other kinds, and where none can."""
+    numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
+    if criterion.kind not in KINDS or criterion.function is not None or criterion.allows_nothing or not numbers:
+        return None
+    known = _KNOWN.setdefault(reference, {})
+    if criterion not in known:
+        margins = find_margins(criterion, reference)
+        known[criterion] = margins if margins is not None and margins.flips(math.inf) > margins.limit else None
+    return known[criterion]
+
+
+def find_margins(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
+    """The decisions that a criterion of one of KINDS counts, whatever it allows; None where there are none.
 
     Decisions between equal or non-finite entries are left out: they count as never flipped.
     """
-    kinds = ("top1", "topk", "flips")
-    numbers = is_number(reference) and is_plain(reference) and not reference.is_complex()
-    if criterion.kind not in kinds or criterion.function is not None or criterion.allows_nothing or not numbers:
-        return None
-    values = reference.detach()
+    values, inside, outside = reference.detach(), None, None
     places = torch.arange(values.numel(), device=values.device).view(values.shape)
     limit, lost = criterion.limit, 1.0
     if criterion.kind == "flips":
@@ -96,15 +147,60 @@ def margins_of(criterion: Criterion, reference: torch.Tensor) -> Margins | None:
         by_row, lost = rows(values, criterion), 1.0 / k
         if k >= by_row.shape[1]:
             return None
-        largest = by_row.topk(k + 1, -1)
-        first, second = rows(places, criterion).gather(1, largest.indices[:, k - 1 :]).unbind(1)
-        apart = largest.values[:, k - 1].double() - largest.values[:, k].double()
+        largest = by_row.topk(min(k + WINDOW, by_row.shape[1]), -1)
+        first, second = rows(places, criterion).gather(1, largest.indices[:, k - 1 : k + 1]).unbind(1)
+        ordered = largest.values.double()
+        apart = ordered[:, k - 1] - ordered[:, k]
+        inside, outside = ordered[:, max(k - WINDOW, 0) : k].nan_to_num(), ordered[:, k:].nan_to_num()
     count, known = apart.numel(), apart.isfinite() & (apart != 0)
     if not bool(known.any()):
         return None
-    first, second = first[known], second[known] if second is not None else None
-    margins = Margins(first, second, apart[known].sign(), apart[known].abs(), lost * first.numel() / count, limit)
-    return margins if margins.flips(math.inf) > limit else None
+    second, inside, outside = (x[known] if x is not None else None for x in (second, inside, outside))
+    lost *= int(known.sum()) / count
+    return Margins(first[known], second, apart[known].sign(), apart[known].abs(), lost, limit, inside, outside)
+
+
+def count_replaced(inside: torch.Tensor, outside: torch.Tensor, change: float) -> float:
+    """How many of the chosen entries are expected to be replaced where the margin of any two changes by a normal error.
+
+    inside: [rows, a], the smallest that are chosen, in falling order; outside: [rows, b], the largest that are not. Entries
+    err independently. One that errs by e stays where fewer than `a` of the others come to lie above it; how many do is a sum
+    of independent trials, whose distribution is built up trial by trial. The mean over e is a Gauss-Hermite quadrature.
+    """
+    if not change > 0:
+        return 0.0
+    change, total, (points, weights) = min(change, 1e100), 0.0, _quadrature_points()  # infinities have no differences
+    near = inside[:, -1] - outside[:, 0] < FAR * change
+    for chosen, others in zip(*(torch.split(x[near], ROWS) for x in (inside, outside)), strict=True):
+        both, count = torch.cat([chosen, others], 1), chosen.shape[1]
+        # [rows, a, points]: where each of the chosen comes to lie; [rows, a, points, a + b]: the chance that another is above
+        moved = chosen[..., None] + points.to(chosen) * change / math.sqrt(2)
+        above = torch.special.ndtr((both[:, None, None] - moved[..., None]) * math.sqrt(2) / change)
+        above = above * (1 - torch.eye(count, both.shape[1], dtype=above.dtype, device=above.device))[:, None]
+        chances = [torch.ones_like(moved), *[torch.zeros_like(moved)] * (count - 1)]
+        for chance in above.unbind(-1):
+            earlier = [torch.zeros_like(moved), *chances]
+            chances = [x * (1 - chance) + y * chance for x, y in zip(chances, earlier, strict=False)]
+        total += float(((1 - torch.stack(chances).sum(0)) * weights.to(chosen)).sum())
+    return total
+
+
+def _threshold_variance(low: torch.Tensor) -> float:
+    """What is to be added to the mean square of margins that end here, on either side of 0, where these are on a grid."""
+    above, below = low[low > 0], low[low <= 0]
+    if not len(above) or not len(below):
+        return 0.0
+    least, most = float(above.min()), -float(below.max())
+    on_grid = int((above == least).sum()) > 1 and int((below == -most).sum()) > 1
+    return math.pi / 2 * ((least - most) / 2) ** 2 - (least + most) ** 2 / 12 if on_grid else 0.0
+
+
+@cache
+def _quadrature_points() -> tuple[torch.Tensor, torch.Tensor]:
+    """Points and weights of the quadrature over a standard normal: of its Jacobi matrix (Golub and Welsch, 1969)."""
+    beside = torch.arange(1, POINTS, dtype=torch.float64).sqrt()
+    points, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
+    return points, vectors[0].square()
 
 
 def _is_on_grid(x: torch.Tensor, dtype: torch.dtype | None) -> bool:

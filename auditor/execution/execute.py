@@ -11,9 +11,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..numerics.casting import carried_in, widen
-from ..numerics.entries import entries, is_plain
+from ..numerics.entries import entries, is_number, is_plain
 from ..numerics.kernels import run_op
-from ..numerics.nodes import target_of, tensors_of, wait_for_result
+from ..numerics.nodes import arguments_with_defaults, target_of, tensors_of, wait_for_result
 from ..records import Capture, Literals, Node
 
 Observe = Callable[[fx.Node, Any], None]
@@ -61,15 +61,27 @@ class SomeLow(Semantics):
 
     inside: names of the operations. Their inputs are rounded with `round`, and their results converted to FP32 once, in
     `left`. Raises: UnsupportedInFormat, and what an operation raises.
+    held: {operation that decides something: its result in another run}, whose decisions replace its own.
     """
 
-    def __init__(self, capture: Capture, inside: Collection[str], format: str, round: Callable[[Any], Any]) -> None:
-        self._capture, self.changed, self._format, self._round = capture, inside, format, round
+    def __init__(
+        self,
+        capture: Capture,
+        inside: Collection[str],
+        format: str,
+        round: Callable[[Any], Any],
+        held: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._held = held or {}
+        self._capture, self._format, self._round = capture, format, round
+        self.changed = {name for name in inside if name not in self._held}
         self.left: dict[fx.Node, Any] = {}
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """Compute the node, in the format if it is one of these operations."""
         arrived = self.arriving(n, value_of)
+        if n.name in self._held:
+            return hold_decisions(n, self._held[n.name], arrived)
         if n.name not in self.changed:
             return super().compute(n, arrived)
         literals = low_literals(self._capture.nodes[n.name], self._format)
@@ -89,6 +101,23 @@ class SomeLow(Semantics):
             return self.left[source] if source in self.left else value_of(source)
 
         return inside if n.name in self.changed else outside
+
+
+def hold_decisions(n: fx.Node, decided: Any, value_of: ValueOf) -> Any:
+    """What an operation gives where its decisions are those of another run: what is discrete, and what leaps, as it was there.
+
+    What it picks out of the values that it reads now lies where it lay then; what else it gives is computed of them.
+    """
+    if isinstance(decided, torch.Tensor):
+        return decided
+    result, given = RECORDED.compute(n, value_of), arguments_with_defaults(n)
+    indices = next((x for x in decided if not is_number(x)), None)
+    if indices is not None and len(decided) == 2 and isinstance(given.get("dim"), int):
+        read, dim = value_of(n.all_input_nodes[0]), given["dim"]
+        kept = indices.dim() == read.dim()
+        picked = read.gather(dim, indices if kept else indices.unsqueeze(dim))
+        result = (picked if kept else picked.squeeze(dim), indices)
+    return tuple(now if is_number(then) else then for now, then in zip(result, decided, strict=True))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..criteria.margins import WINDOW, count_replaced
 from ..isolation.answer import Around, answer
 from ..records.generation import Generation, StoredCache, TokenComparison
 from .cache import STORED, CacheRounding
@@ -27,14 +28,14 @@ NORMAL_95 = 0.98
 
 @dataclass(frozen=True)
 class ReferenceTokens:
-    """FP32's continuation of a batch of prompts. tokens: [prompts, steps]. margins: lead of each over the next best.
+    """FP32's continuation of a batch of prompts. tokens: [prompts, steps]. best: [prompts, steps, some], the largest scores.
 
     counts: mask of tokens up to the end of a text. logits: a file with FP32's, [steps, prompts, vocabulary].
     """
 
     prompts: Prompts
     tokens: torch.Tensor
-    margins: torch.Tensor
+    best: torch.Tensor
     counts: torch.Tensor
     logits: Path
 
@@ -53,15 +54,15 @@ class Decoding:
 
         def follow(step: int, logits: torch.Tensor) -> torch.Tensor:
             seen.append(logits.cpu())
-            best.append(self._scores(step, logits).topk(2, -1))
+            best.append(self._scores(step, logits).topk(min(1 + WINDOW, logits.shape[-1]), -1))
             return best[-1].indices[:, 0]
 
         decode(model, prompts, self.steps, follow, seed=self.seed, around=around)
         torch.save(torch.stack(seen), file)
         given = torch.stack([one.indices[:, 0] for one in best], 1)
-        margins = torch.stack([one.values[:, 0] - one.values[:, 1] for one in best], 1)
+        scores = torch.stack([one.values for one in best], 1)
         ended = torch.isin(given, torch.tensor(prompts.ends, device=given.device, dtype=given.dtype))
-        return ReferenceTokens(prompts, given, margins.double(), (ended.cumsum(1) - ended.long()) == 0, file)
+        return ReferenceTokens(prompts, given, scores.double(), (ended.cumsum(1) - ended.long()) == 0, file)
 
     def compare(
         self, model: nn.Module, batches: Sequence[ReferenceTokens], around: Around, store: Store | None = None
@@ -168,8 +169,8 @@ def figures(batches: Sequence[ReferenceTokens], found: dict[str, Any] | str) -> 
 
 def expected_flips(batches: Sequence[ReferenceTokens], change: float) -> float:
     """Flips expected per 1,000 tokens where their margins change by a normal error of this standard deviation."""
-    sizes = torch.cat([one.margins[one.counts] for one in batches])
-    return 1000 * float(torch.special.ndtr(-sizes / change).mean()) if change > 0 and sizes.numel() else 0.0
+    best = torch.cat([one.best[one.counts] for one in batches])
+    return 1000 * count_replaced(best[:, :1], best[:, 1:], change) / max(len(best), 1)
 
 
 def _first(flipped: torch.Tensor) -> float:

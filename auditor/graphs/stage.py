@@ -30,6 +30,7 @@ from ..plan.search import MARGIN, RUNS, Space, choose, find_verified
 from ..plan.verified import judge_replay, run_artefacts
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
+from ..records.decisions import Decisions
 from ..stages import tick
 from ..verify import PROGRAM
 from .exported import ExportedModel, SavedProgram, cannot, export_model, outlines, save_program
@@ -43,7 +44,7 @@ COPIED = "copied"
 class GraphPlans:
     """plans, baselines: by name; files: the saved programs, by file name. said: warnings.
 
-    fp32_today, timing: see Audit.
+    fp32_today, timing: see Audit. held: see run_held_choices.
     """
 
     plans: Mapping[str, Plan] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class GraphPlans:
     files: Mapping[str, bytes] = field(default_factory=dict)
     said: tuple[str, ...] = ()
     fp32_today: Today | None = None
+    held: tuple[Decisions, ...] = ()
     timing: Timing | None = None
 
 

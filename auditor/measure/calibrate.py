@@ -14,8 +14,10 @@ from ..criteria.measure import for_outputs
 from ..errors import MeasureError, let_through
 from ..numerics.histogram import merge_magnitudes
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Linearity, Magnitudes, ModelPath, NodeError, Subject
+from ..records.decisions import Decisions
 from .attribute import FirstOrder, first_order
 from .causes import refine_causes
+from .decisions import measure_decisions
 from .measure import Measurement, measure
 from .reference import Back
 from .rerun import PLAIN, Yardstick, regions_of
@@ -29,7 +31,7 @@ class Calibration:
     """Measurements of every node. contributions: also of every placeholder; batches: number of measured ones.
 
     linearity: by format, predictions compared with runs. regions: operations run low together, on the first batch of
-    each path. first: with several batches, the results of the first one.
+    each path. decisions: on the same batches, by format those with the largest error. first: with several batches, the results of the first one.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]
@@ -38,6 +40,7 @@ class Calibration:
     batches: int
     linearity: Mapping[str, Linearity] = field(default_factory=dict)
     regions: tuple[FlaggedRegion, ...] = ()
+    decisions: tuple[Decisions, ...] = ()
     first: Calibration | None = None
 
 
@@ -66,8 +69,10 @@ def calibrate(
             for name, formats in contributions.items()
         }
         errors = refine_causes(measured.errors, contributions)
-        regions = regions_of(measured, contributions, yardstick) if batch is subject.batches[0] else ()
-        return Calibration(errors, contributions, measured.ranges, 1, linearity, tuple(regions))
+        leads = batch is subject.batches[0]
+        regions = tuple(regions_of(measured, contributions, yardstick)) if leads else ()
+        decisions = measure_decisions(measured, yardstick) if leads else ()
+        return Calibration(errors, contributions, measured.ranges, 1, linearity, regions, decisions)
 
     return reduce(_merge_calibrations, map(one, usable(capture, subject)))
 
@@ -140,6 +145,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
         batches=a.batches + b.batches,
         linearity=_less_linear(a.linearity, b.linearity),
         regions=(*a.regions, *b.regions),
+        decisions=tuple({x.format: x for x in sorted((*a.decisions, *b.decisions), key=lambda x: x.error)}.values()),
         first=a.first or a,
     )
 

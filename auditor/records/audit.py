@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..folder import path_of, write
+from .decisions import Decisions
 from .generation import Generation
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
@@ -137,6 +138,7 @@ class Audit:
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
     regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected risky operations, run low together")] = ()
     linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predictions compared with runs")] = ()
+    decisions: Annotated[tuple[Decisions, ...], FileField("by format: decisions inside the model")] = ()
     noise: Annotated[Noise | None, MeasurementField("difference between repeated FP32 runs")] = None
     findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, each place separately")]
     contributions: Annotated[Contributions, FileField("largest by format, module, op")] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from . import FORMATS
 from .annotations import github, place_of, sarif
 from .blocks import Block, Code, Entries, Fold, Item, Look, Prose, Title, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
+from .decisions import decision_lines, decisions_section
 from .findings import Cause, Causes, causes
 from .generation import generation_lines, generation_section
 from .origins import origins
@@ -108,6 +109,7 @@ def _more(audit: Audit, seen: ReportView) -> Iterator[Block]:
     if audit.training is not None:
         titles = tuple(dict.fromkeys(advice.title for advice in audit.training.advice))[:ADVICE_SHOWN]
         yield Prose("Training", (sentence(audit.training.recommendation), *(f"- {title}" for title in titles)))
+    yield from decision_lines(audit)
     yield from generation_lines(audit)
     if seen.criteria:
         shown = [p for p in seen.plans if p.recommended or seen.chosen is None]
@@ -166,6 +168,7 @@ def html(audit: Audit) -> str:
         table=table(audit),
         snippets=snippets(audit),
         more_ways=more_ways(audit),
+        decisions=decisions_section(audit),
         generation=generation_section(audit),
         training=training_section(audit),
         method=method(audit, seen.limits, seen.proposals),

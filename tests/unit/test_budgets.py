@@ -52,23 +52,23 @@ BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
     "cli": (1450, "settings"),
-    "criteria": (1140, "criteria"),
+    "criteria": (1230, "criteria"),
     "document": (900, "document"),
-    "execution": (1260, "execution"),
+    "execution": (1290, "execution"),
     "fleet": (440, "fleet"),
     "generation": (900, "generation"),
     "graphs": (1140, "graphs"),
     "isolation": (1200, "isolation"),
     "loading": (1960, "loading"),
     "loose files": (990, "flow"),
-    "measure": (2330, "measure"),
+    "measure": (2520, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2440, "plan"),
+    "plan": (2480, "plan"),
     "progress": (310, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1330, "rehearsal"),
-    "report": (3290, "report"),
+    "report": (3360, "report"),
     "rulebook": (2400, "rules"),
     "score": (360, "criteria"),
     "snippets": (450, "snippets"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33660, 214, 24
+LINES, FILES, ROOMS = 34140, 218, 24
 """Of all of them."""
 
 

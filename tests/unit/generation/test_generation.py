@@ -148,8 +148,9 @@ def test_figures_by_hand() -> None:
     rows = torch.stack([kl, flips, flips, 0.1 * kl])
     counts = torch.tensor([[True] * 4, [True, True, False, False]])
     ids = torch.ones(2, 3, dtype=torch.long)
-    margins = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 9.0, 9.0]])
-    batch = ReferenceTokens(Prompts("step", ids, ids), torch.zeros(2, 4, dtype=torch.long), margins, counts, Path())
+    margins = torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 9.0, 9.0]]).double()
+    best = torch.stack([margins, torch.zeros(2, 4).double()], -1)
+    batch = ReferenceTokens(Prompts("step", ids, ids), torch.zeros(2, 4, dtype=torch.long), best, counts, Path())
     found = figures([batch], {"cached": [rows], "one_pass": [rows]})
     assert found.kl == pytest.approx((1 + 2 + 3 + 4 + 10 + 20) / 6)
     assert found.kl_most == 20.0

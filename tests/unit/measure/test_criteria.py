@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -98,15 +99,28 @@ def margins(r: Tensor, c: Tensor, allowed: float = 0.1, k: int = 1) -> float:
     """
     a, b = r.topk(k + 1, -1).indices[..., k - 1 :].unbind(-1)
     first, second = (torch.stack([x.gather(-1, i[..., None])[..., 0] for i in (a, b)]) for x in (r, c))
-    size, square = first[0] - first[1], (second[0] - second[1] - first[0] + first[1]).square().mean()
+    square = (second[0] - second[1] - first[0] + first[1]).square().mean()
     if torch.equal(second, second.bfloat16().double()):
         square = square + (2.0 ** (second[0].abs().log2().floor() - 7)).square().mean() / 6
-    return float(square.sqrt()) / change_for(size, allowed * k)
+    return float(square.sqrt()) / change_of_rows(r, allowed, k)
 
 
 def threshold(r: Tensor, c: Tensor) -> float:
     """The change of all entries, over that at which one in a hundred is expected to cross a half."""
     return float((c - r).square().mean().sqrt()) / change_for((r - 0.5).abs(), 0.01)
+
+
+@cache
+def change_of_rows(r: Tensor, allowed: float, k: int) -> float:
+    """The normal error of the difference of any two entries of a row at which a share of the k largest is replaced: drawn."""
+    largest = r.flatten(0, -2).topk(k + 9, -1).values
+    drawn = torch.randn(4000, *largest.shape, generator=torch.Generator().manual_seed(9))
+    low, high = 1e-4, 10.0
+    for _ in range(16):
+        middle = (low * high) ** 0.5
+        kept = (largest + middle / 2**0.5 * drawn).topk(k, -1).indices < k
+        low, high = (middle, high) if 1 - float(kept.double().mean()) <= allowed else (low, middle)
+    return low
 
 
 def change_for(size: Tensor, allowed: float) -> float:

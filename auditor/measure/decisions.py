@@ -1,0 +1,186 @@
+"""Decisions inside the model: how many flip in low precision, and how much of the outputs' error is theirs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..criteria.criterion import Criterion
+from ..criteria.margins import find_margins
+from ..criteria.values import value
+from ..errors import let_through
+from ..execution.execute import Executor, Run, SomeLow, ValueOf
+from ..numerics.casting import widen
+from ..numerics.entries import is_number
+from ..numerics.metrics import disagreement
+from ..numerics.nodes import arguments_with_defaults, row_of, tensors_of
+from ..paths import within
+from ..records.decisions import Decision, Decisions
+from ..stages import beat
+from .alone import rounder
+from .measure import Measurement, before
+from .rerun import Yardstick, chooses_otherwise
+
+MOST = 8
+"""Operations whose flips are run by themselves, those that flip most; each costs a forward."""
+
+LEVELS = 8
+"""Operations before a decision, one behind the other, among which the product that makes its scores is looked for."""
+
+ABOVE = Criterion("", "flips", 0.0, (("threshold", 0.0),))
+
+
+def measure_decisions(measurement: Measurement, yardstick: Yardstick) -> tuple[Decisions, ...]:
+    """By format, what flips and what it costs; nothing for a model that decides nothing, or nothing that moves.
+
+    An operation's cost is the error where its decisions alone may flip: with all but its own, many would hide each other.
+    """
+    nodes = _find_deciding(measurement)
+    runs = [_LowRuns(measurement, fmt, yardstick, nodes) for fmt in measurement.formats if nodes]
+    return tuple(one for one in map(_take_apart, runs) if one is not None)
+
+
+def _take_apart(runs: _LowRuns) -> Decisions | None:
+    error, free, changed = runs.run((), runs.nodes)
+    flipping = sorted(changed, key=lambda name: -(free[name].seen or 0.0))[:MOST]
+    frozen, held, _ = runs.run(runs.nodes, runs.nodes) if flipping else (error, free, changed)
+    names = [name for name in free if name in changed or (name in held and held[name].predicted)]
+    if not names or not math.isfinite(error):
+        return None
+    costs = {flipping[0]: error} if len(flipping) == 1 else {}
+    costs = costs or {name: runs.run(runs.nodes.keys() - {name}, ())[0] for name in flipping}
+    still = replace(
+        free[names[0]], seen=0.0, predicted=0.0, own=0.0
+    )  # of what nothing low reaches while others are held
+    own = {name: held.get(name, still) for name in names}
+    operations = [replace(free[n], predicted=x.predicted, own=x.own, error=costs.get(n)) for n, x in own.items()]
+    operations.sort(key=lambda one: (-(one.error or 0.0), -(one.seen or 0.0)))
+    result, first = Decisions(runs.format, error, frozen, tuple(operations)), operations[0]
+    if not result.share:
+        return result
+    module, wide = runs.find_scorer(first.node)
+    lifted, flips, _ = runs.run((), {first.node}, wide)
+    seen = flips.get(first.node, still).seen or 0.0
+    return replace(result, lifted=module, lifted_seen=seen, lifted_error=lifted)
+
+
+def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
+    """Operations that make something discrete of floating values, or leap between them, where the outputs depend on it."""
+    nodes, values = list(measurement.capture.graph_module.graph.nodes), measurement.values
+    reaching = before(n for n in nodes if n.op == "output")
+
+    def decides(n: fx.Node) -> bool:
+        row, read = row_of(n), (x for source in n.all_input_nodes for x in tensors_of(values[source.name]))
+        if row.packet == "getitem" or row.asks_shape or row.asks_finite or not any(map(is_number, read)):
+            return False
+        several = [values[user.name] for user in n.users if user in reaching and row_of(user).packet == "getitem"]
+        return row.steps or not all(map(is_number, tensors_of(several or values[n.name])))
+
+    return {n.name: n for n in nodes if n.op == "call_function" and n in reaching and decides(n)}
+
+
+class _LowRuns:
+    """Runs of a measured model, all low in one format, with some of its decisions held to FP32's. nodes: what decides."""
+
+    def __init__(
+        self, measurement: Measurement, format: str, yardstick: Yardstick, nodes: Mapping[str, fx.Node]
+    ) -> None:
+        self.measurement, self.format, self.yardstick, self.nodes = measurement, format, yardstick, nodes
+        self._round, self._reference = rounder(measurement.capture, format), [x.detach() for x in measurement.outputs]
+        self._low = {name for name, errors in measurement.errors.items() if errors[format].unsupported is None}
+
+    def run(
+        self, held: Iterable[str], counted: Collection[str], wide: Collection[str] = ()
+    ) -> tuple[float, dict[str, Decision], set[str]]:
+        """Error of the outputs, what becomes of the decisions that are counted, and whose results differ.
+
+        wide: operations that stay in FP32. Where the model cannot run so, its error is infinite.
+        """
+        beat()
+        capture, values = self.measurement.capture, self.measurement.values
+        kept = {name: values[name] for name in held}
+        low = SomeLow(capture, self._low - set(wide), self.format, self._round, kept)
+        executor = Executor(capture.graph_module, low, before=Run(values))
+        seen, changed, result = dict[str, Decision](), set[str](), None
+        try:
+            with torch.no_grad():
+                for n, result in executor.steps(*self.measurement.flat_inputs):
+                    if n.name in counted:
+                        seen[n.name] = self._count_flips(n, low.arriving(n, executor.value_of), widen(result))
+                        changed |= {n.name} if chooses_otherwise(n, widen(result), values[n.name]) else set()
+            error, _ = self.yardstick(self._reference, tensors_of(widen(result)))
+        except Exception as failure:  # a shape that follows from a decision fits no more
+            let_through(failure)
+            error = math.inf
+        return error * self.yardstick.unit, seen, changed
+
+    def _count_flips(self, n: fx.Node, arriving: ValueOf, result: Any) -> Decision:
+        values, node = self.measurement.values, self.measurement.capture.nodes[n.name]
+        about = n.name, node.op, node.owner, node.source
+        scored = read_scores(n, lambda source: values[source.name], lambda source: widen(arriving(source)))
+        if scored is None:
+            pairs = zip(tensors_of(values[n.name]), tensors_of(result), strict=True)
+            ours, theirs = next((a, b) for a, b in pairs if row_of(n).steps or not is_number(a))
+            differ = disagreement(ours, theirs) if ours.shape == theirs.shape else 1.0
+            return Decision(*about, ours.numel(), differ, None, None)
+        criterion, reference, low = scored
+        margins, k = find_margins(criterion, reference), criterion.option("k", 0)
+        measured = value(criterion, reference, low)
+        change = margins.change(reference, low, near=True) if margins is not None else 0.0
+        flips = margins.flips(change) if margins is not None else 0.0
+        count = k * reference.numel() // reference.shape[-1] if k else reference.numel()
+        seen = 1 - measured if k else measured
+        return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
+
+    def find_scorer(self, name: str) -> tuple[str, set[str]]:
+        """The module whose product makes the scores of a decision, and its operations with those from there to the decision."""
+        nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
+        for _ in range(LEVELS):
+            level = [source for n in level for source in n.all_input_nodes if source.name in nodes]
+            result |= {n.name for n in level}
+            made = next((nodes[n.name].owner for n in level if row_of(n).product), None)
+            if made is not None:
+                return made, result | {each for each, node in nodes.items() if made and within(node.owner, made)}
+        return nodes[name].owner, result
+
+
+def read_scores(n: fx.Node, ours: ValueOf, theirs: ValueOf) -> tuple[Criterion, torch.Tensor, torch.Tensor] | None:
+    """A decision as a criterion on scores, in FP32 and in a low run: which of a row are the largest, or what lies above zero.
+
+    None for what has no margins here: what is equal, drawn, or rounded to whole numbers; the order of all entries.
+    """
+    given, packet = arguments_with_defaults(n), row_of(n).packet
+
+    def both(argument: Any) -> list[torch.Tensor]:
+        each = (value_of(argument) if isinstance(argument, fx.Node) else argument for value_of in (ours, theirs))
+        return [torch.as_tensor(x).double() for x in each]
+
+    if packet in ("gt", "ge", "lt", "le"):
+        x, y = (a - b for a, b in zip(both(given["self"]), both(given["other"]), strict=True))
+        sign = 1 if packet in ("gt", "le") else -1  # equal counts as below with one, as above with the other
+        return ABOVE, (sign * x).nan_to_num(), (sign * y).nan_to_num()
+    sorts = packet in ("sort", "argsort")
+    k = _count_read(n, given["dim"]) if sorts else given.get("k", 1)
+    if k is None or not (sorts or packet in ("topk", "max", "min", "argmax", "argmin")):
+        return None
+    smallest = packet in ("min", "argmin") or given.get("largest") is False or given.get("descending") is False
+    x, y = (-z.nan_to_num() if smallest else z.nan_to_num() for z in both(given["self"]))
+    dim = given.get("dim")
+    x, y = (z.flatten() if dim is None else z.movedim(dim, -1) for z in (x, y))
+    return Criterion("", "topk", 0.0, (("k", k),)), x, y
+
+
+def _count_read(n: fx.Node, dim: int) -> int | None:
+    """How many of a sorted dimension's first are read, where all readers take some of them."""
+    indices = [user for user in n.users if user.args[1] == 1] if row_of(n).packet == "sort" else [n]
+    readers = [arguments_with_defaults(user) for one in indices for user in one.users]
+    first = all(
+        given.get("dim") == dim and not (given.get("start") or given.get("index", "end" not in given))
+        for given in readers
+    )
+    return max((given.get("end", 1) for given in readers), default=None) if first else None
