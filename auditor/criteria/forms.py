@@ -86,11 +86,11 @@ def _cosine(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 
 
 def _decisions(criterion: Criterion, reference: torch.Tensor) -> Form | None:
-    # The mean square of e_a - e_b over all decisions, beside the square of what their limit allows
+    # The weighted mean square of e_a - e_b over all decisions, beside the square of what their limit allows
     margins = margins_of(criterion, reference)
     if margins is None:
         return None
-    scale = margins.signs / (margins.allowed_change * math.sqrt(margins.size.numel()))
+    scale = margins.signs * margins.weights.sqrt() / margins.allowed_change
 
     def shape(signs: torch.Tensor) -> torch.Tensor:
         result = torch.zeros_like(signs).flatten()

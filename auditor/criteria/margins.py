@@ -75,11 +75,16 @@ class Margins:
             tried, last = tried + step if nears else (low + high) / 2, abs(step) if nears else math.inf
         return float(2.0**tried)
 
-    def change(self, reference: torch.Tensor, candidate: torch.Tensor, near: bool = False) -> float:
-        """Root mean square of what the margins differ by.
+    @cached_property
+    def weights(self) -> torch.Tensor:
+        """[decisions], of sum 1: exp(-(margin / allowed change)^2 / 2), since errors of clear decisions, mostly larger, flip none."""
+        near = (-(self.size / self.allowed_change).square() / 2).exp()
+        return near / near.sum()
 
-        near: of those that may flip, each weighed by exp(-(margin / change)^2 / 2), since errors may be larger far from the
-        boundary. Where margins of a threshold lie on a grid too, h apart, rounding errs by h^2 / 12 but moves the threshold to
+    def change(self, reference: torch.Tensor, candidate: torch.Tensor, near: bool = False) -> float:
+        """Root mean square of what the margins differ by, with the weights of the decisions.
+
+        near: with weights of the change itself in the place of the allowed one. Where margins of a threshold lie on a grid too, h apart, rounding errs by h^2 / 12 but moves the threshold to
         the middle of its two neighbours, by d: as many flip as by an error of variance pi d^2 / 2.
         Where all entries of the candidate lie on a half format's grid, two that would be less than its spacing h apart are
         often equal, and half of those flips: as an error uniform in [-h, h], whose variance h^2 / 3 is h^2 / 6 more than
@@ -95,7 +100,7 @@ class Margins:
             square = square + torch.ldexp(unit, torch.frexp(theirs[0]).exponent).square() / 6
         if near and self.second is None:
             square = square + _threshold_variance(moved + self.signs * self.size)
-        result, size = square.mean().clamp(0).sqrt(), self.size
+        result, size = ((square * self.weights).sum() if not near else square.mean()).clamp(0).sqrt(), self.size
         for _ in range(ROUNDS if near else 0):
             square, size = square[size < FAR * result], size[size < FAR * result]
             weight = (-(size / result).square() / 2).exp()

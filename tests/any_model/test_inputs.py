@@ -231,7 +231,7 @@ def test_an_answer_of_zeros_says_that_its_error_says_nothing(alone: bool) -> Non
         return zeros if alone else (zeros, m.second(x))
 
     audit = held(lambda: (model_of(run, head=head()), ((normal(4, 8),), {})))
-    assert any("all zeros" in warning for warning in audit.live.warnings) is alone
+    assert any("outputs are zero in FP32" in warning for warning in audit.live.warnings) is alone
 
 
 # A loop that waits for two numbers to agree may never end in half: that costs the plan, not the audit.

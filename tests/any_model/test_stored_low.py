@@ -171,7 +171,7 @@ def test_a_part_that_the_forward_casts_to_stays_as_it_is() -> None:
         return Model(forward, **parts), one(normal(4, 16))
 
     audit = held(seeded(build))
-    assert "casts to bfloat16 by itself" in audit.live.warnings[0]
+    assert "the model itself casts to bfloat16" in audit.live.warnings[0]
     for name, plan in audit.plans.items():
         assert plan.verified
         model = auditor.apply(seeded(build)()[0], audit, name)
@@ -184,7 +184,7 @@ def test_inputs_in_half_that_an_fp32_model_does_not_cast_are_raised() -> None:
         return mlp(), one(normal(4, 16, dtype=FP16))
 
     audit = held(seeded(build), reference=raised(seeded(build)))
-    assert "raised to FP32" in audit.live.warnings[0]
+    assert "were converted to FP32" in audit.live.warnings[0]
     model, _ = seeded(build)()
     assert auditor.apply(model, audit, "autocast_bf16")[0].weight.dtype is torch.float32
 

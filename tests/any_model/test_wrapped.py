@@ -101,7 +101,7 @@ def test_the_names_are_those_of_the_model_inside_and_the_reader_is_told() -> Non
     model, (args, _) = build(twice)
     audit = auditor.audit(model, args, device="cpu")
     assert [report.node.owner for report in audit.nodes if report.node.owner] == ["first", "norm", "last"]
-    assert any("wrapped in DataParallel: the Loud inside" in caution for caution in audit.warnings)
+    assert any("wrapped in DataParallel: the audit covers the Loud inside" in caution for caution in audit.warnings)
     assert not any("wrapped" in caution for caution in held(lambda: build(unwrapped)).warnings)
 
 

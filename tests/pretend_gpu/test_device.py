@@ -53,7 +53,7 @@ def test_fp32_is_tf32_unless_the_flags_say_otherwise() -> None:
 @natively
 def test_a_device_that_is_not_there_is_named() -> None:
     assert choose("pretend") == "pretend:0" and choose(torch.device("pretend", 1)) == "pretend:1"
-    with pytest.raises(AuditorError, match="pretend:0, pretend:1 alone") as caught:
+    with pytest.raises(AuditorError, match="pretend:0, pretend:1 only") as caught:
         choose("pretend:2")
     assert caught.value.slug == "no-cuda"
 

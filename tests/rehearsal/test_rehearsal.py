@@ -203,9 +203,9 @@ def _ends() -> Made:
     ("make", "said"),
     [
         (_no_optimizer, "calls no optimizer's step"),
-        (_makes_its_own, "makes its own SGD"),
+        (_makes_its_own, "creates its own SGD"),
         (_raises, "the step raised ValueError: no such thing"),
-        (_closure, "LBFGS.step is called with a closure"),
+        (_closure, "LBFGS.step gets a closure"),
         (_ends, "batches is empty"),
     ],
 )

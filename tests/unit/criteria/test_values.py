@@ -241,11 +241,11 @@ def test_margins_by_hand() -> None:
 
 
 def test_candidates_on_a_grid_may_be_equal() -> None:
-    # between 16 and 32 BF16's spacing is 2^(4 - 7) = 0.125, which adds 0.125^2 / 6 to the mean square
+    # between 16 and 32 BF16's spacing is 2^(4 - 7) = 0.125, which adds 0.125^2 / 6 to the mean square; the second row is clear
     (one,) = criteria_of("output: top1 >= 0.9")
     reference = torch.tensor([[20.03, 19.97, 0.0], [0.0, 24.0, 17.0]])
     low = reference.bfloat16().float()
-    moved = (low[0, 0] - low[0, 1] - reference[0, 0] + reference[0, 1]) ** 2 / 2
+    moved = (low[0, 0] - low[0, 1] - reference[0, 0] + reference[0, 1]) ** 2
     assert margins_of(one, reference).change(reference, low) == pytest.approx(float(moved + 0.125**2 / 6) ** 0.5)
 
 
@@ -283,8 +283,10 @@ def test_errors_far_from_a_threshold_flip_nothing() -> None:
     reference = torch.cat([1 + 0.1 * normal(400_000, 1), 100 + 10 * normal(400_000, 1)])
     low = reference * (1 + 1e-3 * normal(800_000, 1, seed=1))
     margins, seen = margins_of(one, reference), value(one, reference, low)
-    assert margins.flips(margins.change(reference, low, near=True)) == pytest.approx(seen, rel=0.1)
-    assert margins.flips(margins.change(reference, low)) > 10 * seen
+    for near in (True, False):
+        assert margins.flips(margins.change(reference, low, near)) == pytest.approx(seen, rel=0.1)
+    unweighted = float((low - reference).double().square().mean().sqrt())
+    assert margins.flips(unweighted) > 10 * seen
 
 
 @pytest.mark.parametrize(("threshold", "share"), [(0.5, 1 / 2), (0.5 + 2**-9, 0.0), (0.5 + 2**-10, 1 / 4)])
