@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,9 @@ def watching() -> Iterator[set[str]]:
 
         return wrapper
 
+    for module in {module for module, _ in READERS if module.startswith("safetensors")}:
+        with suppress(ImportError):  # a library that the body imports takes these functions from there
+            importlib.import_module(module)
     readers = [(sys.modules.get(module), name, "read") for module, name in READERS]
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_post_hook(lambda *_: seen.add("trained")).remove)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -106,6 +108,21 @@ def test_random_weights_are_noticed(write, tmp_path, tail, random):
     subject = load(write(SAVED + NET + tail))
     assert subject.random_weights is random
     assert any("RANDOM" in warning for warning in cautions(subject)) is random
+
+
+def test_a_library_that_is_imported_while_the_model_is_made_is_watched_too(write, tmp_path, monkeypatch):
+    """As `from transformers import AutoModel` in a factory, which takes `safe_open` before anybody could replace it there."""
+    for name in [name for name in sys.modules if name in ("safetensors", "safetensors.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    save_file(state(), tmp_path / "w.safetensors")
+    (tmp_path / "some_hub.py").write_text(
+        "from safetensors import safe_open\n"
+        "def fill(net, file):\n"
+        "    with safe_open(file, 'pt') as stored:\n"
+        "        net.head.weight.data = stored.get_tensor('head.weight')\n"
+    )
+    tail = "def get_model():\n    import some_hub\n    m = Net(); some_hub.fill(m, str(HERE / 'w.safetensors')); return m\n"
+    assert not load(write(SAVED + NET + tail)).random_weights
 
 
 LARGE = torch.finfo(torch.float32).max
