@@ -157,7 +157,10 @@ def _style(result: Rehearsal, name: str) -> str:
 def _remedies(result: Rehearsal) -> Iterator[Block]:
     names = [name for name, run in result.runs.items() if run.recipe.remedies and name in result.holding]
     for name in dict.fromkeys(remedy for each in names for remedy in result.runs[each].recipe.remedies):
-        yield Fold(f"The code of {name.replace('_', ' ').replace('fp32', 'FP32')}", (Code("", code_of(name)),))
+        yield Fold(
+            f"The code of {name.replace('_', ' ').replace('fp32', 'FP32').replace('kahan', 'Kahan')}",
+            (Code("", code_of(name)),),
+        )
 
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
