@@ -11,7 +11,7 @@ from ..numerics.casting import in_format, plain
 from ..numerics.formats import FORMATS
 
 INT8 = 127.0
-STORED: dict[str, int] = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1, "int8": 1}
+STORED: dict[str, int] = {"bf16": 2, "fp8_e4m3": 1, "int8": 1}
 """{how a cache is stored: bytes of an entry}. Formats of one byte have a scale for each tensor, as vLLM and TensorRT-LLM store them."""
 
 

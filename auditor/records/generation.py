@@ -59,7 +59,7 @@ class StoredCache:
     """The FP32 model on the same tokens, with its key-value cache stored in a format."""
 
     stored: Annotated[
-        str, FileField("`fp32`, `bf16`, or `fp8_e4m3` and `int8` with a scale for each tensor, set by the prompt")
+        str, FileField("`bf16`, or `fp8_e4m3` and `int8` with a scale for each tensor, set by the prompt")
     ]
     fixed_bytes: Annotated[float, FileField("bytes of one text that do not depend on its length", least=0)]
     bytes_per_token: Annotated[float, FileField("bytes per token of a text", least=0)]

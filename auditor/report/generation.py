@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from ..records import Plan
 from ..records.audit import Audit
-from ..records.generation import PartShare, TokenComparison
+from ..records.generation import PartShare, StoredCache, TokenComparison
 from .blocks import BOTTOM, LEFT, RIGHT, Block, Chart, Grid, Prose
 from .charts import scale
 from .words import count, in_bytes, label, percent, plan_title, power, ratio
@@ -77,12 +78,17 @@ def _caches(audit: Audit) -> list[Block]:
     """How the cache may be stored, and what each way costs."""
     assert audit.generation is not None
     rows = []
+
+    def sizes(one: StoredCache, times: int = 1) -> Iterator[str]:
+        return (in_bytes(times * (one.fixed_bytes + one.bytes_per_token * length)) for length in LENGTHS)
+
     for one in audit.generation.caches:
         found = one.generated
         flips = f"{found.flips or 0:.3g}", f"{found.flips_low or 0:.2g} to {found.flips_high or 0:.2g}"
-        sizes = (in_bytes(one.fixed_bytes + one.bytes_per_token * length) for length in LENGTHS)
         kl = (ratio(x or 0.0) for x in (found.kl, found.kl_99))
-        rows.append((label(one.stored), *kl, *flips, percent(one.saturated), *sizes))
+        rows.append((label(one.stored), *kl, *flips, percent(one.saturated), *sizes(one)))
+        if one.stored == "bf16":
+            rows.insert(0, ("FP32", *[""] * 5, *sizes(one, 2)))
     heads = ("Cache", "KL mean", "KL 99 %", "Flips", "95 %", "Saturated", *(f"{n:,} tokens" for n in LENGTHS))
     return [Grid(heads, tuple(rows), caption=CACHES)] if rows else []
 

@@ -215,7 +215,7 @@ def by_hand(model: nn.Module, tokens: Tensor, stored: str) -> float:
                     x = getattr(layer, name)
                     most = {"int8": 127.0, "fp8_e4m3": 448.0}.get(stored)
                     if most is None:
-                        x.copy_(x.bfloat16() if stored == "bf16" else x)
+                        x.copy_(x.bfloat16())
                         continue
                     scale = scales.setdefault((index, name), x.abs().max() / most)
                     within = (x / scale).clamp(-most, most)
@@ -229,26 +229,26 @@ def test_a_cache_in_fewer_bits_gives_what_a_loop_by_hand_gives() -> None:
     made = auditor.audit(model, {"input_ids": IDS}, **asked).generation
     tokens = model.generate(IDS, max_new_tokens=12, do_sample=False)[:, 12:]
     caches = {one.stored: one for one in made.caches}
-    assert list(caches) == ["fp32", "bf16", "fp8_e4m3", "int8"]
+    assert list(caches) == ["bf16", "fp8_e4m3", "int8"]
     for stored, found in caches.items():
         assert found.generated.kl == pytest.approx(by_hand(model, tokens, stored), rel=1e-3, abs=1e-9)
-        entry = {"fp32": 4, "bf16": 2}.get(stored, 1)
+        entry = 2 if stored == "bf16" else 1
         assert (found.fixed_bytes, found.bytes_per_token) == (
             0,
             2 * 2 * 2 * 16 * entry,
         )  # layers, K and V, heads, their size
     kl = {stored: found.generated.kl for stored, found in caches.items()}
-    assert kl["fp32"] < 1e-9 < kl["bf16"] < min(kl["fp8_e4m3"], kl["int8"])
+    assert 1e-9 < kl["bf16"] < min(kl["fp8_e4m3"], kl["int8"])
     assert caches["bf16"].saturated == 0 < caches["int8"].saturated
 
 
-@pytest.mark.parametrize(("kind", "stored"), [(Steps, 4), (Rereading, 0)])
+@pytest.mark.parametrize(("kind", "stored"), [(Steps, 3), (Rereading, 0)])
 def test_what_a_step_function_hands_on_is_its_cache(kind: type[nn.Module], stored: int) -> None:
     """A recurrent state takes the same for any text; a text that is read again has nothing to round."""
     asked = {"generate": 6, "formats": "bf16", "strategies": "autocast", "max_error": 0.5}
     caches = auditor.audit(kind().eval(), (IDS,), **asked).generation.caches
     assert len(caches) == stored
-    assert [(one.fixed_bytes, one.bytes_per_token) for one in caches] == [(64 * n, 0) for n in (4, 2, 1, 1)[:stored]]
+    assert [(one.fixed_bytes, one.bytes_per_token) for one in caches] == [(64 * n, 0) for n in (2, 1, 1)[:stored]]
 
 
 def test_the_command_takes_text_and_verifies_in_a_fresh_process(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_the_command_takes_text_and_verifies_in_a_fresh_process(tmp_path: Path) 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode in (0, 1), done.stderr
     plan = json.loads((tmp_path / "found" / "plan.json").read_text())
-    assert len(plan["generation"].pop("caches")) == 4
+    assert len(plan["generation"].pop("caches")) == 3
     assert plan["generation"] == {"prompts": 2, "steps": 16, "tokens": 32, "temperature": 0.0}
     found = plan["plans"]["autocast_bf16"]["generated"]
     assert found["failure"] is None
