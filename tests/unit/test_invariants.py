@@ -214,7 +214,7 @@ def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkey
         return found
 
     monkeypatch.setattr(Workbench, "contributions", property(flattering))
-    monkeypatch.setattr(Workbench, "replayed", lambda self, batches, how: 0.0)
+    monkeypatch.setattr(Workbench, "replay", lambda self, batches, how: 0.0)
     monkeypatch.setattr(plans, "verify", noted)
     budget = 3.5e-3  # missed where everything is low
     found = auditor.audit(seeded(Wide), normal(32, 64), formats="bf16", max_error=budget)

@@ -142,7 +142,7 @@ def test_what_a_module_around_keeps_says_so() -> None:
     found = [reason for reason in operation_reasons(problem, chosen) if reason.kind == "inherited"]
     assert [(reason.words, reason.by) for reason in found] == [("linear stays FP32 in all of block", "block")]
     assert [capture.nodes[name].owner for name in found[0].operations] == ["block.layer"] * 2
-    computed = problem.resolve(choice_keeping(high, "fp16")).computed
+    computed = problem.resolve(choice_keeping(high, "fp16")).computed_format
     assert all(computed(name) == "fp32" for name in found[0].operations)
 
 
