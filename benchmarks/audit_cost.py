@@ -221,13 +221,13 @@ def training(name: str) -> Row:
     """One step of plain SGD, the least that training can take."""
     model, args = build(name)
     model.train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:
         outputs = model(*args)
         outputs = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         outputs.float().square().mean().backward()
-        optimiser.step()
+        optimizer.step()
 
     loaded = peak_mib()
     return {"loaded MiB": loaded, "step s": seconds(step), "peak MiB": peak_mib()}

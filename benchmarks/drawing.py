@@ -47,21 +47,21 @@ def drawn(shown: Curves) -> str:
     ]
     bottom = height - 34
 
-    def path(values: Sequence[float], start: float, least: float, greatest: float, colour: str) -> str:
+    def path(values: Sequence[float], start: float, least: float, greatest: float, color: str) -> str:
         span = (greatest - least) or 1.0
         points = " ".join(
             f"{start + half * i / max(len(values) - 1, 1):.1f},{bottom - (bottom - top) * (v - least) / span:.1f}"
             for i, v in enumerate(values)
         )
-        return f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{points}"/>'
+        return f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{points}"/>'
 
     parts += [path(curve, left, 0.0, most, kinds[kind]) for kind, curve in means.items()]
     parts += [
         path(values, 2 * left + half, low, high, kinds[kind]) for kind, values in zip(gaps, exponents, strict=True)
     ]
     parts += [
-        f'<text x="{left + 130 * i}" y="{height - 10}" fill="{colour}">{labels[kind]}</text>'
-        for i, (kind, colour) in enumerate(kinds.items())
+        f'<text x="{left + 130 * i}" y="{height - 10}" fill="{color}">{labels[kind]}</text>'
+        for i, (kind, color) in enumerate(kinds.items())
     ]
     parts.append(
         f'<text x="{width - left}" y="{height - 10}" text-anchor="end">{len(shown.plan[0])} steps, mean of '

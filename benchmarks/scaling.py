@@ -77,11 +77,11 @@ def trained(name: str) -> Row:
     """One step of plain SGD, the least that training can take."""
     model, args = made(name)
     model.train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     outputs: Any = model(*args)
     outputs = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", outputs)
     outputs.float().square().mean().backward()
-    optimiser.step()
+    optimizer.step()
     return {"training MiB": peak_mib()}
 
 

@@ -1,4 +1,4 @@
-"""A convolutional variational autoencoder with group normalisation and an up-sampling decoder, which returns the
+"""A convolutional variational autoencoder with group normalization and an up-sampling decoder, which returns the
 reconstruction; trained on scikit-learn's 8x8 digits.
 
 Held-out RMSE: 0.0727 of a pixel; 0.929 of the variance explained.

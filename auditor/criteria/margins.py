@@ -85,7 +85,7 @@ class Margins:
         """Root mean square of what the margins differ by, with the weights of the decisions.
 
         near: with weights of the change itself in the place of the allowed one. Where margins of a threshold lie on a grid too, h apart, rounding errs by h^2 / 12 but moves the threshold to
-        the middle of its two neighbours, by d: as many flip as by an error of variance pi d^2 / 2.
+        the middle of its two neighbors, by d: as many flip as by an error of variance pi d^2 / 2.
         Where all entries of the candidate lie on a half format's grid, two that would be less than its spacing h apart are
         often equal, and half of those flips: as an error uniform in [-h, h], whose variance h^2 / 3 is h^2 / 6 more than
         that of two roundings.

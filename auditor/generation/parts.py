@@ -48,7 +48,7 @@ def parts_of(capture: Capture) -> dict[str, str]:
             result[name] = "router"
         elif name in result:
             continue
-        elif row.normalises or "norm" in owner:
+        elif row.normalizes or "norm" in owner:
             result[name] = "norms"
         elif row.attention or row.distribution:
             result[name] = "softmax and attention"

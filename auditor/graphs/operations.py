@@ -23,7 +23,7 @@ from ..records import Capture, Literals
 from .exported import INNER, outlines
 
 FUSED = 0.1
-"""Cost factor of a cast in an exported graph: compilers fuse it with its neighbour; without one, few casts are
+"""Cost factor of a cast in an exported graph: compilers fuse it with its neighbor; without one, few casts are
 better."""
 
 

@@ -34,7 +34,7 @@ SYNTHETIC_INPUTS = (
     "inputs were generated: ranges and errors may differ on real data (define get_inputs() or pass --inputs)"
 )
 ZEROS = (
-    "All outputs are zero in FP32, as after a zero-initialised last layer, so errors are "
+    "All outputs are zero in FP32, as after a zero-initialized last layer, so errors are "
     "meaningless. Audit trained weights."
 )
 
@@ -187,7 +187,7 @@ def _load(
     # inputs are read from files too: that counts where the model itself was being made
     read = {"instance": read, "spec": False}.get(origin.kind if origin else "", "read" in seen)
     loaded = read or bool(seen & {"restored", "trained"})
-    source = f"random initialisation, seed {seed}"
+    source = f"random initialization, seed {seed}"
     if weights_text:
         source = f"--weights {weights_text}"
         origin = replace(origin, weights=str(Path(weights_text).resolve())) if origin else None

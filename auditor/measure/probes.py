@@ -185,7 +185,7 @@ def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], l
 
 
 def _coarser(inner: torch.Tensor, parts: int) -> torch.Tensor:
-    """Sum neighbouring parts, so that at most `parts` remain per sample."""
+    """Sum neighboring parts, so that at most `parts` remain per sample."""
     samples, given = inner.shape
     if given <= parts:
         return inner

@@ -109,7 +109,7 @@ def _has_derivative(target: Callable[..., Any], result: Any) -> bool:
 
 def takes_statistics(target: Any) -> bool:
     """Whether the operation accepts running statistics; with them, an instance norm is a batch norm."""
-    return isinstance(target, torch._ops.OpOverload) and operation_of(target).normalises == "statistics"
+    return isinstance(target, torch._ops.OpOverload) and operation_of(target).normalizes == "statistics"
 
 
 def has_statistics(target: Callable[..., Any], args: Sequence[Any]) -> bool:

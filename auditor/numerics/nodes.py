@@ -90,12 +90,12 @@ def wait_for_result(target: object, value: Any) -> Any:
         return value
     if target.namespace == "_c10d_functional":
         return pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor.default, value)
-    return pytree.tree_map_only(torch.Tensor, torch.zeros_like, value) if _is_uninitialised(target) else value
+    return pytree.tree_map_only(torch.Tensor, torch.zeros_like, value) if _is_uninitialized(target) else value
 
 
 @cache
-def _is_uninitialised(target: torch._ops.OpOverload) -> bool:
-    return operation_of(target).uninitialised
+def _is_uninitialized(target: torch._ops.OpOverload) -> bool:
+    return operation_of(target).uninitialized
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

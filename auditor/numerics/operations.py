@@ -79,14 +79,14 @@ class Operation:
     kink: bool = False  # the derivative jumps: an error that takes a value across changes the gradient at once
     steps: bool = False  # constant between leaps: its derivative, zero, says nothing of what an error does
     singular: int | None = None  # position of the argument at whose zero it has no finite value, or jumps
-    normalises: Literal["", "dim", "trailing", "sample", "statistics"] = ""  # whose entries one depends on
+    normalizes: Literal["", "dim", "trailing", "sample", "statistics"] = ""  # whose entries one depends on
     distribution: Literal["", "probabilities", "logarithms"] = ""  # what rows of the result are
     batch_norm: bool = False  # one of the spellings of a batch norm
     writes_statistics: bool = False  # writes running statistics, which its schema does not say
 
     # What is no arithmetic.
     asks_shape: bool = False  # needs the shape of its argument and no entries
-    uninitialised: bool = False  # returns memory that nothing was written to
+    uninitialized: bool = False  # returns memory that nothing was written to
     asks_finite: bool = False  # asks what rounding hardly changes
     draws_by: bool = False  # draws numbers, the argument being their probabilities
     late: bool = False  # autograd takes it in and refuses on the way back

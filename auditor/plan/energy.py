@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Energy:
-    """time + multiplier * error^2 of a choice of precisions, split so that a cut can minimise it.
+    """time + multiplier * error^2 of a choice of precisions, split so that a cut can minimize it.
 
     scopes: {owner: (price low, price FP32, squared error low)}, prices in seconds. pairs: {(producer, consumer): (squared
     error, seconds) of the cast between them where their precisions differ}. tree: {owner: the owner above it}; a

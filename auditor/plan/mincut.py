@@ -80,7 +80,7 @@ class Cuts:
         return sum(arc.price for arc in paid), sum(arc.square for arc in paid)
 
     def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
-        """Cuts from both ends, the last two neighbours: one that does not hold, and one that does, as all in FP32 always does.
+        """Cuts from both ends, the last two neighbors: one that does not hold, and one that does, as all in FP32 always does.
 
         The next multiplier is always that at which the two are worth the same, so that each cut lies between them.
         """
@@ -192,7 +192,7 @@ class Network:
         return heights
 
     def _discharge(self, node: int, heights: list[int], excess: list[int], active: deque[int]) -> int:
-        """Push a node's excess to lower neighbours, lifting it until none is left or it is cut off; how often it was lifted."""
+        """Push a node's excess to lower neighbors, lifting it until none is left or it is cut off; how often it was lifted."""
         heads, left, arcs = self._heads, self._left, self._leaving[node]
         count, lifted, mine = len(heights), 0, excess[node]
         while True:

@@ -277,7 +277,7 @@ class Plan:
     note: Annotated[str, MeasurementField("notes, in words")] = ""
     reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations stay FP32")] = ()
     least: Annotated[tuple[str, ...] | None, FileField("FP32 modules that must stay so; `null`: not determined")] = None
-    objective: Annotated[str, FileField("what the plan minimises", choices=("time", "memory", "flops"))] = "time"
+    objective: Annotated[str, FileField("what the plan minimizes", choices=("time", "memory", "flops"))] = "time"
     raised: Annotated[
         str,
         FileField(

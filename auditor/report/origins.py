@@ -82,7 +82,7 @@ def _regions(audit: Audit, fmt: str) -> Iterator[Grid]:
             )
             for r in result[:SHOWN]
         )
-        yield Grid(heads, rows, caption=f"Neighbouring operations, lowered together in {label(fmt)}")
+        yield Grid(heads, rows, caption=f"Neighboring operations, lowered together in {label(fmt)}")
 
 
 def _linearity(audit: Audit, fmt: str) -> str:

@@ -107,7 +107,7 @@ def _charts(result: Rehearsal) -> Iterator[Chart]:
     shown = {name: run for name, run in result.runs.items() if not run.recipe.repairs or name == result.recommended}
     losses = {name: run.losses for name, run in shown.items()}
     steps = list(range(result.steps))
-    text = "Loss of every recipe on the same batches, logarithmic; each point averages neighbouring steps."
+    text = "Loss of every recipe on the same batches, logarithmic; each point averages neighboring steps."
     yield from _chart("Loss", text, result, losses, dict.fromkeys(losses, steps))
     errors = {name: run.errors for name, run in shown.items() if name != "fp32"} | {"noise": result.runs["fp32"].noise}
     at = {name: result.runs["fp32" if name == "noise" else name].steps for name in errors}

@@ -94,7 +94,7 @@ SCALES: dict[str, Callable[[Tensor], Any]] = {
     **{f"times {factor:g}": (lambda h, f=factor: h * f) for factor in (3e-8, 1e-4, 1e2, 1e5)},
     **{f"there and back {factor:g}": (lambda h, f=factor: (h * f) * (1 / f)) for factor in (1e-6, 1e5)},
     "exponentials": lambda h: (h * 3).exp() / (1 + (h * 3).exp()),
-    "normalised": lambda h: h / (h.square().sum(-1, keepdim=True) + 1e-12).sqrt(),
+    "normalized": lambda h: h / (h.square().sum(-1, keepdim=True) + 1e-12).sqrt(),
     "logarithm": lambda h: torch.log(h.abs() + 1e-10) / 5,
     "cancelled": lambda h: (h + 2048.0) - 2048.0,
     "undefined": lambda h: torch.nan_to_num(torch.log(h - 1)),

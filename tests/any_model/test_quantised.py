@@ -87,7 +87,7 @@ def pruned(model: Net) -> None:
     prune.random_structured(model.last, "weight", 0.3, dim=0)
 
 
-def normalised(model: Net) -> None:
+def normalized(model: Net) -> None:
     """With vectors that some training steps have turned."""
     utils.spectral_norm(model.first)
     for _ in range(5):
@@ -97,7 +97,7 @@ def normalised(model: Net) -> None:
 CHANGED: dict[str, Callable[[Net], Any]] = {
     "weight norm, old": lambda model: utils.weight_norm(model.first),
     "weight norm": lambda model: parametrizations.weight_norm(model.first),
-    "spectral norm, old": normalised,
+    "spectral norm, old": normalized,
     "own": lambda model: parametrize.register_parametrization(model.first, "weight", Bounded()),
     "pruned": pruned,
 }

@@ -35,7 +35,7 @@ def attention(m: Any, x: Tensor) -> Tensor:
     return torch.sparse.mm(torch.sparse.softmax(torch.sparse_coo_tensor(EDGES, scores, (4, 4)), 1), m.third(x))
 
 
-def normalised(m: Any, x: Tensor, a: Tensor) -> Tensor:
+def normalized(m: Any, x: Tensor, a: Tensor) -> Tensor:
     scale = torch.sparse.sum(a, 1).to_dense().rsqrt()[:, None]
     result: Tensor = scale * (a @ (scale * m.first(x)))
     return result
@@ -59,7 +59,7 @@ ONLY_DENSE: dict[str, Callable[..., Any]] = {
 
 WITH_A_GRAPH: dict[str, Callable[..., Any]] = {
     "convolution": convolution,
-    "normalised": normalised,
+    "normalized": normalized,
     "by entries": by_entries,
     "powers": lambda m, x, a: torch.sparse.mm(a, torch.sparse.mm(a, m.first(x))) + m.second(x),
     "masked": lambda m, x, a: (m.first(x) @ m.second(x).t()).sparse_mask(a.coalesce()).to_dense(),

@@ -62,7 +62,7 @@ class Browser:
     def open(
         self, path: Path, *, width: int = 1280, height: int = 900, scheme: str = "light", script: bool = True
     ) -> None:
-        """Loads a file in a window of that size and colour scheme, and waits until it has loaded."""
+        """Loads a file in a window of that size and color scheme, and waits until it has loaded."""
         self.events.clear()
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.send("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": scheme}])

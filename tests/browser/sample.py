@@ -26,7 +26,7 @@ document.getElementById("graph").scrollIntoView()
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture of the report: the window, the colour scheme, and what is done before it is taken."""
+    """One picture of the report: the window, the color scheme, and what is done before it is taken."""
 
     width: int
     height: int

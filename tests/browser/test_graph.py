@@ -1,4 +1,4 @@
-"""The graph of a report in a real Chromium: opened, moved, zoomed and coloured, by mouse and by keyboard."""
+"""The graph of a report in a real Chromium: opened, moved, zoomed and colored, by mouse and by keyboard."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_an_operation_of_the_graph_opens_in_the_table(page, reports):
     assert "embed" in page.run("document.getElementById('detail').textContent")
 
 
-def test_the_chosen_measure_colours_the_graph_and_fills_the_table(page, reports):
+def test_the_chosen_measure_colors_the_graph_and_fills_the_table(page, reports):
     page.open(reports / "usual.html")
     labels = page.run("[...document.querySelectorAll('#measure option')].map((o) => o.textContent)")
     assert labels[:2] == ["Format under the recommended plan", "FP16: verdict"]

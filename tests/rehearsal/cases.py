@@ -140,7 +140,7 @@ def plain(
 
 
 class Gate(nn.Module):
-    """Experts' shares are normalised by a sum of sigmoids, which one row of one batch makes tiny."""
+    """Experts' shares are normalized by a sum of sigmoids, which one row of one batch makes tiny."""
 
     def __init__(self) -> None:
         super().__init__()

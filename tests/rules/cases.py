@@ -89,7 +89,7 @@ NORMS = (
         silent="NRM001 NRM002 NRM003 NRM006",
     ),
     case(
-        "a mean of squares",  # a statistic, but no normalisation
+        "a mean of squares",  # a statistic, but no normalization
         lambda x: x + torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
         ramp(2, 8),
         silent="NRM001 NRM002 NRM003 NRM006",

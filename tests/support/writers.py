@@ -133,7 +133,7 @@ def grow(m: Any, x: torch.Tensor) -> None:
     m.row[0] = nn.ReLU()
 
 
-def normalise(m: Any, x: torch.Tensor) -> None:
+def normalize(m: Any, x: torch.Tensor) -> None:
     m.norm(x)
 
 
@@ -277,7 +277,7 @@ def delete(m: Any, x: torch.Tensor) -> None:
     del m.count, m.seen, m.linear
 
 
-def optimise(**how: Any) -> Callable[[Any, torch.Tensor], None]:
+def optimize(**how: Any) -> Callable[[Any, torch.Tensor], None]:
     def write(m: Any, x: torch.Tensor) -> None:
         optimizer = torch.optim.Adam(m.linear.parameters(), **how)
         m.linear(x).sum().backward()
@@ -320,17 +320,17 @@ _WRITERS: dict[str, tuple[Build, Write]] = {
     "half": (nothing, half_and_back),
     "growth": (lists_of_modules, grow),
     "deletion": (attributes(count=int), delete),
-    "batch norm": (attributes(norm=lambda: nn.BatchNorm1d(3)), normalise),
-    "instance norm": (attributes(norm=lambda: nn.InstanceNorm1d(4, track_running_stats=True)), normalise),
+    "batch norm": (attributes(norm=lambda: nn.BatchNorm1d(3)), normalize),
+    "instance norm": (attributes(norm=lambda: nn.InstanceNorm1d(4, track_running_stats=True)), normalize),
     "max norm": (attributes(table=lambda: nn.Embedding(5, 3, max_norm=0.1)), lambda m, x: m.table(torch.arange(2))),
     "max norm in bags": (
         attributes(table=lambda: nn.EmbeddingBag(5, 3, max_norm=0.1)),
         lambda m, x: m.table(torch.arange(4).reshape(2, 2)),
     ),
-    "spectral norm": (spectral, normalise),
-    "old spectral norm": (attributes(norm=lambda: nn.utils.spectral_norm(nn.Linear(3, 3))), normalise),
-    "observer": (attributes(norm=lambda: torch.ao.quantization.FusedMovingAvgObsFakeQuantize()), normalise),
-    "lazy": (attributes(norm=lambda: nn.LazyLinear(2)), normalise),
+    "spectral norm": (spectral, normalize),
+    "old spectral norm": (attributes(norm=lambda: nn.utils.spectral_norm(nn.Linear(3, 3))), normalize),
+    "observer": (attributes(norm=lambda: torch.ao.quantization.FusedMovingAvgObsFakeQuantize()), normalize),
+    "lazy": (attributes(norm=lambda: nn.LazyLinear(2)), normalize),
     "flags": (nothing, write_flags),
     "gradients": (some_gradients, write_gradients),
     "recurrent": (attributes(rnn=lambda: nn.GRU(3, 3)), write_recurrent),
@@ -343,10 +343,10 @@ _WRITERS: dict[str, tuple[Build, Write]] = {
     "parent": (parent_link, lambda m, x: setattr(m.linear.parent, "calls", 1)),
     "slots": (attributes(slots=Slots), write_slots),
     "generators": (some_generators, draw),
-    "refusing": (attributes(norm=lambda: Refusing(3, 3)), normalise),
-    "adam": (nothing, optimise(foreach=False)),
-    "adam foreach": (nothing, optimise(foreach=True)),
-    "adam fused": (nothing, optimise(fused=True)),
+    "refusing": (attributes(norm=lambda: Refusing(3, 3)), normalize),
+    "adam": (nothing, optimize(foreach=False)),
+    "adam foreach": (nothing, optimize(foreach=True)),
+    "adam fused": (nothing, optimize(fused=True)),
     "own optimizer": (own_optimizer, own_step),
 }
 NAMES = sorted(_WRITERS)

@@ -168,7 +168,7 @@ ignore = ["NRM004"]
 [[tool.auditor.per-module-ignores]]
 module = "blocks.*.norm"
 code = "NRM001"
-reason = "its input is normalised before"
+reason = "its input is normalized before"
 """
 
 
@@ -179,7 +179,7 @@ def test_a_selection_names_codes_modules_reasons_and_lines(tmp_path, selection):
     assert found.select == ("NRM", "SFT001")
     assert found.ignores == (
         Ignore("NRM004", source="pyproject.toml:4"),
-        Ignore("NRM001", "blocks.*.norm", "its input is normalised before", "pyproject.toml:7"),
+        Ignore("NRM001", "blocks.*.norm", "its input is normalized before", "pyproject.toml:7"),
     )
     assert command_of({}, Command).max_error == 0.5
     assert command_of({"ignore": "SFT"}, Command).ignores[0] == Ignore("SFT")

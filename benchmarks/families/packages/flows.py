@@ -1,4 +1,4 @@
-"""Normalising flows, Gaussian processes, densities that can be sampled."""
+"""Normalizing flows, Gaussian processes, densities that can be sampled."""
 
 from __future__ import annotations
 

@@ -155,14 +155,14 @@ def copied_over(x: Tensor) -> Any:
     return y, y.expand(3, 2, 4, 8) * 1, y.reshape(-1)[5:9].sigmoid_()
 
 
-def normalised_in_place(x: Tensor) -> Any:
+def normalized_in_place(x: Tensor) -> Any:
     weight = torch.ones(10, 4)
     return nn.functional.embedding(torch.tensor([1, 2]), weight * x[:1, :4] * 9, max_norm=0.5), weight
 
 
 WRITES = [
     transposed, turned, complexes, bits, truths, integers, other_dtypes, with_out, by_index,
-    lists, from_lists, by_data, elsewhere, swapped, casts, copied_over, normalised_in_place,
+    lists, from_lists, by_data, elsewhere, swapped, casts, copied_over, normalized_in_place,
 ]  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def test_dry_run_says_what_was_found_and_writes_nothing(folder, capsys):
     assert "Linear with 16 parameters, from model" in captured.out
     assert "1 batch of float32[2, 3], from model.py:get_inputs" in captured.out
     assert "autocast_bf16, cast_bf16; error budget 0.01" in captured.out
-    assert "random initialisation" in captured.out
+    assert "random initialization" in captured.out
     assert "weights are RANDOM" in captured.err
     assert ran == []
     assert [p.name for p in path.iterdir()] == ["model.py"]

@@ -291,7 +291,7 @@ def test_errors_far_from_a_threshold_flip_nothing() -> None:
 
 @pytest.mark.parametrize(("threshold", "share"), [(0.5, 1 / 2), (0.5 + 2**-9, 0.0), (0.5 + 2**-10, 1 / 4)])
 def test_rounding_alone_puts_a_threshold_in_the_middle_of_the_grid(threshold: float, share: float) -> None:
-    # from 0.5 on BF16 has a number every h = 2^-8: what lies between the threshold and the middle of its neighbours flips, which
+    # from 0.5 on BF16 has a number every h = 2^-8: what lies between the threshold and the middle of its neighbors flips, which
     # is h / 2 where the threshold is one of them and nothing where it is that middle; a density of 1 per unit, over [0.3, 0.9)
     (one,) = criteria_of(f"output: flips({threshold}) <= 0.1")
     reference = torch.linspace(0.3, 0.9, 600_001)[:-1]

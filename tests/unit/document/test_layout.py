@@ -71,7 +71,7 @@ def test_a_file_is_seen_from_its_repository_or_the_working_directory(
         ("hf:org/name@main", "hf:org/name@main"),
         ("https://example.org/a", "https://example.org/a"),
         ("~/net.py, ../net.py", "~/net.py, ../net.py"),
-        ("random initialisation, seed 0", "random initialisation, seed 0"),
+        ("random initialization, seed 0", "random initialization, seed 0"),
     ],
 )
 def test_a_text_keeps_no_absolute_path(text: str, said: str) -> None:

@@ -147,7 +147,7 @@ ROWS = 37.8671875 + torch.tensor([1.234375, -1.234375] * 8).repeat(2, 1)
         # exp(-20) is 2e-9, FP16 begins at 6e-8
         (lambda x: torch.exp(x) / torch.exp(x).sum(-1, keepdim=True), 4 * [-20.0], ("div", "NaN", "underflow", "exp")),
         (lambda x: x * x - 1.0, [300.0], ("mul", "Inf", "overflow", "mul")),
-        # 1 in FP16, whose neighbours below 1 are 0.0005 apart
+        # 1 in FP16, whose neighbors below 1 are 0.0005 apart
         (lambda x: torch.atanh(x), [0.99999], ("atanh", "Inf", "rounding", "atanh")),
     ],
     ids=["variance", "divisor", "eps", "exponentials", "large", "out of the domain"],

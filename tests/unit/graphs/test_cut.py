@@ -23,7 +23,7 @@ def low_at(table: Table, multiplier: float) -> frozenset[str]:
 
 
 def under(table: Table, low: frozenset[str], multiplier: float) -> float:
-    """What a cut minimises."""
+    """What a cut minimizes."""
     price, square = table.price(low)
     return price + multiplier * square
 

@@ -284,7 +284,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_modes(name: str, mode: str, where: str) -> None:
     if (mode, name) == ("no grad", "adam foreach"):
-        pytest.skip("nothing to optimise without gradients")
+        pytest.skip("nothing to optimize without gradients")
     model = writer(name)
     before = portrait(model)
     inside, around = (MODES[mode], nullcontext) if where == "inside" else (nullcontext, MODES[mode])

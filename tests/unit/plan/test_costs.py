@@ -101,7 +101,7 @@ def test_a_layer_is_charged_its_own_error_and_its_weights(strategy: str) -> None
 
 
 @pytest.mark.parametrize("strategy", ["autocast", "cast"])
-def test_neighbours_exchange_one_value(strategy: str) -> None:
+def test_neighbors_exchange_one_value(strategy: str) -> None:
     found = problem("chain", strategy).energy
     assert {pair for pair in found.pairs if "" not in pair} == {("0", "1"), ("1", "2"), ("2", "3"), ("3", "4")}
     error, elapsed = found.pairs["1", "2"]
@@ -145,7 +145,7 @@ def test_who_is_shielded_by_the_authors_region() -> None:
     assert problem("shielded", "cast").energy.shielded == frozenset()
 
 
-# The cut that minimises time and error, on energies of one to three scopes whose minima are found by hand.
+# The cut that minimizes time and error, on energies of one to three scopes whose minima are found by hand.
 
 
 class Cut(Energy):

@@ -41,7 +41,7 @@ seeds = st.integers(0, 2**32).map(random.Random)
 
 
 def value_of(energy: Energy, labels: dict[str, str], multiplier: float) -> float:
-    """The sum that a cut minimises, written out once more."""
+    """The sum that a cut minimizes, written out once more."""
     total = 0.0
     for owner, (low, high, error) in energy.scopes.items():
         total += high if labels[owner] == "fp32" else low + multiplier * error

@@ -1,4 +1,4 @@
-"""Facts of toy models: names, neighbours, sizes, autocast, upcasts, and what a measurement or a backward pass adds."""
+"""Facts of toy models: names, neighbors, sizes, autocast, upcasts, and what a measurement or a backward pass adds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -47,14 +47,14 @@ def test_what_autocast_does_to_an_operation() -> None:
     assert captured(nn.LSTM(2, 2), torch.ones(2, 1, 2)).facts["lstm"].autocast == "lower"
 
 
-def test_neighbours_look_through_reshapes_and_casts() -> None:
+def test_neighbors_look_through_reshapes_and_casts() -> None:
     facts = facts_of(lambda x: x.softmax(-1).view(-1).float().view(2, 2) @ x.exp(), torch.ones(2, 2)).facts
     assert facts["softmax"].consumers == ("aten.matmul.default",)
     assert facts["matmul"].producers == ("aten.exp.default", "aten.softmax.int")
 
 
 def residual() -> nn.Module:
-    """Two branches behind a weight-normalised stem; the scale is a parameter but no layer."""
+    """Two branches behind a weight-normalized stem; the scale is a parameter but no layer."""
 
     def forward(m: Any, x: Tensor) -> Tensor:
         weight = m.size * m.direction / m.direction.norm(dim=1, keepdim=True)

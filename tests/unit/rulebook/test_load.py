@@ -95,7 +95,7 @@ def test_a_rule_file_becomes_a_rule(tmp_path: Path) -> None:
         ('why = "because"\n', "", 1, "why: is missing", "rule-missing-key"),
         ('why = "because"', "why = 3", 6, "why: input should be a valid string, not 3", "rule-bad-type"),
         ('why = "because"', 'why = " "', 6, "why: must not be empty", "rule-bad-value"),
-        ('why = "because"', 'why = "because"\ncolour = "red"', 7, "colour: unknown key", "rule-unknown-key"),
+        ('why = "because"', 'why = "because"\ncolor = "red"', 7, "color: unknown key", "rule-unknown-key"),
         ('why = "because"', 'why = "because"\ncode = "TST001"', 7, "code: unknown key", "rule-unknown-key"),
         ("above = 8", "over = 8", 4, "when[0].over: unknown key", "rule-unknown-key"),
         ("above = 8", 'above = "8"', 4, "reduction_length is a number, and '8' is not", "rule-bad-type"),

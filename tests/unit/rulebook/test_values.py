@@ -81,7 +81,7 @@ def test_shapes_of_arithmetic() -> None:
             (),
         ),  # BF16 ends at 3.3895e38, half a spacing on 3.396e38
         (449.0, ("fp8_e4m3",), ()),  # ends at 448, has no infinity
-        (1 - 2**-11, (), ("bf16", "fp8_e4m3", "fp8_e5m2")),  # FP16's and TF32's neighbour of 1
+        (1 - 2**-11, (), ("bf16", "fp8_e4m3", "fp8_e5m2")),  # FP16's and TF32's neighbor of 1
         (1 - 1e-4, (), ("tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2")),
         (1 + 2**-10, (), ("bf16", "fp8_e4m3", "fp8_e5m2")),
         (0.5, (), ()),

@@ -130,7 +130,7 @@ def test_the_gradients_are_those_of_the_models_own_backward() -> None:
 
 
 class Random(nn.Module):
-    """Draws in several ways, normalises by the batch, and counts its calls."""
+    """Draws in several ways, normalizes by the batch, and counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
