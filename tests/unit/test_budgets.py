@@ -52,7 +52,7 @@ BUDGET = {
     "artefact": (950, "artefact"),
     "capture": (2830, "capture"),
     "cli": (1450, "settings"),
-    "criteria": (1230, "criteria"),
+    "criteria": (1240, "criteria"),
     "document": (900, "document"),
     "execution": (1290, "execution"),
     "fleet": (440, "fleet"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 34140, 218, 24
+LINES, FILES, ROOMS = 34150, 218, 24
 """Of all of them."""
 
 
