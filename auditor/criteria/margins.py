@@ -77,8 +77,13 @@ class Margins:
 
     @cached_property
     def weights(self) -> torch.Tensor:
-        """[decisions], of sum 1: exp(-(margin / allowed change)^2 / 2), since errors of clear decisions, mostly larger, flip none."""
-        near = (-(self.size / self.allowed_change).square() / 2).exp()
+        """[decisions], of sum 1: exp(-(margin / allowed change)^2 / 2), since errors of clear decisions, mostly larger, flip none.
+
+        Equal for a threshold, near which too few entries lie for a few probes.
+        """
+        near = torch.ones_like(self.size)
+        if self.second is not None:
+            near = (-(self.size / self.allowed_change).square() / 2).exp()
         return near / near.sum()
 
     def change(self, reference: torch.Tensor, candidate: torch.Tensor, near: bool = False) -> float:
