@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from .result import ParameterSeries, RecipeRun
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
+DECOUPLED = ("Adafactor", "Muon")
+"""Optimizers of torch whose decay multiplies the weights, and whose groups do not say so."""
 STUCK = 0.01
 """A second moment closer than this to the squared gradient need not change."""
 
@@ -57,7 +59,7 @@ class Updates:
                 row, moved = self.result.parameters[name], grad != 0
                 row.zero_gradient.append(_share(~moved))
                 row.unchanged.append(None if wide else _share((p == before)[moved]))
-                row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group))
+                row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group, type(optimizer)))
                 now = next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
                 square = grad.float() ** 2
                 moving = (square - moment.float()).abs() > STUCK * moment.float() if moment is not None else moved[:0]
@@ -91,12 +93,15 @@ def _share(flags: torch.Tensor) -> float | None:
     return float(flags.float().mean()) if flags.numel() else None
 
 
-def _decay_lost(before: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any]) -> float | None:
-    """Share of the weights that weight decay does not change, if there is any."""
+def _decay_lost(
+    before: torch.Tensor, grad: torch.Tensor, group: Mapping[str, Any], kind: type[Optimizer]
+) -> float | None:
+    """Share of the weights that weight decay does not change, if there is any, and the optimizer is torch's own: another one may
+    do anything with it."""
     decay, rate = float(group.get("weight_decay") or 0.0), float(group.get("lr", 0.0))
     held = before != 0
-    if not decay or not rate:
+    if not decay or not rate or not kind.__module__.startswith("torch.optim"):
         return None
-    if group.get("decoupled_weight_decay"):
+    if group.get("decoupled_weight_decay", kind.__name__ in DECOUPLED):
         return _share((before * (1 - rate * decay) == before)[held])
     return _share((grad + decay * before.to(grad.dtype) == grad)[held])

@@ -9,7 +9,7 @@ from .words import label, op, percent, ratio, scope
 
 HEADS = ("Operation", "Format", "Decisions", "Flips in 1,000", "Own", "Predicted", "Error of these alone")
 ABOUT = (
-    "The whole model was run low on the first batch, once as it is and once with all decisions held to FP32's, which leaves "
+    "The whole model was run low on the first batch of each path through it, once as it is and once with all decisions held to FP32's, which leaves "
     "the continuous error. Squares of independent errors add up, so decisions make 1 - (held / free)² of the error's square."
 )
 CAPTION = (

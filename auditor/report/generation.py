@@ -29,12 +29,13 @@ HEADS = (
 
 
 def generation_lines(audit: Audit) -> list[Block]:
-    """For the terminal: the setup, a line for each plan, and the part that should stay FP32 first."""
+    """For the terminal, which may leave out the last: the recommended plan and others, the part to keep in FP32 first, the setup."""
     if audit.generation is None:
         return []
-    lines = [f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in _decoded_plans(audit)]
+    plans = sorted(_decoded_plans(audit), key=lambda pair: pair[0].name != audit.recommended)
+    lines = [f"{plan_title(plan)}: {_figures(generated)}" for plan, generated in plans]
     lift = lift_words(audit)
-    return [Prose("Tokens", (_about(audit), *lines, *([lift] if lift else [])))]
+    return [Prose("Tokens", (*lines, *([lift] if lift else []), _about(audit)))]
 
 
 def generation_section(audit: Audit) -> list[Block]:
@@ -121,7 +122,7 @@ def _about(audit: Audit) -> str:
     how = f"sampled at temperature {made.temperature:g}" if made.temperature else "always the likeliest"
     return (
         f"FP32 continued {count(made.prompts, 'prompt')} by {count(made.steps, 'token')} each, "
-        f"{how}: {made.tokens:,} count, up to the end of a text."
+        f"{how}: {made.tokens:,} tokens count, up to the end of each text."
     )
 
 

@@ -59,6 +59,34 @@ def test_decay_below_half_a_spacing_is_lost_and_three_remedies_bring_it_back() -
     assert "100%" in entry.text
 
 
+class Shrinking(torch.optim.Optimizer):
+    """An optimizer of the user's own, whose decay multiplies the weights."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-3, "weight_decay": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.mul_(1 - 1e-4).add_(p.grad, alpha=-1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [
+        (lambda p: torch.optim.Adafactor(p, lr=1e-3, weight_decay=0.1), 1),
+        (lambda p: torch.optim.SGD(p, lr=1e-3, weight_decay=0.1), 0),  # added to the gradient, which it changes
+        (Shrinking, None),
+    ],
+    ids=["multiplied", "added", "not known"],
+)
+def test_what_becomes_of_decay_is_said_where_it_is_known_how_it_acts(kind: Any, lost: float | None) -> None:
+    model = mlp(16, 32, 4)
+    found = auditor.rehearse(plain(model, kind(model.parameters())), classes(4), 4, remedies=False)
+    share = found.runs["bf16"].share("decay_lost")
+    assert share is None if lost is None else share == pytest.approx(lost, abs=0.1)
+
+
 def test_a_master_copy_trains_as_fp32_does_and_plain_bf16_does_not() -> None:
     found = rehearsed("vanishing_updates", 30)
     last = {name: run.losses[-1] for name, run in found.runs.items()}

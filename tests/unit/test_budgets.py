@@ -68,7 +68,7 @@ BUDGET = {
     "progress": (310, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1330, "rehearsal"),
-    "report": (3360, "report"),
+    "report": (3370, "report"),
     "rulebook": (2400, "rules"),
     "score": (360, "criteria"),
     "snippets": (450, "snippets"),
