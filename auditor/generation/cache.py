@@ -18,14 +18,17 @@ STORED: dict[str, int] = {"bf16": 2, "fp8_e4m3": 1, "int8": 1}
 def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
     """The floating-point tensors that one step passes to the next: keys and values of each layer, or the state of a step function."""
     if isinstance(state, torch.Tensor):
-        yield from [state] * state.is_floating_point()
+        shared = any(step == 0 and size > 1 for step, size in zip(state.stride(), state.shape, strict=True))
+        yield from [state] * (state.is_floating_point() and not shared)  # entries that share memory cannot be written
     elif isinstance(state, dict):
         yield from cached_tensors([*state.values()])
     elif isinstance(state, list | tuple):
         for each in state:
             yield from cached_tensors(each)
     elif hasattr(state, "layers"):
-        yield from cached_tensors([(layer.keys, layer.values) for layer in state.layers])
+        yield from cached_tensors(
+            [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in state.layers]
+        )
     elif hasattr(state, "self_attention_cache"):
         yield from cached_tensors([state.self_attention_cache, state.cross_attention_cache])
 

@@ -68,9 +68,7 @@ def generation_section(audit: Audit) -> list[Block]:
 
 
 PARTS = "Model parts: share of the margins' squared error, and predicted flips per 1,000 tokens with the part in FP32"
-
-
-CACHES = "The model in FP32 with its cache stored in fewer bits: what becomes of the tokens, and the memory of one text"
+CACHES = "Key-value cache of the FP32 model in fewer bits: its flips per 1,000 tokens, and the memory of one text"
 LENGTHS = (2048, 32768, 131072)
 """Tokens of a text whose cache is priced."""
 

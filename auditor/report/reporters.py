@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..document.codec import to_document
@@ -169,10 +169,17 @@ def html(audit: Audit) -> str:
         snippets=snippets(audit),
         more_ways=more_ways(audit),
         decisions=decisions_section(audit),
+        decisions_summary=_summary(decision_lines(audit)),
         generation=generation_section(audit),
+        generation_summary=_summary(generation_lines(audit)),
         training=training_section(audit),
         method=method(audit, seen.limits, seen.proposals),
     )
+
+
+def _summary(lines: Sequence[Block]) -> str:
+    """The first sentence that a terminal shows of a section."""
+    return next((block.texts[0].replace("`", "") for block in lines if isinstance(block, Prose)), "")
 
 
 def plans_section(audit: Audit, seen: ReportView) -> list[Block]:

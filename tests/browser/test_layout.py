@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from auditor.records import FlaggedRegion
+from auditor.records.generation import Generation, PartShare, StoredCache, TokenComparison
 from auditor.report.reporters import html
 from tests.browser.pages import AUDITS, OVERFLOW
 from tests.unit.report.factory import make_audit
@@ -34,6 +35,23 @@ def test_a_page_is_short_before_anything_is_opened(page, reports, name, width, t
     page.open(reports / f"{name}.html", width=width)
     assert page.run("document.documentElement.scrollHeight") <= tallest
     assert page.run("document.body.innerText.trim().split(/\\s+/).length") <= 1_500
+
+
+@pytest.mark.parametrize(("width", "tallest"), [(1280, 4_000), (390, 7_000)])
+def test_what_is_said_of_tokens_keeps_a_page_short(page, tmp_path, width, tallest):
+    parts = tuple(PartShare(f"part {i}", 0.1, i, 1.0) for i in range(10))
+    tokens = TokenComparison(
+        1e-4, 1e-3, 0.1, 0.99, 0.01, 5.0, 1.0, 9.0, 4.0, 40, 9, kl_by_position=(1e-4,) * 32, parts=parts
+    )
+    caches = tuple(StoredCache(stored, 0.0, 23040.0, 0.0, tokens) for stored in ("bf16", "fp8_e4m3", "int8"))
+    audit = make_audit(30)
+    plans = {name: replace(plan, generated=tokens) for name, plan in audit.plans.items()}
+    audit = replace(audit, plans=plans, generation=Generation(20, 64, 1280, caches=caches))
+    (tmp_path / "report.html").write_text(html(audit), encoding="utf-8")
+    page.open(tmp_path / "report.html", width=width)
+    assert page.run("document.documentElement.scrollHeight") <= tallest
+    assert page.run(OVERFLOW) == 0
+    assert page.run("document.body.textContent.includes('part 9')")
 
 
 def test_long_names_of_modules_and_classes_fit_a_phone(page, tmp_path):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import auditor
 from auditor.errors import AuditorError
+from auditor.generation.cache import CacheRounding, cached_tensors
 from auditor.generation.compare import Decoding, ReferenceTokens, expected_flips, figures
 from auditor.generation.decode import Prompts, prompts_of
 
@@ -240,6 +242,21 @@ def test_a_cache_in_fewer_bits_gives_what_a_loop_by_hand_gives() -> None:
     kl = {stored: found.generated.kl for stored, found in caches.items()}
     assert 1e-9 < kl["bf16"] < min(kl["fp8_e4m3"], kl["int8"])
     assert caches["bf16"].saturated == 0 < caches["int8"].saturated
+
+
+class Odd:
+    """A cache of layers of which one has no keys, as the linear attention of hybrid models."""
+
+    def __init__(self) -> None:
+        self.layers = [SimpleNamespace(conv_states=torch.ones(2, 3)), SimpleNamespace(keys=torch.ones(2), values=None)]
+
+
+def test_what_cannot_be_stored_in_fewer_bits_is_left_as_it_is() -> None:
+    shared = torch.full((1, 3), 1.001).expand(4, 3)
+    written, ids = torch.full((4, 3), 1.001), torch.ones(4, dtype=torch.long)
+    assert [x.shape for x in cached_tensors(Odd())] == [(2,)]
+    CacheRounding("bf16", 4)([shared, {"a": (written, ids)}, None])
+    assert (float(shared[0, 0]), float(written[0, 0])) == (pytest.approx(1.001), 1.0)
 
 
 @pytest.mark.parametrize(("kind", "stored"), [(Steps, 3), (Rereading, 0)])
