@@ -45,8 +45,12 @@ class Scene:
 
 
 def known_objects() -> dict[int, nn.Module | Optimizer]:
-    """{id: object} of all modules and optimizers of this process."""
-    return {id(one): one for one in gc.get_objects() if issubclass(type(one), nn.Module | Optimizer)}
+    """{id: object} of all modules and optimizers of this process, but for those whose constructor failed."""
+    return {
+        id(one): one
+        for one in gc.get_objects()
+        if issubclass(type(one), nn.Module | Optimizer) and not {"_modules", "param_groups"}.isdisjoint(vars(one))
+    }
 
 
 def call_step(step: Callable[..., Any], batch: Any) -> Any:

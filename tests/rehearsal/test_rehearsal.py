@@ -258,6 +258,15 @@ def test_two_models_are_told_apart() -> None:
     assert found.runs["fp32"].backward_passes == 2
 
 
+def test_a_module_whose_constructor_failed_is_of_no_matter() -> None:
+    class Unfinished(nn.Module):
+        def __init__(self) -> None:
+            raise ValueError
+
+    kept = Unfinished.__new__(Unfinished)
+    assert rehearsed("clean_mlp", 2, remedies=False).runs["fp32"].failure is None, kept
+
+
 def test_an_adapter_begins_with_gradients_of_zero_and_goes_on() -> None:
     found = rehearsed("adapter_that_begins_at_zero", 6, remedies=False)
     row = found.runs["bf16_autocast"].parameters["a"]

@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 34170, 218, 24
+LINES, FILES, ROOMS = 34180, 218, 24
 """Of all of them."""
 
 
