@@ -1,7 +1,7 @@
 """The quadratic form of a criterion: how its value depends, to second order, on the direction and size of an error.
 
-Decisions have one too, see margins.py. To second order the squared share of the limit is d' A A' d for an output error
-d. The matrix A multiplies random signs e, since E<A e, d>^2 = d' A A' d.
+Criteria that count decisions (top1, flips) have theirs in margins.py. To second order the squared share of the limit is
+d' A A' d for an output error d. The matrix A multiplies random signs e, since E<A e, d>^2 = d' A A' d.
 """
 
 from __future__ import annotations

@@ -286,7 +286,8 @@ def additions(capture: Capture, ranges: Mapping[str, Magnitudes]) -> dict[fx.Nod
 
 
 def _longer(run: AdditionRun, node: fx.Node, ranges: Mapping[str, Magnitudes]) -> AdditionRun:
-    """Extend repeated additions by one. The larger term is the value, the smaller the update."""
+    """Extend repeated additions by one. Of its two terms, the larger is taken as the running value, the smaller as the
+    update."""
     known = sorted(found.max_abs for item in node.all_input_nodes if (found := nearest_range(item, ranges)))
     if len(known) < 2:
         return AdditionRun(run.length + 1, run.lost)
