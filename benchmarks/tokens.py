@@ -11,7 +11,7 @@ import argparse
 import os
 import pydoc_data.topics
 import runpy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def trained(make: Callable[[int], nn.Module], steps: int = 500) -> tuple[nn.Modu
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    print(f"{type(model).__name__}: loss {float(loss):.2f}", flush=True)
+    print(f"{type(model).__name__}: loss {loss.item():.2f}", flush=True)
     starts = torch.arange(PROMPTS)[:, None] * (len(held_out) // PROMPTS)
     return model.eval(), held_out[starts + torch.arange(LENGTH)]
 
@@ -125,33 +125,23 @@ def continued(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 class Tried:
-    """Runs of one measured model with some parts in a format and the rest in FP32, compared on the generated tokens."""
+    """Runs of one measured model with some parts in a format and the rest in FP32, compared on the generated tokens.
+
+    A part's rounding includes that of the weights that it reads.
+    """
 
     def __init__(self, measured: Measurement, format: str) -> None:
         self.measured, self.format, self.of = measured, format, parts_of(measured.capture)
         self._reference = self._decoded(measured.outputs)
-        self._round = rounder(measured.capture, format)
-        self._given = {
-            id(x)
-            for name, held in measured.values.items()
-            if name not in measured.capture.nodes
-            for x in tensors_of(held)
-        }
 
-    def __call__(self, parts: Iterable[str]) -> tuple[float, float]:
+    def __call__(self, parts: Collection[str]) -> tuple[float, float]:
         """KL, and flips per 1,000 tokens, with these parts low."""
-        parts = set(parts)
-
-        def rounded(tree: Any) -> Any:
-            kept = WEIGHTS not in parts and any(id(x) in self._given for x in tensors_of(tree))
-            return tree if kept else self._round(tree)
-
-        inside = {name for name in self.measured.errors if self.of[name] in parts}
-        low = SomeLow(self.measured.capture, inside, self.format, rounded)
-        executor = Executor(self.measured.capture.graph_module, low, before=Run(self.measured.values))
+        capture = self.measured.capture
+        inside = {name for name in capture.nodes if self.of[name] in parts}
+        low = SomeLow(capture, inside, self.format, rounder(capture, self.format))
+        executor = Executor(capture.graph_module, low, before=Run(self.measured.values))
         with torch.no_grad():
-            for _, result in executor.steps(*self.measured.flat_inputs):
-                last = result
+            *_, (_, last) = executor.steps(*self.measured.flat_inputs)
         found = self._decoded(tensors_of(widen(last)))
         return value(KL, self._reference, found), 1000 * (1 - value(TOP, self._reference, found))
 
@@ -185,7 +175,7 @@ def parts_tried(name: str, model: nn.Module, ids: Tensor, shares: dict[str, dict
     rows = list[Row]()
     for format, stated in shares.items():
         tried = Tried(measured, format)
-        every = set(tried.of.values())
+        every = set(tried.of.values()) - {WEIGHTS}
         kl, flips = tried(every)
         about = {"model": name, "format": format}
         rows.append(about | dict(zip(PARTS, (name, format, "all", 1.0, kl, flips, 0.0, 0.0), strict=True)))

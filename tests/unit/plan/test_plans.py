@@ -138,3 +138,11 @@ def test_what_another_strategy_chose_is_taken_over_where_it_is_better_and_holds(
     spaces["cast_bf16"].off = math.inf
     spaces["cast_bf16"].log.clear()
     assert planner._make(limits)["cast_bf16"] == spaces["cast_bf16"].nothing
+
+
+def test_a_recurrent_layer_under_bf16_autocast_is_predicted_in_fp16_in_which_it_runs() -> None:
+    model = seeded(lambda: nn.GRU(8, 16, batch_first=True))
+    audit = auditor.audit(model, normal(4, 12, 8), strategies=["autocast"], max_error=0.05)
+    bf16, fp16 = audit.plans["autocast_bf16"], audit.plans["autocast_fp16"]
+    assert bf16.measured_error == pytest.approx(fp16.measured_error, rel=0.1)
+    assert bf16.predicted_error == pytest.approx(bf16.measured_error, rel=0.5)
