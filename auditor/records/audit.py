@@ -208,7 +208,7 @@ class Audit:
 
     def _repr_html_(self) -> str:
         """HTML for a notebook."""
-        from ..report.blocks import to_html
+        from ..report.blocks import html
         from ..report.reporters import overview
 
-        return to_html(overview(self))
+        return f"<div>{html(overview(self))}</div>\n"

@@ -258,13 +258,8 @@ def escape(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", printable(text))
 
 
-def to_html(blocks: Iterable[Block]) -> str:
-    """HTML without scripts, style sheets or requests, which inherits colors from the page around it."""
-    return f"<div>{html(blocks)}</div>\n"
-
-
 def html(blocks: Iterable[Block]) -> Markup:
-    """The blocks as HTML with the CSS classes of the report."""
+    """The blocks as HTML with the CSS classes of the report; without them it inherits colors from the page around it."""
     return Markup("\n").join(map(_html, blocks))
 
 

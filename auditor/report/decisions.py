@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..records.audit import Audit
 from ..records.decisions import Decision, Decisions
 from .blocks import Block, Grid, Prose
-from .words import label, op, percent, ratio, scope
+from .words import label, op, percent, ratio, scope, shown
 
 HEADS = ("Operation", "Format", "Decisions", "Flips in 1,000", "Own", "Predicted", "Error of these alone")
 ABOUT = (
@@ -54,13 +54,13 @@ def _sentences(one: Decisions) -> list[str]:
 
 
 def _row(of: Decisions, one: Decision) -> tuple[str, ...]:
-    flips = (_in_1000(share) for share in (one.seen, one.own, one.predicted))
-    return (_where(one), label(of.format), f"{one.count:,}", *flips, "" if one.error is None else ratio(one.error))
+    flips = (shown(share, _in_1000) for share in (one.seen, one.own, one.predicted))
+    return (_where(one), label(of.format), f"{one.count:,}", *flips, shown(one.error, ratio))
 
 
 def _where(one: Decision) -> str:
     return f"`{op(one.op)}` in `{scope(one.owner)}`" + (f" ({one.source})" if one.source else "")
 
 
-def _in_1000(share: float | None) -> str:
-    return "" if share is None else f"{1000 * share:.2g}"
+def _in_1000(share: float) -> str:
+    return f"{1000 * share:.2g}"
