@@ -41,7 +41,7 @@ class Rehearse(Verb):
     def _rehearse(self, progress: Display) -> int:
         progress("load", self.target, 0, 0)
         from ..document.read import load
-        from ..loading.target import parse, user_code
+        from ..loading.target import named_in, parse, user_code
         from ..rehearsal.rehearse import rehearse
         from ..report.blocks import looks, to_terminal
         from ..report.rehearsal import overview
@@ -54,28 +54,14 @@ class Rehearse(Verb):
             if not self.debug:
                 warnings.simplefilter("ignore")
             with user_code(target, self.seed):
-                step, batches = self._step(target), self._batches(target)
-                result = rehearse(
-                    step,
-                    batches,
-                    self.steps,
-                    plan=plan,
-                    seed=self.seed,
-                    remedies=self.remedies,
-                    progress=progress,
-                    target=self.target,
-                )
+                advice = "name the function that runs one training step, as train.py:step"
+                step, batches = named_in(target, advice, "missing-target", self.seed), self._batches(target)
+                how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": self.target}
+                result = rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
         files = result.save(directory)
         progress.close()
         say(to_terminal(overview(result), looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
         return 0
-
-    def _step(self, target: Any) -> Any:
-        from ..loading.target import named_in
-
-        return named_in(
-            target, "name the function that runs one training step, as train.py:step", "missing-target", self.seed
-        )
 
     def _batches(self, target: Any) -> Any:
         """The batches for the step; None where the file has none of the conventional names and no option names one."""

@@ -14,7 +14,6 @@ import torch
 from ..criteria import criteria_of
 from ..criteria.margins import margins_of
 from ..criteria.measure import Criteria
-from ..errors import LoadError
 from ..folder import OWN
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
@@ -24,8 +23,8 @@ from ..records.generation import Generation, StoredCache
 from ..settings import Settings
 from ..stages import Stages
 from ..verify import Runs
-from .compare import Decoding, ReferenceTokens, describe_reference, expected_flips, figures, stored_caches
-from .decode import prompts_of
+from .compare import Decoding, ReferenceTokens, expected_flips, figures, stored_caches
+from .decode import cannot_generate, prompts_of
 from .parts import shares
 
 
@@ -50,7 +49,8 @@ class Generating:
     @property
     def reference(self) -> Generation:
         """The record of the tokens that FP32 generated."""
-        return describe_reference(self.decoding, self.checks, self.caches)
+        texts, counted = sum(len(one.tokens) for one in self.checks), sum(int(one.counts.sum()) for one in self.checks)
+        return Generation(texts, self.decoding.steps, counted, self.decoding.temperature, caches=self.caches)
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
         """Attach decoding results to every plan that meets the error budget."""
@@ -103,8 +103,7 @@ def generate_reference(
         found = replace(found, caches=stored_caches(decoding, model, found.checks, nullcontext))
     names = outputs.names if isinstance(outputs, NamedTensors) else ()
     if not names or outputs[0].dim() != 3:
-        said = f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]"
-        raise LoadError(said, slug="cannot-generate")
+        raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]")
     if not options.limits and options.metric is None:
         options = options.having(limits=tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}")))
     return subject, options, found
