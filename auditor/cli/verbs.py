@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-import sys
-import warnings
 from collections.abc import Iterable
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +18,7 @@ from ..errors import AuditorError
 from ..progress.shown import Display
 from ..settings import Location, Option
 from ..snippets import TOOLS
-from .program import PROGRAM, Verb, say, watch
+from .program import PROGRAM, Verb, behind_the_result, say, watch
 
 if TYPE_CHECKING:
     from ..document.compare import Comparison
@@ -100,9 +98,7 @@ class Apply(Verb):
         audit, plans, chosen = read_plans(self.plan_file, self.plan)
         if self.out:
             folder.check_directory(self.out)
-        with redirect_stdout(sys.stderr), warnings.catch_warnings():
-            if not self.debug:
-                warnings.simplefilter("ignore")
+        with behind_the_result(self.debug):
             subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
             directory = self.out or default_directory(subject)
             folder.check_directory(directory)

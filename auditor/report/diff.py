@@ -69,13 +69,11 @@ def speedup(plan: Plan | None) -> str:
 
 def exceptions(before: Plan | None, after: Plan | None) -> str:
     """Functions that stay FP32 in low modules on one side only; nothing if both agree."""
-    first, second = (
-        {f"{name} in {scope(path)}": None for path, name in side.exceptions} if side else {} for side in (before, after)
-    )
-    sides = (("in FP32 now", second, first), ("no longer in FP32", first, second))
-    said = [
-        f"{words}: {', '.join(new)}" for words, here, there in sides if (new := [f for f in here if f not in there])
-    ]
+    first, second = ([*side.exceptions] if side else [] for side in (before, after))
+    said = []
+    for words, here, there in (("in FP32 now", second, first), ("no longer in FP32", first, second)):
+        if new := [f"{name} in {scope(path)}" for path, name in here if (path, name) not in there]:
+            said.append(f"{words}: {', '.join(new)}")
     return f"Functions of low modules {'; '.join(said)}." if said else ""
 
 

@@ -115,9 +115,7 @@ def _figures(generated: TokenComparison) -> str:
     if generated.failure is not None:
         return f"did not decode: {generated.failure}"
     predicted = "" if generated.predicted_flips is None else f", {generated.predicted_flips:.3g} predicted"
-    first = (
-        f"first flip after {generated.first_flip} tokens" if generated.first_flip else "no flip in half of the prompts"
-    )
+    first = f"first flip after {n} tokens" if (n := generated.first_flip) else "no flip in half of the prompts"
     return f"KL {ratio(generated.kl)}, {_flips(generated)[0]} flips per 1,000 tokens{predicted}; {first}"
 
 

@@ -46,9 +46,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
         *plan_table(audit, seen.plans),
     ]
     if use := snippets(audit):
-        page.append(
-            Code("Use it", "\n".join(line for line in use[-1 if len(use) == 1 else 1].text.splitlines() if line))
-        )
+        page.append(Code("Use it", "\n".join(line for line in use[:2][-1].text.splitlines() if line)))
     return [*page, *_more(audit, seen)]
 
 

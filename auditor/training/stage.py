@@ -189,9 +189,8 @@ def _at_a_scale(
         scale /= 4
         if (error := _gradient_error(prepared, low, scale)) is not None and math.isfinite(error):
             init = max(window.minimum, scale / HEADROOM) if window.minimum <= scale else None
-            return error, replace(
-                window, maximum=scale, init=init, closed_by=window.closed_by if init else window.largest
-            )
+            closed_by = window.closed_by if init else window.largest
+            return error, replace(window, maximum=scale, init=init, closed_by=closed_by)
     return math.inf, replace(window, init=None)
 
 
