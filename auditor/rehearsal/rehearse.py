@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe, get_context
 from typing import Any
 
@@ -57,9 +57,7 @@ def rehearse(
     rehearsed, or fails in FP32.
     """
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise bad_step(
-            "rehearse(step, batches, steps) needs a function that runs one training step, and a number of steps"
-        )
+        raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
     rehearsal = _Rehearsing(step, batches, steps, seed, guard_progress(progress or (lambda *_: None)))
@@ -85,24 +83,22 @@ def _recipes(scene: Scene, plan: Audit | Plan | None) -> list[Recipe]:
         plan = next((one for one in trained if one is not None and one.strategy == "autocast"), None)
     if plan is not None:
         if plan.strategy != "autocast":
-            raise bad_step(
-                f"the plan {plan.name!r} has the strategy {plan.strategy}: only autocast plans can be trained"
-            )
+            raise bad_step(f"the plan {plan.name!r} has strategy {plan.strategy}: only autocast plans can be trained")
         scopes = {path: choice.precision for path, choice in plan.scopes.items() if path}
         scale = FIRST_SCALE if plan.format == "fp16" else None
         recipes.append(Recipe("plan", f"the plan {plan.name}", plan.format, scale=scale, scopes=scopes))
     return recipes
 
 
+@dataclass(frozen=True)
 class _Rehearsing:
     """The step and its initial state."""
 
-    def __init__(
-        self, step: Callable[..., Any], batches: Iterable[Any] | None, steps: int, seed: int, tell: Progress
-    ) -> None:
-        self.step, self.batches, self.steps, self.seed, self.tell = step, batches, steps, seed, tell
-        every = max(steps // LOOKS, 1)
-        self.samples = sorted({0, *range(0, steps, every), steps - 1})
+    step: Callable[..., Any]
+    batches: Iterable[Any] | None
+    steps: int
+    seed: int
+    tell: Progress
 
     def look(self, known: dict[int, Any]) -> Scene:
         """Detect the models and optimizers that a step uses. Raises: LoadError(slug="bad-step")."""
@@ -134,9 +130,7 @@ class _Rehearsing:
         if not scene.optimizers:
             raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
         if any(p.device.type in NATIVE for p in scene.trained):
-            raise bad_step(
-                "the model is on a GPU: a rehearsal runs on the CPU and emulates a GPU; move model and batches to the CPU"
-            )
+            raise bad_step("the model is on a GPU: move it and the batches to the CPU, which emulates a GPU")
         return scene
 
     def run(self, recipe: Recipe, scene: Scene) -> RecipeRun:
@@ -145,10 +139,9 @@ class _Rehearsing:
         def work(send: Callable[[Any], None]) -> None:
             session = Session(recipe, replace(scene), self.step)
             session.prepare()
-            result = session.run(
-                _number_batches(self.batches), self.steps, self.samples, lambda done: send(("step", done))
-            )
-            send(("done", result))
+            samples = {*range(0, self.steps, max(self.steps // LOOKS, 1)), self.steps - 1}
+            batches = _number_batches(self.batches)
+            send(("done", session.run(batches, self.steps, samples, lambda done: send(("step", done)))))
 
         kind, value = self._run_forked(recipe.title, work)
         if kind == "bad":

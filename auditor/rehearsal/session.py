@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import copy
 from typing import Any
@@ -220,14 +220,14 @@ class Session:
         return used, unknown, self.scene.own_regions, self.scene.backward_passes
 
     def run(
-        self, batches: Iterator[tuple[int, Any]], steps: int, samples: Sequence[int], tell: Callable[[int], None]
+        self, batches: Iterator[tuple[int, Any]], steps: int, samples: Collection[int], tell: Callable[[int], None]
     ) -> RecipeRun:
         """Run this many steps."""
-        result, wanted = self.result, set(samples)
+        result = self.result
         result.backward_passes = self.scene.backward_passes
         try:
             for self._number, (self._batch, batch) in zip(range(steps), batches, strict=False):
-                self._sampling, result.batches = self._number in wanted, max(result.batches, self._batch + 1)
+                self._sampling, result.batches = self._number in samples, max(result.batches, self._batch + 1)
                 if self._sampling and self.recipe.name != "fp32":
                     self._run_shadow(batch)
                 self._losses, self._broken, self._state = [], False, process_state()
@@ -248,7 +248,8 @@ class Session:
 
     def _end_step(self, value: Any) -> None:
         """Record the loss, and update the loss scale as GradScaler does."""
-        given = value if isinstance(value, float) else float(value.detach()) if _is_number(value) else None
+        is_loss = isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
+        given = value if isinstance(value, float) else float(value.detach()) if is_loss else None
         self.result.losses.append(given if given is not None else sum(self._losses) if self._losses else math.nan)
         if self.scale is not None:
             self._good = 0 if self._broken else self._good + 1
@@ -367,10 +368,6 @@ def _region(enabled: bool, dtype: torch.dtype | None = None) -> Any:
     region: Any = torch.autocast("cuda", dtype=dtype, enabled=enabled)
     region._ours = True
     return region
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
 
 
 def _strip_wrappers(path: str) -> str:

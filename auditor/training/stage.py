@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..capture.paths import usable
 from ..errors import LoadError
@@ -28,6 +27,7 @@ from ..records.training import (
 )
 from ..rulebook.verdicts import backward_reasons
 from ..stages import tick
+from ..trees import over_tensors, tensors_in
 from .advice import advice_of
 from .backward import backward_nodes
 from .objective import in_training
@@ -75,7 +75,10 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
             for name, leaves in step.gradients.items():
                 gradients.setdefault(name, []).extend(magnitudes_of(g) for g in leaves if g is not None)
             steps.append(float(step.loss.detach()))
-            _refuse_broken(step)
+            for name, own in step.by_parameter.items():
+                if not bool(torch.isfinite(own).all()):
+                    said = f"the gradient of {name} is not finite even in FP32: fix the loss or the inputs first"
+                    raise LoadError(said, slug="bad-loss")
             if len(steps) == 1:
                 first = step
                 tick("backward passes")
@@ -137,15 +140,6 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
         batches=len(prepared.losses),
     )
     return replace(result, advice=advice_of(result, prepared.capture))
-
-
-def _refuse_broken(step: Step) -> None:
-    for name, gradient in step.by_parameter.items():
-        if not bool(torch.isfinite(gradient).all()):
-            raise LoadError(
-                f"the gradient of {name} is not finite even in FP32: fix the loss or the inputs first",
-                slug="bad-loss",
-            )
 
 
 def _usable(plan: Plan | None) -> Plan | None:
@@ -284,13 +278,13 @@ def _inner(step: Step) -> Magnitudes:
 
 
 def _samples(batch: Batch) -> int | None:
-    sizes = {x.shape[0] for x in pytree.tree_leaves(batch) if isinstance(x, torch.Tensor) and x.dim()}
+    sizes = {x.shape[0] for x in tensors_in(batch) if x.dim()}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _part(subject: Subject, total: int, rows: slice) -> Subject:
     def cut(tree: Any) -> Any:
-        return pytree.tree_map_only(torch.Tensor, lambda x: x[rows] if x.dim() and x.shape[0] == total else x, tree)
+        return over_tensors(lambda x: x[rows] if x.dim() and x.shape[0] == total else x, tree)
 
     assert subject.objective is not None
     objective = Objective(subject.objective.loss_fn, (cut(subject.objective.targets[0]),), subject.objective.source)
