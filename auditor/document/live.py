@@ -113,19 +113,14 @@ def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
         result = size_of(model)
     except ValueError as error:
         raise PlanError(str(error), slug="lazy-weights") from error
-    if audit is not None:
-        _check_model(model, result, audit)
+    known = audit is None or (audit.structure == structure_of(model) if audit.structure else audit.parameters == result)
+    if audit is not None and not known:
+        said = f"for a model with {audit.parameters} parameters, this one has {result}"
+        if audit.parameters == result:
+            kind = type(unwrap_model(model)).__name__
+            said = f"for another model than this {kind}: names, classes or shapes of modules or parameters differ"
+        raise PlanError(f"the plan was made {said}. Audit this model.", slug="plan-mismatch")
     try:
         return apply_plan(model, plan_table(plan))
     except ValueError as error:
         raise PlanError(f"{error}.", slug="plan-mismatch") from error
-
-
-def _check_model(model: nn.Module, size: int, audit: Audit) -> None:
-    if audit.structure == structure_of(model) if audit.structure else audit.parameters == size:
-        return
-    said = f"for a model with {audit.parameters} parameters, this one has {size}"
-    if audit.parameters == size:
-        kind = type(unwrap_model(model)).__name__
-        said = f"for another model than this {kind}: names, classes or shapes of modules or parameters differ"
-    raise PlanError(f"the plan was made {said}. Audit this model.", slug="plan-mismatch")

@@ -24,10 +24,7 @@ def training_section(audit: Audit) -> list[Block]:
     if training is None:
         return []
     under = f"under the plan `{training.plan}`" if training.plan else "under plain autocast"
-    step = (
-        f"One FP32 step with {training.loss_source}: loss {magnitude(training.loss)}. Gradients "
-        f"are in low precision as {under}."
-    )
+    step = f"One FP32 step with {training.loss_source}: loss {magnitude(training.loss)}."
     errors = [
         f"The parameter gradients of one {label(fmt)} step differ by {ratio(error)}."
         for fmt, error in training.errors.items()
@@ -40,7 +37,7 @@ def training_section(audit: Audit) -> list[Block]:
     title = "Gradients, loss scale, updates, and a loop to copy"
     return [
         Prose("", (sentence(training.recommendation),), "lead"),
-        Prose("", (step, *errors), "about"),
+        Prose("", (f"{step} Gradients are in low precision as {under}.", *errors), "about"),
         Fold(title, tuple(_details(audit, training))),
     ]
 
