@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -232,39 +232,29 @@ def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
     """The low gradients of every module, including its parameters'."""
-    groups: dict[str, list[Magnitudes]] = {}
-    for name, result in gradients.items():
-        if name in low:
-            groups.setdefault(_module(captured, name), []).append(significant(result))
-    return {module: merge_magnitudes(parts) for module, parts in groups.items()}
-
-
-def _module(captured: Capture, name: str) -> str:
-    """Module of a node, or of a placeholder's parameter."""
-    if name in captured.nodes:
-        return captured.nodes[name].owner
-    fqn = next((p.fqn for p in captured.placeholders if p.name == name), None)
-    return (fqn or "").rpartition(".")[0]
+    groups = _by_module(captured, (name for name in gradients if name in low))
+    return {module: merge_magnitudes(significant(gradients[n]) for n in names) for module, names in groups.items()}
 
 
 def module_gradients(
     captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]
 ) -> tuple[ModuleGradients, ...]:
     """Gradients of the results of every module's operations, in execution order."""
-    groups: dict[str, list[str]] = {}
-    for name in captured.nodes:
-        if name in gradients:
-            groups.setdefault(captured.nodes[name].owner, []).append(name)
-    return tuple(
-        ModuleGradients(
-            module,
-            merge_magnitudes(gradients[name] for name in names),
-            merge_magnitudes(significant(gradients[name]) for name in names if name in low)
-            if low.intersection(names)
-            else None,
-        )
-        for module, names in groups.items()
-    )
+    result = []
+    for module, names in _by_module(captured, (name for name in captured.nodes if name in gradients)).items():
+        lowered = [significant(gradients[name]) for name in names if name in low]
+        both = merge_magnitudes(gradients[name] for name in names), merge_magnitudes(lowered) if lowered else None
+        result.append(ModuleGradients(module, *both))
+    return tuple(result)
+
+
+def _by_module(captured: Capture, names: Iterable[str]) -> dict[str, list[str]]:
+    """Nodes, and placeholders of parameters, by their module."""
+    parameters, groups = {place.name: place.fqn or "" for place in captured.placeholders}, dict[str, list[str]]()
+    for name in names:
+        node = captured.nodes.get(name)
+        groups.setdefault(node.owner if node else parameters.get(name, "").rpartition(".")[0], []).append(name)
+    return groups
 
 
 def _inner(step: Step) -> Magnitudes:
