@@ -63,6 +63,7 @@ class ParameterSeries:
     """
 
     entries: int
+    group: int
     error: list[float | None] = field(default_factory=list)
     noise: list[float | None] = field(default_factory=list)
     zero_gradient: list[float | None] = field(default_factory=list)

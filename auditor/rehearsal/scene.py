@@ -27,9 +27,10 @@ class Scene:
     known: Mapping[int, nn.Module | Optimizer] = field(default_factory=dict)
 
     @property
-    def trained(self) -> list[nn.Parameter]:
-        """The optimizers' parameters."""
-        return [p for one in self.optimizers.values() for group in one.param_groups for p in group["params"]]
+    def trained(self) -> dict[nn.Parameter, int]:
+        """The optimizers' parameters, each with the number of its group."""
+        groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
+        return {p: n for n, group in groups for p in group["params"]}
 
     @cached_property
     def roots(self) -> dict[str, nn.Module]:

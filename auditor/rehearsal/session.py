@@ -148,13 +148,13 @@ class Session:
     def prepare(self) -> None:
         """Convert the model and the optimizers as the recipe requires."""
         self._patch()
-        roots, trained = self.scene.roots, {*map(id, self.scene.trained)}
+        roots, trained = self.scene.roots, self.scene.trained
         for prefix, root in roots.items():
             for path, module in root.named_modules():
                 self._names.setdefault(id(module), prefix + _strip_wrappers(path))
-            own = {prefix + _strip_wrappers(path): p for path, p in root.named_parameters() if id(p) in trained}
+            own = {prefix + _strip_wrappers(path): p for path, p in root.named_parameters() if p in trained}
             self.parameters |= own
-            self.result.parameters |= {name: ParameterSeries(p.numel()) for name, p in own.items()}
+            self.result.parameters |= {name: ParameterSeries(p.numel(), trained[p]) for name, p in own.items()}
         self._hooks = {
             o: (copy(o._optimizer_step_pre_hooks), copy(o._optimizer_step_post_hooks))
             for o in self.scene.optimizers.values()
