@@ -78,7 +78,8 @@ def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
         ("the weight's gradient in ", low.weights, fp32.weights, {}),
     )
     for how, broken, expected, readers in stages:
-        if (number := next((n for n in broken if n not in set(expected)), None)) is not None:
+        known = set(expected)
+        if (number := next((n for n in broken if n not in known), None)) is not None:
             name, module, line = low.operations[readers.get(number, [number])[-1]]
             place = f"{f' in {module}' if module and module != LOSS else ''}{f' ({line})' if line else ''}"
             return f"{how}{name}{place}", module
