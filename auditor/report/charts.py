@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import merge_magnitudes, significant, subnormal_share, underflow_share
@@ -81,15 +81,21 @@ def line_chart(
     label: str,
     about: str,
     curves: Sequence[tuple[str, str, Sequence[tuple[float, float]]]],
-    powers: range,
     last: float,
     x_title: str,
     x_ticks: Iterable[tuple[float, str]],
-) -> Chart:
-    """Curves on a logarithmic axis, each with its CSS class, its words and its points; `last` ends the axis below."""
-    x = scale(0, last, LEFT + INSET, RIGHT - INSET)
+    least: int = -1,
+) -> Iterator[Chart]:
+    """Curves on a logarithmic axis, each with its CSS class, its words and its points; nothing without a point.
+
+    last: the end of the axis below. least: see `decades`.
+    """
+    values = [value for _, _, points in curves for _, value in points]
+    powers, x = decades(values, least), scale(0, last, LEFT + INSET, RIGHT - INSET)
     y = scale(powers[0], powers[-1], HEIGHT_OF_LINES - BOTTOM, TOP)
-    return Chart(
+    if not values:
+        return
+    yield Chart(
         label,
         about,
         HEIGHT_OF_LINES,

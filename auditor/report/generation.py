@@ -8,7 +8,7 @@ from ..records import Plan
 from ..records.audit import Audit
 from ..records.generation import Generation, StoredCache, TokenComparison
 from .blocks import Block, Chart, Grid, Prose
-from .charts import decades, line_chart
+from .charts import line_chart
 from .words import count, in_bytes, label, percent, plan_title, ratio, shown
 
 HEADS = (
@@ -145,10 +145,7 @@ def _chart(made: Generation, decoded: list[Decoded]) -> Iterator[Chart]:
     for plan, generated in decoded:
         last = len(generated.kl_by_position) - 1
         points = [(i * steps / last, kl) for i, kl in enumerate(generated.kl_by_position) if kl > 0 and last]
-        if points:
-            curves.append((f"{plan.format} {plan.strategy}", plan_title(plan), points))
-    if curves:
-        about = "Mean KL divergence from FP32, logarithmic, by tokens after the prompt."
-        powers = decades((kl for _, _, points in curves for _, kl in points), -99)
-        ticks = ((steps * share / 4, f"{round(steps * share / 4):,}") for share in range(5))
-        yield line_chart("Divergence by position", about, curves, powers, steps, "tokens after the prompt", ticks)
+        curves += [(f"{plan.format} {plan.strategy}", plan_title(plan), points)] if points else []
+    about = "Mean KL divergence from FP32, logarithmic, by tokens after the prompt."
+    ticks = ((steps * share / 4, f"{round(steps * share / 4):,}") for share in range(5))
+    return line_chart("Divergence by position", about, curves, steps, "tokens after the prompt", ticks, -99)

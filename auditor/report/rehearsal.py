@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..rehearsal.remedies import code_of
 from ..rehearsal.result import RecipeProblem, RecipeRun, Rehearsal
 from .blocks import Block, Chart, Code, Entries, Fold, Grid, Item, Prose, Title, environment
-from .charts import decades, line_chart, round_steps
+from .charts import line_chart, round_steps
 from .words import count, percent, ratio, shown
 
 POINTS, WORST = 120, 12
@@ -74,29 +74,17 @@ def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
 
 
 def _charts(result: Rehearsal) -> Iterator[Chart]:
-    shown = {name: run for name, run in result.runs.items() if not run.recipe.repairs or name == result.recommended}
-    steps = list(range(result.steps))
-    losses = [(_style(run), run.recipe.title, _average_bins(result, steps, run.losses)) for run in shown.values()]
-    text = "Loss of every recipe on the same batches, logarithmic; each point averages neighboring steps."
-    yield from _chart("Loss", text, result, losses)
-    errors = [
-        (_style(run), run.recipe.title, _average_bins(result, run.steps, run.errors))
-        for name, run in shown.items()
-        if name != "fp32"
-    ]
-    fp32 = result.runs["fp32"]
+    shown = [run for name, run in result.runs.items() if not run.recipe.repairs or name == result.recommended]
+    steps, fp32 = list(range(result.steps)), result.runs["fp32"]
+    losses = [(_style(run), run.recipe.title, _average_bins(result, steps, run.losses)) for run in shown]
+    low = [run for run in shown if run is not fp32]
+    errors = [(_style(run), run.recipe.title, _average_bins(result, run.steps, run.errors)) for run in low]
     errors.append(("budget", "noise", _average_bins(result, fp32.steps, fp32.noise)))
-    text = "Relative error of all gradients against FP32's at equal weights. Noise: between two batches."
-    yield from _chart("Gradient error", text, result, errors)
-
-
-def _chart(
-    label: str, about: str, result: Rehearsal, curves: list[tuple[str, str, list[tuple[float, float]]]]
-) -> Iterator[Chart]:
-    values = [v for _, _, points in curves for _, v in points]
-    marks = ((s, f"{s:,}") for s in round_steps(result.steps - 1))
-    if values:
-        yield line_chart(label, about, curves, decades(values), max(result.steps - 1, 1), "step", marks)
+    of_losses = "Loss of every recipe on the same batches, logarithmic; each point averages neighboring steps."
+    of_errors = "Relative error of all gradients against FP32's at equal weights. Noise: between two batches."
+    ticks = [(step, f"{step:,}") for step in round_steps(result.steps - 1)]
+    for label, about, curves in (("Loss", of_losses, losses), ("Gradient error", of_errors, errors)):
+        yield from line_chart(label, about, curves, max(result.steps - 1, 1), "step", ticks)
 
 
 def _average_bins(
