@@ -92,7 +92,7 @@ class Apply(Verb):
     def _write(self, progress: Display) -> int:
         from ..document.live import check_artefact, patched_source, read_plans
         from ..loading import load
-        from ..report.words import count
+        from ..plan.recommend import kept_apart
 
         progress("apply", self.target, 0, 0)
         audit, plans, chosen = read_plans(self.plan_file, self.plan)
@@ -105,14 +105,8 @@ class Apply(Verb):
             text = patched_source(subject, audit, plans, chosen, directory)
             check_artefact(subject, plans, chosen, self.seed)
         (file,) = folder.write(directory, {PATCHED: text})
-        islands = sum(choice.precision == "fp32" for choice in plans[chosen].scopes.values())
-        functions = len(plans[chosen].exceptions)
-        kept = [count(islands, "scope")] if islands or not functions else []
-        kept += [count(functions, "function")] if functions else []
-        say(
-            f"Plan     {chosen}, {' and '.join(kept)} in FP32; not verified on this model: audit "
-            f"it for that\nPatched  {file}\n"
-        )
+        kept = kept_apart(plans[chosen]) or "no module"
+        say(f"Plan     {chosen}, {kept} in FP32; not verified on this model: audit it for that\nPatched  {file}\n")
         return 0
 
 
