@@ -68,7 +68,7 @@ BUDGET = {
     "progress": (310, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1240, "rehearsal"),
-    "report": (3270, "report"),
+    "report": (3260, "report"),
     "rulebook": (2400, "rules"),
     "score": (360, "criteria"),
     "snippets": (450, "snippets"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33810, 217, 24
+LINES, FILES, ROOMS = 33800, 217, 24
 """Of all of them."""
 
 
