@@ -9,13 +9,11 @@ from typing import Any
 from torch import nn
 
 from .asked import validate, with_rules
-from .errors import CallbackError, let_through
 from .flow import run
 from .loading import from_object
-from .loading.target import blame
+from .loading.target import guard_progress
 from .offload import resident_limit
 from .progress.shown import in_notebook, reporter, ticking
-from .records import Progress
 from .records.audit import Audit
 from .score import in_hand
 from .settings import Settings, options_of
@@ -34,7 +32,7 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
         settings = settings.having(scoring=scoring)
     progress = settings.progress
     shown = progress is True or (progress is None and in_notebook())
-    own = nullcontext(_guard(progress) if callable(progress) else None)
+    own = nullcontext(guard_progress(progress) if callable(progress) else None)
     with ticking(reporter()) if shown else own as listener, resident_limit(settings.memory):
         kwargs = settings.kwargs or {}
         if settings.training:
@@ -54,18 +52,3 @@ audit.__signature__ = inspect.Signature([*_own, *_asked], return_annotation=Audi
 audit.__doc__ = f"{audit.__doc__}\n" + "".join(
     f"    {name}: {one.help}.\n" for name, one in options_of(Settings).items()
 )
-
-
-def _guard(progress: Progress) -> Progress:
-    """Wrap the caller's callback: its exceptions end the audit and name it."""
-
-    def call_guarded(stage: str, detail: str, done: int, total: int) -> None:
-        try:
-            progress(stage, detail, done, total)
-        except Exception as error:
-            let_through(error)
-            raise CallbackError(
-                f"progress raised {blame(error)}: it is called as progress(stage, detail, done, total)", "bad-callback"
-            ) from error
-
-    return call_guarded

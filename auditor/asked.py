@@ -63,7 +63,7 @@ class Command(Settings):
     def _in_order(self) -> Command:
         if self.loss and not self.training:
             raise bad("--loss needs --mode training: add it, or leave --loss out")
-        if self.onnx and not self.as_graphs:
+        if self.onnx and not {*GRAPHS} & {*self.strategies}:
             if self.quick:
                 raise bad(
                     f"--onnx needs strategy {GRAPHS[0]}, and --quick audits {self.strategies[0]} alone: leave "

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from . import offload
+from .artefact.strategies import GRAPHS
 from .assembly import assemble
 from .capture.several import record_paths
 from .devices import CPU, follow, let_go
@@ -145,7 +146,7 @@ def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generati
         with stages("decode", "every verified plan"):
             plans = generating.under(plans, bench)
     planned = GraphPlans(plans, baselines, fp32_today=today, held=held)
-    if options.as_graphs:
+    if {*GRAPHS} & {*options.strategies}:
         with stages("graph", "export, solve, verify"):
             graphs = graphs_of(bench, score)
             baselines = {**baselines, **graphs.baselines}

@@ -281,11 +281,6 @@ class Settings(BaseModel):
         return tuple(name for name in self.strategies if name not in GRAPHS)
 
     @property
-    def as_graphs(self) -> bool:
-        """Whether plans as exported programs are requested."""
-        return any(name in GRAPHS for name in self.strategies)
-
-    @property
     def training(self) -> bool:
         """Whether a training step is audited too."""
         return self.mode == "training"

@@ -67,12 +67,13 @@ def autocast_type(module: nn.Module, inputs: Any) -> str:
 
 
 def plan_table(plan: Plan) -> dict[str, Any]:
-    """The plan as a dict, in the form that plan.json and `patched_model.py` contain."""
+    """The plan as a dict, in the form that plan.json and `patched_model.py` contain, without defaults."""
+    raised = {} if plan.raised == "none" else {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
     scopes = {path: _scope(choice) for path, choice in plan.scopes.items()}
-    stored = {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
-    return {"strategy": plan.strategy, "format": plan.format, **stored, "scopes": scopes}
+    return {"strategy": plan.strategy, "format": plan.format, **raised, "scopes": scopes}
 
 
 def _scope(choice: ScopeChoice) -> dict[str, Any]:
+    """One scope as a dict, without entries that have their default value."""
     kept = {"keep": list(choice.keep)} if choice.keep else {}
-    return {"precision": choice.precision, "output": choice.output, **kept}
+    return {"precision": choice.precision, **kept, **({} if choice.output == "cast" else {"output": choice.output})}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,10 +14,11 @@ from ..isolation import members
 from ..loading import importer, statedicts
 from ..numerics import functions
 from ..numerics.formats import label, runs
-from ..records import Origin, Plan, Reason, ScopeChoice
+from ..records import Origin, Plan
 from . import applying as runtime
 from . import runtime as strategies_runtime
 from . import source, strategies
+from .base import plan_table
 from .runtime import Runtime
 from .strategies import strategy_of
 
@@ -175,9 +176,13 @@ def _left_out(name: str, plan: Plan) -> str:
 def _table(plan: Plan) -> dict[str, Any]:
     """One plan as Python source: figures for a reader, and the data that applies it."""
     keys = ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup")
-    raised = {} if plan.raised == "none" else {"raised": plan.raised, "stored_low": dict(plan.stored_low)}
-    scopes = {path: _scope(choice, plan.reasons_of(path)) for path, choice in plan.scopes.items()}
-    return {**{key: _readable(getattr(plan, key)) for key in keys}, **raised, "scopes": scopes}
+    table = plan_table(plan)
+    for path, entry in table["scopes"].items():
+        if reasons := plan.reasons_of(path):
+            codes = dict.fromkeys(code for reason in reasons for code in reason.rules)
+            entry["because"] = [*codes, *(reason.words for reason in reasons)]
+            entry["cost"] = f"{max(reason.saves or 0.0 for reason in reasons):.1%} of the predicted time"
+    return {**{key: _readable(getattr(plan, key)) for key in keys}, **table}
 
 
 def _readable(value: Any) -> Any:
@@ -185,20 +190,6 @@ def _readable(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def _scope(choice: ScopeChoice, reasons: Sequence[Reason]) -> dict[str, Any]:
-    """One scope as a dict, without entries that have their default value."""
-    entry: dict[str, Any] = {"precision": choice.precision}
-    if choice.keep:
-        entry["keep"] = list(choice.keep)
-    if reasons:
-        codes = dict.fromkeys(code for reason in reasons for code in reason.rules)
-        entry["because"] = [*codes, *(reason.words for reason in reasons)]
-        entry["cost"] = f"{max(reason.saves or 0.0 for reason in reasons):.1%} of the predicted time"
-    if choice.output != "cast":
-        entry["output"] = choice.output
-    return entry
 
 
 def _source(origin: Origin | None, directory: Path) -> dict[str, Any] | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-import warnings
 import webbrowser
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from ..asked import OPTIONS, Command, with_rules
 from ..progress.shown import Display, reporter
 from ..records.audit import FILES
 from ..report.words import count, printable
-from .program import Verb, say, watch
+from .program import Verb, behind_the_result, say, watch
 from .verbs import Target, default_directory, severe
 
 if TYPE_CHECKING:
@@ -50,10 +49,7 @@ def _audit(settings: AuditTarget, progress: Display) -> int:
     began = time.perf_counter()
     progress("load", settings.target, 0, 0)
     with ExitStack() as held:
-        held.enter_context(redirect_stdout(sys.stderr))
-        held.enter_context(warnings.catch_warnings())
-        if not settings.debug:
-            warnings.simplefilter("ignore")
+        held.enter_context(behind_the_result(settings.debug))
         from ..document.read import load
         from ..loading.discover import weights_of
         from ..offload import fitting, resident_limit

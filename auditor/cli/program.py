@@ -6,7 +6,9 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, ClassVar, TextIO
 
 from ..asked import Command
@@ -82,17 +84,22 @@ def _explain(error: Exception) -> tuple[str, str]:
         message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"
         error = error if isinstance(error, AuditorError) else AuditorError(message, slug="out-of-memory")
     if isinstance(error, AuditorError):
-        options = error.slug == "bad-option"
-        return (
-            str(error),
-            f"`{PROGRAM} --help` lists the options"
-            if options
-            else f"`{PROGRAM} explain {error.slug}` explains this error",
-        )
+        if error.slug == "bad-option":
+            return str(error), f"`{PROGRAM} --help` lists the options"
+        return str(error), f"`{PROGRAM} explain {error.slug}` explains this error"
     if time_is_up(error):
         return f"stopped by a time limit, {said}", "raise the limit, or give smaller inputs"
     where = "".join(f" {note}" for note in getattr(error, "__notes__", ())[:1])
     return f"internal error{where}, {said}", "please report it with --debug"
+
+
+@contextmanager
+def behind_the_result(debug: bool) -> Iterator[None]:
+    """In the body, what the user's code prints goes to stderr; its warnings are shown for `--debug` only."""
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        if not debug:
+            warnings.simplefilter("ignore")
+        yield
 
 
 def watch(verb: Verb, run: Callable[[Display], int], shown: Display) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +10,7 @@ from pydantic import Field
 from .. import folder
 from ..progress.shown import Display, reporter
 from ..settings import Flag, Option
-from .program import Verb, say, watch
+from .program import Verb, behind_the_result, say, watch
 
 BATCHES = ("batches", "get_batches", "train_loader", "loader")
 
@@ -41,7 +38,7 @@ class Rehearse(Verb):
     def _rehearse(self, progress: Display) -> int:
         progress("load", self.target, 0, 0)
         from ..document.read import load
-        from ..loading.target import parse, user_code
+        from ..loading.target import named_in, parse, user_code
         from ..rehearsal.rehearse import rehearse
         from ..report.blocks import looks, to_terminal
         from ..report.rehearsal import overview
@@ -50,32 +47,15 @@ class Rehearse(Verb):
         plan = load(self.plan_file) if self.plan_file else None
         directory = self.out or Path("audits") / f"{target.name}-rehearsal"
         folder.check_directory(directory)
-        with redirect_stdout(sys.stderr), warnings.catch_warnings():
-            if not self.debug:
-                warnings.simplefilter("ignore")
-            with user_code(target, self.seed):
-                step, batches = self._step(target), self._batches(target)
-                result = rehearse(
-                    step,
-                    batches,
-                    self.steps,
-                    plan=plan,
-                    seed=self.seed,
-                    remedies=self.remedies,
-                    progress=progress,
-                    target=self.target,
-                )
+        with behind_the_result(self.debug), user_code(target, self.seed):
+            advice = "name the function that runs one training step, as train.py:step"
+            step, batches = named_in(target, advice, "missing-target", self.seed), self._batches(target)
+            how: dict[str, Any] = {"remedies": self.remedies, "progress": progress, "target": self.target}
+            result = rehearse(step, batches, self.steps, plan=plan, seed=self.seed, **how)
         files = result.save(directory)
         progress.close()
         say(to_terminal(overview(result), looks()) + f"Report   {files[-1]}\nFiles    {files[0]}\n")
         return 0
-
-    def _step(self, target: Any) -> Any:
-        from ..loading.target import named_in
-
-        return named_in(
-            target, "name the function that runs one training step, as train.py:step", "missing-target", self.seed
-        )
 
     def _batches(self, target: Any) -> Any:
         """The batches for the step; None where the file has none of the conventional names and no option names one."""

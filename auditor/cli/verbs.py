@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-import sys
-import warnings
 from collections.abc import Iterable
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +18,7 @@ from ..errors import AuditorError
 from ..progress.shown import Display
 from ..settings import Location, Option
 from ..snippets import TOOLS
-from .program import PROGRAM, Verb, say, watch
+from .program import PROGRAM, Verb, behind_the_result, say, watch
 
 if TYPE_CHECKING:
     from ..document.compare import Comparison
@@ -94,29 +92,21 @@ class Apply(Verb):
     def _write(self, progress: Display) -> int:
         from ..document.live import check_artefact, patched_source, read_plans
         from ..loading import load
-        from ..report.words import count
+        from ..plan.recommend import kept_apart
 
         progress("apply", self.target, 0, 0)
         audit, plans, chosen = read_plans(self.plan_file, self.plan)
         if self.out:
             folder.check_directory(self.out)
-        with redirect_stdout(sys.stderr), warnings.catch_warnings():
-            if not self.debug:
-                warnings.simplefilter("ignore")
+        with behind_the_result(self.debug):
             subject = load(self.target, inputs=self.inputs, weights=self.weights, seed=self.seed)
             directory = self.out or default_directory(subject)
             folder.check_directory(directory)
             text = patched_source(subject, audit, plans, chosen, directory)
             check_artefact(subject, plans, chosen, self.seed)
         (file,) = folder.write(directory, {PATCHED: text})
-        islands = sum(choice.precision == "fp32" for choice in plans[chosen].scopes.values())
-        functions = len(plans[chosen].exceptions)
-        kept = [count(islands, "scope")] if islands or not functions else []
-        kept += [count(functions, "function")] if functions else []
-        say(
-            f"Plan     {chosen}, {' and '.join(kept)} in FP32; not verified on this model: audit "
-            f"it for that\nPatched  {file}\n"
-        )
+        kept = kept_apart(plans[chosen]) or "no module"
+        say(f"Plan     {chosen}, {kept} in FP32; not verified on this model: audit it for that\nPatched  {file}\n")
         return 0
 
 

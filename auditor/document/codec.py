@@ -124,9 +124,8 @@ def laid_out(value: Any, deepest: float = math.inf, depth: int = 0, before: int 
     fits = depth >= deepest or before + depth + len(short) <= WIDTH
     if fits or not value or not isinstance(value, dict | list):
         return short
-    start, end = ("{", "}") if isinstance(value, dict) else ("[", "]")
-    items = (
-        [(f"{json.dumps(k)}: ", x) for k, x in value.items()] if isinstance(value, dict) else [("", x) for x in value]
-    )
+    start, end, items = "[", "]", [("", item) for item in value]
+    if isinstance(value, dict):
+        start, end, items = "{", "}", [(f"{json.dumps(key)}: ", item) for key, item in value.items()]
     lines = [f"\n{' ' * (depth + 1)}{name}{laid_out(item, deepest, depth + 1, len(name))}" for name, item in items]
     return f"{start}{','.join(lines)}\n{' ' * depth}{end}"

@@ -162,11 +162,9 @@ def _verdict_changes(before: Sequence[NodeReport], after: Sequence[NodeReport]) 
     old, new = _by_place(before), _by_place(after)
     changes = []
     for key in {**new, **old}:
-        report = new.get(key) or old[key]
+        node = (new.get(key) or old[key]).node
         was, now = ({f: v.verdict for f, v in side[key].verdicts.items()} if key in side else {} for side in (old, new))
-        changes += [
-            VerdictChange(report.node, f, was.get(f), now.get(f)) for f in was | now if was.get(f) != now.get(f)
-        ]
+        changes += [VerdictChange(node, f, was.get(f), now.get(f)) for f in was | now if was.get(f) != now.get(f)]
     return tuple(changes)
 
 

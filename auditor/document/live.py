@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ..numerics.formats import label, runs
 from ..plan.workbench import emit_plans
 from ..records import Audit, Plan, Subject
 from ..verify import NotHandedOver, Verifier
-from .read import applicable, plan_of, read_json
+from .read import audit_in, plan_called, plan_of
 
 
 def apply(model: nn.Module, plan: Any, name: str | None = None) -> nn.Module:
@@ -43,19 +42,14 @@ def select(plan: Any, name: str | None) -> tuple[Audit | None, Plan]:
 
     Raises: PlanError, also for a plan that torch cannot compute, or that is an exported program.
     """
-    if isinstance(plan, (str, PathLike)):
-        plan = applicable(read_json(Path(plan)), str(plan))
-    elif isinstance(plan, Mapping) and "plans" in plan:
-        plan = applicable(plan, "the plan")
-    elif isinstance(plan, Mapping) and "scopes" in plan:
+    if isinstance(plan, Mapping) and "scopes" in plan:
         plan = plan_of(plan, "the plan")
     if isinstance(plan, Plan):
         return None, _runnable(plan)
-    if isinstance(plan, Audit):
-        return plan, _runnable(_plan_called(plan.plans, name or plan.recommended))
     if isinstance(plan, Mapping) and plan and all(isinstance(each, Plan) for each in plan.values()):
-        return None, _runnable(_plan_called(plan, name))
-    raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to one.", slug="bad-plan")
+        return None, _runnable(plan_called(plan, name))
+    audit = audit_in(plan)
+    return audit, _runnable(plan_called(audit.plans, name or audit.recommended))
 
 
 def read_plans(file: Path, name: str | None) -> tuple[Audit, dict[str, Plan], str]:
@@ -114,38 +108,19 @@ def _runnable(plan: Plan) -> Plan:
     return plan
 
 
-def _plan_called(plans: Mapping[str, Plan], name: str | None) -> Plan:
-    """Return the plan of this name. Raises: PlanError, which lists the plans that can be applied."""
-    if isinstance(name, str) and name in plans:
-        return plans[name]
-    wanted = f"{name!r} is not among the plans" if name else "no plan is recommended"
-    if running := sorted(key for key, plan in plans.items() if runs(plan.format)):
-        raise PlanError(f"{wanted}; choose one of {', '.join(running)}.", slug="no-such-plan")
-    lacking = " and ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
-    raise PlanError(
-        f"{wanted}, and none can be run: torch cannot compute in {lacking}. Audit a format that it can compute in.",
-        slug="no-arithmetic",
-    )
-
-
 def _apply(model: nn.Module, audit: Audit | None, plan: Plan) -> nn.Module:
     try:
         result = size_of(model)
     except ValueError as error:
         raise PlanError(str(error), slug="lazy-weights") from error
-    if audit is not None:
-        _check_model(model, result, audit)
+    known = audit is None or (audit.structure == structure_of(model) if audit.structure else audit.parameters == result)
+    if audit is not None and not known:
+        said = f"for a model with {audit.parameters} parameters, this one has {result}"
+        if audit.parameters == result:
+            kind = type(unwrap_model(model)).__name__
+            said = f"for another model than this {kind}: names, classes or shapes of modules or parameters differ"
+        raise PlanError(f"the plan was made {said}. Audit this model.", slug="plan-mismatch")
     try:
         return apply_plan(model, plan_table(plan))
     except ValueError as error:
         raise PlanError(f"{error}.", slug="plan-mismatch") from error
-
-
-def _check_model(model: nn.Module, size: int, audit: Audit) -> None:
-    if audit.structure == structure_of(model) if audit.structure else audit.parameters == size:
-        return
-    said = f"for a model with {audit.parameters} parameters, this one has {size}"
-    if audit.parameters == size:
-        kind = type(unwrap_model(model)).__name__
-        said = f"for another model than this {kind}: names, classes or shapes of modules or parameters differ"
-    raise PlanError(f"the plan was made {said}. Audit this model.", slug="plan-mismatch")

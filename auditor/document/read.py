@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from ..artefact import strategies
 from ..errors import PlanError
 from ..folder import path_of
-from ..numerics.formats import FORMATS, NAME
+from ..numerics.formats import FORMATS, NAME, label, runs
 from ..records.audit import FORMAT_VERSION, Audit
 from ..records.plan import Plan
 from .codec import MEASUREMENTS, PLAN, adapter, digest, merge
@@ -115,6 +115,31 @@ def applicable(document: Any, where: str) -> Audit:
     for name, plan in result.plans.items():
         _check_names(plan, where, ("plans", name))
     return result
+
+
+def audit_in(plan: Any) -> Audit:
+    """The audit of plans to be applied, from an Audit, a dict as in plan.json, or a path to one. Raises: PlanError."""
+    if isinstance(plan, Audit):
+        return plan
+    if isinstance(plan, str | PathLike):
+        return applicable(read_json(Path(plan)), str(plan))
+    if isinstance(plan, Mapping) and "plans" in plan:
+        return applicable(plan, "the plan")
+    raise PlanError("A plan is an Audit, its plans, a dict as in plan.json, or a path to one.", slug="bad-plan")
+
+
+def plan_called(plans: Mapping[str, Plan], name: object) -> Plan:
+    """The plan of this name. Raises: PlanError, which lists the plans that can be applied."""
+    if isinstance(name, str) and name in plans:
+        return plans[name]
+    wanted = f"{name!r} is not among the plans" if name else "no plan is recommended"
+    if running := sorted(key for key, plan in plans.items() if runs(plan.format)):
+        raise PlanError(f"{wanted}; choose one of {', '.join(running)}.", slug="no-such-plan")
+    lacking = " and ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
+    raise PlanError(
+        f"{wanted}, and none can be run: torch cannot compute in {lacking}. Audit a format that it can compute in.",
+        slug="no-arithmetic",
+    )
 
 
 def plan_of(plan: Mapping[str, Any], where: str) -> Plan:

@@ -51,7 +51,11 @@ def json_schema(file: str = PLAN) -> str:
     records = objects()
     split = {name for name, fields in records.items() if any(map(_is_measured, fields.values()))}
     kept = {
-        name: {key: _bare(value) for key, value in fields.items() if _is_in(value, name in split, split, file)}
+        name: {
+            key: {about: item for about, item in value.items() if about not in ("default", "measured")}
+            for key, value in fields.items()
+            if _is_in(value, name in split, split, file)
+        }  # without defaults, since the files contain every field
         for name, fields in records.items()
     }
     top = {**_TOP, **(_BESIDE if file == MEASUREMENTS else {}), **kept.pop("Audit")}
@@ -90,11 +94,6 @@ def _is_in(value: Any, in_split: bool, split: set[str], file: str) -> bool:
     if file == PLAN:
         return not _is_measured(value)
     return not in_split or _is_measured(value) or any(f'"#/$defs/{name}"' in json.dumps(value) for name in split)
-
-
-def _bare(value: Any) -> Any:
-    """A schema without defaults, since the files contain every field."""
-    return {key: item for key, item in value.items() if key not in ("default", "measured")}
 
 
 def _object(properties: Any) -> dict[str, Any]:

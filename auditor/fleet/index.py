@@ -23,15 +23,15 @@ REPORT = "report.html"
 SLOWER = 0.97
 """Share of a predicted speed-up below which a plan counts as slower."""
 
-STATES = ("failed", "worse", "no plan", "findings", "clean", "waiting")
-"""The states of a target, the most urgent first."""
-
-SAID = {
+STATES = {
     "failed": "failed",
     "worse": "got worse",
     "no plan": "without a recommended plan",
+    "findings": "",
+    "clean": "",
     "waiting": "not audited yet",
 }
+"""{state of a target: what a headline says of it}, the most urgent first."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ def rows_of(
 def headline(rows: Sequence[Row]) -> str:
     """The results of the fleet in one sentence."""
     found = Counter(row.state for row in rows)
-    said = [f"{found[state]:,} {words}" for state, words in SAID.items() if found[state]]
+    said = [f"{found[state]:,} {words}" for state, words in STATES.items() if words and found[state]]
     return f"{count(len(rows), 'model')}: {', '.join(said) if said else 'all have a recommended plan'}."
 
 
 def render(rows: Sequence[Row], baseline: Path | None) -> str:
     """The page as one HTML file without external resources."""
-    order = sorted(rows, key=lambda row: STATES.index(row.state))
+    order = sorted(rows, key=lambda row: [*STATES].index(row.state))
     states = [(state, number) for state in STATES if (number := sum(row.state == state for row in rows))]
     page = environment().get_template("fleet.html.jinja")
     return page.render(rows=order, states=states, headline=headline(rows), baseline=baseline)

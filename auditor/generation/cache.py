@@ -26,9 +26,7 @@ def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
         for each in state:
             yield from cached_tensors(each)
     elif hasattr(state, "layers"):
-        yield from cached_tensors(
-            [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in state.layers]
-        )
+        yield from cached_tensors([getattr(layer, name, None) for layer in state.layers for name in ("keys", "values")])
     elif hasattr(state, "self_attention_cache"):
         yield from cached_tensors([state.self_attention_cache, state.cross_attention_cache])
 

@@ -15,9 +15,9 @@ from torch import nn
 
 from ..criteria.margins import WINDOW, count_replaced
 from ..isolation.answer import Around, answer
-from ..records.generation import Generation, StoredCache, TokenComparison
+from ..records.generation import StoredCache, TokenComparison
 from .cache import STORED, CacheRounding
-from .decode import Prompts, Store, decode, scores
+from .decode import Prompts, Store, decode
 
 RUNS = 32
 """Maximum number of equal intervals of steps for the divergence by position."""
@@ -71,32 +71,34 @@ class Decoding:
 
         store: rounds the cache after each step. The pass over all tokens has no cache and is then left out.
         """
-        result: dict[str, list[torch.Tensor]] = {"cached": [], "one_pass": []}
-        for one in batches:
-            expected, rows = torch.load(one.logits, mmap=True), list[torch.Tensor]()
+        one_pass = [self._in_one_pass(model, one, around) for one in batches] if store is None else []
+        return {"cached": [self._cached(model, one, around, store) for one in batches], "one_pass": one_pass}
 
-            def follow(
-                step: int,
-                logits: torch.Tensor,
-                one: ReferenceTokens = one,
-                expected: torch.Tensor = expected,
-                rows: list[torch.Tensor] = rows,
-            ) -> torch.Tensor:
-                rows.append(self._row(step, expected[step], logits.cpu(), one.tokens[:, step].cpu()))
-                return one.tokens[:, step]
+    def _cached(self, model: nn.Module, one: ReferenceTokens, around: Around, store: Store | None) -> torch.Tensor:
+        expected, rows = torch.load(one.logits, mmap=True), list[torch.Tensor]()
 
-            decode(model, one.prompts, self.steps, follow, seed=self.seed, around=around, store=store)
-            result["cached"].append(torch.stack(rows, 1))
-            if store is not None:
-                continue
-            answered = answer(model, one.prompts.forced_inputs(model, one.tokens), seed=self.seed, around=around)
-            logits = answered[0].float()[:, -self.steps :].transpose(0, 1).cpu()
-            each = [self._row(t, expected[t], logits[t], one.tokens[:, t].cpu()) for t in range(self.steps)]
-            result["one_pass"].append(torch.stack(each, 1))
-        return result
+        def follow(step: int, logits: torch.Tensor) -> torch.Tensor:
+            rows.append(self._row(step, expected[step], logits.cpu(), one.tokens[:, step].cpu()))
+            return one.tokens[:, step]
+
+        decode(model, one.prompts, self.steps, follow, seed=self.seed, around=around, store=store)
+        return torch.stack(rows, 1)
+
+    def _in_one_pass(self, model: nn.Module, one: ReferenceTokens, around: Around) -> torch.Tensor:
+        expected = torch.load(one.logits, mmap=True)
+        answered = answer(model, one.prompts.forced_inputs(model, one.tokens), seed=self.seed, around=around)
+        logits = answered[0].float()[:, -self.steps :].transpose(0, 1).cpu()
+        each = [self._row(t, expected[t], logits[t], one.tokens[:, t].cpu()) for t in range(self.steps)]
+        return torch.stack(each, 1)
 
     def _scores(self, step: int, logits: torch.Tensor) -> torch.Tensor:
-        return scores(logits, step, self.temperature, self.seed)
+        """Logits to take the largest of; at a temperature above 0 with Gumbel noise added, which depends only on seed and
+        step, so that every model samples alike. Unit: that of logits."""
+        if not self.temperature:
+            return logits
+        generator = torch.Generator().manual_seed(self.seed + step)
+        uniform = torch.rand(logits.shape, generator=generator, dtype=torch.float64).to(logits.device)
+        return logits.double() - self.temperature * (-uniform.log()).log()
 
     def _row(self, step: int, expected: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """[4, prompts]: KL, whether the chosen and the likeliest token differ, change of P(FP32's token)."""
@@ -107,16 +109,6 @@ class Decoding:
         change = (q.exp() - p.exp()).gather(-1, tokens[:, None])[:, 0]
         top = logits.argmax(-1) != expected.argmax(-1)
         return torch.stack([kl, chosen.double(), top.double(), change])
-
-
-def describe_reference(
-    decoding: Decoding, batches: Sequence[ReferenceTokens], caches: tuple[StoredCache, ...]
-) -> Generation:
-    """The record of the tokens that FP32 generated."""
-    counted = sum(int(one.counts.sum()) for one in batches)
-    return Generation(
-        sum(len(one.tokens) for one in batches), decoding.steps, counted, decoding.temperature, caches=caches
-    )
 
 
 def stored_caches(

@@ -74,35 +74,31 @@ def prompts_of(model: nn.Module, batch: Batch) -> Prompts:
         return Prompts("encoder-decoder", _check_ids(model, ids), torch.ones_like(ids), given, ends)
     elif "past_key_values" in names and "input_ids" in names:
         ids = _check_ids(model, given.get("input_ids"))
-        mask = given.get("attention_mask")
-        result = Prompts("causal", *_pad_left(ids, torch.ones_like(ids) if mask is None else mask.to(ids)), ends=ends)
+        mask = torch.ones_like(ids) if given.get("attention_mask") is None else given["attention_mask"].to(ids)
+        order = mask.bool().to(torch.int8).argsort(dim=1, stable=True)  # the padding of the prompts goes to the left
+        result = Prompts("causal", ids.gather(1, order), mask.gather(1, order), ends=ends)
     else:
-        raise LoadError(
+        raise cannot_generate(
             f"{type(model).__name__} cannot generate token by token: its forward takes no "
-            "past_key_values, and it has no step(tokens, state) that returns logits and a state",
-            slug="cannot-generate",
+            "past_key_values, and it has no step(tokens, state) that returns logits and a state"
         )
     if int(result.mask.sum(1).min()) < LEAST:
-        raise LoadError(
-            f"a prompt has fewer than {LEAST} tokens: give longer prompts for --generate", slug="cannot-generate"
-        )
+        raise cannot_generate(f"a prompt has fewer than {LEAST} tokens: give longer prompts for --generate")
     return result
+
+
+def cannot_generate(message: str) -> LoadError:
+    """The error for a model or inputs that cannot be continued."""
+    return LoadError(message, slug="cannot-generate")
 
 
 def _check_ids(model: nn.Module, ids: Any) -> torch.Tensor:
     if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.is_floating_point():
         return ids
-    raise LoadError(
+    raise cannot_generate(
         f"the inputs of {type(model).__name__} contain no prompts: give token ids [prompts, "
-        "tokens], or text for a model with a tokenizer",
-        slug="cannot-generate",
+        "tokens], or text for a model with a tokenizer"
     )
-
-
-def _pad_left(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Move the padding of the prompts to the left."""
-    order = mask.bool().to(torch.int8).argsort(dim=1, stable=True)
-    return ids.gather(1, order), mask.gather(1, order)
 
 
 def _ends(model: Any) -> tuple[int, ...]:
@@ -189,13 +185,3 @@ def decode(
                 store(state[0] if prompts.kind == "encoder-decoder" else state)
             fed = choose(step, logits.float())[:, None]
             mask = torch.cat([mask, torch.ones_like(fed)], 1)
-
-
-def scores(logits: torch.Tensor, step: int, temperature: float, seed: int) -> torch.Tensor:
-    """Logits to take the largest of; at a temperature above 0 with Gumbel noise added, which depends only on seed and
-    step, so that every model samples alike. Unit: that of logits."""
-    if not temperature:
-        return logits
-    generator = torch.Generator().manual_seed(seed + step)
-    uniform = torch.rand(logits.shape, generator=generator, dtype=torch.float64).to(logits.device)
-    return logits.double() - temperature * (-uniform.log()).log()

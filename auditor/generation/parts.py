@@ -20,16 +20,14 @@ WEIGHTS = "weights, rounded"
 def parts_of(capture: Capture) -> dict[str, str]:
     """{node or placeholder: its part}: by its row in the table of operations, and by the operations that read it."""
     nodes = list(capture.graph_module.graph.nodes)
-    result: dict[str, str] = {}
-    rotary = set[fx.Node]()
-    routed = set[fx.Node]()
+    rotary, cached, routed = set[fx.Node](), set[fx.Node](), set[fx.Node]()
     for node in nodes:
         row = row_of(node)
         if row.wave or (not (row.product or row.attention) and rotary & set(node.all_input_nodes)):
             rotary.add(node)
         if row.attention:
             for source in node.all_input_nodes[1:3]:
-                result.update({n.name: "keys and values" for n in _through(source)})
+                cached.update(_through(source))
     for node in reversed(nodes):
         discrete = any(not x.is_floating_point() for x in tensors_of(node.meta.get("val")))
         if node.op == "call_function" and discrete and not row_of(node).asks_shape:
@@ -37,29 +35,21 @@ def parts_of(capture: Capture) -> dict[str, str]:
                 if source.op == "call_function" and any(x.is_floating_point() for x in tensors_of(source.meta["val"])):
                     routed.update(_of_product(source))
     head = set(_through(next((n for n in nodes if n.name == capture.outputs[0]), nodes[-1])))
+    result = {}
     for node in nodes:
-        row, name = row_of(node), node.name
-        owner = capture.nodes[name].owner_type.lower() if name in capture.nodes else ""
-        if node.op != "call_function":
-            result[name] = WEIGHTS
-        elif node in head:
-            result[name] = "head"
-        elif node in routed:
-            result[name] = "router"
-        elif name in result:
-            continue
-        elif row.normalizes or "norm" in owner:
-            result[name] = "norms"
-        elif row.attention or row.distribution:
-            result[name] = "softmax and attention"
-        elif row.product or row.embedding or row.recurrent:
-            result[name] = "linear layers"
-        elif node in rotary:
-            result[name] = "rotary tables"
-        elif row.sum:
-            result[name] = "residual sums"
-        else:
-            result[name] = "activations and the rest"
+        row, owner = row_of(node), capture.nodes.get(node.name)
+        parts = {
+            WEIGHTS: node.op != "call_function",
+            "head": node in head,
+            "router": node in routed,
+            "keys and values": node in cached,
+            "norms": row.normalizes or (owner is not None and "norm" in owner.owner_type.lower()),
+            "softmax and attention": row.attention or row.distribution,
+            "linear layers": row.product or row.embedding or row.recurrent,
+            "rotary tables": node in rotary,
+            "residual sums": row.sum,
+        }
+        result[node.name] = next((part for part, is_one in parts.items() if is_one), "activations and the rest")
     return result
 
 

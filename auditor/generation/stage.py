@@ -14,7 +14,6 @@ import torch
 from ..criteria import criteria_of
 from ..criteria.margins import margins_of
 from ..criteria.measure import Criteria
-from ..errors import LoadError
 from ..folder import OWN
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
@@ -24,8 +23,8 @@ from ..records.generation import Generation, StoredCache
 from ..settings import Settings
 from ..stages import Stages
 from ..verify import Runs
-from .compare import Decoding, ReferenceTokens, describe_reference, expected_flips, figures, stored_caches
-from .decode import prompts_of
+from .compare import Decoding, ReferenceTokens, expected_flips, figures, stored_caches
+from .decode import cannot_generate, prompts_of
 from .parts import shares
 
 
@@ -40,7 +39,7 @@ class Generating:
     decoding: Decoding
     batches: Sequence[ReferenceTokens]
     held_out: Sequence[ReferenceTokens]
-    caches: tuple[StoredCache, ...] = ()
+    caches: tuple[StoredCache, ...]
 
     @property
     def checks(self) -> Sequence[ReferenceTokens]:
@@ -50,7 +49,8 @@ class Generating:
     @property
     def reference(self) -> Generation:
         """The record of the tokens that FP32 generated."""
-        return describe_reference(self.decoding, self.checks, self.caches)
+        texts, counted = sum(len(one.tokens) for one in self.checks), sum(int(one.counts.sum()) for one in self.checks)
+        return Generation(texts, self.decoding.steps, counted, self.decoding.temperature, caches=self.caches)
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
         """Attach decoding results to every plan that meets the error budget."""
@@ -94,17 +94,14 @@ def generate_reference(
         return [decoding.reference(model, *one, nullcontext) for one in zip(prompts, files, strict=True)]
 
     with stages("generate", f"{options.generate} tokens in FP32"):
-        found = Generating(folder, decoding, each(subject.batches, "batch"), each(subject.held_out, "held_out"))
-        forced = [
-            tuple(one.prompts.forced_inputs(model, one.tokens) for one in x) for x in (found.batches, found.held_out)
-        ]
-        subject = replace(subject, batches=forced[0], held_out=forced[1])
+        batches, held_out = each(subject.batches, "batch"), each(subject.held_out, "held_out")
+        caches = stored_caches(decoding, model, held_out or batches, nullcontext)
+        forced, others = (tuple(one.prompts.forced_inputs(model, one.tokens) for one in x) for x in (batches, held_out))
+        subject = replace(subject, batches=forced, held_out=others)
         outputs = answer(model, subject.batches[0], seed=options.seed)
-        found = replace(found, caches=stored_caches(decoding, model, found.checks, nullcontext))
     names = outputs.names if isinstance(outputs, NamedTensors) else ()
     if not names or outputs[0].dim() != 3:
-        said = f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]"
-        raise LoadError(said, slug="cannot-generate")
+        raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]")
     if not options.limits and options.metric is None:
         options = options.having(limits=tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}")))
-    return subject, options, found
+    return subject, options, Generating(folder, decoding, batches, held_out, caches)

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 
 from ..capture.regions import written_as_meant
 from ..capture.source import Place, kind_of, line_of
-from ..errors import LoadError, first_line, origin_of
+from ..errors import CallbackError, LoadError, first_line, let_through, origin_of
 from ..isolation import isolated
 from ..isolation.process import ieee, swap_attribute
+from ..records import Progress
 from .importer import as_script, import_source, root_of
 
 T = TypeVar("T")
@@ -257,6 +258,21 @@ def blame(error: BaseException) -> str:
     frames = [*traceback.extract_tb(error.__traceback__), *traceback.extract_tb(first.__traceback__)]
     places = [line_of(Place(f.filename, f.lineno or 0)) for f in frames if kind_of(f.filename) == "own"]
     return f"{text} ({places[-1]})" if places else text
+
+
+def guard_progress(progress: Progress) -> Progress:
+    """Wrap the caller's callback: its exceptions end the audit and name it."""
+
+    def call_guarded(stage: str, detail: str, done: int, total: int) -> None:
+        try:
+            progress(stage, detail, done, total)
+        except Exception as error:
+            let_through(error)
+            raise CallbackError(
+                f"progress raised {blame(error)}: it is called as progress(stage, detail, done, total)", "bad-callback"
+            ) from error
+
+    return call_guarded
 
 
 def _one_line(error: BaseException) -> str:

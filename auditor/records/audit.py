@@ -12,7 +12,7 @@ from .decisions import Decisions
 from .generation import Generation
 from .graph import Node, Subject
 from .measure import Contribution, Finding, FlaggedRegion, Linearity, Magnitudes, NodeError, Noise, Verdict, Weight
-from .plan import Evaluation, Plan, Timing, Today, Verification
+from .plan import Evaluation, Execution, Plan, Timing, Today, Verification
 from .training import Training
 from .written import FileField, MeasurementField, Unwritten, empty
 
@@ -75,7 +75,7 @@ class Environment:
     auditor: Annotated[str, FileField("version of the auditor")]
     torch: Annotated[str, FileField("version of PyTorch")]
     device: Annotated[str, FileField("`cpu`, or the GPU's name")]
-    execution: Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]
+    execution: Execution
     seed: Annotated[int, FileField("seed of every random choice")]
     seconds: Annotated[Mapping[str, float], FileField("seconds of each stage, by name")] = empty()
     libraries: Annotated[Mapping[str, str], FileField("versions of CUDA, cuDNN and driver, or oneDNN")] = empty()
@@ -120,9 +120,7 @@ class Audit:
     metric: Annotated[str, FileField("the error measure")]
     criteria: Annotated[tuple[str, ...], FileField("criteria that were set; errors are shares of their limits")] = ()
     proposals: Annotated[tuple[Proposal, ...], FileField("criteria not set by the user: defaults, suggestions")] = ()
-    capture_method: Annotated[
-        str, FileField("`path`: the graph depends on values; `run`: not", choices=("run", "path"))
-    ]
+    capture_method: Annotated[str, FileField("`path` if the graph depends on values", choices=("run", "path"))]
     environment: Annotated[Environment, FileField("device, versions and settings of the audit")]
     recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
     use: Annotated[str, FileField("purpose of the recommended plan", choices=("inference", "training"))] = "inference"
@@ -208,7 +206,7 @@ class Audit:
 
     def _repr_html_(self) -> str:
         """HTML for a notebook."""
-        from ..report.blocks import to_html
+        from ..report.blocks import html
         from ..report.reporters import overview
 
-        return to_html(overview(self))
+        return f"<div>{html(overview(self))}</div>\n"

@@ -22,9 +22,7 @@ class NodeError:
     """Errors of one node in one format, on the calibration inputs; for a backward pass, of the gradients it returns."""
 
     local_error: Annotated[float | None, FileField("of the operation alone on rounded FP32 inputs; relative L2")] = None
-    propagated_error: Annotated[float | None, FileField("accumulated, in a run with everything low; relative L2")] = (
-        None
-    )
+    propagated_error: Annotated[float | None, FileField("accumulated, in a run all low; relative L2")] = None
     disagreement: Annotated[float | None, FileField("share of discrete results that differ", least=0, most=1)] = None
     overflow: Annotated[int, FileField("elements that are finite in FP32 and infinite in the format", least=0)] = 0
     nan: Annotated[int, FileField("elements that are finite in FP32 and NaN in the format", least=0)] = 0
@@ -171,9 +169,7 @@ class Finding:
     op: Annotated[str, FileField("ATen overload of that node")]
     source: Annotated[str | None, FileField("source line, as for operations")]
     severity: Annotated[str, FileField("severity under the recommended plan", choices=("error", "warning", "info"))]
-    confidence: Annotated[
-        str, FileField("`high` if measured unsafe, else the rule's", choices=("high", "medium", "low"))
-    ]
+    confidence: Annotated[str, FileField("the rule's; `high` if measured unsafe", choices=("high", "medium", "low"))]
     formats: Annotated[tuple[str, ...], FileField("formats it concerns")]
     message: Annotated[str, MeasurementField("the problem here, with this model's numbers")] = ""
     why: Annotated[str, MeasurementField("why it is a problem, from the rule")] = ""
@@ -207,8 +203,5 @@ class FlaggedRegion:
     scope: Annotated[str, FileField("the innermost module that contains all of them")]
     local_error: Annotated[float | None, FileField("worst error of its results; `null`: not finite")]
     error: Annotated[float | None, FileField("error of the outputs; relative L2, or share of a criterion's limit")]
-    explained: Annotated[
-        float,
-        FileField("its operations' own errors, as root sum of squares; below `error` if they reinforce"),
-    ]
+    explained: Annotated[float, FileField("root sum of squares of its own errors; below `error` if they reinforce")]
     failure: Annotated[str | None, FileField("why the run failed")] = None

@@ -11,6 +11,8 @@ from ..paths import function_in
 from .generation import TokenComparison
 from .written import FileField, MeasurementField, empty
 
+Execution = Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))]
+
 
 @dataclass(frozen=True)
 class CriterionValue:
@@ -23,9 +25,9 @@ class CriterionValue:
     value: Annotated[float | None, FileField("worst measured value; `null`: none, or not finite")]
     share: Annotated[float | None, FileField("`value` as a share of the limit; the largest share is the plan's error")]
     holds: Annotated[bool, FileField("whether it holds in every run, with and without gradients")]
-    predicted: Annotated[
-        float | None, FileField("first-order prediction, for `top1`, `topk` and `flips`; `null`: not available")
-    ] = None
+    predicted: Annotated[float | None, FileField("first-order prediction of `top1`, `topk`, `flips`; `null`: none")] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,7 @@ class Today:
     """FP32 with the user's own flags (such as TF32), compared with IEEE FP32."""
 
     computed_in: Annotated[tuple[str, ...], FileField("formats that those flags allow instead of FP32: `tf32`, `bf16`")]
-    measured_error: Annotated[
-        float | None, FileField("error against IEEE FP32, worst batch; `null`: not finite or failed")
-    ]
+    measured_error: Annotated[float | None, FileField("against IEEE FP32, worst batch; `null`: not finite or failed")]
     failure: Annotated[str | None, FileField("why it did not run")] = None
 
 
@@ -124,9 +124,7 @@ class Score:
 
     value: Annotated[float | None, FileField("score of the model under the plan; `null`: see `failure`")]
     difference: Annotated[float | None, FileField("`value` minus the FP32 model's score")] = None
-    standard_error: Annotated[float | None, FileField("of `difference`, over pairs; `null`: fewer than two pairs")] = (
-        None
-    )
+    standard_error: Annotated[float | None, FileField("of `difference`, over pairs; `null`: too few pairs")] = None
     passed: Annotated[bool | None, FileField("whether it is within `max_drop`; `null`: none was given")] = None
     failure: Annotated[str | None, FileField("why there is no score, in one line")] = None
 
@@ -184,9 +182,7 @@ class Verification:
     inputs: Annotated[
         str, FileField("`held-out`: inputs that no plan was derived from", choices=("held-out", "audited"))
     ] = "audited"
-    execution: Annotated[str, FileField("`native`: on a GPU; `emulated`: on a CPU", choices=("native", "emulated"))] = (
-        "emulated"
-    )
+    execution: Execution = "emulated"
     failure: Annotated[str | None, FileField("why it did not run, in one line")] = None
     joint: Annotated[float | None, FileField("relative L2 of all outputs, unless `measured_error` is that")] = None
     criteria: Annotated[tuple[CriterionValue, ...], FileField("the criteria that were set, each with its value")] = ()
@@ -266,13 +262,9 @@ class Plan:
     strategy: Annotated[str, FileField("`autocast`: torch.autocast; `cast`: weights stored low; `graph`: a program")]
     format: Annotated[str, FileField("name of the low format, such as `fp16`")]
     scopes: Annotated[Mapping[str, ScopeChoice], FileField("precision by module; others have their nearest parent's")]
-    predicted_error: Annotated[
-        float, FileField("predicted without a run: root sum of squares of all rounding errors")
-    ] = math.nan
+    predicted_error: Annotated[float, FileField("predicted: root sum of squares of all rounding errors")] = math.nan
     low_precision_flops: Annotated[float, FileField("share of the FLOPs that run low", least=0, most=1)] = math.nan
-    predicted_speedup: Annotated[
-        float, FileField("predicted, over FP32, see [costs](method.md#what-a-choice-costs)")
-    ] = math.nan
+    predicted_speedup: Annotated[float, FileField("[predicted](method.md#what-a-choice-costs), over FP32")] = math.nan
     verification: Annotated[Verification | None, FileField("results of running the artefact; `null`: not run")] = None
     note: Annotated[str, MeasurementField("notes, in words")] = ""
     reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations stay FP32")] = ()
@@ -294,7 +286,6 @@ class Plan:
     fp32_memory: Annotated[MemoryUse | None, FileField("the same without the plan")] = None
     program: Annotated[Program | None, FileField("the exported program of a plan of strategy `graph`")] = None
     score: Annotated[Score | None, FileField("the user's score of the model under the plan")] = None
-
     timed: Annotated[TimeAndMemory | None, FileField("time and memory of one forward of the patched model")] = None
     generated: Annotated[TokenComparison | None, FileField("tokens decoded under the plan; `null`: none asked")] = None
 

@@ -10,8 +10,6 @@ from .graph import CalledFrom
 from .measure import Magnitudes, NodeError
 from .written import FileField, MeasurementField, empty
 
-FlushedUnscaled = Annotated[float, FileField("share of low gradients that FP16 zeroes unscaled", least=0, most=1)]
-
 
 @dataclass(frozen=True)
 class ModuleGradients:
@@ -54,9 +52,7 @@ class BackwardNode:
     owner: Annotated[str, FileField("module it belongs to")]
     source: Annotated[str | None, FileField("line that wrote it, as for operations")]
     errors: Annotated[Mapping[str, NodeError], FileField("by format: errors of the gradients it returns")]
-    contributions: Annotated[
-        Mapping[str, GradientChange], FileField("by format: how far it moves the gradients, if run")
-    ]
+    contributions: Annotated[Mapping[str, GradientChange], FileField("by format: how far it moves gradients, if run")]
     reaches: Annotated[Mapping[str, str], FileField("parameter whose gradient turns non-finite with it")]
     reasons: Annotated[Mapping[str, str], FileField("why it must not run in the format when training; `null`: it can")]
     called_from: CalledFrom = None
@@ -69,15 +65,13 @@ class LossScale:
     minimum: Annotated[float, FileField("smallest scale at which at most the share `allowed` underflows", exact=True)]
     maximum: Annotated[float, FileField("largest scale at which no low gradient overflows", exact=True)]
     init: Annotated[float | None, FileField("initial scale for GradScaler; `null`: the window is empty", exact=True)]
-    flushed_unscaled: FlushedUnscaled
+    flushed_unscaled: Annotated[float, FileField("share of low gradients that FP16 zeroes unscaled", least=0, most=1)]
     allowed: Annotated[float, FileField("share of the gradients that may underflow", least=0, most=1, exact=True)]
     closed_by: Annotated[str | None, FileField("the module whose gradients overflow first, if the window is empty")]
     largest: Annotated[str, FileField("module that sets the window's upper end")]
     starved: Annotated[str | None, FileField("module with most underflow at the upper end; `null`: none")]
     flushed: Annotated[Mapping[int, float], FileField("by log2 of the scale: share turned to zero", least=0, most=1)]
-    subnormal: Annotated[
-        Mapping[int, float], FileField("by log2 of the scale: share that is subnormal", least=0, most=1)
-    ]
+    subnormal: Annotated[Mapping[int, float], FileField("by log2 of the scale: share subnormal", least=0, most=1)]
 
 
 @dataclass(frozen=True)
@@ -85,9 +79,7 @@ class Bf16Outlook:
     """Updates that BF16 weights lose; Adam's first steps move every weight by the learning rate."""
 
     flushed: Annotated[float, FileField("share of the low gradients that underflow to zero", least=0, most=1)]
-    lost_adam: Annotated[
-        Mapping[float, float], FileField("by Adam's learning rate: share of updates lost in BF16", least=0, most=1)
-    ]
+    lost_adam: Annotated[Mapping[float, float], FileField("by Adam's learning rate: lost share", least=0, most=1)]
     lost_sgd: Annotated[Mapping[float, float], FileField("the same for SGD", least=0, most=1)]
 
 
@@ -117,9 +109,7 @@ class Training:
     parameters: Annotated[tuple[ParameterGradients, ...], MeasurementField("trainable parameters and gradients")] = ()
     nodes: Annotated[tuple[BackwardNode, ...], MeasurementField("the backward pass of every operation")] = ()
     advice: Annotated[tuple[Advice, ...], FileField("recommendations, with the numbers behind them")]
-    noise: Annotated[
-        float | None, FileField("difference between FP32's gradients of two such batches, divided by sqrt(2)")
-    ] = None
+    noise: Annotated[float | None, FileField("difference of FP32's gradients of two batches, over sqrt(2)")] = None
     attribution: Annotated[str | None, FileField("why gradient contributions are missing; `null`: none are")] = None
     returned: Annotated[
         str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -47,9 +48,7 @@ class Trail(Handler):
         number = len(self.operations)
         place = written_at(self._outermost)
         name = str(getattr(op, "_opname", None) or getattr(op, "__name__", op))
-        self.operations.append(
-            (name, self._modules[-1] if self._modules else LOSS, line_of(place.place) if place else "")
-        )
+        self.operations.append((name, [LOSS, *self._modules][-1], line_of(place.place) if place else ""))
         for x in tensors_in((args, kwargs)):
             if (source := getattr(x, "_made_by", None)) is not None:
                 self.readers[source].append(number)
@@ -73,20 +72,15 @@ class Trail(Handler):
 
 def first_to_blame(low: Trail, fp32: Trail) -> tuple[str, str]:
     """A sentence about the operation, and its module; nothing where FP32 is not finite there either."""
-    expected = set(fp32.forward)
-    if (number := next((n for n in low.forward if n not in expected), None)) is not None:
-        return _describe(low, number, ""), low.operations[number][1]
-    expected = set(fp32.backward)
-    for number in low.backward:
-        if number not in expected:  # the gradient at its result is that of the operations that read it
-            reader = low.readers[number][-1] if low.readers[number] else number
-            return _describe(low, reader, "the backward pass of "), low.operations[reader][1]
-    number = next((n for n in low.weights if n not in set(fp32.weights)), None)
-    return (
-        ("", "") if number is None else (_describe(low, number, "the weight's gradient in "), low.operations[number][1])
+    stages: tuple[tuple[str, list[int], list[int], Mapping[int, list[int]]], ...] = (
+        ("", low.forward, fp32.forward, {}),
+        ("the backward pass of ", low.backward, fp32.backward, low.readers),  # whose gradient is that at the result
+        ("the weight's gradient in ", low.weights, fp32.weights, {}),
     )
-
-
-def _describe(trail: Trail, number: int, how: str) -> str:
-    name, module, line = trail.operations[number]
-    return f"{how}{name}{f' in {module}' if module and module != LOSS else ''}{f' ({line})' if line else ''}"
+    for how, broken, expected, readers in stages:
+        known = set(expected)
+        if (number := next((n for n in broken if n not in known), None)) is not None:
+            name, module, line = low.operations[readers.get(number, [number])[-1]]
+            place = f"{f' in {module}' if module and module != LOSS else ''}{f' ({line})' if line else ''}"
+            return f"{how}{name}{place}", module
+    return "", ""

@@ -6,10 +6,11 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..numerics.formats import label
 from ..training.step import LOSS
-from .result import Recipe, RecipeProblem, RecipeRun
+from .result import NonFiniteStep, Recipe, RecipeProblem, RecipeRun
 
 Runs = Mapping[str, RecipeRun]
 
@@ -55,9 +56,8 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
     blamed = f", the first at {first.where}" if first else ""
     if not run.finite_weights or (run.scale is None and run.skipped):
         step = f" from step {run.skipped[0].step} (batch {run.skipped[0].batch})" if run.skipped else ""
-        yield RecipeProblem(
-            name, "not-finite", f"gradients and weights turn Inf or NaN{step}{blamed}", first.module if first else None
-        )
+        said = f"gradients and weights turn Inf or NaN{step}{blamed}"
+        yield RecipeProblem(name, "not-finite", said, first.module if first else None)
         return
     late = [each for each in run.skipped if each.step >= len(run.losses) // 2]
     if run.scale is not None and (len(late) > max(SKIPS * len(run.losses) / 2, 1) or run.scale < 1):
@@ -73,21 +73,17 @@ def _problems(name: str, runs: Runs) -> Iterator[RecipeProblem]:
     wide = runs.get(f"{name}_fp32_accumulation")
     if wide is not None and (whole := run.late(run.errors) or 0.0) > max(2 * (wide.late(wide.errors) or 0.0), ROUNDED):
         said = f"its gradients differ from FP32's by {whole:.1%} after {run.backward_passes} backward passes, and"
-        yield RecipeProblem(
-            name, "sums-rounded", f"{said} by {wide.late(wide.errors) or 0.0:.1%} where they are summed in FP32"
-        )
+        said += f" by {wide.late(wide.errors) or 0.0:.1%} where they are summed in FP32"
+        yield RecipeProblem(name, "sums-rounded", said)
     error, noise = run.late(run.errors), fp32.late(fp32.noise) or 0.0
     if error is not None and error > max(OFF, noise / 4):
         worst = max(run.parameters, key=lambda p: run.late(run.parameters[p].error) or 0.0)
-        said = (
-            f"its gradients differ from FP32's by {error:.0%}, most in {worst}; those of two batches "
-            f"differ by {noise:.0%}"
-        )
+        said = f"its gradients differ from FP32's by {error:.0%}, most in {worst}; those of two batches differ by {noise:.0%}"
         yield RecipeProblem(name, "gradients-off", said, worst.rpartition(".")[0])
 
 
-def _module(skipped: Sequence[object]) -> str | None:
-    found = [str(module) for each in skipped if (module := getattr(each, "module", None))]
+def _module(skipped: Sequence[NonFiniteStep]) -> str | None:
+    found = [each.module for each in skipped if each.module]
     return statistics.mode(found) if found else None
 
 
@@ -120,35 +116,33 @@ def _harm(run: RecipeRun, fp32: RecipeRun, what: str) -> tuple[float, str] | Non
 def remedies_for(runs: Runs) -> Iterator[Recipe]:
     """Repaired variants of the recipes with a problem."""
     for name, run in list(runs.items()):
-        problems = {p.kind: p for p in _problems(name, runs)} if name != "fp32" else {}
-        own = run.recipe
-        said = replace(own, repairs=name)
-        if own.stored and problems and not ("not-finite" in problems and own.format == "bf16"):
-            low = label(own.format)
-            titles = {"fp32_master_weights": f"{low} with FP32 master weights"}
-            if own.format == "bf16":
-                titles |= {"stochastic_rounding": "BF16 with stochastic rounding", "kahan_sums": "BF16 with Kahan sums"}
-            for remedy, title in titles.items():
-                yield replace(said, name=f"{name}_{remedy}", title=title, remedies=(remedy,))
-        if own.stored and run.backward_passes >= PASSES:
-            title = f"{own.title}, gradients summed in FP32"
-            yield replace(said, name=f"{name}_fp32_accumulation", title=title, remedies=("fp32_accumulation",))
-        if own.stored and own.format == "fp16" and problems:
-            yield replace(said, name=f"{name}_eps", title=f"{own.title}, eps = 1e-4", eps=1e-4)
-        places = [
-            p.module
-            for kind in ("steps-skipped", "not-finite", "gradients-off")
-            if (p := problems.get(kind)) and p.module
-        ]
-        if not own.stored and LOSS in places:
-            title = f"{own.title}, the loss in FP32"
-            yield replace(said, name=f"{name}_loss_in_fp32", title=title, loss_in_fp32=True)
-        places = [place for place in places if place != LOSS]
-        if not own.stored and places:
-            scopes = {**own.scopes, **dict.fromkeys(places, "fp32")}
-            yield replace(
-                said, name=f"{name}_islands", title=f"{own.title}, {', '.join(places)} in FP32", scopes=scopes
-            )
+        yield from _variants(run, {p.kind: p for p in _problems(name, runs)}) if name != "fp32" else ()
+
+
+def _variants(run: RecipeRun, problems: Mapping[str, RecipeProblem]) -> Iterator[Recipe]:
+    own, low = run.recipe, label(run.recipe.format)
+
+    def variant(suffix: str, title: str, **how: Any) -> Recipe:
+        return replace(own, name=f"{own.name}_{suffix}", title=title, repairs=own.name, **how)
+
+    if own.stored and problems and not ("not-finite" in problems and own.format == "bf16"):
+        titles = {"fp32_master_weights": f"{low} with FP32 master weights"}
+        if own.format == "bf16":
+            titles |= {"stochastic_rounding": "BF16 with stochastic rounding", "kahan_sums": "BF16 with Kahan sums"}
+        for remedy, title in titles.items():
+            yield variant(remedy, title, remedies=(remedy,))
+    if own.stored and run.backward_passes >= PASSES:
+        title = f"{own.title}, gradients summed in FP32"
+        yield variant("fp32_accumulation", title, remedies=("fp32_accumulation",))
+    if own.stored and own.format == "fp16" and problems:
+        yield variant("eps", f"{own.title}, eps = 1e-4", eps=1e-4)
+    kinds = ("steps-skipped", "not-finite", "gradients-off")
+    places = [place for kind in kinds if kind in problems and (place := problems[kind].module)]
+    if not own.stored and LOSS in places:
+        yield variant("loss_in_fp32", f"{own.title}, the loss in FP32", loss_in_fp32=True)
+    islands = dict.fromkeys((place for place in places if place != LOSS), "fp32")
+    if not own.stored and islands:
+        yield variant("islands", f"{own.title}, {', '.join(islands)} in FP32", scopes={**own.scopes, **islands})
 
 
 def recommend(runs: Runs, problems: Sequence[RecipeProblem]) -> tuple[str, str]:
@@ -163,10 +157,8 @@ def recommend(runs: Runs, problems: Sequence[RecipeProblem]) -> tuple[str, str]:
         return "fp32", f"Train in FP32: every other recipe has a problem. The final loss is {fp32.last_loss():.4g}."
     run = runs[ordered[0]]
     why = f"its final loss is {run.last_loss():.4g}, FP32's {fp32.last_loss():.4g}"
-    if run.skipped:
-        why += (
-            f"; {len(run.skipped)} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
-        )
+    if skipped := len(run.skipped):
+        why += f"; {skipped} of {len(run.losses)} steps are skipped until the loss scale settles at {run.scale:g}"
     done = "" if run.recipe.repairs else ", without further changes"
     text = f"Train in {run.recipe.title}{done}: {why}."
     lean = [n for n in ordered[1:] if runs[n].recipe.stored and "fp32_master_weights" not in runs[n].recipe.remedies]

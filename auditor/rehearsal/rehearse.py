@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-import pickle
-import select
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing import Pipe, get_context
 from typing import Any
 
 import torch
 
 from ..devices import NATIVE
-from ..errors import CallbackError, LoadError
+from ..errors import LoadError
 from ..isolation.process import reseed
-from ..loading.target import blame
+from ..loading.target import blame, guard_progress
+from ..numerics.formats import dtype_of
 from ..processes import how_ended
-from ..records import Plan
+from ..records import Plan, Progress
 from ..records.audit import Audit
 from .judge import problems_of, recommend, remedies_for
 from .result import Recipe, RecipeRun, Rehearsal
-from .scene import Scene, known_objects
+from .scene import Scene, bad_step, known_objects
 from .session import Session
 
 FP32 = Recipe("fp32", "FP32")
@@ -36,8 +35,6 @@ RECIPES = (
 LOOKS = 24
 """Number of sampled steps, where gradients and updates are compared with FP32's."""
 
-Tell = Callable[[str, str, int, int], None]
-
 
 def rehearse(
     step: Callable[..., Any],
@@ -47,7 +44,7 @@ def rehearse(
     plan: Audit | Plan | None = None,
     seed: int = 0,
     remedies: bool = True,
-    progress: Tell | None = None,
+    progress: Progress | None = None,
     target: str = "",
 ) -> Rehearsal:
     """Run a training step `steps` times in each recipe and in FP32, emulating a GPU on a CPU; all state is restored.
@@ -60,28 +57,14 @@ def rehearse(
     rehearsed, or fails in FP32.
     """
     if not callable(step) or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise LoadError(
-            "rehearse(step, batches, steps) needs a function that runs one training step, and a number of steps",
-            "bad-step",
-        )
+        raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")
     if not hasattr(os, "fork"):
-        raise LoadError(
-            "a rehearsal forks this process, which this system does not support: use Linux or macOS", "bad-step"
-        )
-    known = known_objects()
-    rehearsal = _Rehearsing(step, batches, steps, seed, progress or (lambda *_: None))
-    seen = rehearsal.look(known)
-    scene = Scene(known=known, own_regions=seen["own_regions"], backward_passes=seen["backward_passes"])
-    used = {one: known[one] for one in seen["used"]}
-    scene.modules = {key: one for key, one in used.items() if isinstance(one, torch.nn.Module)}
-    scene.optimizers = {key: one for key, one in used.items() if isinstance(one, torch.optim.Optimizer)}
-    _require(scene, seen["unknown"])
-    recipes = _recipes(scene, plan)
-    runs = {name: rehearsal.run(recipe, scene) for name, recipe in recipes.items()}
+        raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
+    rehearsal = _Rehearsing(step, batches, steps, seed, guard_progress(progress or (lambda *_: None)))
+    scene = rehearsal.look(known_objects())
+    runs = {recipe.name: rehearsal.run(recipe, scene) for recipe in _recipes(scene, plan)}
     if (failure := runs["fp32"].failure) is not None or not runs["fp32"].finite_weights:
-        raise LoadError(
-            f"the step already fails in FP32: {failure or 'its weights turn Inf or NaN'}; fix it first", "bad-step"
-        )
+        raise bad_step(f"the step already fails in FP32: {failure or 'its weights turn Inf or NaN'}; fix it first")
     for recipe in remedies_for(runs) if remedies else ():
         runs[recipe.name] = rehearsal.run(recipe, scene)
     problems = problems_of(runs)
@@ -90,69 +73,39 @@ def rehearse(
     return Rehearsal(name, steps, runs["fp32"].batches, runs, problems, chosen, why)
 
 
-def _require(scene: Scene, unknown: Sequence[str]) -> None:
-    if unknown:
-        raise LoadError(
-            f"the step creates its own {unknown[0]}: create model and optimizers before, so that "
-            "every run can start from them",
-            "bad-step",
-        )
-    if not scene.optimizers:
-        raise LoadError(
-            "the step calls no optimizer's step(): give a function that runs one whole training step", "bad-step"
-        )
-    tensors = [p for o in scene.optimizers.values() for group in o.param_groups for p in group["params"]]
-    if any(p.device.type in NATIVE for p in tensors):
-        raise LoadError(
-            "the model is on a GPU: a rehearsal runs on the CPU and emulates a GPU; move model and batches to the CPU",
-            "bad-step",
-        )
-
-
-def _recipes(scene: Scene, plan: Audit | Plan | None) -> dict[str, Recipe]:
+def _recipes(scene: Scene, plan: Audit | Plan | None) -> list[Recipe]:
     """The standard recipes, the model's own precision if it is stored low, and a plan's."""
-    recipes = list(RECIPES)
-    parameters = [p for o in scene.optimizers.values() for group in o.param_groups for p in group["params"]]
-    low = next(
-        (
-            fmt
-            for fmt, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))
-            if any(p.dtype is dtype for p in parameters)
-        ),
-        None,
-    )
-    if low is not None:
+    recipes, dtypes = list(RECIPES), {p.dtype for p in scene.trained}
+    if (low := next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in dtypes), None)) is not None:
         recipes.append(Recipe("as_written", f"unchanged, in {low.upper()}", low, stored=True))
     if isinstance(plan, Audit):
         trained = (plan.plans.get(name or "") for name in (plan.recommended, "autocast_bf16", "autocast_fp16"))
         plan = next((one for one in trained if one is not None and one.strategy == "autocast"), None)
     if plan is not None:
         if plan.strategy != "autocast":
-            raise LoadError(
-                f"the plan {plan.name!r} has the strategy {plan.strategy}: only autocast plans can be trained",
-                "bad-step",
-            )
+            raise bad_step(f"the plan {plan.name!r} has strategy {plan.strategy}: only autocast plans can be trained")
         scopes = {path: choice.precision for path, choice in plan.scopes.items() if path}
         scale = FIRST_SCALE if plan.format == "fp16" else None
         recipes.append(Recipe("plan", f"the plan {plan.name}", plan.format, scale=scale, scopes=scopes))
-    return {recipe.name: recipe for recipe in recipes}
+    return recipes
 
 
+@dataclass(frozen=True)
 class _Rehearsing:
     """The step and its initial state."""
 
-    def __init__(
-        self, step: Callable[..., Any], batches: Iterable[Any] | None, steps: int, seed: int, tell: Tell
-    ) -> None:
-        self.step, self.batches, self.steps, self.seed, self.tell = step, batches, steps, seed, tell
-        every = max(steps // LOOKS, 1)
-        self.samples = sorted({0, *range(0, steps, every), steps - 1})
+    step: Callable[..., Any]
+    batches: Iterable[Any] | None
+    steps: int
+    seed: int
+    tell: Progress
 
-    def look(self, known: dict[int, Any]) -> dict[str, Any]:
+    def look(self, known: dict[int, Any]) -> Scene:
         """Detect the models and optimizers that a step uses. Raises: LoadError(slug="bad-step")."""
+        scene = Scene(known=known)
 
         def work(send: Callable[[Any], None]) -> None:
-            session = Session(FP32, Scene(known=known), self.step)
+            session = Session(FP32, scene, self.step)
             try:
                 _, batch = next(_number_batches(self.batches))
                 send(("done", session.look(batch)))
@@ -165,9 +118,20 @@ class _Rehearsing:
 
         kind, value = self._run_forked("look", work)
         if kind == "bad":
-            raise LoadError(value, "bad-step")
-        found: dict[str, Any] = value
-        return found
+            raise bad_step(value)
+        used, unknown, scene.own_regions, scene.backward_passes = value
+        if unknown:
+            raise bad_step(
+                f"the step creates its own {unknown[0]}: create model and optimizers before, so that "
+                "every run can start from them"
+            )
+        scene.modules = {one: known[one] for one in used if isinstance(known[one], torch.nn.Module)}
+        scene.optimizers = {one: known[one] for one in used if isinstance(known[one], torch.optim.Optimizer)}
+        if not scene.optimizers:
+            raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
+        if any(p.device.type in NATIVE for p in scene.trained):
+            raise bad_step("the model is on a GPU: move it and the batches to the CPU, which emulates a GPU")
+        return scene
 
     def run(self, recipe: Recipe, scene: Scene) -> RecipeRun:
         """Run one recipe."""
@@ -175,10 +139,9 @@ class _Rehearsing:
         def work(send: Callable[[Any], None]) -> None:
             session = Session(recipe, replace(scene), self.step)
             session.prepare()
-            result = session.run(
-                _number_batches(self.batches), self.steps, self.samples, lambda done: send(("step", done))
-            )
-            send(("done", result))
+            samples = {*range(0, self.steps, max(self.steps // LOOKS, 1)), self.steps - 1}
+            batches = _number_batches(self.batches)
+            send(("done", session.run(batches, self.steps, samples, lambda done: send(("step", done)))))
 
         kind, value = self._run_forked(recipe.title, work)
         if kind == "bad":
@@ -188,56 +151,35 @@ class _Rehearsing:
 
     def _run_forked(self, title: str, work: Callable[[Callable[[Any], None]], None]) -> tuple[str, Any]:
         """Fork a process for `work` and return its last message: ("done", value), or ("bad", reason)."""
-        there, here = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        child = os.fork()
-        if child == 0:
+
+        def answer() -> None:
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in (1, 2):  # the user's step says the same in every recipe
+                os.dup2(null, stream)
+            torch.set_num_threads(1)  # threads do not survive a fork
+            reseed(self.seed)
             try:
-                os.close(there)
-                null = os.open(os.devnull, os.O_RDWR)
-                for stream in (1, 2):  # the user's step says the same in every recipe
-                    os.dup2(null, stream)
-                torch.set_num_threads(1)  # threads do not survive a fork
-                reseed(self.seed)
-                with os.fdopen(here, "wb") as answer:
+                work(there.send)
+            except (Exception, SystemExit) as error:
+                there.send(("bad", blame(error)))
 
-                    def send(message: Any) -> None:
-                        pickle.dump(message, answer)
-                        answer.flush()
-
-                    try:
-                        work(send)
-                    except (Exception, SystemExit) as error:
-                        send(("bad", blame(error)))
-            finally:
-                os._exit(0)
-        os.close(here)
-        last: tuple[str, Any] = ("bad", "")
-        with os.fdopen(there, "rb") as pipe:
-            try:
-                while True:
-                    select.select([pipe], [], [])
-                    last = pickle.load(pipe)
-                    if last[0] == "step":
-                        self._report_progress(title, last[1])
-            except EOFError:
-                _, status = os.waitpid(child, 0)
-            except BaseException:
-                os.kill(child, 9)
-                os.waitpid(child, 0)
-                raise
-        if last[0] in ("step", "bad") and not (last[0] == "bad" and last[1]):
-            return "bad", f"its process {how_ended(os.waitstatus_to_exitcode(status))}"
-        return last
-
-    def _report_progress(self, title: str, done: int) -> None:
+        here, there = Pipe(duplex=False)
+        child = get_context("fork").Process(target=answer)
+        child.start()
+        there.close()
+        last: tuple[str, Any] = ("step", 0)
         try:
-            self.tell("rehearse", title, done, self.steps)
-        except Exception as error:
-            raise CallbackError(
-                f"progress raised {blame(error)}: it is called as progress(stage, detail, done, total)", "bad-callback"
-            ) from error
+            while True:
+                last = here.recv()
+                if last[0] == "step":
+                    self.tell("rehearse", title, last[1], self.steps)
+        except EOFError:
+            child.join()
+        finally:
+            child.kill()
+            child.join()
+            here.close()
+        return ("bad", f"its process {how_ended(child.exitcode or 0)}") if last[0] == "step" else last
 
 
 def _number_batches(batches: Iterable[Any] | None) -> Iterator[tuple[int, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import folder
+from ..records.written import plain
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,8 @@ class Rehearsal:
         return tuple(name for name in self.runs if name not in broken)
 
     def to_dict(self) -> dict[str, Any]:
-        """All results as plain data; Inf and NaN become None."""
-        return {"format_version": 1, **_plain(asdict(self))}
+        """All results as plain data, with Inf and NaN as text."""
+        return {"format_version": 1, **plain(asdict(self))}
 
     def save(self, directory: str | Path) -> tuple[Path, ...]:
         """Write rehearsal.json and rehearsal.html. Raises: AuditorError(slug="bad-output")."""
@@ -150,13 +151,3 @@ class Rehearsal:
         place = folder.path_of(directory, "directory")
         texts = {"rehearsal.json": json.dumps(self.to_dict(), indent=1) + "\n", "rehearsal.html": render(self)}
         return folder.write(place, texts)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
-    return value

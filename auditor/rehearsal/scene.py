@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ..errors import LoadError
 from ..loading.target import required_arguments
 
 
@@ -25,10 +26,16 @@ class Scene:
     backward_passes: int = 0
     known: Mapping[int, nn.Module | Optimizer] = field(default_factory=dict)
 
+    @property
+    def trained(self) -> dict[nn.Parameter, int]:
+        """The optimizers' parameters, each with the number of its group."""
+        groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
+        return {p: n for n, group in groups for p in group["params"]}
+
     @cached_property
     def roots(self) -> dict[str, nn.Module]:
         """{prefix of its names: module} for the outermost modules around an optimizer's parameters."""
-        trained = {id(p) for one in self.optimizers.values() for group in one.param_groups for p in group["params"]}
+        trained = {*map(id, self.trained)}
         tops = [m for m in self.modules.values() if trained & {id(p) for p in m.parameters()}]
         found: list[nn.Module] = []
         for top in tops:
@@ -42,6 +49,11 @@ class Scene:
             f"{name}{i if names.count(name) > 1 else ''}.": m
             for i, (name, m) in enumerate(zip(names, found, strict=True))
         }
+
+
+def bad_step(message: str) -> LoadError:
+    """The error for a step that cannot be rehearsed."""
+    return LoadError(message, slug="bad-step")
 
 
 def known_objects() -> dict[int, nn.Module | Optimizer]:

@@ -6,8 +6,9 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from copy import copy
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from ..artefact.applying import apply_plan
 from ..capture.emulation import Emulation, emulate, scaled_as_on_cuda
 from ..capture.intercept import Handler, intercepted
 from ..capture.regions import written_as_meant
-from ..errors import LoadError
 from ..isolation.process import disable_compilers, ieee, process_state, swap_attribute
 from ..isolation.tensors import plain_torch
 from ..loading.target import blame
@@ -30,7 +30,7 @@ from ..trees import over_tensors
 from .blame import Trail, first_to_blame
 from .remedies import repair
 from .result import NonFiniteStep, ParameterSeries, Recipe, RecipeRun
-from .scene import Scene, call_step
+from .scene import Scene, bad_step, call_step
 from .updates import Updates
 
 BLAMED = 4
@@ -60,7 +60,7 @@ class Session:
         self._shadow: dict[str, torch.Tensor] = {}
         self._region: ExitStack | None = None
         self._state: Callable[[], None] = lambda: None
-        self._told: Callable[[str], None] = lambda where: None
+        self._answer = -1
 
     # What stands in torch's place
 
@@ -148,23 +148,15 @@ class Session:
     def prepare(self) -> None:
         """Convert the model and the optimizers as the recipe requires."""
         self._patch()
-        roots = self.scene.roots
+        roots, trained = self.scene.roots, self.scene.trained
         for prefix, root in roots.items():
             for path, module in root.named_modules():
                 self._names.setdefault(id(module), prefix + _strip_wrappers(path))
-            for path, p in root.named_parameters():
-                self.parameters[prefix + _strip_wrappers(path)] = p
-        mine = {
-            id(p): (n, g)
-            for o in self.scene.optimizers.values()
-            for n, g in enumerate(o.param_groups)
-            for p in g["params"]
-        }
-        self.parameters = {name: p for name, p in self.parameters.items() if id(p) in mine}
-        for name, p in self.parameters.items():
-            self.result.parameters[name] = ParameterSeries(p.numel(), mine[id(p)][0])
+            own = {prefix + _strip_wrappers(path): p for path, p in root.named_parameters() if p in trained}
+            self.parameters |= own
+            self.result.parameters |= {name: ParameterSeries(p.numel(), trained[p]) for name, p in own.items()}
         self._hooks = {
-            o: (dict(o._optimizer_step_pre_hooks), dict(o._optimizer_step_post_hooks))
+            o: (copy(o._optimizer_step_pre_hooks), copy(o._optimizer_step_post_hooks))
             for o in self.scene.optimizers.values()
         }
         if self.recipe.name != "as_written":
@@ -216,28 +208,26 @@ class Session:
 
     # The steps
 
-    def look(self, batch: Any) -> dict[str, Any]:
-        """Run one step in FP32 and record the objects it uses."""
+    def look(self, batch: Any) -> tuple[list[int], list[str], bool, int]:
+        """Run one step in FP32. Returns the objects it uses and classes of optimizers it creates; whether it has regions
+        of its own; and the number of its backward passes."""
         self._patch()
         with self._around(self.recipe):
             call_step(self.step, batch)
         ids = [*self.scene.modules, *self.scene.optimizers]
-        return {
-            "used": [one for one in ids if one in self.scene.known],
-            "unknown": [type(o).__name__ for i, o in self.scene.optimizers.items() if i not in self.scene.known],
-            "own_regions": self.scene.own_regions,
-            "backward_passes": self.scene.backward_passes,
-        }
+        used = [one for one in ids if one in self.scene.known]
+        unknown = [type(o).__name__ for i, o in self.scene.optimizers.items() if i not in self.scene.known]
+        return used, unknown, self.scene.own_regions, self.scene.backward_passes
 
     def run(
-        self, batches: Iterator[tuple[int, Any]], steps: int, samples: Sequence[int], tell: Callable[[int], None]
+        self, batches: Iterator[tuple[int, Any]], steps: int, samples: Collection[int], tell: Callable[[int], None]
     ) -> RecipeRun:
         """Run this many steps."""
-        result, wanted = self.result, set(samples)
+        result = self.result
         result.backward_passes = self.scene.backward_passes
         try:
             for self._number, (self._batch, batch) in zip(range(steps), batches, strict=False):
-                self._sampling, result.batches = self._number in wanted, max(result.batches, self._batch + 1)
+                self._sampling, result.batches = self._number in samples, max(result.batches, self._batch + 1)
                 if self._sampling and self.recipe.name != "fp32":
                     self._run_shadow(batch)
                 self._losses, self._broken, self._state = [], False, process_state()
@@ -258,7 +248,8 @@ class Session:
 
     def _end_step(self, value: Any) -> None:
         """Record the loss, and update the loss scale as GradScaler does."""
-        given = value if isinstance(value, float) else float(value.detach()) if _is_number(value) else None
+        is_loss = isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
+        given = value if isinstance(value, float) else float(value.detach()) if is_loss else None
         self.result.losses.append(given if given is not None else sum(self._losses) if self._losses else math.nan)
         if self.scale is not None:
             self._good = 0 if self._broken else self._good + 1
@@ -269,21 +260,23 @@ class Session:
         self.scene.optimizers.setdefault(id(optimizer), optimizer)
         if any(callable(one) for one in (*args, *kwargs.values())):
             kind = type(optimizer).__name__
-            raise LoadError(
-                f"{kind}.step gets a closure, which may run the model repeatedly: rehearse another optimizer",
-                "bad-step",
+            raise bad_step(
+                f"{kind}.step gets a closure, which may run the model repeatedly: rehearse another optimizer"
             )
         self._region = ExitStack()
         self._region.enter_context(self._outside())
         with plain_torch():
-            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            own = {name: p for name, p in self.parameters.items() if id(p) in held}
+            own = self._parameters_of(optimizer)
             if self._searching:
                 raise _SearchEnded
             if not all(bool(p.grad.isfinite().all()) for p in own.values() if p.grad is not None):
                 self._not_finite(list(own.values()))
             elif self._sampling:
                 self._updates.begin(optimizer, own)
+
+    def _parameters_of(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return {name: p for name, p in self.parameters.items() if id(p) in held}
 
     def _not_finite(self, parameters: list[nn.Parameter]) -> None:
         """Handle a step with non-finite gradients: GradScaler skips it; without one, it is applied."""
@@ -325,20 +318,13 @@ class Session:
         """Switch this forked process to FP32; it records the gradients."""
         low, self.recipe, self.scale, self._sampling = self.recipe, Recipe("fp32", "FP32"), None, False
         for optimizer, (before, after) in self._hooks.items():
-            hooks: Any
-            for hooks, kept in (
-                (optimizer._optimizer_step_pre_hooks, before),
-                (optimizer._optimizer_step_post_hooks, after),
-            ):
-                hooks.clear()
-                hooks.update(kept)
+            optimizer.__dict__.update(_optimizer_step_pre_hooks=before, _optimizer_step_post_hooks=after)
         if low.stored or low.name == "as_written":
             self._store(torch.float32)
 
         def keep(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            for name, p in self.parameters.items():
-                if id(p) in held and p.grad is not None and not bool(self._shadow[name].isfinite().all()):
+            for name, p in self._parameters_of(optimizer).items():
+                if p.grad is not None and not bool(self._shadow[name].isfinite().all()):
                     self._shadow[name].copy_(p.grad.detach().flatten())
 
         every_optimizer.register_optimizer_step_pre_hook(keep)
@@ -349,7 +335,7 @@ class Session:
         child = os.fork()
         if child == 0:
             os.close(there)
-            self._told = lambda text: (os.write(here, text.encode()), os._exit(0))[1]
+            self._answer = here
             raise _SearchEnded
         os.close(here)
         with os.fdopen(there) as answer:
@@ -363,9 +349,9 @@ class Session:
         try:
             low = self._trail(batch, Emulation())
             self._become_fp32()
-            self._told("\n".join(first_to_blame(low, self._trail(batch, Handler()))))
+            os.write(self._answer, "\n".join(first_to_blame(low, self._trail(batch, Handler()))).encode())
         finally:
-            os._exit(1)
+            os._exit(0)
 
     def _trail(self, batch: Any, handler: Handler) -> Trail:
         trail = Trail(handler, self._calls, call_step.__code__)
@@ -373,11 +359,8 @@ class Session:
         self._calls.clear()
         for p in self.parameters.values():
             p.grad = None
-        try:
-            with self._around(self.recipe, trail):
-                call_step(self.step, batch)
-        except _SearchEnded:
-            pass
+        with suppress(_SearchEnded), self._around(self.recipe, trail):
+            call_step(self.step, batch)
         return trail
 
 
@@ -385,10 +368,6 @@ def _region(enabled: bool, dtype: torch.dtype | None = None) -> Any:
     region: Any = torch.autocast("cuda", dtype=dtype, enabled=enabled)
     region._ours = True
     return region
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.is_floating_point()
 
 
 def _strip_wrappers(path: str) -> str:

@@ -29,6 +29,7 @@ class Updates:
         self, result: RecipeRun, parameters: Mapping[str, nn.Parameter], fp32: Mapping[str, torch.Tensor]
     ) -> None:
         self.result, self.parameters, self.fp32 = result, parameters, fp32
+        self._is_fp32 = result.recipe.name == "fp32"
         self._before: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
         self._sums = [0.0, 0.0]
 
@@ -36,12 +37,9 @@ class Updates:
         """Save what an optimizer is about to change in its parameters."""
         for name, p in own.items():
             if p.grad is not None:
-                moment = next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
-                self._before[name] = (
-                    p.detach().clone(),
-                    p.grad.detach().clone(),
-                    None if moment is None else moment.clone(),
-                )
+                moment = _second_moment(optimizer, p)
+                kept = None if moment is None else moment.clone()
+                self._before[name] = p.detach().clone(), p.grad.detach().clone(), kept
 
     def end(self, step: int, optimizer: Optimizer) -> None:
         """Measure the update of each parameter; only the first update per step counts."""
@@ -60,33 +58,32 @@ class Updates:
                 row.zero_gradient.append(_share(~moved))
                 row.unchanged.append(None if wide else _share((p == before)[moved]))
                 row.decay_lost.append(_decay_lost(before.float() if wide else before, grad, group, type(optimizer)))
-                now = next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
-                square = grad.float() ** 2
-                moving = (square - moment.float()).abs() > STUCK * moment.float() if moment is not None else moved[:0]
-                row.second_moment_stuck.append(
-                    _share((now == moment)[moving]) if moment is not None and now is not None else None
-                )
+                now, stuck = _second_moment(optimizer, p), None
+                if moment is not None and now is not None:
+                    moving = (grad.float() ** 2 - moment.float()).abs() > STUCK * moment.float()
+                    stuck = _share((now == moment)[moving])
+                row.second_moment_stuck.append(stuck)
                 row.second_moment_zero.append(_share((now == 0)[moved]) if now is not None else None)
                 self._hold_against(name, row, grad.float())
         whole, apart = self._sums
         figure = math.sqrt(apart / whole) if whole else None
-        (self.result.noise if self.result.recipe.name == "fp32" else self.result.errors)[-1] = figure
+        (self.result.noise if self._is_fp32 else self.result.errors)[-1] = figure
 
     def _hold_against(self, name: str, row: ParameterSeries, gradient: torch.Tensor) -> None:
         """Compare the gradient with FP32's at the same weights; in FP32, with the previously sampled step's."""
-        other = self.fp32[name].view_as(gradient)
-        first = self.result.recipe.name == "fp32" and len(self.result.steps) == 1
-        if not first and bool(other.isfinite().all()):
-            size, apart = float(other.square().sum()), float((gradient - other).square().sum())
-            apart /= 2.0 if self.result.recipe.name == "fp32" else 1.0
+        other, error = self.fp32[name].view_as(gradient), None
+        if not (self._is_fp32 and len(self.result.steps) == 1) and bool(other.isfinite().all()):
+            size = float(other.square().sum())
+            apart = float((gradient - other).square().sum()) / (2.0 if self._is_fp32 else 1.0)
             self._sums = [self._sums[0] + size, self._sums[1] + apart]
-            (row.noise if self.result.recipe.name == "fp32" else row.error).append(
-                math.sqrt(apart / size) if size else None
-            )
-        else:
-            (row.noise if self.result.recipe.name == "fp32" else row.error).append(None)
-        if self.result.recipe.name == "fp32":
+            error = math.sqrt(apart / size) if size else None
+        (row.noise if self._is_fp32 else row.error).append(error)
+        if self._is_fp32:
             other.copy_(gradient)
+
+
+def _second_moment(optimizer: Optimizer, p: nn.Parameter) -> torch.Tensor | None:
+    return next((v for k, v in optimizer.state.get(p, {}).items() if k in SECOND_MOMENTS), None)
 
 
 def _share(flags: torch.Tensor) -> float | None:

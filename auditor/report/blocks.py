@@ -229,9 +229,8 @@ def _markdown(block: Block) -> Iterator[str]:
             yield _row(map(escape, heads))
             yield _row("---" if i < texts else "---:" for i in range(len(heads)))
             for i, row in enumerate(rows):
-                yield _row(
-                    f"**{escape(cell)}**" if i == bold and j == 0 else escape(cell) for j, cell in enumerate(row)
-                )
+                first = f"**{escape(row[0])}**" if i == bold else escape(row[0])
+                yield _row((first, *map(escape, row[1:])))
         case Code(label, text):
             yield f"**{escape(label)}**\n\n```python\n{text.rstrip()}\n```"
         case Entries(label, about, entries, more):
@@ -258,13 +257,8 @@ def escape(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", printable(text))
 
 
-def to_html(blocks: Iterable[Block]) -> str:
-    """HTML without scripts, style sheets or requests, which inherits colors from the page around it."""
-    return f"<div>{html(blocks)}</div>\n"
-
-
 def html(blocks: Iterable[Block]) -> Markup:
-    """The blocks as HTML with the CSS classes of the report."""
+    """The blocks as HTML with the CSS classes of the report; without them it inherits colors from the page around it."""
     return Markup("\n").join(map(_html, blocks))
 
 
@@ -311,16 +305,11 @@ def prose(text: str) -> Markup:
 
 def _html_table(table: Grid) -> Markup:
     def row(cells: Sequence[str], cell: str, style: str = "") -> Markup:
-        number = [i >= table.texts for i in range(len(cells))]
-        ends = [Markup(' class="n" style="text-align:right"') if right else "" for right in number]
-        made = (
-            Markup(f"<{cell}{{}}>{{}}</{cell[:2]}>").format(e, prose(text)) for e, text in zip(ends, cells, strict=True)
-        )
+        number, one = Markup(' class="n" style="text-align:right"'), Markup(f"<{cell}{{}}>{{}}</{cell[:2]}>")
+        made = (one.format(number if i >= table.texts else "", prose(text)) for i, text in enumerate(cells))
         return Markup('<tr class="{}">{}</tr>').format(style, Markup().join(made))
 
-    body = Markup("\n").join(
-        row(cells, "td", "chosen" if i == table.bold else "") for i, cells in enumerate(table.rows)
-    )
+    body = Markup("\n").join(row(cells, "td", "chosen" * (i == table.bold)) for i, cells in enumerate(table.rows))
     caption = _markup("<caption>{}</caption>", table.caption) if table.caption else ""
     return Markup(
         '<div class="scroll" tabindex="0" role="group" aria-label="{}"><table class="plain">{}<thead>{}</thead><tbody>{}</tbody>'

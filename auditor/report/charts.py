@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import merge_magnitudes, significant, subnormal_share, underflow_share
@@ -14,6 +14,7 @@ from .blocks import BOTTOM, LEFT, RIGHT, Chart
 from .words import label, percent, power
 
 HEIGHT, TOP, INSET = 330, 12, 8
+HEIGHT_OF_LINES = 260
 BINS = 240
 """Points of a curve; in longer models each stands for several operations."""
 MARKS = 11
@@ -76,13 +77,44 @@ def _worst(nodes: Iterable[tuple[int, NodeReport]], fmt: str, propagated: bool) 
     return max((math.inf if math.isnan(v) else v for v in values if v is not None), default=None)
 
 
+def line_chart(
+    label: str,
+    about: str,
+    curves: Sequence[tuple[str, str, Sequence[tuple[float, float]]]],
+    last: float,
+    x_title: str,
+    x_ticks: Iterable[tuple[float, str]],
+    least: int = -1,
+) -> Iterator[Chart]:
+    """Curves on a logarithmic axis, each with its CSS class, its words and its points; nothing without a point.
+
+    last: the end of the axis below. least: see `decades`.
+    """
+    values = [value for _, _, points in curves for _, value in points]
+    powers, x = decades(values, least), scale(0, last, LEFT + INSET, RIGHT - INSET)
+    y = scale(powers[0], powers[-1], HEIGHT_OF_LINES - BOTTOM, TOP)
+    if not values:
+        return
+    yield Chart(
+        label,
+        about,
+        HEIGHT_OF_LINES,
+        tuple((f"line {style}", curve((x(a), y(log(b))) for a, b in points)) for style, _, points in curves),
+        tuple((style, words) for style, words, _ in curves),
+        x_title,
+        tuple((x(at), words) for at, words in x_ticks),
+        tuple((y(d), power(10, d)) for d in powers),
+    )
+
+
 def log(value: float) -> float:
     return math.log10(value) if value > 0 else -math.inf
 
 
-def decades(values: Iterable[float | None]) -> range:
+def decades(values: Iterable[float | None], least: int = -1) -> range:
+    """Powers of ten on an axis for these values, which goes up to 10^least at least."""
     logs = [math.log10(v) for v in values if v is not None and math.isfinite(v) and v > 0] or [-4.0, 0.0]
-    high = min(max(math.ceil(max(logs)), -1), 3)
+    high = min(max(math.ceil(max(logs)), least), 3)
     low = max(math.floor(min(logs)), high - 9)
     return range(low, max(high, low + 1) + 1)
 

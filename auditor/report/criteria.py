@@ -19,25 +19,20 @@ def criteria_lines(plan: Plan, baseline: Verification | None) -> tuple[str, ...]
     """A line for each criterion of a plan: exceeded limits first, then by the share used."""
     ran = plan.verification
     values = ran.criteria if ran is not None and not ran.failure else ()
-    most, nearest = tightest(values), sorted(values, key=lambda one: (one.holds, -(one.share or 0.0)))
+    most = max(values, key=lambda one: one.share or 0.0) if len(values) > 1 else None
     before = {(one.output, one.kind): one for one in baseline.criteria} if baseline and not baseline.failure else {}
-    return tuple(_line(one, before.get((one.output, one.kind)), one is most) for one in nearest)
-
-
-def tightest(values: Sequence[CriterionValue]) -> CriterionValue | None:
-    """The criterion with the largest share of its limit; None if there is only one, or all are exact."""
-    known = [one for one in values if one.share]
-    return max(known, key=lambda one: one.share or 0.0) if known and len(values) > 1 else None
+    lines = []
+    for one in sorted(values, key=lambda one: (one.holds, -(one.share or 0.0))):
+        nearest = ", nearest to its limit" if one is most and one.share and one.holds else ""
+        was = before.get((one.output, one.kind), one)
+        without = f"; without the plan {shown_value(was)}" if was.value != one.value else ""
+        lines.append(f"{_limit_line(one)}{nearest}{without}")
+    return tuple(lines)
 
 
 def missed_criteria(values: Sequence[CriterionValue]) -> str:
     """The criteria whose limit is exceeded, with their values."""
     return "; ".join(_limit_line(one) for one in values if not one.holds)
-
-
-def _line(one: CriterionValue, before: CriterionValue | None, most: bool) -> str:
-    without = f"; without the plan {shown_value(before)}" if before is not None and before.value != one.value else ""
-    return f"{_limit_line(one)}{', nearest to its limit' if most and one.holds else ''}{without}"
 
 
 def _limit_line(one: CriterionValue) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..document.compare import Comparison, VerdictChange, figures
+from ..document.compare import Comparison, figures
 from ..numerics.formats import runs
 from ..records import Finding, Plan
 from .blocks import Block, Entries, Grid, Item, Prose, Title, environment
@@ -26,9 +26,7 @@ def overview(both: Comparison, files: tuple[str, str], shown: int = SHOWN) -> li
         differ = (f"{what.capitalize()}: {before} before, {after} now." for what, before, after in both.caveats)
         page.append(Prose("Caution", tuple(differ), "warning"))
     page += _plans(both)
-    listed = (("New", both.new), ("Gone", both.gone))
-    page += [_findings(title, findings, shown) for title, findings in listed if findings]
-    return [*page, _verdicts(both, shown)] if both.verdicts else page
+    return [*page, *_findings("New", both.new, shown), *_findings("Gone", both.gone, shown), *_verdicts(both, shown)]
 
 
 def render(both: Comparison, files: tuple[str, str]) -> str:
@@ -71,13 +69,11 @@ def speedup(plan: Plan | None) -> str:
 
 def exceptions(before: Plan | None, after: Plan | None) -> str:
     """Functions that stay FP32 in low modules on one side only; nothing if both agree."""
-    first, second = (
-        {f"{name} in {scope(path)}": None for path, name in side.exceptions} if side else {} for side in (before, after)
-    )
-    sides = (("in FP32 now", second, first), ("no longer in FP32", first, second))
-    said = [
-        f"{words}: {', '.join(new)}" for words, here, there in sides if (new := [f for f in here if f not in there])
-    ]
+    first, second = ([*side.exceptions] if side else [] for side in (before, after))
+    said = []
+    for words, here, there in (("in FP32 now", second, first), ("no longer in FP32", first, second)):
+        if new := [f"{name} in {scope(path)}" for path, name in here if (path, name) not in there]:
+            said.append(f"{words}: {', '.join(new)}")
     return f"Functions of low modules {'; '.join(said)}." if said else ""
 
 
@@ -100,32 +96,32 @@ def _plans(both: Comparison) -> Iterator[Block]:
         yield Prose("", kept, "muted")
 
 
-def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Entries:
+def _findings(title: str, findings: tuple[Finding, ...], shown: int) -> Iterator[Block]:
     """Findings grouped by rule and operation over repeated blocks, the most severe first."""
     groups = fold(findings, lambda f: f.owner, lambda f: (f.rule, f.severity, f.op))
     groups.sort(key=lambda same: SEVERITIES.index(same[0].severity))
-
-    def entry(same: list[Finding]) -> Item:
-        f, where = same[0], fold_paths([each.owner for each in same])
+    entries = []
+    for f, *others in groups:
+        where = fold_paths([each.owner for each in (f, *others)])
         head = f"{f.source or op(f.op)} {f.rule} {f.severity} in {where}: {sentence(f.message or f.name)}"
-        return Item(head, (), f.severity)
+        entries.append(Item(head, (), f.severity))
+    return _entries(title, count(len(findings), "finding"), entries, shown)
 
-    return _entries(title, count(len(findings), "finding"), list(map(entry, groups)), shown)
 
-
-def _verdicts(both: Comparison, shown: int) -> Entries:
+def _verdicts(both: Comparison, shown: int) -> Iterator[Block]:
     """Changed verdicts, worsened ones first."""
     ranks = {"safe": 0, "unsafe": 2}
     groups = fold(both.verdicts, lambda c: c.node.owner, lambda c: (c.node.op, c.format, c.before, c.after))
     groups.sort(key=lambda same: ranks.get(same[0].before or "", 1) - ranks.get(same[0].after or "", 1))
+    entries = []
+    for c, *others in groups:
+        where = fold_paths([each.node.owner for each in (c, *others)])
+        changed = f"{c.before or 'absent'} -> {c.after or 'absent'}"
+        entries.append(Item(f"{label(c.format)}: {changed}, {op(c.node.op)} in {where}"))
+    return _entries("Changed", count(len(both.verdicts), "verdict"), entries, shown)
 
-    def entry(same: list[VerdictChange]) -> Item:
-        c, where = same[0], fold_paths([each.node.owner for each in same])
-        return Item(f"{label(c.format)}: {c.before or 'absent'} -> {c.after or 'absent'}, {op(c.node.op)} in {where}")
 
-    return _entries("Changed", count(len(both.verdicts), "verdict"), list(map(entry, groups)), shown)
-
-
-def _entries(title: str, about: str, entries: list[Item], shown: int) -> Entries:
+def _entries(title: str, about: str, entries: list[Item], shown: int) -> Iterator[Block]:
     left = f"and {len(entries) - shown} more kinds: --format json has them all" if len(entries) > shown else ""
-    return Entries(title, about, tuple(entries[:shown]), left)
+    if entries:
+        yield Entries(title, about, tuple(entries[:shown]), left)

@@ -32,8 +32,16 @@ class Cause:
     def __init__(self, audit: Audit, members: Sequence[Finding], reports: Mapping[str, NodeReport]) -> None:
         self._audit, self.members = audit, members
         effects = {id(f): _effect(reports.get(f.node), f.formats) for f in members}
+
+        def weight(f: Finding) -> tuple[Any, ...]:
+            """Confirmed findings first, then by severity, rules before measurements, then by default severity."""
+            where = place(f.source, f.owner, f.op)
+            elsewhere = f.cause not in (where, f"{where}: precision")  # than at the cause's own operation
+            severities = SEVERITIES.index(f.severity), f.rule in MEASURED, SEVERITIES.index(f.declared or f.severity)
+            return f.agrees is False, *severities, elsewhere, -effects[id(f)]
+
         self.rules: dict[str, list[Finding]] = {}
-        for finding in sorted(members, key=lambda f: (_weight(f), not _begins(f), -effects[id(f)])):
+        for finding in sorted(members, key=weight):
             self.rules.setdefault(finding.rule, []).append(finding)
         self.worst, self.effect = next(iter(self.rules.values()))[0], max(effects.values())
         self.report = reports.get(self.worst.node)
@@ -114,19 +122,6 @@ def causes(audit: Audit) -> Causes:
     result = sorted((Cause(audit, members, reports) for members in groups.values()), key=lambda cause: cause.rank)
     wanting = tuple(cause for cause in result if cause.severity != "info")
     return Causes(wanting, tuple(cause for cause in result if cause.severity == "info"), _about(audit))
-
-
-def _weight(finding: Finding) -> tuple[bool, int, bool, int]:
-    """Sort key for the most informative finding: confirmed ones first, then by severity, rules before measurements,
-    then by default severity."""
-    declared = SEVERITIES.index(finding.declared or finding.severity)
-    return finding.agrees is False, SEVERITIES.index(finding.severity), finding.rule in MEASURED, declared
-
-
-def _begins(finding: Finding) -> bool:
-    """Whether its operation is the cause's own."""
-    where = place(finding.source, finding.owner, finding.op)
-    return finding.cause in (where, f"{where}: precision")
 
 
 def _effect(report: NodeReport | None, formats: tuple[str, ...]) -> float:

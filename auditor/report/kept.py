@@ -12,9 +12,8 @@ from ..errors import AuditorError
 from ..execution.policy import choice_from_scopes
 from ..numerics.formats import FORMATS
 from ..paths import enclosing, pattern, within
-from ..records import Dtypes, NodeReport, Plan, Reason
+from ..records import NodeReport, Plan, Reason
 from ..records.audit import Audit
-from ..records.plan import KeptOperation
 from .words import fold, label, list_paths, shorten
 
 _FORMATS = {row.storage: name for name, row in FORMATS.items() if row.native and row.storage}
@@ -65,13 +64,23 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     For an exported program: its FP32 operations, merged by kind and reason.
     """
     if plan.program is not None:
-        same_kind = fold(plan.program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
-        return tuple(map(_one_kind, same_kind))
+        kinds = fold(plan.program.kept, lambda _: "", lambda kept: (kept.kind, kept.op))
+        return tuple(
+            Island(tuple(kept.name for kept in same), _one_for_all([kept.because for kept in same]), noun="operation")
+            for same in kinds
+        )
     scopes = plan.scopes
     result = [(path, reason) for reason in plan.reasons if reason.kind != "not-floating" for path in reason.modules]
     idle = len({pattern(path) for path, reason in result if reason.kind == "no-gain"}) > SHAPES
     groups = fold(result, lambda pair: "" if idle and pair[1].kind == "no-gain" else pair[0], lambda pair: pair[1].kind)
-    modules = [_one_reason(*zip(*same, strict=True)) for same in groups]
+    modules = [
+        Island(
+            tuple(path for path, _ in same),
+            _one_for_all([reason.words for _, reason in same]),
+            _rules(reason for _, reason in same),
+        )
+        for same in groups
+    ]
     keeping = fold([path for path in scopes if scopes[path].keep], str, lambda path: scopes[path].keep)
     functions = (
         Island(tuple(same), ", ".join(reason.words for reason in reasons), _rules(reasons), scopes[same[0]].keep)
@@ -81,15 +90,10 @@ def islands(plan: Plan) -> tuple[Island, ...]:
     return (*modules, *functions)
 
 
-def _one_kind(same: Sequence[KeptOperation]) -> Island:
-    others = "; similar for the others" if len({kept.because for kept in same}) > 1 else ""
-    return Island(tuple(kept.name for kept in same), same[0].because + others, noun="operation")
-
-
-def _one_reason(paths: tuple[str, ...], reasons: tuple[Reason, ...]) -> Island:
-    """Modules with one reason, and the figures of the first."""
-    same = len({re.sub(r"_\d+\b", "", reason.words) for reason in reasons}) == 1  # but for numbers of nodes
-    return Island(paths, reasons[0].words + ("" if same else "; similar for the others"), _rules(reasons))
+def _one_for_all(reasons: Sequence[str]) -> str:
+    """The first of several reasons, which others may resemble."""
+    same = len({re.sub(r"_\d+\b", "", reason) for reason in reasons}) == 1  # but for numbers of nodes
+    return reasons[0] if same else f"{reasons[0]}; similar for the others"
 
 
 def _rules(reasons: Iterable[Reason]) -> tuple[str, ...]:
@@ -125,16 +129,13 @@ def why_raised(plan: Plan) -> Callable[[NodeReport], str]:
             return ""
         if precision_of(node.owner) == "fp32":
             return f"{KEPT}: {modules[node.owner]}" if node.owner in modules else KEPT
-        return operations.get(node.name) or _mixed_inputs(ran)
+        reads = {_FORMATS[dtype] for dtype in ran.inputs if dtype in _FORMATS}
+        if node.name in operations or len(reads) < 2 or "fp32" not in reads:
+            return operations.get(node.name, "")
+        # such as a batch norm with FP32 statistics
+        return f"its inputs are {' and '.join(sorted(map(label, reads)))}, so it computes in the wider one"
 
     return why
-
-
-def _mixed_inputs(ran: Dtypes) -> str:
-    """A clause for a low operation with FP32 inputs, such as a batch norm with FP32 statistics."""
-    reads = {_FORMATS[dtype] for dtype in ran.inputs if dtype in _FORMATS}
-    mixed = len(reads) > 1 and "fp32" in reads
-    return f"its inputs are {' and '.join(sorted(map(label, reads)))}, so it computes in the wider one" if mixed else ""
 
 
 def explain_layer(audit: Audit, name: str) -> str:
@@ -147,11 +148,8 @@ def explain_layer(audit: Audit, name: str) -> str:
     modules = {above for path in paths for above in enclosing(path)}
     if name not in modules and name not in owners:
         close = difflib.get_close_matches(name, [*modules, *owners], n=1, cutoff=0.5)
-        hint = (
-            f"did you mean {close[0]}?"
-            if close
-            else "plan.json lists module paths, measurements.json names of operations"
-        )
+        lists = "plan.json lists module paths, measurements.json names of operations"
+        hint = f"did you mean {close[0]}?" if close else lists
         raise AuditorError(f"the model has no module or operation {name!r}: {hint}", slug="no-such-layer")
     text = [own(name)]
     for title, plan in sorted(audit.plans.items(), key=lambda item: item[0] != audit.recommended):

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from ..rehearsal.remedies import code_of
 from ..rehearsal.result import RecipeProblem, RecipeRun, Rehearsal
-from .blocks import BOTTOM, LEFT, RIGHT, Block, Chart, Code, Entries, Fold, Grid, Item, Prose, Title, environment
-from .charts import TOP, curve, decades, log, round_steps, scale
-from .words import count, percent, power, ratio
+from .blocks import Block, Chart, Code, Entries, Fold, Grid, Item, Prose, Title, environment
+from .charts import line_chart, round_steps
+from .words import count, percent, ratio, shown
 
-HEIGHT, POINTS, WORST = 260, 120, 12
-"""Pixels of a chart, points of a curve, and parameters in a table."""
+POINTS, WORST = 120, 12
+"""Points of a curve, and parameters in a table."""
 SHARES = (
     ("unchanged", "Updates lost"),
     ("decay_lost", "Decay lost"),
@@ -27,17 +27,17 @@ def overview(result: Rehearsal) -> list[Block]:
         Title(f"Rehearsal of {result.target}", about),
         Prose("Verdict", (result.recommendation,), "good" if result.recommended != "fp32" else "error"),
     ]
+    heads = ("Recipe", "Last loss", "Skipped", "Gradient error", *(head for _, head in SHARES), "")
+    rows = tuple(_row(result, name, run) for name, run in result.runs.items())
+    page.append(Grid(heads, rows, list(result.runs).index(result.recommended), caption="Recipes, late in the run"))
     entries = [_entry(result, problem) for problem in result.problems if not result.runs[problem.recipe].recipe.repairs]
-    said = (
-        f"{count(len(entries), 'problem')} in recipes that are not recommended"
-        if entries
-        else "No recipe has a problem."
-    )
-    page += [_table(result), Entries("Problems", said, tuple(entries))]
-    if zero := _always_zero(result):
-        page.append(Prose("Gradients", (zero,)))
-    noise = result.runs["fp32"].late(result.runs["fp32"].noise)
-    if noise is not None:
+    several = f"{count(len(entries), 'problem')} in recipes that are not recommended"
+    page.append(Entries("Problems", several if entries else "No recipe has a problem.", tuple(entries)))
+    fp32 = result.runs["fp32"]
+    if zero := [name for name, row in fp32.parameters.items() if {*row.zero_gradient} == {1.0}]:
+        said = f"{', '.join(zero[:4])}{f' and {len(zero) - 4} more' if zero[4:] else ''}"
+        page.append(Prose("Gradients", (f"Gradients that were zero in every sampled step: {said}.",)))
+    if (noise := fp32.late(fp32.noise)) is not None:
         text = f"FP32's own gradients differ by {percent(noise)} between batches; much smaller errors matter less."
         page.append(Prose("Noise", (text,)))
     emulated = f"A CPU emulated a GPU. Problems that appear after {count(result.steps, 'step')} are not detected."
@@ -51,33 +51,15 @@ def render(result: Rehearsal) -> str:
     return environment().get_template("diff.html.jinja").render(title=title, headline=title, page=page)
 
 
-def _table(result: Rehearsal) -> Grid:
-    heads = ("Recipe", "Last loss", "Skipped", "Gradient error", *(head for _, head in SHARES), "")
-    rows = tuple(_row(result, name, run) for name, run in result.runs.items())
-    return Grid(heads, rows, list(result.runs).index(result.recommended), caption="Recipes, late in the run")
-
-
 def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
     broken = sum(problem.recipe == name for problem in result.problems)
-    verdict = (
-        "recommended"
-        if name == result.recommended
-        else count(broken, "problem")
-        if broken
-        else "holds" * (name != "fp32")
-    )
-    if run.failure is not None:
-        return (run.recipe.title, "failed", *[""] * (len(SHARES) + 2), verdict)
-    shares = (percent(share) if (share := run.share(what)) is not None else "" for what, _ in SHARES)
-    loss = f"{run.last_loss():.4g}"
-    return (
-        run.recipe.title,
-        loss,
-        f"{len(run.skipped)}",
-        ratio(run.late(run.errors)) if run.errors and name != "fp32" else "",
-        *shares,
-        verdict,
-    )
+    verdict = count(broken, "problem") if broken else "holds" * (name != "fp32")
+    figures = ["failed", *[""] * (len(SHARES) + 2)]
+    if run.failure is None:
+        error = ratio(run.late(run.errors)) if run.errors and name != "fp32" else ""
+        shares = (shown(run.share(what), percent) for what, _ in SHARES)
+        figures = [f"{run.last_loss():.4g}", f"{len(run.skipped)}", error, *shares]
+    return run.recipe.title, *figures, "recommended" if name == result.recommended else verdict
 
 
 def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
@@ -91,55 +73,24 @@ def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
     return Item(f"{run.recipe.title}: {problem.kind}: {problem.text}", tuple(notes), "warning")
 
 
-def _always_zero(result: Rehearsal) -> str:
-    """A sentence on parameters that never received a gradient."""
-    rows = result.runs["fp32"].parameters
-    names = [name for name, row in rows.items() if row.zero_gradient and all(share == 1 for share in row.zero_gradient)]
-    if not names:
-        return ""
-    return (
-        "Gradients that were zero in every sampled step: "
-        f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if names[4:] else ''}."
-    )
-
-
 def _charts(result: Rehearsal) -> Iterator[Chart]:
-    shown = {name: run for name, run in result.runs.items() if not run.recipe.repairs or name == result.recommended}
-    losses = {name: run.losses for name, run in shown.items()}
-    steps = list(range(result.steps))
-    text = "Loss of every recipe on the same batches, logarithmic; each point averages neighboring steps."
-    yield from _chart("Loss", text, result, losses, dict.fromkeys(losses, steps))
-    errors = {name: run.errors for name, run in shown.items() if name != "fp32"} | {"noise": result.runs["fp32"].noise}
-    at = {name: result.runs["fp32" if name == "noise" else name].steps for name in errors}
-    text = "Relative error of all gradients against FP32's at equal weights. Noise: between two batches."
-    yield from _chart("Gradient error", text, result, errors, at)
+    shown = [run for name, run in result.runs.items() if not run.recipe.repairs or name == result.recommended]
+    steps, fp32 = list(range(result.steps)), result.runs["fp32"]
+    losses = [(_style(run), run.recipe.title, _average_bins(result, steps, run.losses)) for run in shown]
+    low = [run for run in shown if run is not fp32]
+    errors = [(_style(run), run.recipe.title, _average_bins(result, run.steps, run.errors)) for run in low]
+    errors.append(("budget", "noise", _average_bins(result, fp32.steps, fp32.noise)))
+    of_losses = "Loss of every recipe on the same batches, logarithmic; each point averages neighboring steps."
+    of_errors = "Relative error of all gradients against FP32's at equal weights. Noise: between two batches."
+    ticks = [(step, f"{step:,}") for step in round_steps(result.steps - 1)]
+    for label, about, curves in (("Loss", of_losses, losses), ("Gradient error", of_errors, errors)):
+        yield from line_chart(label, about, curves, max(result.steps - 1, 1), "step", ticks)
 
 
-def _chart(
-    label: str,
-    about: str,
-    result: Rehearsal,
-    curves: dict[str, list[float]] | dict[str, list[float | None]],
-    at: dict[str, list[int]],
-) -> Iterator[Chart]:
-    each = {name: _average_bins(values, at[name], result.steps) for name, values in curves.items()}
-    powers = [v for points in each.values() for _, v in points]
-    if not powers:
-        return
-    ticks = decades(powers)
-    x, y = scale(0, max(result.steps - 1, 1), LEFT + 8, RIGHT - 8), scale(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
-    paths = tuple(
-        (f"line {_style(result, name)}", curve((x(s), y(log(v))) for s, v in points)) for name, points in each.items()
-    )
-    legend = tuple(
-        (_style(result, name), result.runs[name].recipe.title if name in result.runs else "noise") for name in each
-    )
-    marks = tuple((x(s), f"{s:,}") for s in round_steps(result.steps - 1))
-    yield Chart(label, about, HEIGHT, paths, legend, "step", marks, tuple((y(d), power(10, d)) for d in ticks))
-
-
-def _average_bins(values: list[float] | list[float | None], at: list[int], steps: int) -> list[tuple[float, float]]:
-    width = max(math.ceil(steps / POINTS), 1)
+def _average_bins(
+    result: Rehearsal, at: list[int], values: list[float] | list[float | None]
+) -> list[tuple[float, float]]:
+    width = max(math.ceil(result.steps / POINTS), 1)
     bins: dict[int, list[float]] = {}
     for step, value in zip(at, values, strict=False):
         if value is not None and math.isfinite(value) and value > 0:
@@ -147,20 +98,15 @@ def _average_bins(values: list[float] | list[float | None], at: list[int], steps
     return [(index * width + (width - 1) / 2, sum(each) / len(each)) for index, each in sorted(bins.items())]
 
 
-def _style(result: Rehearsal, name: str) -> str:
-    if name not in result.runs or name == "fp32":
-        return "budget" if name == "noise" else "plan"
-    recipe = result.runs[name].recipe
-    return f"{recipe.format}{' cast' if recipe.stored or recipe.scopes else ''}"
+def _style(run: RecipeRun) -> str:
+    stored = " cast" if run.recipe.stored or run.recipe.scopes else ""
+    return "plan" if run.recipe.name == "fp32" else f"{run.recipe.format}{stored}"
 
 
 def _remedies(result: Rehearsal) -> Iterator[Block]:
-    names = [name for name, run in result.runs.items() if run.recipe.remedies and name in result.holding]
-    for name in dict.fromkeys(remedy for each in names for remedy in result.runs[each].recipe.remedies):
-        yield Fold(
-            f"The code of {name.replace('_', ' ').replace('fp32', 'FP32').replace('kahan', 'Kahan')}",
-            (Code("", code_of(name)),),
-        )
+    for name in dict.fromkeys(remedy for each in result.holding for remedy in result.runs[each].recipe.remedies):
+        title = name.replace("_", " ").replace("fp32", "FP32").replace("kahan", "Kahan")
+        yield Fold(f"The code of {title}", (Code("", code_of(name)),))
 
 
 def _parameters(result: Rehearsal) -> Iterator[Fold]:
@@ -170,7 +116,7 @@ def _parameters(result: Rehearsal) -> Iterator[Fold]:
     for run in result.runs.values():
         for name, row in run.parameters.items() if run.recipe.name != "fp32" and not run.recipe.repairs else ():
             late = {kind: run.late(getattr(row, kind)) for kind in (*kinds, "zero_gradient")}
-            cells = tuple("" if one is None else percent(one) for one in late.values())
+            cells = (shown(one, percent) for one in late.values())
             noise = ratio(result.runs["fp32"].late(result.runs["fp32"].parameters[name].noise))
             rows.append((max(late[kind] or 0.0 for kind in kinds), (name, run.recipe.title, noise, *cells)))
     worst = tuple(cells for _, cells in sorted(rows, key=lambda row: -row[0])[:WORST])

@@ -13,10 +13,9 @@ from . import FORMATS
 from .annotations import github, place_of, sarif
 from .blocks import Block, Code, Entries, Fold, Item, Look, Prose, Title, environment, looks, to_markdown, to_terminal
 from .charts import depth_chart
-from .decisions import decision_lines, decisions_section
 from .findings import Cause, Causes, causes
 from .generation import generation_lines, generation_section
-from .origins import origins
+from .origins import decision_lines, decisions_section, origins
 from .plans import island_lines, more_ways, plan_folds, plan_table, snippets
 from .table import table
 from .training import training_section
@@ -46,9 +45,7 @@ def overview(audit: Audit, entries: int = ENTRIES_SHOWN) -> list[Block]:
         *plan_table(audit, seen.plans),
     ]
     if use := snippets(audit):
-        page.append(
-            Code("Use it", "\n".join(line for line in use[-1 if len(use) == 1 else 1].text.splitlines() if line))
-        )
+        page.append(Code("Use it", "\n".join(line for line in use[:2][-1].text.splitlines() if line)))
     return [*page, *_more(audit, seen)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..numerics.formats import FORMATS
@@ -50,7 +50,9 @@ def table(audit: Audit) -> dict[str, Any]:
         "plan": [add(label(low) if (low := computed_in(r)) else "") for r in nodes],
         "dtypes": [add(_dtypes(r)) for r in nodes],
         "why": [add(why(r) if why else "", LONGEST) for r in nodes],
-        "reads": _reads(nodes),
+        "reads": [
+            [i - at[name] for name in dict.fromkeys(r.node.inputs) if name in at] for i, r in enumerate(nodes)
+        ],  # how many positions back: differences take fewer digits than positions
         "inputs": _inputs(audit),
         "outputs": [at[name] for name in audit.graph_outputs if name in at],
         "classes": dict(audit.classes),
@@ -118,20 +120,10 @@ def _inputs(audit: Audit) -> list[dict[str, Any]]:
     return [{"name": name, "shape": shape, "into": readers[name]} for name, shape in zip(names, shapes, strict=True)]
 
 
-def _reads(nodes: Sequence[NodeReport]) -> list[list[int]]:
-    """How many positions back each operation's inputs lie: differences take fewer digits than positions."""
-    at = {report.node.name: i for i, report in enumerate(nodes)}
-    return [[i - at[name] for name in dict.fromkeys(r.node.inputs) if name in at] for i, r in enumerate(nodes)]
-
-
 def _number(value: float | None, digits: int = 2) -> float | str | None:
-    if value is None:
-        return None
-    if math.isnan(value):
-        return "nan"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return float(f"{value:.{digits}g}")
+    if value is None or math.isfinite(value):
+        return None if value is None else float(f"{value:.{digits}g}")
+    return str(value)
 
 
 def _histogram(span: Magnitudes | None) -> str:

@@ -10,6 +10,7 @@ from ..numerics.histogram import subnormal_share, underflow_share
 from ..records.audit import Audit
 from ..records.training import LossScale, ModuleGradients, Training
 from ..snippets.trainers import training_code
+from ..training.window import count_underflows
 from .blocks import Block, Code, Fold, Grid, Prose
 from .charts import gradient_chart
 from .words import count, label, magnitude, percent, ratio, scope, sentence, where
@@ -24,10 +25,7 @@ def training_section(audit: Audit) -> list[Block]:
     if training is None:
         return []
     under = f"under the plan `{training.plan}`" if training.plan else "under plain autocast"
-    step = (
-        f"One FP32 step with {training.loss_source}: loss {magnitude(training.loss)}. Gradients "
-        f"are in low precision as {under}."
-    )
+    step = f"One FP32 step with {training.loss_source}: loss {magnitude(training.loss)}."
     errors = [
         f"The parameter gradients of one {label(fmt)} step differ by {ratio(error)}."
         for fmt, error in training.errors.items()
@@ -40,7 +38,7 @@ def training_section(audit: Audit) -> list[Block]:
     title = "Gradients, loss scale, updates, and a loop to copy"
     return [
         Prose("", (sentence(training.recommendation),), "lead"),
-        Prose("", (step, *errors), "about"),
+        Prose("", (f"{step} Gradients are in low precision as {under}.", *errors), "about"),
         Fold(title, tuple(_details(audit, training))),
     ]
 
@@ -83,21 +81,17 @@ def _modules(training: Training) -> Iterator[Block]:
     shift = round(math.log2(training.fp16.init)) if training.fp16 and training.fp16.init else 0
 
     def row(module: ModuleGradients) -> tuple[str, ...]:
-        spread, low = module.low or module.activations, module.low.exponents if module.low else None
-        shares = (
-            (underflow_share(low, FP16), subnormal_share(low, FP16), underflow_share(low, FP16, shift))
-            if low is not None
-            else ()
-        )
+        spread, lost = module.low or module.activations, ["FP32"] * 3
+        if module.low is not None:
+            low = module.low.exponents
+            shares = underflow_share(low, FP16), subnormal_share(low, FP16), underflow_share(low, FP16, shift)
+            lost = [*map(percent, shares)]
         rounding = spread.rounding.get("bf16", 0.0)
         bits = f"{-math.log2(rounding):.1f}" if rounding else "all"
-        lost = map(percent, shares) if low is not None else ("FP32",) * 3
         return f"`{scope(module.module)}`", magnitude(spread.max_abs), *lost, bits
 
-    def lost_entries(module: ModuleGradients) -> int:
-        return round(underflow_share(module.low.exponents, FP16) * module.low.nonzero) if module.low else 0
-
-    ordered = sorted(training.modules, key=lambda m: (-lost_entries(m), -m.activations.max_abs))
+    lost = {m.module: count_underflows(m.low) if m.low else 0 for m in training.modules}
+    ordered = sorted(training.modules, key=lambda m: (-lost[m.module], -m.activations.max_abs))
     heads = ("Module", "Largest", "Zero", "Subnormal", "Zero, scaled", "BF16 bits")
     yield Grid(heads, tuple(map(row, ordered[:ROWS])), caption="Gradients by module, the largest losses first")
     if len(ordered) > ROWS:
@@ -109,9 +103,8 @@ def _movers(training: Training) -> Block:
     moved = [(one, node, fmt) for node in training.nodes for fmt, one in node.contributions.items()]
     moved = [row for row in moved if row[0].both and math.isfinite(row[0].both)]
     if not moved:
-        return Prose(
-            "", (sentence(training.attribution or "No operation changes the parameter gradients measurably."),)
-        )
+        none = training.attribution or "No operation changes the parameter gradients measurably."
+        return Prose("", (sentence(none),))
     moved.sort(key=lambda row: -row[0].both)
     rows = tuple((where(node), label(fmt), ratio(one.both), ratio(one.backward)) for one, node, fmt in moved[:ROWS])
     caption = "Operations that change the parameter gradients most, each alone in low precision"

@@ -62,6 +62,11 @@ def ratio(value: float | None) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
+def shown(value: float | None, how: Callable[[float], str] = "{:.3g}".format) -> str:
+    """A number in words; "" for None."""
+    return "" if value is None else how(value)
+
+
 def magnitude(value: float | None) -> str:
     """A magnitude such as max |x| with three significant digits, without zero-padded exponents."""
     if value is None or not math.isfinite(value):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..document.read import audit_in
 from ..errors import AuditorError
-from .offer import audit_in, code_for
+from .offer import code_for
 from .storage import FSDP2, HUGGING_FACE
 from .trainers import GRADSCALER, LIGHTNING
 

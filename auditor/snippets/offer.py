@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from os import PathLike
-from typing import Any
 
-from ..document.read import applicable, read_json
+from ..document.read import plan_called
 from ..errors import PlanError
-from ..folder import path_of
 from ..numerics.formats import FORMATS, label, runs
 from ..records import Audit, Plan
 
@@ -31,17 +28,6 @@ class Tool:
     impossible: Callable[[Audit, Plan], str | None] = lambda audit, plan: None
 
 
-def audit_in(plan: Any) -> Audit:
-    """The audit in any accepted form. Raises: PlanError."""
-    if isinstance(plan, Audit):
-        return plan
-    if isinstance(plan, str | PathLike):
-        return applicable(read_json(path_of(plan, "a plan.json or its directory")), str(plan))
-    if isinstance(plan, Mapping):
-        return applicable(plan, "the plan")
-    raise PlanError("A snippet is made from an Audit, a dict as in plan.json, or a path to one.", slug="bad-plan")
-
-
 def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[Plan, str] | None:
     """The plan called `name`; else the recommended one, or a replacement with one of these strategies, and why.
 
@@ -49,13 +35,10 @@ def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[P
     """
     able = {name: plan for name, plan in audit.plans.items() if runs(plan.format)}
     if name is not None:
-        if not isinstance(name, str) or name not in audit.plans:
-            known = ", ".join(sorted(able or audit.plans))
-            raise PlanError(f"{name!r} is not among the plans; choose one of {known}.", slug="no-such-plan")
+        plan = plan_called(audit.plans, name)
         if name not in able:
-            low = label(audit.plans[name].format)
-            raise PlanError(f"torch cannot compute in {low}: no code can run {name!r}.", slug="no-arithmetic")
-        return able[name], ""
+            raise PlanError(f"torch cannot compute in {label(plan.format)}: no code can run {name!r}.", "no-arithmetic")
+        return plan, ""
     first = able.get(audit.recommended or "")
     if first is not None and first.strategy in strategies:
         return first, ""

@@ -96,9 +96,8 @@ def _worth_a_run(step: Step, tested: Mapping[str, Mapping[str, BackwardTest]]) -
     """The operations with the largest weight, limited by the number of runs."""
     elements = sum(leaf.numel() for leaves in step.live.values() for leaf in leaves)
     weights = {name: max(one.weight for one in result.values()) for name, result in tested.items()}
-    return set(
-        sorted(weights, key=lambda name: -weights[name])[: min(RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))]
-    )
+    most = min(RERUNS, max(FEWEST, ELEMENTS // max(elements, 1)))
+    return set(sorted(weights, key=lambda name: -weights[name])[:most])
 
 
 def _change(step: Step, low: LowStep, gaps: Mapping[Key, torch.Tensor]) -> GradientChange:

@@ -20,7 +20,7 @@ from ..loading import load
 from ..loading.inputs import as_batches, forward_parameters, named_inputs
 from ..loading.state import in_eval, switch, upcast_model
 from ..loading.subject import from_object
-from ..loading.target import blame, call, named_in, parse
+from ..loading.target import Target, blame, call, named_in, parse
 from ..records import Batch, Objective, Subject
 from .step import TrainingStep, step_batches
 
@@ -181,8 +181,9 @@ def _with_objective(
     target: str, loss: str | None, seed: int, module: ModuleType, spec: Mapping[str, Any], subject: Subject
 ) -> Subject:
     """The subject with its objective; targets in its batches are removed from them."""
-    label = parse(target).label
-    loss_fn, source = _loss(module, spec, label, loss, seed)
+    parsed = parse(target)
+    label = parsed.label
+    loss_fn, source = _loss(module, spec, parsed, loss, seed)
     targets = _targets(module, spec, label)
     if targets is None:
         batches, targets = split(subject.batches, loss_fn, subject.model)
@@ -200,17 +201,13 @@ def _with_objective(
 
 
 def _loss(
-    module: ModuleType, spec: Mapping[str, Any], label: str, text: str | None, seed: int
+    module: ModuleType, spec: Mapping[str, Any], target: Target, text: str | None, seed: int
 ) -> tuple[Callable[..., Any] | None, str]:
     if text is not None:
-        advice, slug = "give --loss file.py:name of a loss function", "missing-loss"
-        if ":" in text:
-            target = parse(text)
-            value = named_in(target, advice, slug, seed)
-            return _callable(value, f"{target.symbol} in {target.label}"), f"--loss {text}"
-        if not hasattr(module, text):
-            raise LoadError(f"{label} has no {text!r}: {advice}", slug=slug)
-        return _callable(getattr(module, text), f"{text} in {label}"), f"--loss {text}"
+        where = parse(text) if ":" in text else replace(target, symbol=text)
+        value = named_in(where, "give --loss file.py:name of a loss function", "missing-loss", seed)
+        return _callable(value, f"{where.symbol} in {where.label}"), f"--loss {text}"
+    label = target.label
     if "loss" in spec:
         return _callable(spec["loss"], f"'loss' of audit_spec() in {label}"), f"{label}:audit_spec"
     for name in LOSS_NAMES:
@@ -224,8 +221,7 @@ def _loss(
 def _callable(value: Any, what: str) -> Callable[..., Any]:
     if isinstance(value, type) or not callable(value):
         raise LoadError(
-            f"{what} is of type {type(value).__name__}: a loss is called as loss(outputs, *targets)",
-            slug="missing-loss",
+            f"{what} is of type {type(value).__name__}: a loss is called as loss(outputs, *targets)", "missing-loss"
         )
     function: Callable[..., Any] = value
     return function

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..capture.paths import usable
 from ..errors import LoadError
@@ -28,6 +27,7 @@ from ..records.training import (
 )
 from ..rulebook.verdicts import backward_reasons
 from ..stages import tick
+from ..trees import over_tensors, tensors_in
 from .advice import advice_of
 from .backward import backward_nodes
 from .objective import in_training
@@ -75,7 +75,10 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
             for name, leaves in step.gradients.items():
                 gradients.setdefault(name, []).extend(magnitudes_of(g) for g in leaves if g is not None)
             steps.append(float(step.loss.detach()))
-            _refuse_broken(step)
+            for name, own in step.by_parameter.items():
+                if not bool(torch.isfinite(own).all()):
+                    said = f"the gradient of {name} is not finite even in FP32: fix the loss or the inputs first"
+                    raise LoadError(said, slug="bad-loss")
             if len(steps) == 1:
                 first = step
                 tick("backward passes")
@@ -139,15 +142,6 @@ def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str
     return replace(result, advice=advice_of(result, prepared.capture))
 
 
-def _refuse_broken(step: Step) -> None:
-    for name, gradient in step.by_parameter.items():
-        if not bool(torch.isfinite(gradient).all()):
-            raise LoadError(
-                f"the gradient of {name} is not finite even in FP32: fix the loss or the inputs first",
-                slug="bad-loss",
-            )
-
-
 def _usable(plan: Plan | None) -> Plan | None:
     """A plan to train under: it is verified and runs something low."""
     if plan is None or not plan.holds:
@@ -189,9 +183,8 @@ def _at_a_scale(
         scale /= 4
         if (error := _gradient_error(prepared, low, scale)) is not None and math.isfinite(error):
             init = max(window.minimum, scale / HEADROOM) if window.minimum <= scale else None
-            return error, replace(
-                window, maximum=scale, init=init, closed_by=window.closed_by if init else window.largest
-            )
+            closed_by = window.closed_by if init else window.largest
+            return error, replace(window, maximum=scale, init=init, closed_by=closed_by)
     return math.inf, replace(window, init=None)
 
 
@@ -239,39 +232,29 @@ def low_names(captured: Capture, fmt: str, precision_of: Callable[[str], str]) -
 
 def low_by_module(captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]) -> dict[str, Magnitudes]:
     """The low gradients of every module, including its parameters'."""
-    groups: dict[str, list[Magnitudes]] = {}
-    for name, result in gradients.items():
-        if name in low:
-            groups.setdefault(_module(captured, name), []).append(significant(result))
-    return {module: merge_magnitudes(parts) for module, parts in groups.items()}
-
-
-def _module(captured: Capture, name: str) -> str:
-    """Module of a node, or of a placeholder's parameter."""
-    if name in captured.nodes:
-        return captured.nodes[name].owner
-    fqn = next((p.fqn for p in captured.placeholders if p.name == name), None)
-    return (fqn or "").rpartition(".")[0]
+    groups = _by_module(captured, (name for name in gradients if name in low))
+    return {module: merge_magnitudes(significant(gradients[n]) for n in names) for module, names in groups.items()}
 
 
 def module_gradients(
     captured: Capture, gradients: Mapping[str, Magnitudes], low: frozenset[str]
 ) -> tuple[ModuleGradients, ...]:
     """Gradients of the results of every module's operations, in execution order."""
-    groups: dict[str, list[str]] = {}
-    for name in captured.nodes:
-        if name in gradients:
-            groups.setdefault(captured.nodes[name].owner, []).append(name)
-    return tuple(
-        ModuleGradients(
-            module,
-            merge_magnitudes(gradients[name] for name in names),
-            merge_magnitudes(significant(gradients[name]) for name in names if name in low)
-            if low.intersection(names)
-            else None,
-        )
-        for module, names in groups.items()
-    )
+    result = []
+    for module, names in _by_module(captured, (name for name in captured.nodes if name in gradients)).items():
+        lowered = [significant(gradients[name]) for name in names if name in low]
+        both = merge_magnitudes(gradients[name] for name in names), merge_magnitudes(lowered) if lowered else None
+        result.append(ModuleGradients(module, *both))
+    return tuple(result)
+
+
+def _by_module(captured: Capture, names: Iterable[str]) -> dict[str, list[str]]:
+    """Nodes, and placeholders of parameters, by their module."""
+    parameters, groups = {place.name: place.fqn or "" for place in captured.placeholders}, dict[str, list[str]]()
+    for name in names:
+        node = captured.nodes.get(name)
+        groups.setdefault(node.owner if node else parameters.get(name, "").rpartition(".")[0], []).append(name)
+    return groups
 
 
 def _inner(step: Step) -> Magnitudes:
@@ -285,13 +268,13 @@ def _inner(step: Step) -> Magnitudes:
 
 
 def _samples(batch: Batch) -> int | None:
-    sizes = {x.shape[0] for x in pytree.tree_leaves(batch) if isinstance(x, torch.Tensor) and x.dim()}
+    sizes = {x.shape[0] for x in tensors_in(batch) if x.dim()}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _part(subject: Subject, total: int, rows: slice) -> Subject:
     def cut(tree: Any) -> Any:
-        return pytree.tree_map_only(torch.Tensor, lambda x: x[rows] if x.dim() and x.shape[0] == total else x, tree)
+        return over_tensors(lambda x: x[rows] if x.dim() and x.shape[0] == total else x, tree)
 
     assert subject.objective is not None
     objective = Objective(subject.objective.loss_fn, (cut(subject.objective.targets[0]),), subject.objective.source)

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..capture.capture import capture
 from ..errors import CaptureError
-from ..records import Batch, Call, Capture, Node, Placeholder, Subject
+from ..records import Batch, Call, Capture, Node, Subject
 
 LOSS = "(loss)"
 """Owner name for operations of the loss, which belong to no module of the model."""
@@ -70,26 +70,21 @@ def capture_step(subject: Subject, formats: tuple[str, ...], seed: int = 0) -> C
     captured = capture(replace(subject, model=step, batches=step_batches(subject)), formats, seed)
     if len(captured.outputs) != 1:
         raise CaptureError(f"{subject.name}: a training step must return one loss", slug="capture-failed")
-    told = in_its_terms(captured)
-    name = _of_torch(subject.objective.loss_fn)
-    nodes = (
-        {n: o if o.source or o.owner != LOSS else replace(o, called_from=name) for n, o in told.nodes.items()}
-        if name
-        else told.nodes
-    )
-    # a model is bound, not a step, so that the capture is used as any other
     loss_fn = subject.objective.loss_fn
-    return replace(told, nodes=nodes, bind=lambda model, batch: captured.bind(TrainingStep(model, loss_fn), batch))
-
-
-def in_its_terms(captured: Capture) -> Capture:
-    """The capture of a TrainingStep with the model's own paths; everything outside the model belongs to `LOSS`."""
+    nodes = {name: _node(node) for name, node in captured.nodes.items()}
+    if name := _of_torch(loss_fn):
+        nodes = {n: o if o.source or o.owner != LOSS else replace(o, called_from=name) for n, o in nodes.items()}
     aliases = {_owner(path): tuple(map(_owner, others)) for path, others in captured.aliases.items()}
     return replace(
         captured,
-        nodes={name: _node(node) for name, node in captured.nodes.items()},
-        placeholders=tuple(_placeholder(place) for place in captured.placeholders),
+        nodes=nodes,
+        placeholders=tuple(
+            replace(place, fqn=place.fqn and in_the_model(place.fqn), holders=tuple(map(_owner, place.holders)))
+            for place in captured.placeholders
+        ),
         aliases={path: others for path, others in aliases.items() if LOSS not in (path, *others)},
+        # a model is bound, not a step, so that the capture is used as any other
+        bind=lambda model, batch: captured.bind(TrainingStep(model, loss_fn), batch),
     )
 
 
@@ -120,10 +115,6 @@ def _node(node: Node) -> Node:
     calls = _calls(node.calls)
     function = node.function and replace(node.function, depth=len(calls))
     return replace(node, owner=_owner(node.owner), calls=calls, region=region, function=function)
-
-
-def _placeholder(place: Placeholder) -> Placeholder:
-    return replace(place, fqn=place.fqn and in_the_model(place.fqn), holders=tuple(map(_owner, place.holders)))
 
 
 def _calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:

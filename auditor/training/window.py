@@ -43,7 +43,7 @@ def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossS
     top = min(math.floor(math.log2(largest_scale(pool, FP16))), _HIGHEST)
     needed = next(k for k in range(min(0, top), _HIGHEST + 400) if underflow_share(pool.exponents, FP16, k) <= allowed)
     largest = max(low, key=lambda module: low[module].max_abs)
-    hungry = max(low, key=lambda module: _count_underflows(low[module], top))
+    hungry = max(low, key=lambda module: count_underflows(low[module], top))
     open_ = needed <= top
     shifts = range(min(0, needed, top) - 4, max(needed, top) + 5)
     return LossScale(
@@ -54,14 +54,14 @@ def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossS
         allowed=allowed,
         closed_by=None if open_ else largest,
         largest=largest,
-        starved=hungry if _count_underflows(low[hungry], top) else None,
+        starved=hungry if count_underflows(low[hungry], top) else None,
         flushed={k: underflow_share(pool.exponents, FP16, k) for k in shifts},
         subnormal={k: subnormal_share(pool.exponents, FP16, k) for k in shifts},
     )
 
 
-def _count_underflows(magnitudes: Magnitudes, shift: int) -> int:
-    """The number of a module's gradients that underflow at the top of the window."""
+def count_underflows(magnitudes: Magnitudes, shift: int = 0) -> int:
+    """The number of gradients that FP16 turns to zero at a loss scale of 2 ** shift."""
     return round(underflow_share(magnitudes.exponents, FP16, shift) * magnitudes.nonzero)
 
 

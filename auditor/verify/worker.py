@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from .. import offload
 from ..devices import is_native, is_spread
@@ -31,6 +30,7 @@ from ..loading.state import materialise, switch
 from ..loading.target import blame
 from ..records import Batch
 from ..stages import Stages
+from ..trees import over_tensors
 from .artefact import COUNTED, STARTED
 from .loaders import load_program, patch_model
 from .running import FP32, Load, Runs, failure_of
@@ -129,11 +129,9 @@ class Worker:
         if "unread" in self.settings or self.batches is not None:
             return {"unread": self.settings["unread"]} if self.batches is None else {}
         try:
-            batches = torch.load(
-                self.settings["batches"], weights_only=False
-            )  # written by the parent process a moment ago
+            batches = torch.load(self.settings["batches"], weights_only=False)  # the parent process has written them
             places = iter(self.settings["places"])
-            self.batches = pytree.tree_map_only(torch.Tensor, lambda x: x.to(next(places)), batches)
+            self.batches = over_tensors(lambda x: x.to(next(places)), batches)
         except Exception as error:
             return {"unread": f"the inputs cannot be loaded in another process ({failure_of(error)})"}
         return {}

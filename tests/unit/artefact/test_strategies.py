@@ -156,10 +156,8 @@ def test_scopes_by_path() -> None:
     assert plan_table(Plan("cast_fp16", "cast", "fp16", scopes, 0.1, 1.0, 0.5)) == {
         "strategy": "cast",
         "format": "fp16",
-        "raised": "none",
-        "stored_low": {},
         "scopes": {
-            "": {"precision": "fp16", "output": "cast"},
+            "": {"precision": "fp16"},
             "head": {"precision": "fp32", "output": "keep"},
         },
     }

@@ -81,7 +81,7 @@ def test_patched_model_follows_the_plan_and_nothing_in_it_is_run(plan, capsys, t
     captured = capsys.readouterr()
     folder = tmp_path / "audits" / "model"
     assert captured.out.splitlines() == [
-        "Plan     autocast_bf16, 1 scope in FP32; not verified on this model: audit it for that",
+        "Plan     autocast_bf16, 1 module in FP32; not verified on this model: audit it for that",
         "Patched  audits/model/patched_model.py",
     ]
     assert "noise" in captured.err

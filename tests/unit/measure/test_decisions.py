@@ -13,7 +13,7 @@ import auditor
 from auditor.measure.decisions import measure_decisions
 from auditor.measure.rerun import PLAIN
 from auditor.records.decisions import Decisions
-from auditor.report.decisions import decision_lines
+from auditor.report.origins import decision_lines
 from auditor.report.reporters import html, text
 from auditor.report.words import percent, ratio
 from tests.support.subjects import measurement_of, normal

@@ -16,10 +16,10 @@ from torch import nn
 
 import auditor
 from auditor import cli
+from auditor.document.read import audit_in
 from auditor.errors import AuditorError
 from auditor.records.audit import Audit
 from auditor.snippets import TOOLS, snippet, snippets
-from auditor.snippets.offer import audit_in
 from auditor.snippets.storage import patterns
 from tests.support.patching import scope
 from tests.support.snippets import document
