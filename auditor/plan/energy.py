@@ -16,6 +16,7 @@ from ..execution.resolve import Resolution
 from ..numerics.operations import operation
 from ..paths import function_in, nearest_above
 from ..records import Capture
+from .costs import TIE, cast_seconds
 from .mincut import FORBIDDEN, HIGH, LOW, Arc, Cuts
 
 if TYPE_CHECKING:
@@ -111,12 +112,13 @@ def energy_of(problem: Problem) -> Energy:
         a, b, c = scopes[owner]
         scopes[owner] = (a + low, b + high, c + error)
 
-    pairs: dict[tuple[str, str], tuple[float, float]] = {}
+    pairs, share = dict[tuple[str, str], tuple[float, float]](), 1.0 if problem.objective == "time" else TIE
 
     def exchange(producer: str, consumer: str, value: str) -> None:
         error, elapsed = pairs.get((producer, consumer), (0.0, 0.0))
         square = problem.cast_square(resolution, value)
-        pairs[producer, consumer] = (error + square, elapsed + problem.cast_price(value))
+        price = share * cast_seconds(problem.elements[value], problem.format, problem.device)
+        pairs[producer, consumer] = (error + square, elapsed + price)
 
     stores = problem.how.stores
     entering = {p.name for p in problem.capture.placeholders if p.kind == "input" and p.kind in stores}
