@@ -59,7 +59,9 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
     given = source(node)
     columns = shape(given)[-1:]
     if row_of(given).distribution == "logarithms":
-        return f"nats{_dim(given)} <= {NATS:g}", "its last operation is a log_softmax"
+        dim, rank = arguments(given).get("dim"), len(shape(given))
+        other = f"(dim={dim})" if isinstance(dim, int) and dim % rank != rank - 1 else ""  # than the last dimension
+        return f"nats{other} <= {NATS:g}", "its last operation is a log_softmax"
     if (
         row_of(given).gemm == "linear"
         and columns > (1,)
@@ -145,10 +147,3 @@ def _counts(node: fx.Node) -> bool:
             waiting.extend(x for x in more if x not in seen)
             seen.update(more)
     return False
-
-
-def _dim(node: fx.Node) -> str:
-    """The `dim` argument for a criterion on a log_softmax, where that is not the last dimension."""
-    given = arguments(node).get("dim")
-    rank = len(shape(node))
-    return "" if not isinstance(given, int) or given % rank == rank - 1 else f"(dim={given})"

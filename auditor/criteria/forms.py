@@ -7,7 +7,7 @@ d. The matrix A multiplies random signs e, since E<A e, d>^2 = d' A A' d.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -39,9 +39,9 @@ def across(criterion: Criterion, reference: torch.Tensor) -> bool:
     return "dim" in criterion.how.takes and criterion.option("dim", -1) % max(reference.dim(), 1) == 0
 
 
-def relative_form(reference: torch.Tensor, limit: float) -> Form | None:
-    """The quadratic form of a relative L2 limit."""
-    size = float(finite(entries(reference)).double().norm())
+def relative_form(references: Sequence[torch.Tensor], limit: float) -> Form | None:
+    """The quadratic form of a limit of the relative L2 error of all these outputs together."""
+    size = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in references))
     return (lambda signs: signs / (size * limit)) if size else None
 
 
@@ -104,7 +104,7 @@ def _decisions(criterion: Criterion, reference: torch.Tensor) -> Form | None:
 
 
 FORMS: dict[str, Callable[[Criterion, torch.Tensor], Form | None]] = {
-    "rel_l2": lambda criterion, reference: relative_form(reference, criterion.limit),
+    "rel_l2": lambda criterion, reference: relative_form([reference], criterion.limit),
     "psnr": _psnr,
     "kl": _kl,
     "cosine": _cosine,

@@ -87,18 +87,27 @@ class Criteria:
 
         A criterion without a value in any run does not hold. predicted: the share that the first-order estimate gives.
         """
-        result = worst([self.evaluate(*run) for run in runs])
-        known = {one.criterion: one for one in result}
+        worst = dict[Criterion, CriterionResult]()
+        for one in (one for run in runs for one in self.evaluate(*run)):
+            known = worst.get(one.criterion)
+            if known is None or known.value is None or (one.value is not None and not one.share <= known.share):
+                worst[one.criterion] = one
         failed = {one.criterion for run in others for one in self.evaluate(*run) if not one.holds}
-        return tuple(
-            _record_of(
-                known.get(criterion) or CriterionResult(criterion, None, 0.0),
-                criterion not in failed,
-                bool(result),
-                self._predict(criterion, [reference for reference, _ in runs], predicted),
+        result = []
+        for criterion in dict.fromkeys((*self.each, *worst)):
+            held = worst.get(criterion) or CriterionResult(criterion, None, 0.0)
+            value = CriterionValue(
+                output=criterion.output,
+                kind=criterion.measure_text,
+                sign=criterion.how.sign,
+                limit=criterion.limit,
+                value=None if held.value is None or math.isnan(held.value) else held.value,
+                share=held.share if worst and math.isfinite(held.share) else None,
+                holds=held.value is not None and held.holds and criterion not in failed,
+                predicted=self._predict(criterion, [reference for reference, _ in runs], predicted),
             )
-            for criterion in (*self.each, *(one.criterion for one in result if one.criterion not in self.each))
-        )
+            result.append(value)
+        return tuple(result)
 
     def _predict(self, criterion: Criterion, references: Sequence[Tensors], share: float) -> float | None:
         """The predicted value of a criterion on decisions, at this share of the allowed change; worst run."""
@@ -151,44 +160,16 @@ def criteria_for(
     for criterion in criteria:
         meant = [i for i, name in enumerate(reference.names) if criterion.speaks_of(name)]
         if not meant:
-            raise AuditorError(_unknown(criterion, reference.names), slug="bad-criterion")
+            names, more = reference.names[:20], len(reference.names) - 20
+            listed = ", ".join(dict.fromkeys(names)) + (f", and {more} more" if more > 0 else "")
+            close = difflib.get_close_matches(criterion.output, reference.names, n=1)
+            hint = f": did you mean {close[0]}?" if close else "."
+            raise AuditorError(
+                f"the model has no output {criterion.output!r}, which '{criterion}' names{hint} It returns "
+                f"{listed or 'no tensor'}",
+                slug="bad-criterion",
+            )
         for i in meant:
             if (why := unfit(criterion, reference.names[i], reference[i])) is not None:
                 raise AuditorError(f"'{criterion}': {why}", slug="bad-criterion")
     return Criteria(tuple(criteria), max_error, reference.names, joint or output_error)
-
-
-def _unknown(criterion: Criterion, names: Sequence[str]) -> str:
-    listed = ", ".join(dict.fromkeys(names[:20])) + (f", and {len(names) - 20} more" if len(names) > 20 else "")
-    close = difflib.get_close_matches(criterion.output, names, n=1)
-    hint = f": did you mean {close[0]}?" if close else "."
-    return (
-        f"the model has no output {criterion.output!r}, which '{criterion}' names{hint} It "
-        f"returns {listed or 'no tensor'}"
-    )
-
-
-def _record_of(held: CriterionResult, elsewhere: bool, ran: bool, predicted: float | None) -> CriterionValue:
-    one, known = held.criterion, held.value is not None
-    finite = held.value is not None and not math.isnan(held.value)
-    return CriterionValue(
-        output=one.output,
-        kind=one.measure_text,
-        sign=one.how.sign,
-        limit=one.limit,
-        value=held.value if finite else None,
-        share=held.share if ran and math.isfinite(held.share) else None,
-        holds=known and held.holds and elsewhere,
-        predicted=predicted,
-    )
-
-
-def worst(helds: Sequence[Sequence[CriterionResult]]) -> list[CriterionResult]:
-    """The worst result of each criterion over several runs."""
-    result: dict[Criterion, CriterionResult] = {}
-    for held in helds:
-        for one in held:
-            known = result.get(one.criterion)
-            if known is None or known.value is None or (one.value is not None and not one.share <= known.share):
-                result[one.criterion] = one
-    return list(result.values())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..criteria import Criterion
-from ..criteria.forms import Form, across, form_of
+from ..criteria.forms import Form, across, form_of, relative_form
 from ..criteria.measure import Criteria
 from ..numerics.entries import dense, entries, finite, is_number, is_plain
 from ..numerics.formats import FORMATS, format_of
@@ -346,10 +346,8 @@ def _rounding(measurement: Measurement, output: torch.Tensor) -> frozenset[str]:
 def _forms(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Tensor]) -> tuple[Form, ...] | None:
     numbers = [x for x in outputs if is_number(x)]
     if criterion == criteria.rest_criterion:
-        whole = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in numbers))
-        if criteria.joint is not output_error or not whole:
-            return None
-        return tuple((lambda signs: signs / (whole * criterion.limit)) for _ in outputs)
+        form = relative_form(numbers, criterion.limit) if criteria.joint is output_error else None
+        return None if form is None else (form,) * len(outputs)
     form = form_of(criterion, outputs[0]) if len(outputs) == len(numbers) == 1 else None
     return None if form is None else (form,)
 

@@ -1,10 +1,9 @@
 """The user's own score of a model: locates the scoring function, calls it and compares its results."""
 
 from .calling import NoScore, ScoreResult, call_scoring, compare_scores, fp32_score
-from .function import ImportPath, Scoring, find_function, in_hand
+from .function import Scoring, find_function, in_hand
 
 __all__ = [
-    "ImportPath",
     "NoScore",
     "ScoreResult",
     "Scoring",

@@ -90,7 +90,11 @@ def call_scoring(
             with _importable(scoring), register_module_forward_pre_hook(call_model):
                 before = _made_of(model)
                 values, single = _values(scoring.function(model), in_time, most)
-                _check_same(before, _made_of(model))
+                now = _made_of(model)
+            changed = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+            if changed is not None:
+                why = "so the score is not the plan's: the function must only call the model"
+                raise NoScore(f"the function changed the model ({changed}), {why}")
             return ScoreResult(values, single, calls)
     except NoScore:
         raise
@@ -107,14 +111,6 @@ def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     return modules | {f"parameter {name!r}": (id(x), x.dtype, writes) for name, (x, writes) in written.items()}
 
 
-def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises: NoScore where the function changed the model, since its score is then not the plan's."""
-    changed = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
-    if changed is not None:
-        why = "so the score is not the plan's: the function must only call the model"
-        raise NoScore(f"the function changed the model ({changed}), {why}")
-
-
 def number(value: Any, what: str) -> float:
     """Convert a number to float. Raises: NoScore if it is not a finite number."""
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
@@ -122,7 +118,8 @@ def number(value: Any, what: str) -> float:
             raise NoScore(f"{what} is a tensor of shape {list(value.shape)}: {ALLOWED}")
         value = value.item()
     if not isinstance(value, bool | int | float):
-        raise NoScore(f"{what} is {_describe(value)}: {ALLOWED}")
+        given = "nothing" if value is None else f"a {type(value).__name__}"
+        raise NoScore(f"{what} is {given}: {ALLOWED}")
     if not math.isfinite(result := float(value)):
         raise NoScore(f"{what} is {result}: a score must be finite")
     return result
@@ -136,7 +133,9 @@ def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tup
         return (number(given, "the function's result"),), True
     values: list[float] = []
     for item in given:
-        values.extend(_of_item(item, len(values)))
+        flat = isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 1  # a batch's, one for each sample
+        for value in item.tolist() if flat else [item]:
+            values.append(number(value, f"number {len(values)}"))
         in_time(len(values))
         if most is not None and len(values) > most:
             raise NoScore(
@@ -145,17 +144,6 @@ def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tup
     if not values:
         raise NoScore(f"the function returned no number: {ALLOWED}")
     return tuple(values), False
-
-
-def _of_item(item: Any, index: int) -> Iterator[float]:
-    """The number of one sample or batch, or those in a one-dimensional tensor."""
-    flat = isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 1
-    for place, value in enumerate(item.tolist() if flat else [item]):
-        yield number(value, f"number {index + place}")
-
-
-def _describe(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 @contextmanager
@@ -194,8 +182,11 @@ def compare_scores(scoring: Scoring, fp32: ScoreResult, plan: ScoreResult | str)
     except NoScore as error:
         return _without(scoring, str(error))
     known = None if plan.single else standard_error(fp32.values, plan.values, scoring.of_mean or float)
-    difference = value - reference
-    return Score(value, difference, known, _is_within(scoring, difference))
+    difference, passed = value - reference, None
+    if scoring.max_drop is not None:
+        drop = -difference if scoring.better == "higher" else difference
+        passed = drop <= scoring.max_drop or math.isclose(drop, scoring.max_drop, rel_tol=ROUNDING)
+    return Score(value, difference, known, passed)
 
 
 def standard_error(
@@ -234,13 +225,6 @@ def _value(scoring: Scoring, values: Sequence[float]) -> float:
         raise
     except Exception as error:
         raise NoScore(f"of_mean({mean:.6g}) raised {type(error).__name__}: {first_line(error)}") from error
-
-
-def _is_within(scoring: Scoring, difference: float) -> bool | None:
-    if scoring.max_drop is None:
-        return None
-    drop = -difference if scoring.better == "higher" else difference
-    return drop <= scoring.max_drop or math.isclose(drop, scoring.max_drop, rel_tol=ROUNDING)
 
 
 def _without(scoring: Scoring, why: str) -> Score:

@@ -17,21 +17,12 @@ LOWER, OF_MEAN = "lower_is_better", "of_mean"
 
 
 @dataclass(frozen=True)
-class ImportPath:
-    """Where a fresh process can import the function. text: as for `--evaluate`; script, folders: see `as_script`."""
-
-    text: str
-    script: str
-    folders: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Scoring:
     """The user's function, and how its scores are judged.
 
     function(model) returns a number, or an iterable with a number for each sample or batch: the score is their mean, or
     `of_mean` of it. better: one of records.score.DIRECTIONS. max_drop: the largest acceptable loss; None: scores are
-    not judged. place: None for a function that cannot be imported.
+    not judged. place: where a fresh process can import the function; None where it cannot.
     """
 
     function: Callable[[nn.Module], Any]
@@ -39,7 +30,7 @@ class Scoring:
     better: str = "higher"
     max_drop: float | None = None
     of_mean: Callable[[float], Any] | None = None
-    place: ImportPath | None = None
+    place: Target | None = None
 
 
 def find_function(
@@ -60,9 +51,11 @@ def find_function(
     if parsed.symbol is None or parsed.hub:
         raise LoadError(f"{text!r} does not name a function: write --evaluate file.py:name", slug="missing-score")
     result = named_in(parsed, "give --evaluate file.py:name of a function that takes the model", "missing-score", seed)
-    place = ImportPath(f"{parsed.script}:{_call(parsed)}", parsed.script, parsed.folders)
+    given = [*map(repr, parsed.args), *(f"{name}={value!r}" for name, value in parsed.kwargs.items())]
+    called = f"{parsed.symbol}({', '.join(given)})" if given else parsed.symbol
+    place = replace(parsed, text=f"{parsed.script}:{called}")
     scoring = _scoring(result, f"{parsed.symbol} in {parsed.label}", text, better, max_drop, place)
-    if not parsed.args and not parsed.kwargs:
+    if not given:
         return scoring
     return replace(scoring, function=lambda model: result(model, *parsed.args, **parsed.kwargs))
 
@@ -74,16 +67,10 @@ def in_hand(function: Any, *, better: str | None = None, max_drop: float | None 
 
 
 def _scoring(
-    function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: ImportPath | None
+    function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: Target | None
 ) -> Scoring:
     if isinstance(function, type | nn.Module) or not callable(function):
         wanted = "evaluate must be a function, func(model) -> a number, or one for each sample"
         raise LoadError(f"{what} is of type {type(function).__name__}: {wanted}", slug="missing-score")
     own = DIRECTIONS[bool(getattr(function, LOWER, False))]
     return Scoring(function, name, better or own, max_drop, getattr(function, OF_MEAN, None), place)
-
-
-def _call(target: Target) -> str:
-    """The symbol with its literal arguments, as text."""
-    given = [*map(repr, target.args), *(f"{name}={value!r}" for name, value in target.kwargs.items())]
-    return f"{target.symbol}({', '.join(given)})" if given else str(target.symbol)
