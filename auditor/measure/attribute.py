@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -67,10 +67,6 @@ class Estimates:
             keys = [source if shared is None else reading(name, source) for source, shared in read.items()]
             isolated = math.hypot(own, *(self._relative(key, fmt, "cast") for key in keys))
         return Contribution(isolated, own, cast)
-
-    def has_gradient(self, name: str) -> bool:
-        """Whether a gradient arrived there: false where no output depends on it to first order."""
-        return bool(self.passes.get(name))
 
     def scatter(self) -> float:
         """Median relative standard error of the estimates so far; nan for too few."""
@@ -169,10 +165,11 @@ def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
 
     A weight has many independent rounding errors, so one pass suffices for it. None: everywhere.
     """
-    result = []
+    result, places = list[torch.Tensor](), measurement.capture.placeholders
+    weights = {place.name for place in places if place.kind == "parameter"}
     for node in measurement.capture.graph_module.graph.nodes:
         multiplied = any(is_tensor_core(target_of(user)) for user in node.users if user.op == "call_function")
-        if node.op in ("placeholder", "get_attr") and not (multiplied and node.name in measurement.weights):
+        if node.op in ("placeholder", "get_attr") and not (multiplied and node.name in weights):
             result += [leaf for leaf in measurement.live[node.name] if leaf.requires_grad]
     return [*result, *measurement.anchors] or None
 
@@ -309,12 +306,16 @@ def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = 
         }
         for name in measurement.live
     }
-    outputs = measurement.capture.outputs
     nodes = measurement.capture.nodes
-    numbers = any(name not in nodes or nodes[name].floating for name in outputs)
-    return FirstOrder(
-        contributions, _unseen(measurement, passes.values()), numbers and (criteria is None or bool(parts))
+    unseen = frozenset(
+        name
+        for name in measurement.errors
+        if name in measurement.blind
+        or (nodes[name].floating and not any(one.passes.get(name) for one in passes.values()))  # no gradient arrived
+        or not all(x.is_floating_point() and is_plain(x) for x in measurement.live[name][:1])
     )
+    numbers = any(name not in nodes or nodes[name].floating for name in measurement.capture.outputs)
+    return FirstOrder(contributions, unseen, numbers and (criteria is None or bool(parts)))
 
 
 def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
@@ -357,13 +358,3 @@ def _most(found: Mapping[str, Contribution]) -> Contribution:
     criterion, most = max(found.items(), key=lambda pair: pair[1].isolated)
     own, cast = max(one.own for one in found.values()), max(one.cast for one in found.values())
     return replace(most, own=own, cast=cast, criterion=criterion)
-
-
-def _unseen(measurement: Measurement, passes: Collection[Estimates]) -> frozenset[str]:
-    return frozenset(
-        name
-        for name in measurement.errors
-        if name in measurement.blind
-        or (not any(one.has_gradient(name) for one in passes) and measurement.capture.nodes[name].floating)
-        or not all(x.is_floating_point() and is_plain(x) for x in measurement.live[name][:1])
-    )

@@ -72,11 +72,6 @@ class Measurement:
         """Nodes of the graph, by name."""
         return {n.name: n for n in self.capture.graph_module.graph.nodes}
 
-    @property
-    def weights(self) -> set[str]:
-        """Names of the placeholders that are parameters."""
-        return {placeholder.name for placeholder in self.capture.placeholders if placeholder.kind == "parameter"}
-
 
 def measure(
     capture: Capture,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
-from torch import fx
 
 from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
 from ..errors import first_line, let_through
-from ..execution.execute import RECORDED, Executor
+from ..execution.execute import RECORDED, Executor, beside
 from ..isolation import isolated
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
@@ -98,26 +96,21 @@ def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise)
 
 
 def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, float], tuple[str, ...]]:
-    """The difference of each operation's results between two graph runs, and the non-deterministic operations."""
-    first, apart, sources = dict[str, Any](), dict[str, float](), list[str]()
+    """The difference of each operation's results between two graph runs, and the non-deterministic operations.
 
-    def compare(n: fx.Node, result: Any) -> None:
-        if n.op == "call_function" and (found := _difference(first[n.name], result)) > 0:
-            if not any(source.name in apart for source in n.all_input_nodes):
-                sources.append(n.name)
-            apart[n.name] = found
-
-    inputs = capture.bind(subject.model, subject.batches[0])
+    Relative L2 of all floating-point results, or the share of discrete ones that differ.
+    """
+    apart, sources = dict[str, float](), list[str]()
+    runs = [Executor(capture.graph_module) for _ in range(2)]
     try:
-        for observe in (lambda n, result: first.update({n.name: result}), compare):
-            with torch.no_grad(), isolated(seed=seed):
-                Executor(capture.graph_module, observer=observe).run(*inputs)
+        with torch.no_grad(), isolated(seed=seed):
+            for n, result, other in beside(*runs, capture.bind(subject.model, subject.batches[0])):
+                pairs = zip(tensors_of(result), tensors_of(other), strict=True)
+                compared = [(a, b) for a, b in pairs if is_plain(a) and is_plain(b)]
+                error = output_error([a for a, _ in compared], [b for _, b in compared]) if compared else 0.0
+                if error > 0 and not any(source.name in apart for source in n.all_input_nodes):
+                    sources.append(n.name)
+                apart |= {n.name: error} if error > 0 else {}
     except Exception as error:
         let_through(error)
     return apart, tuple(sources)
-
-
-def _difference(result: Any, other: Any) -> float:
-    """Relative L2 of all floating-point results, or the share of discrete ones that differ; 0 if not compared."""
-    pairs = [(a, b) for a, b in zip(tensors_of(result), tensors_of(other), strict=True) if is_plain(a) and is_plain(b)]
-    return output_error([a for a, _ in pairs], [b for _, b in pairs]) if pairs else 0.0

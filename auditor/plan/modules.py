@@ -100,8 +100,7 @@ def as_candidate(problem: Problem, chosen: Callable[[str], str]) -> Candidate:
 
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
-    """A choice as a plan that was not run yet. Its scopes: the root, and every module whose precision differs from that of the
-    module above it."""
+    """A choice as a plan that was not run yet."""
     fp32, high = evaluate(problem, problem.energy.scopes).seconds, chosen.high
     for path in sorted(high):  # exceptions of modules that have it in FP32 anyhow change nothing
         if path != module_of(path) and module_of(path) not in high:
@@ -114,12 +113,7 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         name=problem.name,
         strategy=problem.strategy,
         format=problem.format,
-        scopes={
-            path: ScopeChoice(
-                boundary.precision, output="keep" if boundary.keeps else "cast", keep=tuple(sorted(boundary.keep))
-            )
-            for path, boundary in problem.running(choice_keeping(chosen.high, problem.format)).wrapped.items()
-        },
+        scopes=scopes_of(problem, chosen),
         predicted_error=chosen.predicted_error,
         low_precision_flops=chosen.low_flops,
         predicted_speedup=fp32 / chosen.seconds if chosen.seconds else 1.0,
@@ -131,6 +125,18 @@ def as_plan(problem: Problem, chosen: Candidate) -> Plan:
         memory=problem.memory(resolution),
         fp32_memory=problem.memory(problem.resolve(plain("fp32"))),
     )
+
+
+def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
+    """The table of scopes: the root, and every module whose precision differs from that of the module above it."""
+    return {
+        path: ScopeChoice(
+            boundary.precision,
+            output="keep" if boundary.keeps else "cast",
+            keep=tuple(sorted(boundary.keep)),
+        )
+        for path, boundary in problem.running(choice_keeping(chosen.high, problem.format)).wrapped.items()
+    }
 
 
 def cheapest(problem: Problem, allowed: float) -> Candidate:

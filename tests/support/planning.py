@@ -15,7 +15,7 @@ from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
 from auditor.paths import enclosing, within
 from auditor.plan.mincut import Candidate
-from auditor.plan.modules import Modules, as_candidate, as_plan, evaluate
+from auditor.plan.modules import Modules, as_candidate, evaluate, scopes_of
 from auditor.plan.problem import Problem
 from auditor.plan.reasons import lowered_with
 from auditor.plan.verified import verify
@@ -98,6 +98,6 @@ def lowered(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[st
 
 def kept(bench: Workbench, problem: Problem, plan: Plan, modules: Sequence[str]) -> Plan:
     """The plan with exactly these modules in FP32, patched into the model and run as on a GPU."""
-    scopes = as_plan(problem, evaluate(problem, modules)).scopes
+    scopes = scopes_of(problem, evaluate(problem, modules))
     changed = replace(plan, scopes=scopes, verification=None)
     return verify(bench, {plan.name: changed})[plan.name]

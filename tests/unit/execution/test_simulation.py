@@ -22,7 +22,7 @@ from auditor.isolation.outputs import tensor_outputs
 from auditor.numerics.kernels import UnsupportedInFormat
 from auditor.numerics.operations import operation
 from auditor.paths import function_in
-from auditor.plan.modules import as_plan, evaluate
+from auditor.plan.modules import evaluate, scopes_of
 from auditor.records import Capture, Plan, ScopeChoice
 from auditor.verify import run_patched
 from tests.support.fake_cuda import NAMES
@@ -58,7 +58,7 @@ def assert_simulated_as_patched(name: str, strategy: str, fmt: str, labels: dict
     inputs = KINDS[name][1]
     problem = replace(problem_of(capture, strategy), format=fmt)
     point = evaluate(problem, fp32_of(labels))
-    scopes, choice = as_plan(problem, point).scopes, choice_keeping(point.high, fmt)
+    scopes, choice = scopes_of(problem, point), choice_keeping(point.high, fmt)
     assert choice_from_scopes(scopes).keep == choice.keep
     patched = apply_plan(copy.deepcopy(model), plan_table(Plan("drawn", strategy, fmt, scopes, 0.0, 0.0, 1.0)))
     how, observed = Policy(capture, strategy, choice, fmt), Observed()

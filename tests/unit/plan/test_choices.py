@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from auditor.execution.policy import choice_from_scopes, plain
 from auditor.plan.costs import Cost
 from auditor.plan.mincut import FORBIDDEN
-from auditor.plan.modules import as_plan, evaluate
+from auditor.plan.modules import as_plan, evaluate, scopes_of
 from auditor.plan.problem import Problem
 from auditor.records import Contribution, ScopeChoice, Verdict
 from tests.support.problems import captured, drawn, fp32_of, owners_of, problem_of
@@ -29,7 +29,7 @@ def test_the_table_of_scopes_says_what_was_chosen_and_no_more(kind: str, data: s
     owners = owners_of(problem.capture)
     labels = {owner: data.draw(st.sampled_from(["fp16", "fp32"]), label=owner) for owner in owners}
     chosen = evaluate(problem, fp32_of(labels))
-    scopes = as_plan(problem, chosen).scopes
+    scopes = scopes_of(problem, chosen)
     precision = choice_from_scopes(scopes)
     assert {owner: precision(owner) for owner in owners} == labels
     assert "" in scopes
@@ -44,7 +44,7 @@ def low(owners: str) -> dict[str, str]:
 
 
 def plan_of(problem: Problem, labels: dict[str, str]) -> dict[str, ScopeChoice]:
-    return as_plan(problem, evaluate(problem, fp32_of(labels))).scopes
+    return scopes_of(problem, evaluate(problem, fp32_of(labels)))
 
 
 def test_an_island_keeps_its_result_where_only_fp32_reads_it() -> None:
