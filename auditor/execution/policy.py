@@ -281,7 +281,10 @@ class Policy(Semantics):
         if self.keeps(name):
             return Setting("fp32", autocast=False, wins=True, kept=True)
         around = self.enclosing(name)
-        opens = around[-1] if self.how.regional else self._opening(around) if self._keeping else None
+        opens = around[-1] if self.how.regional else None
+        for call in around if self._keeping and not self.how.regional else ():  # where some functions are kept
+            scope = self.wrapped[call.path]
+            opens = call if scope.keep or scope.precision == "fp32" else opens
         region = self.capture.nodes[name].region
         inside = region is not None and opens is not None and opens.depth >= region.depth
         low = opens is not None and self._computes_in(opens) != "fp32"
@@ -290,11 +293,6 @@ class Policy(Semantics):
     def _computes_in(self, call: Call) -> str:
         precision: str = self.how.computes_in(self.wrapped[call.path].precision)
         return precision
-
-    def _opening(self, around: tuple[Call, ...]) -> Call | None:
-        """The innermost scope that enters or leaves autocast; some strategies do so only where functions are kept."""
-        opening = [call for call in around if (result := self.wrapped[call.path]).keep or result.precision == "fp32"]
-        return opening[-1] if opening else None
 
     def crossing(self, source: str, reader: str) -> tuple[str, ...]:
         """The conversions of a value on its way to a reader; the graph's output lies outside the root.
