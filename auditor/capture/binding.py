@@ -5,18 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx, nn
 
-from ..isolation.members import modules_of
 from ..numerics.nodes import tensors_of
-from ..records import Batch, Placeholder
-from .calls import paths_of
-
-if TYPE_CHECKING:
-    from .builder import Recording
+from ..records import Batch
 
 
 class RecordedModule(fx.GraphModule):
@@ -79,26 +74,3 @@ def named_inputs(model: nn.Module, batch: Batch) -> dict[int, str]:
         for index, x in enumerate(tensors):
             result.setdefault(id(x), name if value is x else f"{name}_{index}")
     return result
-
-
-def placeholders_of(recording: Recording, model: nn.Module) -> tuple[Placeholder, ...]:
-    """Inputs of the graph, in order; constants have no state-dict name."""
-    holders, result = holders_of(model), []
-    for node in recording.graph.nodes:
-        if node.op == "placeholder":
-            kind, fqn = recording.kinds[node.name], recording.names.get(node.name)
-            held = () if fqn is None else holders.get(id(tensor_at(model, fqn)), ())
-            argument = node.name if kind == "input" else None
-            kind = "constant" if kind == "held" else kind
-            result.append(Placeholder(node.name, kind, fqn, holders=held, argument=argument))
-    return tuple(result)
-
-
-def holders_of(model: nn.Module) -> dict[int, tuple[str, ...]]:
-    """{id of a parameter or buffer: first paths of the modules that own it}."""
-    holders: dict[int, dict[str, None]] = {}
-    paths = paths_of(model)
-    for module in modules_of(model):
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            holders.setdefault(id(tensor), {})[paths[id(module)][0]] = None
-    return {key: tuple(paths) for key, paths in holders.items()}

@@ -54,7 +54,10 @@ def compared(
         assert dtype is not None
         stored = _low_run(recording, model, batch, dtype, seed, stored=True)
         if stored is not None:
-            literals[name], made_in[name] = _differences(recording, stored, row), _constants_in(recording, stored)
+            literals[name] = _differences(recording, stored, row)
+            ours, theirs = ([("", tuple(x.shape), (n, x)) for n, x in _constants(each)] for each in (recording, stored))
+            pairs = aligned(ours, theirs)  # by their order
+            made_in[name] = {n: low.dtype for (n, x), (_, low) in pairs if low.dtype != x.dtype}
         regional = _low_run(recording, model, batch, dtype, seed, stored=False)
         if regional is not None:
             under_autocast[name] = _differences(recording, regional, row)
@@ -108,21 +111,17 @@ def _constants(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, x) for name, x in recording.constants.items() if recording.kinds[name] == "constant")
 
 
-def _constants_in(ours: Recording, theirs: Recording) -> dict[str, torch.dtype]:
-    """Constants that have another dtype in the low model; matched by order."""
-    mine, others = (
-        [("", tuple(x.shape), (name, x)) for name, x in _constants(recording)] for recording in (ours, theirs)
-    )
-    return {name: low.dtype for (name, x), (_, low) in aligned(mine, others) if low.dtype != x.dtype}
-
-
 def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
     """The differences of a low run, in terms of the format."""
     result: ByNode = {}
     twins = {other: node for node, other in aligned(_operations(ours), _operations(theirs))}
+    kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes, or places
     for other, node in twins.items():
-        changed = _changed_literals(node, other)
-        if changed:
+        pairs: list[tuple[int | str, Any, Any]] = [
+            *((index, a, b) for index, (a, b) in enumerate(zip(node.args, other.args, strict=False))),
+            *((key, node.kwargs[key], other.kwargs[key]) for key in node.kwargs.keys() & other.kwargs.keys()),
+        ]
+        if changed := {key: b for key, a, b in pairs if {type(a), type(b)} in kinds and a != b}:
             result[node.name] = Literals(changed)
     for other in theirs.graph.nodes:
         if other.op != "call_function" or other in twins or op_name(other.target) != "aten.to.dtype":
@@ -138,15 +137,6 @@ def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
 def _operations(recording: Recording) -> Iterator[tuple[str, Hashable, fx.Node]]:
     nodes = (node for node in recording.graph.nodes if node.op == "call_function")
     return ((recording.marks[node.name].calls[-1].path, op_name(node.target), node) for node in nodes)
-
-
-def _changed_literals(mine: fx.Node, other: fx.Node) -> dict[int | str, Any]:
-    pairs: list[tuple[int | str, Any, Any]] = [
-        *((index, a, b) for index, (a, b) in enumerate(zip(mine.args, other.args, strict=False))),
-        *((key, mine.kwargs[key], other.kwargs[key]) for key in mine.kwargs.keys() & other.kwargs.keys()),
-    ]
-    kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes, or places
-    return {key: b for key, a, b in pairs if {type(a), type(b)} in kinds and a != b}
 
 
 def translate(found: Literals, row: Format) -> Literals:

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from typing import Any, TypeVar
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import let_through
@@ -31,8 +31,18 @@ def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[
     """Keys of the other batches whose runs have the same operations and numbers as the first; each shape is run
     once."""
     first, *others = (*subject.batches, *subject.held_out)
-    alike = (batch for batch in others if _shapes(batch) == _shapes(first))
-    return frozenset(key_of(batch) for batch in alike if _takes_it(recording, subject.model, batch, seed))
+    result = set[tuple[int, ...]]()
+    for batch in (batch for batch in others if _shapes(batch) == _shapes(first)):
+        try:
+            other, _ = from_the_start(subject.model, batch, lambda batch=batch: record(subject.model, batch), seed)
+        except Exception as error:  # a branch that fails on these inputs is another path
+            let_through(error)
+            continue
+        constants = ((x, other.constants.get(name)) for name, x in recording.constants.items())
+        same = _operations_of(recording) == _operations_of(other)
+        if same and all(y is not None and _equal(x, y) for x, y in constants):
+            result.add(key_of(batch))
+    return frozenset(result)
 
 
 def usable(capture: Capture, subject: Subject, batches: Sequence[Batch] | None = None) -> list[Batch]:
@@ -55,17 +65,6 @@ def path_of(capture: Capture, subject: Subject, batch: Batch) -> Capture | None:
 def _shapes(batch: Batch) -> str:
     leaves, spec = pytree.tree_flatten(batch)
     return str((spec, [(extent(x), x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]))
-
-
-def _takes_it(recording: Recording, model: nn.Module, batch: Batch, seed: int) -> bool:
-    try:
-        other, _ = from_the_start(model, batch, lambda: record(model, batch), seed)
-    except Exception as error:  # a branch that fails on these inputs is another path
-        let_through(error)
-        return False
-    return _operations_of(recording) == _operations_of(other) and all(
-        name in other.constants and _equal(x, other.constants[name]) for name, x in recording.constants.items()
-    )
 
 
 def _operations_of(recording: Recording) -> list[Any]:
