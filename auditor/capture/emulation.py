@@ -14,6 +14,7 @@ import torch
 from ..devices import is_native
 from ..errors import MeasureError
 from ..isolation.draws import in_float32, may_draw
+from ..isolation.process import swap_attribute
 from ..numerics.autocast import autocast_arguments, autocast_target
 from ..numerics.formats import dtype_of, format_of, is_low
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
@@ -159,8 +160,5 @@ def scaled_as_on_cuda() -> Iterator[None]:
         here = threading.get_ident() == thread and not torch.cuda.is_available()
         _ORIGINAL(self, "cpu" if here and device == "cuda" else device, *args, **kwargs)
 
-    _Scaler.__init__ = init  # type: ignore[method-assign]
-    try:
+    with swap_attribute(_Scaler, "__init__", init):
         yield
-    finally:
-        _Scaler.__init__ = _ORIGINAL  # type: ignore[method-assign]

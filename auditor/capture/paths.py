@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +35,7 @@ def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[
     result = set[tuple[int, ...]]()
     for batch in (batch for batch in others if _shapes(batch) == _shapes(first)):
         try:
-            other, _ = from_the_start(subject.model, batch, lambda batch=batch: record(subject.model, batch), seed)
+            other, _ = from_the_start(subject.model, batch, partial(record, subject.model, batch), seed)
         except Exception as error:  # a branch that fails on these inputs is another path
             let_through(error)
             continue

@@ -101,10 +101,11 @@ def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, 
     Relative L2 of all floating-point results, or the share of discrete ones that differ.
     """
     apart, sources = dict[str, float](), list[str]()
-    runs = [Executor(capture.graph_module) for _ in range(2)]
+    first, second = (Executor(capture.graph_module) for _ in range(2))
+    inputs = capture.bind(subject.model, subject.batches[0])
     try:
         with torch.no_grad(), isolated(seed=seed):
-            for n, result, other in beside(*runs, capture.bind(subject.model, subject.batches[0])):
+            for n, result, other in beside(first, second, inputs):
                 pairs = zip(tensors_of(result), tensors_of(other), strict=True)
                 compared = [(a, b) for a, b in pairs if is_plain(a) and is_plain(b)]
                 error = output_error([a for a, _ in compared], [b for _, b in compared]) if compared else 0.0
