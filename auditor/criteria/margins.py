@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..numerics.entries import is_number, is_plain
-from ..numerics.formats import FORMATS
+from ..numerics.formats import FORMATS, dtype_of
 from .criterion import Criterion
 from .values import rows
 
@@ -99,7 +99,7 @@ class Margins:
         moved = theirs[0] - theirs[1] - ours[0] + ours[1]
         square = moved.square()
         grids = sorted((row for row in FORMATS.values() if row.low and row.native), key=lambda row: -row.epsilon)
-        row = next((row for row in grids if _is_on_grid(theirs, row.dtype)), None)
+        row = next((row for row in grids if torch.equal(theirs.to(dtype_of(row.name)).to(theirs.dtype), theirs)), None)
         if row is not None and self.second is not None:
             unit = torch.full_like(theirs[0], row.epsilon / 2)
             square = square + torch.ldexp(unit, torch.frexp(theirs[0]).exponent).square() / 6
@@ -211,8 +211,3 @@ def _quadrature_points() -> tuple[torch.Tensor, torch.Tensor]:
     beside = torch.arange(1, POINTS, dtype=torch.float64).sqrt()
     points, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
     return points, vectors[0].square()
-
-
-def _is_on_grid(x: torch.Tensor, dtype: torch.dtype | None) -> bool:
-    """Whether every entry is exactly representable in a format."""
-    return dtype is not None and bool((x.to(dtype).to(x.dtype) == x).all())

@@ -109,7 +109,10 @@ def _program(
     if not fixed:
         try:
             program = _trace(module, batch, dynamic=True)
-            if _varies(program) and takes(program):
+            names = set(program.graph_signature.user_inputs)
+            held = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder" and n.name in names]
+            firsts = [value.shape[0] for value in held if isinstance(value, torch.Tensor) and value.dim()]
+            if firsts and not any(isinstance(size, int) for size in firsts) and takes(program):
                 return program, ""
             fixed = "the model's code fixes the batch size"
         except Exception as error:
@@ -129,14 +132,6 @@ def _trace(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram
         shapes = pytree.tree_map(lambda leaf: {0: Dim.AUTO} if isinstance(leaf, torch.Tensor) else None, dict(bound))
     with isolated(module, batch), torch.no_grad(), quietly(), disable_fused_path():
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
-
-
-def _varies(program: ExportedProgram) -> bool:
-    """Whether the first dimension of every input may have any size."""
-    names = set(program.graph_signature.user_inputs)
-    held = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    sizes = [value.shape[0] for value in held if isinstance(value, torch.Tensor) and value.dim()]
-    return bool(sizes) and not any(isinstance(size, int) for size in sizes)
 
 
 def _twice(batch: Batch) -> Batch:

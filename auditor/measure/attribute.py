@@ -108,7 +108,8 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     probed = measurement.outputs if target is None else target.outputs
     moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
     outputs, forms = [probed[i] for i in moving], [target.forms[i] for i in moving] if target else []
-    batch = _batch_size(outputs) if target is None or target.samples else None
+    sizes = {x.shape[0] if x.dim() and is_plain(x) else None for x in outputs}
+    batch = sizes.pop() if len(sizes) == 1 and (target is None or target.samples) else None
     outputs = [entries(x) for x in outputs]
     norm = math.hypot(*(float(finite(x.detach()).double().norm()) for x in outputs)) if target is None else 1.0
     elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
@@ -270,11 +271,6 @@ def _steps(measurement: Measurement) -> int:
             read = tensors_of(measurement.values[node.all_input_nodes[0].name])
             result += max((max(x.shape[:-1], default=1) for x in read[:1]), default=0)
     return result
-
-
-def _batch_size(outputs: list[torch.Tensor]) -> int | None:
-    sizes = {x.shape[0] if x.dim() and is_plain(x) else None for x in outputs}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 Contributions = dict[str, dict[str, Contribution]]

@@ -17,7 +17,7 @@ from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_plain
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_of
-from ..records import Batch, Capture, Contribution, Noise, Subject
+from ..records import Capture, Contribution, Noise, Subject
 from .rerun import Yardstick
 
 REPEATED = (37, 211)
@@ -44,42 +44,38 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
     """
     batch = (subject.held_out or subject.batches)[0]
     first, moved, runs = answer(subject.model, batch, seed=seed), [torch.empty(REPEATED[-1])], 1
-    graded = _with_gradients(subject, batch, seed)
+    graded: NamedTensors | str
+    try:
+        graded = answer(subject.model, batch, seed=seed, gradients=True)
+    except Exception as error:
+        let_through(error)
+        graded = f"{type(error).__name__}: {first_line(error)}"
     if not native and not isinstance(graded, str) and RECORDED.same([*first], [*graded]):
         return FP32Runs(Noise(runs=2), {id(batch): first})
-    error, joint = 0.0, 0.0
+    apart, joint = 0.0, 0.0
     outputs: dict[str, float] = {}
     for size in REPEATED:
         moved.append(torch.empty(size))
         try:
             again = answer(subject.model, batch, seed=seed)
-            error, joint = max(error, yardstick.distance(first, again)), max(joint, output_error(first, again))
+            apart, joint = max(apart, yardstick.distance(first, again)), max(joint, output_error(first, again))
         except Exception as refused:
             let_through(refused)
             break
         runs += 1
         for name, was, now in zip(first.names, first, again, strict=True):
             outputs[name] = max(outputs.get(name, 0.0), output_error([was], [now]))
-    nodes, sources = _twice(capture, subject, seed) if error or native else ({}, ())
+    nodes, sources = _twice(capture, subject, seed) if apart or native else ({}, ())
     result = Noise(
         runs=runs,
-        error=error,
+        error=apart,
         joint=joint,
-        floor=floor_of(error, joint) if sources and not isinstance(yardstick.distance, Criteria) else 0.0,
-        outputs={name: apart for name, apart in outputs.items() if apart},
+        floor=floor_of(apart, joint) if sources and not isinstance(yardstick.distance, Criteria) else 0.0,
+        outputs={name: error for name, error in outputs.items() if error},
         nodes=nodes,
         operations=sources,
     )
     return FP32Runs(result, {id(batch): first}, graded)
-
-
-def _with_gradients(subject: Subject, batch: Batch, seed: int) -> NamedTensors | str:
-    """FP32 outputs with gradients enabled; or why the model cannot run so."""
-    try:
-        return answer(subject.model, batch, seed=seed, gradients=True)
-    except Exception as error:
-        let_through(error)
-        return f"{type(error).__name__}: {first_line(error)}"
 
 
 def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:

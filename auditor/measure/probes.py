@@ -156,22 +156,15 @@ def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], l
     inner = torch.cat([one.double() for one in several])
     sums, counts = [], []
     for parts in _LEVELS:
-        inner = _coarser(inner, parts)
+        given = inner.shape[1]
+        if given > parts:  # neighbors are added up
+            width = -(-given // parts)
+            inner = nn.functional.pad(inner, (0, -given % width)).view(len(inner), -1, width).sum(2)
         sums.append(torch.linalg.vecdot(inner, inner))
         counts.append(inner.numel() // len(several))
     squares: list[list[float]] = torch.stack(sums).tolist()
     parted = range(0, samples * len(several), samples)
     return [([level[start : start + samples] for level in squares], counts) for start in parted]
-
-
-def _coarser(inner: torch.Tensor, parts: int) -> torch.Tensor:
-    """Sum neighboring parts, so that at most `parts` remain per sample."""
-    samples, given = inner.shape
-    if given <= parts:
-        return inner
-    width = -(-given // parts)
-    short = -given % width
-    return (nn.functional.pad(inner, (0, short)) if short else inner).view(samples, -1, width).sum(2)
 
 
 def chance(count: int) -> tuple[float, float]:

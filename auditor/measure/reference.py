@@ -40,13 +40,17 @@ def run_with_gradients(
         except Exception as error:
             let_through(error)
             refused = _REFUSED.search(first_line(error))
-            found = _argument(target, args, kwargs, refused[1]) if refused is not None else None
-            if found is None:
+            names = _names(target) if isinstance(target, torch._ops.OpOverload) else []
+            given = dict(zip(names, args, strict=False), **kwargs)
+            found = given.get(refused[1]) if refused is not None else None
+            if not isinstance(found, torch.Tensor) or not found.requires_grad:
                 return _run_without_gradients(target, args, kwargs, lost)
             lost.append(found)
             args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
-    tried = careful or not is_torchs_own(target)
-    if _has_derivative(target, result) and (not tried or _leads_back(result, args, kwargs)):
+    tried, row = careful or not is_torchs_own(target), operation_of(target)
+    refuses = row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_of(result))
+    tracked = row.asks_shape or row.draws_by or any(x.requires_grad for x in tensors_of(result))
+    if tracked and not refuses and (not tried or _leads_back(result, args, kwargs)):
         return result, lost
     rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
@@ -86,25 +90,6 @@ def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
         let_through(error)
         return False
     return True
-
-
-def _argument(
-    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
-) -> torch.Tensor | None:
-    """The argument of that name, if autograd tracks it."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return None
-    names = _names(target)
-    value = dict(zip(names, args, strict=False), **kwargs).get(name)
-    return value if isinstance(value, torch.Tensor) and value.requires_grad else None
-
-
-def _has_derivative(target: Callable[..., Any], result: Any) -> bool:
-    """Whether the operation is differentiable, or needs no derivative."""
-    row = operation_of(target)
-    if row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_of(result)):
-        return False
-    return row.asks_shape or row.draws_by or any(x.requires_grad for x in tensors_of(result))
 
 
 def _names(target: Any) -> list[str]:
