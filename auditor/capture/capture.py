@@ -20,8 +20,7 @@ from ..isolation.process import disable_compilers, disable_fused_path
 from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Placeholder, Subject
-from .binding import Binder, RecordedModule, tensor_at
-from .builder import Recording
+from .builder import Binder, RecordedModule, Recording, tensor_at
 from .calls import paths_of
 from .literals import compared
 from .paths import on_the_path, usable

@@ -74,16 +74,15 @@ def twin_of(op: Any) -> Any:
     packet = getattr(namespace, (row.twin or name.rstrip("_")) if in_place else name, None)
     if packet is None:
         return None
+
+    def outline(arguments: Sequence[Any]) -> tuple[list[str], list[str]]:
+        """Types and names; the first may be `self` in one and `input` in the other."""
+        return [str(a.type) for a in arguments], [a.name for a in arguments[1:]]
+
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    fitting = (o for o in overloads if not o._schema.is_mutable and _alike(o._schema.arguments, wanted))
+    fitting = (o for o in overloads if not o._schema.is_mutable and outline(o._schema.arguments) == outline(wanted))
     result = min(fitting, key=lambda o: o._overloadname != op._overloadname, default=None)
     return copy if result is _aten.copy.default else result
-
-
-def _alike(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether argument lists agree; the first may be `self` in one and `input` in the other."""
-    same = [str(a.type) for a in ours] == [str(a.type) for a in theirs]
-    return same and [a.name for a in ours[1:]] == [a.name for a in theirs[1:]]
 
 
 def copy(target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:

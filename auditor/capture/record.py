@@ -17,8 +17,7 @@ from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.nodes import mutates, operation_of, tensors_of, to_device
 from ..records import Batch, Call
 from ..trees import over_tensors
-from .binding import named_inputs
-from .builder import Builder, Mark, Recording, ends
+from .builder import Builder, Mark, Recording, ends, named_inputs
 from .calls import Calls, Functions
 from .functional import (
     PinnedDraw,

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from ..errors import CaptureError
 from ..records import Batch, Call, Capture, ModelPath, Node, Placeholder, Subject
-from .binding import Binder, RecordedModule
+from .builder import Binder, RecordedModule
 from .capture import recorded
 from .paths import same_operations
 

@@ -92,12 +92,8 @@ WRONG: Mapping[str, Wrong] = {
 }
 
 
-@dataclass(frozen=True)
-class _Beginning:
-    """The operation at which entries first became wrong, and the cause."""
-
-    node: str
-    cause: str
+_Beginning = tuple[str, str]
+"""The operation at which entries first became wrong, and the cause."""
 
 
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
@@ -144,7 +140,7 @@ class _Turning:
                 where = wrong(ours, low)
                 if where.any():
                     found = self._handed_down(n, kind, where, n.all_input_nodes)
-                    found = found or _Beginning(n.name, self._cause(n, kind, ours, where))
+                    found = found or (n.name, self._cause(n, kind, ours, where))
                     self._beginnings.setdefault(n, {})[kind] = found
 
     def _handed_down(
@@ -180,17 +176,17 @@ class _Turning:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _non_finite(self, n: fx.Node, expected: torch.Tensor, low: torch.Tensor, turned: torch.Tensor) -> NonFinite:
-        begins = self._upstream(n, expected, turned)
-        at, above = self.capture.nodes[n.name], self.capture.nodes[begins.node]
+        begins, cause = self._upstream(n, expected, turned)
+        at, above = self.capture.nodes[n.name], self.capture.nodes[begins]
         value = "NaN" if low[turned].isnan().any() else "Inf"
         return NonFinite(
-            n.name, at.owner, at.op, at.source, value, begins.cause, above.name, above.owner, above.op, above.source
+            n.name, at.owner, at.op, at.source, value, cause, above.name, above.owner, above.op, above.source
         )
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
         """The operation where the cause lies: upstream if the node's inputs were wrong, else the node itself."""
         if float(expected[turned].abs().max()) > self._row.largest:
-            return _Beginning(n.name, "overflow")
+            return n.name, "overflow"
         place = row_of(n).singular
         divisor = n.args[place] if place is not None and place < len(n.args) else None
         decides = [divisor] if isinstance(divisor, fx.Node) else n.all_input_nodes
@@ -205,7 +201,7 @@ class _Turning:
             wide = []
         # Where they give Inf or NaN in FP32 too, rounding moved the arguments out of the domain.
         outside = any(x.is_floating_point() and not entries(x).isfinite().all() for x in wide)
-        return _Beginning(n.name, "rounding" if outside else "overflow")
+        return n.name, "rounding" if outside else "overflow"
 
 
 def _pairs(low: Any, expected: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:

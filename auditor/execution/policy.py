@@ -205,7 +205,12 @@ class Policy(Semantics):
         self.capture, self.how, self.format = capture, strategy_of(strategy), format
         self.layout = layout or Layout(capture, self.how)
         self._keep = precision_of.keep if isinstance(precision_of, PrecisionChoice) else {}
-        self._assigned = self._owner_precisions(precision_of)
+        owners, self._assigned = self.layout.owners, dict[str, str]()
+        for owner in owners:  # one whose paths lie in scopes of different precision is FP32
+            others = capture.aliases.get(owner, ())
+            paths = (owner, *(nearest(path, frozenset(owners)) or "" for path in others)) if others else (owner,)
+            asked = [precision_of(path) for path in paths]
+            self._assigned[owner] = "fp32" if "fp32" in asked else asked[0]
         self.wrapped = self._boundaries()
         self._keeping = {path: boundary.keep for path, boundary in self.wrapped.items() if boundary.keep}
         self.stored = self._storage_precisions()
@@ -215,16 +220,6 @@ class Policy(Semantics):
     def wide(cls, capture: Capture) -> Policy:
         """Everything in FP32, except in the user's own autocast regions."""
         return cls(capture, "autocast", plain("fp32"), "fp32")
-
-    def _owner_precisions(self, precision_of: Callable[[str], str]) -> Mapping[str, str]:
-        """The precision of every owner; a module whose paths lie in scopes of different precision is FP32."""
-        owners, result = self.layout.owners, dict[str, str]()
-        for owner in owners:
-            others = self.capture.aliases.get(owner, ())
-            paths = (owner, *(nearest(path, frozenset(owners)) or "" for path in others)) if others else (owner,)
-            asked = [precision_of(path) for path in paths]
-            result[owner] = "fp32" if "fp32" in asked else asked[0]
-        return result
 
     def _boundaries(self) -> dict[str, Boundary]:
         precisions: dict[str, str] = {}

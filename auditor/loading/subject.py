@@ -214,7 +214,11 @@ def _find_inputs(
         batches = inputs.as_batches(spec["inputs"], "audit_spec()")
         return inputs.Inputs(batches, f"{target.label}:audit_spec"), unseen
     reseed(seed)
-    return inputs.from_module(module, target.label) or inputs.from_model(model, seed), unseen
+    for name in ("get_inputs", "example_inputs"):  # a value or a function
+        if (value := getattr(module, name, None)) is not None:
+            batches = inputs.named_inputs(value, f"{name}{'()' if callable(value) else ''} in {target.label}")
+            return inputs.Inputs(batches, f"{target.label}:{name}"), unseen
+    return inputs.from_model(model, seed), unseen
 
 
 def _unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:

@@ -284,7 +284,12 @@ class InFormat:
             return NodeError(unsupported=ran.unsupported)
         propagated = tensors_of(self.env[n])
         if not is_number(ours[0]):
-            return self._discrete_error(n, ours, ran, propagated)
+            if _disagreement(ours, propagated):
+                self._spoilt.add(n)
+            if ran.unsupported is not None or not same_shapes(ours, ran.low):
+                return NodeError(unsupported=ran.unsupported or _OTHER_SHAPE, cause="unsupported")
+            share = _disagreement(ours, tensors_of(ran.low))
+            return NodeError(disagreement=share, cause="discrete" if share else None)
         profile, row = self._profiles[n], self.alone.row
         source = view_source(n)
         if source is not None and source.name in self._propagated:
@@ -321,14 +326,6 @@ class InFormat:
         return n in self._spoilt and any(
             is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs
         )
-
-    def _discrete_error(self, n: fx.Node, ours: Leaves, ran: Ran, propagated: Leaves) -> NodeError:
-        if _disagreement(ours, propagated):
-            self._spoilt.add(n)
-        if ran.unsupported is not None or not same_shapes(ours, ran.low):
-            return NodeError(unsupported=ran.unsupported or _OTHER_SHAPE, cause="unsupported")
-        share = _disagreement(ours, tensors_of(ran.low))
-        return NodeError(disagreement=share, cause="discrete" if share else None)
 
 
 def _turns_non_finite(error: NodeError) -> bool:

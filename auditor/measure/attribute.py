@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..criteria import Criterion
-from ..criteria.forms import Form, across, form_of, relative_form
+from ..criteria.margins import Form, across, form_of, relative_form
 from ..criteria.measure import Criteria
 from ..numerics.entries import dense, entries, finite, is_number, is_plain
 from ..numerics.formats import FORMATS, format_of

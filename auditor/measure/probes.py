@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ..criteria.forms import Form
+from ..criteria.margins import Form
 from ..numerics.casting import in_format, plain
 from ..numerics.entries import ON_GPU
 from ..numerics.formats import Format

@@ -93,8 +93,13 @@ class _Settling:
 
     def settle_unknown(self) -> None:
         """Run operations without a first-order estimate."""
-        left = self._unknown()
-        waiting: Waiting = []
+        unknown, waiting = dict[str, None](), Waiting()
+        for name, trace in self._traces.items():
+            error = self._errors[name]
+            errs = trace.broken or (bool(error.local_error) and (trace.near or self._is_blind(name)))
+            if errs and not error.unsupported:
+                unknown[self._twins.get(name, name)] = None  # of views of one value, only the first
+        left = list(unknown)
         for names in ([n for n in left if self._is_blind(n)], [n for n in left if not self._is_blind(n)]):
             if names:
                 self._queue(waiting, sorted(names, key=lambda name: -self._first[name].isolated), _Ran())
@@ -106,8 +111,13 @@ class _Settling:
                 self.found[group[0]] = self._run_alone(group[0])
             else:
                 self._run_group(group, waiting)
-        if not self._answers:
-            self._scale_the_rest()
+        if not self._answers:  # values without a run: weights, inputs, and operations beyond the run limit
+            rate = statistics.median(self._rates or [0.0])
+            for name, first in self._first.items():
+                one = self.found.get(name, first)
+                if one.decided_by in ("first-order", "not-run"):
+                    isolated, own, cast = (rate * x if rate else 0.0 for x in (one.isolated, one.own, one.cast))
+                    self.found[name] = replace(one, isolated=isolated, own=own, cast=cast)
         self._copy_to_twins()
 
     def check_predictions(self) -> Linearity | None:
@@ -153,16 +163,6 @@ class _Settling:
             refuted=refuted,
             left=len(claims) - run,
         )
-
-    def _unknown(self) -> list[str]:
-        """Operations in execution order; of views of one value, only the first."""
-        result: dict[str, None] = {}
-        for name, trace in self._traces.items():
-            error = self._errors[name]
-            errs = trace.broken or (bool(error.local_error) and (trace.near or self._is_blind(name)))
-            if errs and not error.unsupported:
-                result[self._twins.get(name, name)] = None
-        return list(result)
 
     def _is_blind(self, name: str) -> bool:
         """Whether its effect is not, or not fully, visible to first order."""
@@ -223,16 +223,6 @@ class _Settling:
             return 1.0
         self._rates.append(error / together)
         return error / together
-
-    def _scale_the_rest(self) -> None:
-        """Scale the estimates of values without a run: weights, inputs, and operations beyond the run limit."""
-        rate = statistics.median(self._rates or [0.0])
-        for name, first in self._first.items():
-            one = self.found.get(name, first)
-            if one.decided_by in ("first-order", "not-run"):
-                own, cast = (rate * x if rate else 0.0 for x in (one.own, one.cast))
-                isolated = rate * one.isolated if rate else 0.0
-                self.found[name] = replace(one, isolated=isolated, own=own, cast=cast)
 
     def _copy_to_twins(self) -> None:
         self.found |= {view: self.found[first] for view, first in self._twins.items() if first in self.found}

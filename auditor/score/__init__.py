@@ -1,7 +1,15 @@
 """The user's own score of a model: locates the scoring function, calls it and compares its results."""
 
-from .calling import NoScore, ScoreResult, call_scoring, compare_scores, fp32_score
-from .function import Scoring, find_function, in_hand
+from .calling import (
+    NoScore,
+    ScoreResult,
+    Scoring,
+    call_scoring,
+    compare_scores,
+    find_function,
+    fp32_score,
+    in_hand,
+)
 
 __all__ = [
     "NoScore",

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from auditor.capture.binding import RecordedModule
+from auditor.capture.builder import RecordedModule
 from auditor.capture.capture import assembled
 from auditor.capture.record import record
 from auditor.records import Batch, Capture
