@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -159,10 +159,10 @@ class _Recorder(Handler):
 
         def own(x: torch.Tensor) -> torch.Tensor:
             """A cast that changes nothing returns its input: give the result a separate name and node."""
-            if id(x) not in known:
-                return x
-            x = _alias(x)
-            apart.add(id(x))
+            if id(x) in known:
+                with suppress(RuntimeError, NotImplementedError):  # layouts that know no views
+                    x = _aten.alias.default(x)
+                apart.add(id(x))
             return x
 
         result = over_tensors(own, result)
@@ -333,11 +333,3 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Remove the generator, which the draw contains. None stays: some overloads require it."""
     return {key: value for key, value in kwargs.items() if key != "generator" or value is None}
-
-
-def _alias(x: torch.Tensor) -> torch.Tensor:
-    try:
-        result: torch.Tensor = _aten.alias.default(x)
-    except (RuntimeError, NotImplementedError):  # layouts that know no views
-        return x
-    return result

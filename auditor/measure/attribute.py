@@ -22,7 +22,7 @@ from ..records import Contribution
 from ..stages import beat
 from .alone import Trace
 from .measure import Measurement
-from .probes import Sums, by_level, inner_products, inner_products_by_row, probes
+from .probes import Sums, by_level, inner_products, probes
 from .rerun import PLAIN, Yardstick
 
 MAX_PROBES = 8
@@ -245,12 +245,12 @@ class _Hook:
         if returned is not None:  # an output stays as it is where its low readers round it
             roundings.append((gradients - returned, dict.fromkeys(measurement.formats, ("cast",))))
         for moved, kinds in roundings:
-            result = inner_products_by_row(moved, value, self.samples, [FORMATS[fmt] for fmt in kinds])
+            result = inner_products(moved, value, self.samples, [FORMATS[fmt] for fmt in kinds])
             for (fmt, alike), inner in zip(kinds.items(), result, strict=True):
                 yield fmt, alike, inner
         for fmt, trace in self.traces.items():
             for kind, error in measurement.alone[fmt].errors(measurement.nodes[self.name], trace, self.index):
-                yield fmt, (kind,), inner_products(gradients, error, self.samples)
+                yield fmt, (kind,), inner_products(gradients, error, self.samples)[0]
 
 
 def _by_rounding_alone(trace: Trace | None, cast: bool) -> tuple[str, ...]:

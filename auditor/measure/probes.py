@@ -62,21 +62,14 @@ def signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def inner_products(
-    gradient: torch.Tensor, value: torch.Tensor, samples: int, row: Format | None = None
-) -> torch.Tensor:
-    """<gradient, error> per sample and part: float32 [samples, parts]; several gradients in turn.
+    gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None] = (None,)
+) -> list[torch.Tensor]:
+    """For every row <gradient, error> per sample and part: float32 [samples, parts]; several gradients in turn.
 
     Parts are PARTS contiguous chunks, or single entries where chunks would be shorter than _SHORT. gradient: [*] or
-    [passes, *]. value: [*], with samples in equal chunks. The error is `value` itself or, with `row`, the error of
-    rounding it to that format. Non-finite products count as zero.
+    [passes, *]. value: [*], with samples in equal chunks. rows: a format, for the error of rounding `value` to it, or None
+    for `value` itself. Non-finite products count as zero.
     """
-    return inner_products_by_row(gradient, value, samples, [row])[0]
-
-
-def inner_products_by_row(
-    gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None]
-) -> list[torch.Tensor]:
-    """`inner_products` for several formats, while each chunk is in the cache."""
     values = value.detach().reshape(samples, -1)
     flat = gradient.detach().reshape(-1, *values.shape)
     width = values.shape[1] // PARTS
