@@ -29,8 +29,9 @@ from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
 from .plan.plans import Planner
 from .plan.recommend import recommend
+from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
-from .plan.verified import InFp32, in_fp32, mark_unsafe, run_held_choices, timed_plans, today_of
+from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Finding, Subject
 from .rulebook.causes import FlowGraph, about, findings_of

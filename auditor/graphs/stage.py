@@ -25,8 +25,9 @@ from ..numerics.nodes import tensors_of
 from ..plan.costs import costs_of, most_alive
 from ..plan.mincut import HIGH, LOW, Arc, Candidate, Choice, Cuts
 from ..plan.modules import VISITS
+from ..plan.scores import InFp32
 from ..plan.search import MARGIN, RUNS, Space, choose, find_verified
-from ..plan.verified import InFp32, judge_replay, run_artefacts
+from ..plan.verified import judge_replay, run_artefacts
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..records.decisions import Decisions

@@ -1,12 +1,10 @@
-"""Plans run as the artefact that a user gets: what it answers, held against FP32, the operation that breaks it first, the
-user's own score of it, and its times."""
+"""Plans run as the artefact that a user gets: what it answers, held against FP32, and the operation that breaks it first."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,41 +24,15 @@ from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..records import (
-    Evaluation,
-    NonFinite,
-    Plan,
-    ScopeChoice,
-    Subject,
-    TimeAndMemory,
-    Timing,
-    Today,
-    Verdict,
-    Verification,
-)
+from ..records import NonFinite, Plan, ScopeChoice, TimeAndMemory, Timing, Today, Verdict, Verification
 from ..records.decisions import Decision, Decisions
 from ..records.measure import MEASURED
 from ..rulebook.verdicts import Judgement
-from ..score import NoScore, ScoreResult, Scoring, compare_scores, fp32_score
-from ..settings import Settings
 from ..stages import tick
 from ..trees import tensors_in
-from ..verify import (
-    FP32,
-    LATER,
-    TIMEOUT,
-    TODAY,
-    Answers,
-    NotHandedOver,
-    Question,
-    Runs,
-    Verifier,
-    failure_of,
-    in_hand,
-    said_no_memory,
-)
+from ..verify import FP32, TODAY, Answers, Runs, failure_of, in_hand, said_no_memory
 from .recommend import has_fp32
-from .workbench import Workbench, emit_plans, plan_of_fp32, worst_of
+from .workbench import Workbench, worst_of
 
 
 def say_not_fresh(bench: Workbench) -> tuple[str, ...]:
@@ -257,58 +229,6 @@ def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
                     yield Decisions(fmt, error, bench.replay([batch], bench.policy(plan)), tuple(each.values()))
             except Exception as failure:  # an operation refuses the format, or the outputs have other shapes
                 let_through(failure)
-
-
-@dataclass(frozen=True)
-class InFp32:
-    """The user's own score: their function, and what it gave of the FP32 model: the one half of every pair."""
-
-    scoring: Scoring
-    given: ScoreResult
-    evaluation: Evaluation
-
-    def under(
-        self, plans: Mapping[str, Plan], bench: Workbench, files: Mapping[str, bytes] | None = None
-    ) -> dict[str, Plan]:
-        """The plans, those that are verified with their scores. files: see Workbench.ask."""
-        wanted = {name: plan for name, plan in plans.items() if plan.verified}
-        question = _question(self.scoring, len(self.given.values), bench.options.timeout)
-        fresh = self.scoring.place is not None
-        result = bench.ask(wanted, question, files, fresh=fresh, later=LATER) if wanted else {}
-        scores = {name: compare_scores(self.scoring, self.given, given) for name, given in result.items()}
-        return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
-
-
-def in_fp32(subject: Subject, options: Settings, scoring: Scoring) -> InFp32:
-    """What the user's function says of the FP32 model, in a process of its own where it can be made there.
-
-    Raises: MeasureError(slug="no-score") where it says nothing.
-    """
-    plans, seed, device = plan_of_fp32(subject), options.seed, options.where
-    question = _question(scoring, None, options.timeout)
-    result: dict[str, ScoreResult | str] = {}
-    if subject.origin is not None and scoring.place is not None:
-        expected = answer(subject.model, subject.batches[0], seed=seed)
-        begun = Verifier.start(
-            subject.batches[:1], expected=expected, seed=seed, device=device, timeout=options.timeout
-        )
-        with suppress(NotHandedOver), begun as (verifier, folder):
-            result = verifier.ask(emit_plans(subject, plans, folder), [FP32], question, LATER)
-    if not result:
-        runs = Runs(partial(in_hand, subject.model, plans), device=device, seed=seed)
-        result = {FP32: question(runs, FP32)}
-    try:
-        if isinstance(given := result[FP32], str):
-            raise NoScore(given)
-        return InFp32(scoring, given, fp32_score(scoring, given))
-    except NoScore as error:
-        raise MeasureError(f"{scoring.name} gives no score of the model in FP32: {error}", slug="no-score") from error
-
-
-def _question(scoring: Scoring, most: int | None, timeout: float | None) -> Question:
-    """The function called, which another process finds by its place. most: how many numbers there will be."""
-    found = scoring if scoring.place is None else scoring.place.text
-    return partial(Runs.score, scoring=found, most=most, limit=timeout or TIMEOUT)
 
 
 WAYS = ("eager", "compiled", "cuda_graph")
