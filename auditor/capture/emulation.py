@@ -6,7 +6,6 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -50,7 +49,9 @@ class Emulation(Handler):
         """The arguments after CUDA's autocast."""
         if not region.enabled or region.dtype == "float32":
             return args, kwargs
-        how, row = _treatment(op), format_of(getattr(torch, region.dtype))
+        row = format_of(getattr(torch, region.dtype))
+        writes = not isinstance(op, torch._ops.OpOverload) or mutates(op)  # autocast ignores what does
+        how = "none" if writes else operation_of(op).autocast
         if how == "none" or row is None:
             return args, kwargs
         if how != "lower":
@@ -83,12 +84,6 @@ class Emulation(Handler):
             if not self.lenient or (mutates(op) and not error.literal):
                 raise
             return in_float32(op, args, kwargs)
-
-
-@cache
-def _treatment(op: Any) -> str:
-    """How autocast treats an operation; it ignores operations that write to their arguments."""
-    return operation_of(op).autocast if isinstance(op, torch._ops.OpOverload) and not mutates(op) else "none"
 
 
 def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

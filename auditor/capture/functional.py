@@ -169,14 +169,8 @@ def shape_from(op: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
         chosen = [] if len(args) > 1 and args[1] != -1 else [args[0]]
     elif how == "second" and len(args) > 1:
         chosen = [args[1]]
-    elif how == "first" or (how != "sizes" and _is_dynamic(op)):
+    elif how == "first" or (how != "sizes" and torch.Tag.dynamic_output_shape in op.tags) or op is _aten.where.default:
         chosen = list(args[:1])
     else:
         chosen = []
     return [x for x in chosen if isinstance(x, torch.Tensor)]
-
-
-@cache
-def _is_dynamic(op: Any) -> bool:
-    """Whether torch declares that a result's shape depends on values."""
-    return op is _aten.where.default or torch.Tag.dynamic_output_shape in op.tags

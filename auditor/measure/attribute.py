@@ -240,7 +240,11 @@ class _Hook:
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
         """A format, kinds of error that are equal, and inner products with one of them."""
         measurement = self.estimates.measurement
-        kinds = {fmt: _by_rounding_alone(self.traces.get(fmt), returned is None) for fmt in measurement.formats}
+        kinds = dict[str, tuple[str, ...]]()  # of the errors that consist only of rounding the value
+        for fmt in measurement.formats:
+            trace = self.traces.get(fmt, Trace("rounding", "rounding"))
+            alike = {"cast": returned is None, "isolated": trace.isolated == "rounding", "own": trace.own == "rounding"}
+            kinds[fmt] = tuple(kind for kind, rounds in alike.items() if rounds)
         roundings = [(gradients, {fmt: alike for fmt, alike in kinds.items() if alike})]
         if returned is not None:  # an output stays as it is where its low readers round it
             roundings.append((gradients - returned, dict.fromkeys(measurement.formats, ("cast",))))
@@ -251,16 +255,6 @@ class _Hook:
         for fmt, trace in self.traces.items():
             for kind, error in measurement.alone[fmt].errors(measurement.nodes[self.name], trace, self.index):
                 yield fmt, (kind,), inner_products(gradients, error, self.samples)[0]
-
-
-def _by_rounding_alone(trace: Trace | None, cast: bool) -> tuple[str, ...]:
-    """The kinds of a node's error that consist only of rounding its value. cast: whether its readers' kind does."""
-    wanted = {
-        "cast": cast,
-        "isolated": trace is None or trace.isolated == "rounding",
-        "own": trace is None or trace.own == "rounding",
-    }
-    return tuple(kind for kind, alike in wanted.items() if alike)
 
 
 def _steps(measurement: Measurement) -> int:

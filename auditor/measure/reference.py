@@ -43,8 +43,11 @@ def run_with_gradients(
             names = _names(target) if isinstance(target, torch._ops.OpOverload) else []
             given = dict(zip(names, args, strict=False), **kwargs)
             found = given.get(refused[1]) if refused is not None else None
-            if not isinstance(found, torch.Tensor) or not found.requires_grad:
-                return _run_without_gradients(target, args, kwargs, lost)
+            if not isinstance(found, torch.Tensor) or not found.requires_grad:  # it raises with gradients
+                lost += [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+                args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+                with torch.no_grad():
+                    return wait_for_result(target, target(*args, **kwargs)), lost
             lost.append(found)
             args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
     tried, row = careful or not is_torchs_own(target), operation_of(target)
@@ -66,26 +69,13 @@ def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[A
     return args if given["train"] else tuple((given | {"train": True, "dropout": 0.0}).values())
 
 
-def _run_without_gradients(
-    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], lost: list[torch.Tensor]
-) -> tuple[Any, list[torch.Tensor]]:
-    """Run an operation without gradients if it raises with them."""
-    rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
-    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
-    with torch.no_grad():
-        return wait_for_result(target, target(*args, **kwargs)), lost + rest
-
-
 def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the backward pass from the result to the arguments runs without raising."""
     ends = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
-    if not ends:
-        return True
     try:
-        connected = [entries(x).sum() for x in tensors_of(result) if x.requires_grad]
-        if not connected:
-            return True
-        torch.autograd.grad(torch.stack(connected).sum(), ends, retain_graph=True, allow_unused=True)
+        connected = [entries(x).sum() for x in tensors_of(result) if x.requires_grad and ends]
+        if connected:
+            torch.autograd.grad(torch.stack(connected).sum(), ends, retain_graph=True, allow_unused=True)
     except Exception as error:
         let_through(error)
         return False
