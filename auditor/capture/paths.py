@@ -1,8 +1,8 @@
-"""Determines for which batches a recorded graph is valid, and matches the operations of two graphs."""
+"""Determines for which batches a recorded graph is valid, walks it, and matches the operations of two graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import partial
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from ..records import Batch, Capture, ModelPath, Subject
 from .builder import Recording
 from .record import record
 
+H = TypeVar("H", bound=Hashable)
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -80,6 +81,17 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     parts = zip((*places(a), entries(a)), (*places(b), entries(b)), strict=True)
     return all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in parts)
+
+
+def reach(starts: Iterable[H], following: Callable[[H], Iterable[H]]) -> list[H]:
+    """These items and all that follows from them, each once."""
+    waiting, result = list(starts), dict[H, None]()
+    while waiting:
+        item = waiting.pop()
+        if item not in result:
+            result[item] = None
+            waiting += following(item)
+    return list(result)
 
 
 def aligned(

@@ -74,7 +74,14 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
         kind = "class" if inspect.isclass(made) else "factory"
         args, kwargs = target.args, dict(target.kwargs)
         if symbol == "Model" and not args and not kwargs and hasattr(module, "get_init_inputs"):
-            args, kwargs = _init_inputs(module, target.label)
+            what = f"get_init_inputs() in {target.label}"
+            given = call(module.get_init_inputs, what, "model-raises")
+            if not isinstance(given, list | tuple):
+                raise LoadError(f"{what} must return a list of arguments", slug="bad-spec")
+            both = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], Mapping)
+            args, kwargs = (
+                (tuple(given[0]), dict(given[1])) if both else (tuple(given), {})
+            )  # [[args], {kwargs}] | [args]
         made = _build(made, target, symbol, seed, *args, **kwargs)
         if symbol.rpartition(".")[2] == "audit_spec":
             what = f"audit_spec() in {target.label}"
@@ -137,16 +144,6 @@ def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:
     hint = f"did you mean {names[close[0]]}? It" if close else "it"
     listed = ", ".join([*models, *functions][:8]) or "none that builds a model"
     raise LoadError(f"{target.label} has no {symbol!r}: {hint} defines {listed}", slug="no-symbol")
-
-
-def _init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse the result of `get_init_inputs()`: `[args]` or `[[args], {kwargs}]`."""
-    value = call(module.get_init_inputs, f"get_init_inputs() in {where}", "model-raises")
-    if not isinstance(value, list | tuple):
-        raise LoadError(f"get_init_inputs() in {where} must return a list of arguments", slug="bad-spec")
-    if len(value) == 2 and isinstance(value[0], list | tuple) and isinstance(value[1], Mapping):
-        return tuple(value[0]), dict(value[1])
-    return tuple(value), {}
 
 
 def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /, *args: Any, **kwargs: Any) -> Any:

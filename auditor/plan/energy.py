@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
+from ..capture.paths import reach
 from ..execution.policy import plain, readers_of
 from ..execution.resolve import Resolution
 from ..numerics.operations import operation
@@ -154,13 +155,12 @@ def energy_of(problem: Problem) -> Energy:
 
 def _past_views(capture: Capture, users: dict[str, list[str]], name: str) -> list[str]:
     """Nodes that compute with a weight, buffer or input, views of it passed by."""
-    waiting, seen = list(users.get(name, ())), dict[str, None]()
-    while waiting:
-        reader = waiting.pop()
-        if reader not in seen:
-            seen[reader] = None
-            waiting += users.get(reader, ()) if operation(capture.nodes[reader].op).view else ()
-    return [reader for reader in seen if not operation(capture.nodes[reader].op).view]
+
+    def is_view(reader: str) -> bool:
+        return bool(operation(capture.nodes[reader].op).view)
+
+    readers = reach(users.get(name, ()), lambda reader: users.get(reader, ()) if is_view(reader) else ())
+    return [reader for reader in readers if not is_view(reader)]
 
 
 def _shielded(problem: Problem) -> frozenset[str]:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
+from ..capture.paths import reach
 from ..execution.policy import Layout, Policy, choice_keeping, plain
 from ..execution.resolve import Resolution, Resolver, kept_low
 from ..numerics.formats import FORMATS
@@ -99,14 +100,12 @@ def _entry(problem: Problem, name: str) -> str:
 
 def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:
     """Operations that make the FP32 values that a node is handed in a low scope."""
-    nodes, result = problem.capture.nodes, set[str]()
-    waiting = list(nodes[name].inputs)
-    while waiting:
-        source = waiting.pop()
-        if source in nodes and source not in result and resolution.dtypes.get(source) == "fp32":
-            result.add(source)
-            waiting += nodes[source].inputs
-    return result
+    nodes = problem.capture.nodes
+
+    def wide_inputs(each: str) -> list[str]:
+        return [source for source in nodes[each].inputs if source in nodes and resolution.dtypes.get(source) == "fp32"]
+
+    return set(reach(wide_inputs(name), wide_inputs))
 
 
 def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
