@@ -43,7 +43,11 @@ def compared(
     If a run fails in the format, the FP32 literals stay, and the measurements name the failure. For a format that torch
     cannot compute in, FP16 replaces it, since FP16's limits all differ from FP32's.
     """
-    if not _may_follow_a_dtype(recording):
+    leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
+    numbers = {abs(x) for x in leaves if isinstance(x, float)}  # some may depend on a dtype, such as a limit of float32
+    telling = any(0 < x < _LEAST_ORDINARY or x > _MOST_ORDINARY or x == _JUST_BELOW_ONE for x in numbers)
+    follows = recording.asked and (telling or any(x.is_floating_point() for _, x in _constants(recording)))
+    if not follows and not any(isinstance(x, torch.dtype) for x in leaves):
         return captured
     literals: dict[str, ByNode] = {}
     under_autocast: dict[str, ByNode] = {}
@@ -70,17 +74,6 @@ def compared(
         placeholders=tuple(replace(place, made_in=_of(place.name, made_in)) for place in captured.placeholders),
         compared=bool(literals or under_autocast),
     )
-
-
-def _may_follow_a_dtype(recording: Recording) -> bool:
-    """Whether a dtype is among the arguments; or, if Python read a dtype, a constant or a number that may depend on it,
-    such as a limit of float32."""
-    leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
-    if any(isinstance(x, torch.dtype) for x in leaves):
-        return True
-    numbers = {abs(x) for x in leaves if isinstance(x, float)}
-    telling = any(0 < x < _LEAST_ORDINARY or x > _MOST_ORDINARY or x == _JUST_BELOW_ONE for x in numbers)
-    return recording.asked and (telling or any(x.is_floating_point() for _, x in _constants(recording)))
 
 
 def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:

@@ -85,7 +85,8 @@ class Criteria:
     ) -> tuple[CriterionValue, ...]:
         """Each criterion's worst value over these runs; it holds if its limit is met in all of them, and in `others`.
 
-        A criterion without a value in any run does not hold. predicted: the share that the first-order estimate gives.
+        A criterion without a value in any run does not hold. predicted: the share that the first-order estimate gives; of
+        decisions it says how many flip in the worst run.
         """
         worst = dict[Criterion, CriterionResult]()
         for one in (one for run in runs for one in self.evaluate(*run)):
@@ -93,9 +94,13 @@ class Criteria:
             if known is None or known.value is None or (one.value is not None and not one.share <= known.share):
                 worst[one.criterion] = one
         failed = {one.criterion for run in others for one in self.evaluate(*run) if not one.holds}
-        result = []
+        result, references = [], [reference for reference, _ in runs]
         for criterion in dict.fromkeys((*self.each, *worst)):
             held = worst.get(criterion) or CriterionResult(criterion, None, 0.0)
+            outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
+            decisions = [margins_of(criterion, one[0]) for one in outputs if len(one) == 1]
+            flips = [one.flips(predicted * one.allowed_change) for one in decisions if one is not None]
+            predictable = bool(flips) and math.isfinite(predicted)
             value = CriterionValue(
                 output=criterion.output,
                 kind=criterion.measure_text,
@@ -104,19 +109,10 @@ class Criteria:
                 value=None if held.value is None or math.isnan(held.value) else held.value,
                 share=held.share if worst and math.isfinite(held.share) else None,
                 holds=held.value is not None and held.holds and criterion not in failed,
-                predicted=self._predict(criterion, [reference for reference, _ in runs], predicted),
+                predicted=(max(flips) if criterion.how.sign == "<=" else 1 - max(flips)) if predictable else None,
             )
             result.append(value)
         return tuple(result)
-
-    def _predict(self, criterion: Criterion, references: Sequence[Tensors], share: float) -> float | None:
-        """The predicted value of a criterion on decisions, at this share of the allowed change; worst run."""
-        outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
-        known = [margins_of(criterion, one[0]) for one in outputs if len(one) == 1]
-        flips = [margins.flips(share * margins.allowed_change) for margins in known if margins is not None]
-        if not flips or not math.isfinite(share):
-            return None
-        return max(flips) if criterion.how.sign == "<=" else 1 - max(flips)
 
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
         """Indices of the outputs that a criterion covers; for `rest`, of outputs that no other criterion covers."""

@@ -133,8 +133,13 @@ class _Turning:
         for low, ours in _pairs(result, expected):
             turned = ours.isfinite() & ~low.isfinite()
             if turned.any():
-                above = (self._turned[source] for source in n.all_input_nodes if source in self._turned)
-                self._turned[n] = next(above, None) or self._non_finite(n, ours, low, turned)
+                earlier = next((self._turned[source] for source in n.all_input_nodes if source in self._turned), None)
+                if earlier is None:
+                    begins, cause = self._upstream(n, ours, turned)
+                    at, above = self.capture.nodes[n.name], self.capture.nodes[begins]
+                    here = n.name, at.owner, at.op, at.source, "NaN" if low[turned].isnan().any() else "Inf"
+                    earlier = NonFinite(*here, cause, above.name, above.owner, above.op, above.source)
+                self._turned[n] = earlier
                 return
             for kind, wrong in WRONG.items():
                 where = wrong(ours, low)
@@ -174,14 +179,6 @@ class _Turning:
         if row_of(n).cancels and any(float(x.abs().max()) > 8 * largest for x in numbers):
             return "cancellation"
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
-
-    def _non_finite(self, n: fx.Node, expected: torch.Tensor, low: torch.Tensor, turned: torch.Tensor) -> NonFinite:
-        begins, cause = self._upstream(n, expected, turned)
-        at, above = self.capture.nodes[n.name], self.capture.nodes[begins]
-        value = "NaN" if low[turned].isnan().any() else "Inf"
-        return NonFinite(
-            n.name, at.owner, at.op, at.source, value, cause, above.name, above.owner, above.op, above.source
-        )
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
         """The operation where the cause lies: upstream if the node's inputs were wrong, else the node itself."""

@@ -243,8 +243,8 @@ class _Hook:
         kinds = dict[str, tuple[str, ...]]()  # of the errors that consist only of rounding the value
         for fmt in measurement.formats:
             trace = self.traces.get(fmt, Trace("rounding", "rounding"))
-            alike = {"cast": returned is None, "isolated": trace.isolated == "rounding", "own": trace.own == "rounding"}
-            kinds[fmt] = tuple(kind for kind, rounds in alike.items() if rounds)
+            only = {"cast": returned is None, "isolated": trace.isolated == "rounding", "own": trace.own == "rounding"}
+            kinds[fmt] = tuple(kind for kind, rounds in only.items() if rounds)
         roundings = [(gradients, {fmt: alike for fmt, alike in kinds.items() if alike})]
         if returned is not None:  # an output stays as it is where its low readers round it
             roundings.append((gradients - returned, dict.fromkeys(measurement.formats, ("cast",))))
