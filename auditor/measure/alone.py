@@ -257,15 +257,7 @@ class InFormat:
         self.advance(n, ran.low if begins else None)
         inherited = any(source in self._spoilt for source in n.all_input_nodes)
         error = self._error(n, ran)
-        pairs = zip(tensors_of(self._values[n.name]), tensors_of(self.env[n]), strict=False)
-        turns = (
-            n in self._spoilt
-            and any(  # the low run is Inf or NaN where FP32 is finite, even if the node alone is not
-                is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any())
-                for ours, low in pairs
-            )
-        )
-        if ran.unsupported or error.disagreement or _turns_non_finite(error) or turns:
+        if ran.unsupported or error.disagreement or _turns_non_finite(error) or self._turns(n):
             error = replace(error, born=not inherited)
         if error.propagated_error is not None:
             self._propagated[n.name] = error.propagated_error
@@ -326,6 +318,13 @@ class InFormat:
             max_ulp=gap.max_ulp,
             sqnr_db=sqnr_db(gap.error),
             cause=cause_of(op_of(n), gap, row, profile, inputs, divisor, divides),
+        )
+
+    def _turns(self, n: fx.Node) -> bool:
+        """Whether the low run is Inf or NaN here where FP32 is finite, even if the node alone is not."""
+        pairs = zip(tensors_of(self._values[n.name]), tensors_of(self.env[n]), strict=False)
+        return n in self._spoilt and any(
+            is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs
         )
 
 
