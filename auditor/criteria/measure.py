@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -134,11 +134,6 @@ class Criteria:
         if margins is not None and not math.isnan(worst):
             return CriterionResult(criterion, worst, margins.share(reference[meant[0]], candidate[meant[0]]))
         return CriterionResult(criterion, worst, criterion.share(worst))
-
-
-def for_outputs(distance: Distance, names: Sequence[str]) -> Distance:
-    """The distance for outputs with these names, where it depends on names: another model path may return others."""
-    return replace(distance, names=tuple(names)) if isinstance(distance, Criteria) else distance
 
 
 def names_of(reference: Tensors, otherwise: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ..capture.paths import usable
 from ..capture.several import RecordedPaths, join_paths, number_of, unjudged_line
-from ..criteria.measure import for_outputs
+from ..criteria.measure import Criteria
 from ..errors import MeasureError, let_through
 from ..numerics.histogram import merge_magnitudes
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Linearity, Magnitudes, ModelPath, NodeError, Subject
@@ -105,9 +105,11 @@ def calibrate_paths(
 
     paths, result, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]
     for path in recordings.each:
-        later = path is not recordings.first
-        by = replace(yardstick, distance=for_outputs(yardstick.distance, path.outputs)) if later else yardstick
+        later, distance = path is not recordings.first, yardstick.distance
+        if later and isinstance(distance, Criteria):  # another path may return other outputs
+            distance = replace(distance, names=tuple(path.outputs))
         try:
+            by = replace(yardstick, distance=distance)
             part = calibrate(path.capture, replace(subject, batches=path.batches), formats, seed, by, subject)
         except MeasureError as error:
             if not later:
