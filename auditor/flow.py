@@ -83,7 +83,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
-            yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.limits, first)
+            yardstick = yardstick_of(subject, options, first)
             captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured = in_unit(relative, yardstick.unit)

@@ -27,7 +27,7 @@ from ..plan.mincut import HIGH, LOW, Arc, Candidate, Choice, Cuts
 from ..plan.modules import VISITS
 from ..plan.scores import InFp32
 from ..plan.search import MARGIN, RUNS, Space, choose, find_verified
-from ..plan.verified import judge_replay, run_artefacts
+from ..plan.verified import judge_replay, verify
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..records.decisions import Decisions
@@ -98,7 +98,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
             made[name] = choose(spaces[name], limit, 0 if bench.options.quick else RUNS)
         return made
 
-    def verify(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
+    def run(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         plans = {}
         for name, choice in chosen.items():
             low = spaces[name].low(choice)
@@ -107,10 +107,9 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
             files[f"{name}{PROGRAM}"] = file.content
             plan = _plan(name, trial, spaces[name].table, low, file)
             plans[name] = replace(plan, predicted_error=choice.predicted_error, memory=memory_needed(module))
-        tick("running the programs")
-        return run_artefacts(bench, plans, files)
+        return verify(bench, plans, files)
 
-    plans = find_verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
+    plans = find_verified(spaces, bench.max_error, make, run, lambda name, plan: plan.verified)
     return GraphPlans(score.under(plans, bench, files) if score else plans, baselines, files)
 
 

@@ -48,26 +48,20 @@ Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
 """What a model returns in FP32, and patched."""
 
 
-def verify(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None) -> dict[str, Plan]:
     """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget.
 
-    Of a plan in a format that torch does not compute in there is no artefact: it stays unverified, and says so.
+    Of a plan in a format that torch does not compute in there is no artefact: it stays unverified, and says so. files: see
+    Workbench.ask.
     """
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
     result = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
     if run:
-        tick("running the patched model")
-        result |= run_artefacts(bench, run)
+        tick("running the patched model" if files is None else "running the programs")
+        expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
+        given = bench.ask(run, Runs.answers, files)
+        result |= {name: judge_answers(bench, plan, expected, given[name]) for name, plan in run.items()}
     return {name: result[name] for name in plans}
-
-
-def run_artefacts(
-    bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None
-) -> dict[str, Plan]:
-    """The plans with what their artefacts answer on the inputs that plans are judged on. files: see Workbench.ask."""
-    expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
-    given = bench.ask(plans, Runs.answers, files)
-    return {name: judge_answers(bench, plan, expected, given[name]) for name, plan in plans.items()}
 
 
 def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
