@@ -28,12 +28,11 @@ from .measure.calibrate import calibrate_paths
 from .measure.measure import working_set
 from .measure.noise import noise_of
 from .measure.rerun import of_verdicts
-from .plan.held import run_held_choices
 from .plan.plans import Planner
 from .plan.recommend import recommend
 from .plan.scores import InFp32, in_fp32
 from .plan.units import in_unit, yardstick_of
-from .plan.verified import mark_unsafe, timed_plans, today_of
+from .plan.verified import mark_unsafe, run_held_choices, timed_plans, today_of
 from .plan.workbench import Workbench
 from .records import Audit, Capture, Finding, Subject
 from .rulebook.causes import FlowGraph, about, findings_of
@@ -85,7 +84,7 @@ def _audit(subject: Subject, options: Settings) -> Audit:
             if (limit := offload.now()) is not None:
                 limit.need(max(working_set(one.capture) for one in recordings.each))
         with stages("measure", f"{recordings.operations} nodes", recordings.operations):
-            yardstick = yardstick_of(options.metric, subject, options.max_error, seed, options.limits, first)
+            yardstick = yardstick_of(subject, options, first)
             captured, relative = calibrate_paths(recordings, subject, formats, seed, yardstick)
             noise = noise_of(first, subject, yardstick, seed, native=options.native)
         measured = in_unit(relative, yardstick.unit)

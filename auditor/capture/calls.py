@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -108,6 +107,7 @@ class Functions(TorchFunctionMode):
     def __init__(self, calls: Calls, tell: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
         self._calls, self._tell, self._count = calls, tell, 0
+        self._names = {function: name for name, functions in functions_by_name().items() for function in functions}
         self._open: Call | None = None
         self.asked = False
         self._thread = threading.get_ident()
@@ -119,7 +119,7 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = _names().get(func)
+        name = self._names.get(func)
         self.asked = self.asked or func in TELLING
         if func in _READING:
             self._tell(args[0])
@@ -133,8 +133,3 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         finally:
             self._open = outer
-
-
-@cache
-def _names() -> dict[Any, str]:
-    return {function: name for name, functions in functions_by_name().items() for function in functions}

@@ -19,9 +19,8 @@ from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..isolation.process import disable_compilers, disable_fused_path
 from ..numerics.metrics import output_error
 from ..numerics.nodes import row_of
-from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Subject
-from .binding import Binder, RecordedModule, placeholders_of
-from .builder import Recording
+from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Placeholder, Subject
+from .builder import Binder, RecordedModule, Recording, tensor_at
 from .calls import paths_of
 from .literals import compared
 from .paths import on_the_path, usable
@@ -61,10 +60,14 @@ def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> 
     replay gives other outputs.
     """
     batch: Batch = subject.batches[0]
+
+    def run() -> tuple[Recording, NamedTensors, str | None]:
+        with isolated(batch):  # what the run does to its inputs is no state of the model
+            recording, answer = record(subject.model, batch)
+        return recording, answer, history_matters(subject.model, batch, answer, seed)
+
     try:
-        recording, answer, history = from_the_start(
-            subject.model, batch, lambda: _run(subject.model, batch, seed), seed
-        )
+        recording, answer, history = from_the_start(subject.model, batch, run, seed)
     except Exception as error:
         let_through(error)
         if isinstance(error, AuditorError) and not isinstance(error, MeasureError):
@@ -84,12 +87,6 @@ def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> 
         warnings=(*result.warnings, *([history] if history else [])),
     )
     return ModelPath(result, tuple(usable(result, subject)), answer.names)
-
-
-def _run(model: nn.Module, batch: Batch, seed: int) -> tuple[Recording, NamedTensors, str | None]:
-    with isolated(batch):  # what the run does to its inputs is no state of the model
-        recording, answer = record(model, batch)
-    return recording, answer, history_matters(model, batch, answer, seed)
 
 
 def _check_floating(found: Capture, name: str, answer: NamedTensors) -> None:
@@ -164,8 +161,13 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
             args, kwargs = copy_batch(given)
             return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
 
+    def roll(x: torch.Tensor) -> torch.Tensor:
+        """Permute floating-point values; keep indices and masks."""
+        moved = x.is_floating_point() and x.layout is torch.strided and not x.is_nested and x.dim() > 0
+        return x.detach().roll(1, -1) if moved else x
+
     try:
-        called(tree_map_only(torch.Tensor, _roll, batch))
+        called(tree_map_only(torch.Tensor, roll, batch))
     except Exception as problem:  # these values need not be any that the model takes
         let_through(problem)
     try:
@@ -181,22 +183,26 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
     return f"The model keeps state between calls: a later one on the same inputs {what}; {_HANDLING}"
 
 
-def _roll(x: torch.Tensor) -> torch.Tensor:
-    """Permute floating-point values; keep indices and masks."""
-    moved = x.is_floating_point() and x.layout is torch.strided and not x.is_nested and x.dim() > 0
-    return x.detach().roll(1, -1) if moved else x
-
-
 def assembled(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
     """The recording as a Capture, as the stages read it."""
-    placeholders, paths = placeholders_of(recording, model), paths_of(model)
+    placeholders, paths = list[Placeholder](), paths_of(model)
+    holders: dict[int, dict[str, None]] = {}  # of a parameter or buffer: first paths of the modules that own it
+    for module in modules_of(model):
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            holders.setdefault(id(tensor), {})[paths[id(module)][0]] = None
+    for node in recording.graph.find_nodes(op="placeholder"):
+        kind, fqn = recording.kinds[node.name], recording.names.get(node.name)
+        own = () if fqn is None else tuple(holders.get(id(tensor_at(model, fqn)), ()))
+        argument = node.name if kind == "input" else None
+        kind = "constant" if kind == "held" else kind
+        placeholders.append(Placeholder(node.name, kind, fqn, holders=own, argument=argument))
     types = {paths[id(module)][0]: type(module).__name__ for module in modules_of(model)}
     order = tuple(placeholder.name for placeholder in placeholders)
     operations = [node for node in recording.graph.nodes if node.op == "call_function"]
     return Capture(
         graph_module=RecordedModule(nn.Module(), recording.graph),
         nodes={node.name: _describe(node, recording, types) for node in operations},
-        placeholders=placeholders,
+        placeholders=tuple(placeholders),
         outputs=recording.outputs,
         bind=Binder(order, recording.names, recording.constants, tuple(batch[1])),
         method="path" if recording.reads else "run",

@@ -6,7 +6,6 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from ..devices import is_native
 from ..errors import MeasureError
 from ..isolation.draws import in_float32, may_draw
+from ..isolation.process import swap_attribute
 from ..numerics.autocast import autocast_arguments, autocast_target
 from ..numerics.formats import dtype_of, format_of, is_low
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
@@ -49,7 +49,9 @@ class Emulation(Handler):
         """The arguments after CUDA's autocast."""
         if not region.enabled or region.dtype == "float32":
             return args, kwargs
-        how, row = _treatment(op), format_of(getattr(torch, region.dtype))
+        row = format_of(getattr(torch, region.dtype))
+        writes = not isinstance(op, torch._ops.OpOverload) or mutates(op)  # autocast ignores what does
+        how = "none" if writes else operation_of(op).autocast
         if how == "none" or row is None:
             return args, kwargs
         if how != "lower":
@@ -82,12 +84,6 @@ class Emulation(Handler):
             if not self.lenient or (mutates(op) and not error.literal):
                 raise
             return in_float32(op, args, kwargs)
-
-
-@cache
-def _treatment(op: Any) -> str:
-    """How autocast treats an operation; it ignores operations that write to their arguments."""
-    return operation_of(op).autocast if isinstance(op, torch._ops.OpOverload) and not mutates(op) else "none"
 
 
 def _draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -159,8 +155,5 @@ def scaled_as_on_cuda() -> Iterator[None]:
         here = threading.get_ident() == thread and not torch.cuda.is_available()
         _ORIGINAL(self, "cpu" if here and device == "cuda" else device, *args, **kwargs)
 
-    _Scaler.__init__ = init  # type: ignore[method-assign]
-    try:
+    with swap_attribute(_Scaler, "__init__", init):
         yield
-    finally:
-        _Scaler.__init__ = _ORIGINAL  # type: ignore[method-assign]

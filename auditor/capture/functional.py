@@ -74,16 +74,15 @@ def twin_of(op: Any) -> Any:
     packet = getattr(namespace, (row.twin or name.rstrip("_")) if in_place else name, None)
     if packet is None:
         return None
+
+    def outline(arguments: Sequence[Any]) -> tuple[list[str], list[str]]:
+        """Types and names; the first may be `self` in one and `input` in the other."""
+        return [str(a.type) for a in arguments], [a.name for a in arguments[1:]]
+
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    fitting = (o for o in overloads if not o._schema.is_mutable and _alike(o._schema.arguments, wanted))
+    fitting = (o for o in overloads if not o._schema.is_mutable and outline(o._schema.arguments) == outline(wanted))
     result = min(fitting, key=lambda o: o._overloadname != op._overloadname, default=None)
     return copy if result is _aten.copy.default else result
-
-
-def _alike(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether argument lists agree; the first may be `self` in one and `input` in the other."""
-    same = [str(a.type) for a in ours] == [str(a.type) for a in theirs]
-    return same and [a.name for a in ours[1:]] == [a.name for a in theirs[1:]]
 
 
 def copy(target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
@@ -170,14 +169,8 @@ def shape_from(op: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
         chosen = [] if len(args) > 1 and args[1] != -1 else [args[0]]
     elif how == "second" and len(args) > 1:
         chosen = [args[1]]
-    elif how == "first" or (how != "sizes" and _is_dynamic(op)):
+    elif how == "first" or (how != "sizes" and torch.Tag.dynamic_output_shape in op.tags) or op is _aten.where.default:
         chosen = list(args[:1])
     else:
         chosen = []
     return [x for x in chosen if isinstance(x, torch.Tensor)]
-
-
-@cache
-def _is_dynamic(op: Any) -> bool:
-    """Whether torch declares that a result's shape depends on values."""
-    return op is _aten.where.default or torch.Tag.dynamic_output_shape in op.tags

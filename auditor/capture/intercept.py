@@ -206,17 +206,16 @@ def _teach(operator: HigherOrderOperator) -> None:
     operator.py_impl(_Whole)(run)
 
 
-def _cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
-    return (true_fn if pred else false_fn)(*operands)
-
-
 def _while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried: Any, more: Any = ()) -> Any:
     while cond_fn(*carried, *more):
         carried = body_fn(*carried, *more)
     return carried
 
 
-_BODIES: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_loop}
+_BODIES: dict[str, Callable[..., Any]] = {
+    "cond": lambda pred, true_fn, false_fn, operands=(): (true_fn if pred else false_fn)(*operands),
+    "while_loop": _while_loop,
+}
 """Operators whose own kernels refuse to run while a mode is active."""
 
 

@@ -43,7 +43,11 @@ def compared(
     If a run fails in the format, the FP32 literals stay, and the measurements name the failure. For a format that torch
     cannot compute in, FP16 replaces it, since FP16's limits all differ from FP32's.
     """
-    if not _may_follow_a_dtype(recording):
+    leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
+    numbers = {abs(x) for x in leaves if isinstance(x, float)}  # some may depend on a dtype, such as a limit of float32
+    telling = any(0 < x < _LEAST_ORDINARY or x > _MOST_ORDINARY or x == _JUST_BELOW_ONE for x in numbers)
+    follows = recording.asked and (telling or any(x.is_floating_point() for _, x in _constants(recording)))
+    if not follows and not any(isinstance(x, torch.dtype) for x in leaves):
         return captured
     literals: dict[str, ByNode] = {}
     under_autocast: dict[str, ByNode] = {}
@@ -54,7 +58,10 @@ def compared(
         assert dtype is not None
         stored = _low_run(recording, model, batch, dtype, seed, stored=True)
         if stored is not None:
-            literals[name], made_in[name] = _differences(recording, stored, row), _constants_in(recording, stored)
+            literals[name] = _differences(recording, stored, row)
+            ours, theirs = ([("", tuple(x.shape), (n, x)) for n, x in _constants(each)] for each in (recording, stored))
+            pairs = aligned(ours, theirs)  # by their order
+            made_in[name] = {n: low.dtype for (n, x), (_, low) in pairs if low.dtype != x.dtype}
         regional = _low_run(recording, model, batch, dtype, seed, stored=False)
         if regional is not None:
             under_autocast[name] = _differences(recording, regional, row)
@@ -67,17 +74,6 @@ def compared(
         placeholders=tuple(replace(place, made_in=_of(place.name, made_in)) for place in captured.placeholders),
         compared=bool(literals or under_autocast),
     )
-
-
-def _may_follow_a_dtype(recording: Recording) -> bool:
-    """Whether a dtype is among the arguments; or, if Python read a dtype, a constant or a number that may depend on it,
-    such as a limit of float32."""
-    leaves = tree_leaves([(node.args, node.kwargs) for node in recording.graph.nodes])
-    if any(isinstance(x, torch.dtype) for x in leaves):
-        return True
-    numbers = {abs(x) for x in leaves if isinstance(x, float)}
-    telling = any(0 < x < _LEAST_ORDINARY or x > _MOST_ORDINARY or x == _JUST_BELOW_ONE for x in numbers)
-    return recording.asked and (telling or any(x.is_floating_point() for _, x in _constants(recording)))
 
 
 def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
@@ -108,21 +104,17 @@ def _constants(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, x) for name, x in recording.constants.items() if recording.kinds[name] == "constant")
 
 
-def _constants_in(ours: Recording, theirs: Recording) -> dict[str, torch.dtype]:
-    """Constants that have another dtype in the low model; matched by order."""
-    mine, others = (
-        [("", tuple(x.shape), (name, x)) for name, x in _constants(recording)] for recording in (ours, theirs)
-    )
-    return {name: low.dtype for (name, x), (_, low) in aligned(mine, others) if low.dtype != x.dtype}
-
-
 def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
     """The differences of a low run, in terms of the format."""
     result: ByNode = {}
     twins = {other: node for node, other in aligned(_operations(ours), _operations(theirs))}
+    kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes, or places
     for other, node in twins.items():
-        changed = _changed_literals(node, other)
-        if changed:
+        pairs: list[tuple[int | str, Any, Any]] = [
+            *((index, a, b) for index, (a, b) in enumerate(zip(node.args, other.args, strict=False))),
+            *((key, node.kwargs[key], other.kwargs[key]) for key in node.kwargs.keys() & other.kwargs.keys()),
+        ]
+        if changed := {key: b for key, a, b in pairs if {type(a), type(b)} in kinds and a != b}:
             result[node.name] = Literals(changed)
     for other in theirs.graph.nodes:
         if other.op != "call_function" or other in twins or op_name(other.target) != "aten.to.dtype":
@@ -138,15 +130,6 @@ def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
 def _operations(recording: Recording) -> Iterator[tuple[str, Hashable, fx.Node]]:
     nodes = (node for node in recording.graph.nodes if node.op == "call_function")
     return ((recording.marks[node.name].calls[-1].path, op_name(node.target), node) for node in nodes)
-
-
-def _changed_literals(mine: fx.Node, other: fx.Node) -> dict[int | str, Any]:
-    pairs: list[tuple[int | str, Any, Any]] = [
-        *((index, a, b) for index, (a, b) in enumerate(zip(mine.args, other.args, strict=False))),
-        *((key, mine.kwargs[key], other.kwargs[key]) for key in mine.kwargs.keys() & other.kwargs.keys()),
-    ]
-    kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes, or places
-    return {key: b for key, a, b in pairs if {type(a), type(b)} in kinds and a != b}
 
 
 def translate(found: Literals, row: Format) -> Literals:

@@ -1,13 +1,14 @@
-"""Determines for which batches a recorded graph is valid, and matches the operations of two graphs."""
+"""Determines for which batches a recorded graph is valid, walks it, and matches the operations of two graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import let_through
@@ -18,6 +19,7 @@ from ..records import Batch, Capture, ModelPath, Subject
 from .builder import Recording
 from .record import record
 
+H = TypeVar("H", bound=Hashable)
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -31,8 +33,18 @@ def on_the_path(recording: Recording, subject: Subject, seed: int) -> frozenset[
     """Keys of the other batches whose runs have the same operations and numbers as the first; each shape is run
     once."""
     first, *others = (*subject.batches, *subject.held_out)
-    alike = (batch for batch in others if _shapes(batch) == _shapes(first))
-    return frozenset(key_of(batch) for batch in alike if _takes_it(recording, subject.model, batch, seed))
+    result = set[tuple[int, ...]]()
+    for batch in (batch for batch in others if _shapes(batch) == _shapes(first)):
+        try:
+            other, _ = from_the_start(subject.model, batch, partial(record, subject.model, batch), seed)
+        except Exception as error:  # a branch that fails on these inputs is another path
+            let_through(error)
+            continue
+        constants = ((x, other.constants.get(name)) for name, x in recording.constants.items())
+        same = _operations_of(recording) == _operations_of(other)
+        if same and all(y is not None and _equal(x, y) for x, y in constants):
+            result.add(key_of(batch))
+    return frozenset(result)
 
 
 def usable(capture: Capture, subject: Subject, batches: Sequence[Batch] | None = None) -> list[Batch]:
@@ -57,17 +69,6 @@ def _shapes(batch: Batch) -> str:
     return str((spec, [(extent(x), x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]))
 
 
-def _takes_it(recording: Recording, model: nn.Module, batch: Batch, seed: int) -> bool:
-    try:
-        other, _ = from_the_start(model, batch, lambda: record(model, batch), seed)
-    except Exception as error:  # a branch that fails on these inputs is another path
-        let_through(error)
-        return False
-    return _operations_of(recording) == _operations_of(other) and all(
-        name in other.constants and _equal(x, other.constants[name]) for name, x in recording.constants.items()
-    )
-
-
 def _operations_of(recording: Recording) -> list[Any]:
     return [
         (node.name, op_name(node.target), fx.node.map_arg((node.args, node.kwargs), lambda read: read.name))
@@ -80,6 +81,17 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     parts = zip((*places(a), entries(a)), (*places(b), entries(b)), strict=True)
     return all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in parts)
+
+
+def reach(starts: Iterable[H], following: Callable[[H], Iterable[H]]) -> list[H]:
+    """These items and all that follows from them, each once."""
+    waiting, result = list(starts), dict[H, None]()
+    while waiting:
+        item = waiting.pop()
+        if item not in result:
+            result[item] = None
+            waiting += following(item)
+    return list(result)
 
 
 def aligned(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -17,8 +17,7 @@ from ..isolation.outputs import NamedTensors, tensor_outputs
 from ..numerics.nodes import mutates, operation_of, tensors_of, to_device
 from ..records import Batch, Call
 from ..trees import over_tensors
-from .binding import named_inputs
-from .builder import Builder, Mark, Recording, ends
+from .builder import Builder, Mark, Recording, ends, named_inputs
 from .calls import Calls, Functions
 from .functional import (
     PinnedDraw,
@@ -160,10 +159,10 @@ class _Recorder(Handler):
 
         def own(x: torch.Tensor) -> torch.Tensor:
             """A cast that changes nothing returns its input: give the result a separate name and node."""
-            if id(x) not in known:
-                return x
-            x = _alias(x)
-            apart.add(id(x))
+            if id(x) in known:
+                with suppress(RuntimeError, NotImplementedError):  # layouts that know no views
+                    x = _aten.alias.default(x)
+                apart.add(id(x))
             return x
 
         result = over_tensors(own, result)
@@ -334,11 +333,3 @@ def _places_of(result: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Remove the generator, which the draw contains. None stays: some overloads require it."""
     return {key: value for key, value in kwargs.items() if key != "generator" or value is None}
-
-
-def _alias(x: torch.Tensor) -> torch.Tensor:
-    try:
-        result: torch.Tensor = _aten.alias.default(x)
-    except (RuntimeError, NotImplementedError):  # layouts that know no views
-        return x
-    return result

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from ..devices import CPU, NATIVE
+from ..isolation.process import swap_attribute
 
 _Module = torch.amp.autocast_mode
 _Autocast = _Module.autocast
@@ -109,18 +110,11 @@ def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | Non
 @contextmanager
 def written_as_meant() -> Iterator[None]:
     """In the body `torch.autocast("cuda")` keeps its settings without CUDA, which would disable it."""
-    before, cast = {name: getattr(_Autocast, name) for name in _ORIGINAL}, _Module._cast
-    _install({"__init__": _init, "__enter__": _enter, "__exit__": _exit}, _cast)
-    try:
+    with ExitStack() as stack:
+        for name, method in (("__init__", _init), ("__enter__", _enter), ("__exit__", _exit)):
+            stack.enter_context(swap_attribute(_Autocast, name, method))
+        stack.enter_context(swap_attribute(_Module, "_cast", _cast))
         yield
-    finally:
-        _install(before, cast)
-
-
-def _install(methods: dict[str, Any], cast: Any) -> None:
-    for name, method in methods.items():
-        setattr(_Autocast, name, method)
-    _Module._cast = cast
 
 
 def _init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from ..errors import CaptureError
 from ..records import Batch, Call, Capture, ModelPath, Node, Placeholder, Subject
-from .binding import Binder, RecordedModule
+from .builder import Binder, RecordedModule
 from .capture import recorded
 from .paths import same_operations
 
@@ -93,6 +93,12 @@ def join_paths(paths: Sequence[ModelPath], warnings: Sequence[str] = ()) -> Capt
             apart.append(capture)
             nodes |= capture.nodes
             placeholders |= {p.name: p for p in capture.placeholders if p.name not in placeholders}
+    twins: dict[str, str] = {}
+    for index, later in enumerate(apart):
+        for earlier in apart[:index]:
+            places = {p.argument: p.name for p in earlier.placeholders if p.argument is not None}
+            same = {p.name: places[p.argument] for p in later.placeholders if p.argument in places}
+            twins = same_operations(later, earlier) | same | twins
     return replace(
         first,
         graph_module=first.graph_module if len(apart) == 1 else RecordedModule(nn.Module(), _beside_each_other(apart)),
@@ -104,7 +110,7 @@ def join_paths(paths: Sequence[ModelPath], warnings: Sequence[str] = ()) -> Capt
         compared=all(capture.compared for capture in captures),
         warnings=tuple(said),
         paths=tuple(paths),
-        twins=_twins(apart),
+        twins=twins,
     )
 
 
@@ -179,14 +185,3 @@ def _beside_each_other(captures: Sequence[Capture]) -> fx.Graph:
         ends += graph.graph_copy(own, known)  # type: ignore[arg-type]
     graph.output(tuple(ends))
     return graph
-
-
-def _twins(captures: Sequence[Capture]) -> dict[str, str]:
-    """{operation of a later path: the same one of an earlier path}; inputs are matched by argument."""
-    result: dict[str, str] = {}
-    for index, later in enumerate(captures):
-        for earlier in captures[:index]:
-            places = {p.argument: p.name for p in earlier.placeholders if p.argument is not None}
-            same = {p.name: places[p.argument] for p in later.placeholders if p.argument in places}
-            result = same_operations(later, earlier) | same | result
-    return result

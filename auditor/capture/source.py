@@ -66,7 +66,11 @@ def written_at(outermost: CodeType) -> Written | None:
     if not frames:
         return None
     first, *others = [frame for frame in frames if frame.f_code.co_name not in _PASSING_ON] or frames
-    place, beside = _place(first), _beside(first, others)
+    place, beside = _place(first), None
+    if kind_of(first.f_code.co_filename) == "library":
+        beside = next((frame for frame in others if kind_of(frame.f_code.co_filename) == "own"), None)
+    if beside is None and not _is_forward(first):
+        beside = next((frame for frame in others if _is_forward(frame)), others[-1] if others else None)
     if beside is None or _place(beside)[:2] == place[:2]:
         return Written(place)
     return Written(place, _place(beside), _function(beside.f_code))
@@ -91,16 +95,6 @@ def raised_at(error: BaseException) -> str:
 def installed(path: str) -> bool:
     """Whether a file belongs to an installed package."""
     return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(Path(path).parts)
-
-
-def _beside(first: FrameType, others: list[FrameType]) -> FrameType | None:
-    if kind_of(first.f_code.co_filename) == "library":
-        own = next((frame for frame in others if kind_of(frame.f_code.co_filename) == "own"), None)
-        if own is not None:
-            return own
-    if _is_forward(first):
-        return None
-    return next((frame for frame in others if _is_forward(frame)), others[-1] if others else None)
 
 
 def _is_forward(frame: FrameType) -> bool:

@@ -75,8 +75,9 @@ class Values:
         """
         parent, geometry = self._entry(source), geometry_of(x)
         if view is None or view.op is _aten.as_strided.default:
-            within = self._within(geometry, parent)
-            if within is None:
+            views = ((entry, found(geometry, entry.geometry)) for entry in parent.chain)
+            within = next(((entry, view) for entry, view in views if view is not None), None)
+            if within is None:  # neither in the source nor in what that is a view of
                 self.bind(x, node)
                 return
             parent, view = within
@@ -134,7 +135,19 @@ class Values:
         return known[1]
 
     def _entry(self, x: torch.Tensor) -> Entry:
-        return self._entry_of(x) or self._unknown(x)
+        if (known := self._entry_of(x)) is not None:
+            return known
+        memory, geometry = self._memory_of(x), geometry_of(x)
+        for root in memory.roots if memory is not None else ():
+            view = found(geometry, root.geometry)
+            if view is not None:
+                node = read(self._emit, self._constant, view, geometry, root.geometry, root.node)
+                entry = Entry(node, geometry, memory, root, view, root.version)
+                break
+        else:
+            entry = Entry(self._constant(x), geometry, memory)
+        self._add(x, entry)
+        return entry
 
     def _current(self, entry: Entry, version: int | None = None) -> fx.Node:
         """The entry's node as of the last write to its root, or of an earlier version."""
@@ -147,27 +160,6 @@ class Values:
             item.node = read(self._emit, self._constant, item.view, own, parent, item.source.node)
             item.version = version
         return entry.node
-
-    def _within(self, geometry: Geometry, entry: Entry) -> tuple[Entry, View] | None:
-        """The first tensor among an entry and its sources that contains this memory region."""
-        for parent in entry.chain:
-            view = found(geometry, parent.geometry)
-            if view is not None:
-                return parent, view
-        return None
-
-    def _unknown(self, x: torch.Tensor) -> Entry:
-        memory, geometry = self._memory_of(x), geometry_of(x)
-        for root in memory.roots if memory is not None else ():
-            view = found(geometry, root.geometry)
-            if view is not None:
-                node = read(self._emit, self._constant, view, geometry, root.geometry, root.node)
-                entry = Entry(node, geometry, memory, root, view, root.version)
-                break
-        else:
-            entry = Entry(self._constant(x), geometry, memory)
-        self._add(x, entry)
-        return entry
 
     def _memory_of(self, x: torch.Tensor) -> Memory | None:
         place = address(x)

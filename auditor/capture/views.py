@@ -127,7 +127,11 @@ def scatter(
     along = _slice_of(own, parent)
     if along is not None:
         return emit(_aten.slice_scatter.default, (whole, part, *along), {}, value)
-    return put(emit, constant, whole, _places_in(view, parent), part, value)
+    if isinstance(view.op, Selection):
+        return put(emit, constant, whole, view.op.places, part, value)
+    viewed = view.op(torch.arange(_count(parent.shape)).reshape(parent.shape), *view.args, **view.kwargs)
+    places: torch.Tensor = viewed if view.index is None else viewed[view.index]
+    return put(emit, constant, whole, places.reshape(-1), part, value)
 
 
 def put(
@@ -208,15 +212,6 @@ def _slice_of(own: Geometry, parent: Geometry) -> tuple[int, int, int] | None:
     start, apart = divmod(own.offset - parent.offset, own.stride[shorter[0]])
     end = start + own.shape[shorter[0]]
     return (shorter[0], start, end) if not apart and start >= 0 and end <= parent.shape[shorter[0]] else None
-
-
-def _places_in(view: View, parent: Geometry) -> torch.Tensor:
-    """Positions of a view's entries in its parent, in the parent's order."""
-    if isinstance(view.op, Selection):
-        return view.op.places
-    viewed = view.op(torch.arange(_count(parent.shape)).reshape(parent.shape), *view.args, **view.kwargs)
-    entries: torch.Tensor = viewed if view.index is None else viewed[view.index]
-    return entries.reshape(-1)
 
 
 def _indices_of(among: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 import torch.fx as fx
 
+from ..capture.paths import reach
 from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_number
 from ..numerics.metrics import output_error
@@ -59,7 +60,9 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
     given = source(node)
     columns = shape(given)[-1:]
     if row_of(given).distribution == "logarithms":
-        return f"nats{_dim(given)} <= {NATS:g}", "its last operation is a log_softmax"
+        dim, rank = arguments(given).get("dim"), len(shape(given))
+        other = f"(dim={dim})" if isinstance(dim, int) and dim % rank != rank - 1 else ""  # than the last dimension
+        return f"nats{other} <= {NATS:g}", "its last operation is a log_softmax"
     if (
         row_of(given).gemm == "linear"
         and columns > (1,)
@@ -118,37 +121,18 @@ def _floating(node: fx.Node) -> bool:
 
 def _reads_floating(node: fx.Node) -> bool:
     """Whether a node's value depends on floating-point values, and not only on their shapes."""
-    waiting, seen = [node], {node}
-    while waiting:
-        at = waiting.pop()
-        if _floating(at):
-            return True
-        more = [x for x in at.all_input_nodes if x not in seen and not row_of(at).asks_shape]
-        seen.update(more)
-        waiting.extend(more)
-    return False
+    upstream = reach([node], lambda at: () if row_of(at).asks_shape else at.all_input_nodes)
+    return any(map(_floating, upstream))
 
 
 def _counts(node: fx.Node) -> bool:
     """Whether a node only sums, scales or rearranges integers."""
-    waiting, seen = [(node, False)], {(node, False)}
-    while waiting:
-        at, added = waiting.pop()
-        row = row_of(at)
-        result = dtype(at)
-        if result is not None and not _floating(at):
-            if added and result is not torch.bool:
-                return True
-            continue
-        if row.sum or row.scales or row.transparent or row.joins:
-            more = [(x, added or row.sum) for x in at.all_input_nodes]
-            waiting.extend(x for x in more if x not in seen)
-            seen.update(more)
-    return False
 
+    def upstream(item: tuple[fx.Node, bool]) -> list[tuple[fx.Node, bool]]:
+        (at, added), row = item, row_of(item[0])
+        passes = row.sum or row.scales or row.transparent or row.joins
+        discrete = dtype(at) is not None and not _floating(at)
+        return [(x, added or row.sum) for x in at.all_input_nodes] if passes and not discrete else []
 
-def _dim(node: fx.Node) -> str:
-    """The `dim` argument for a criterion on a log_softmax, where that is not the last dimension."""
-    given = arguments(node).get("dim")
-    rank = len(shape(node))
-    return "" if not isinstance(given, int) or given % rank == rank - 1 else f"(dim={given})"
+    added = (at for at, added in reach([(node, False)], upstream) if added and not _floating(at))
+    return any(dtype(at) not in (None, torch.bool) for at in added)

@@ -1,19 +1,24 @@
-"""Margins of decisions: the gap between the two best candidates, and how many flip under an error of a given size."""
+"""Margins of decisions: the gap between the two best candidates, and how many flip under an error of a given size; and the
+quadratic form of a criterion, of decisions too: how its value depends, to second order, on an error's direction and size.
+
+To second order the squared share of the limit is d' A A' d for an output error d. The matrix A multiplies random signs e,
+since E<A e, d>^2 = d' A A' d.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..numerics.entries import is_number, is_plain
-from ..numerics.formats import FORMATS
+from ..numerics.entries import entries, finite, is_number, is_plain
+from ..numerics.formats import FORMATS, dtype_of
 from .criterion import Criterion
-from .values import rows
+from .values import peak_of, rows
 
 KINDS = ("top1", "topk", "flips")
 
@@ -99,7 +104,7 @@ class Margins:
         moved = theirs[0] - theirs[1] - ours[0] + ours[1]
         square = moved.square()
         grids = sorted((row for row in FORMATS.values() if row.low and row.native), key=lambda row: -row.epsilon)
-        row = next((row for row in grids if _is_on_grid(theirs, row.dtype)), None)
+        row = next((row for row in grids if torch.equal(theirs.to(dtype_of(row.name)).to(theirs.dtype), theirs)), None)
         if row is not None and self.second is not None:
             unit = torch.full_like(theirs[0], row.epsilon / 2)
             square = square + torch.ldexp(unit, torch.frexp(theirs[0]).exponent).square() / 6
@@ -114,11 +119,9 @@ class Margins:
 
     def _candidates(self, x: torch.Tensor) -> torch.Tensor:
         """Both candidates of every decision, float64 [2, decisions]; zero in place of the threshold."""
-        entries = x.detach().flatten()
-        first = entries[self.first].double()
-        return torch.stack(
-            [first, entries[self.second].double() if self.second is not None else torch.zeros_like(first)]
-        )
+        flat = x.detach().flatten()
+        first = flat[self.first].double()
+        return torch.stack([first, flat[self.second].double() if self.second is not None else torch.zeros_like(first)])
 
     def share(self, reference: torch.Tensor, candidate: torch.Tensor) -> float:
         """The change of the margins divided by the allowed change."""
@@ -213,6 +216,98 @@ def _quadrature_points() -> tuple[torch.Tensor, torch.Tensor]:
     return points, vectors[0].square()
 
 
-def _is_on_grid(x: torch.Tensor, dtype: torch.dtype | None) -> bool:
-    """Whether every entry is exactly representable in a format."""
-    return dtype is not None and bool((x.to(dtype).to(x.dtype) == x).all())
+Form = Callable[[torch.Tensor], torch.Tensor]
+"""A function that multiplies random signs e, of the output's shape, by A, so that E<A e, d>^2 is the squared share
+of d."""
+
+
+def form_of(criterion: Criterion, reference: torch.Tensor) -> Form | None:
+    """The function that multiplies signs by A; None where the measure has no quadratic form, or allows no error."""
+    make = FORMS.get(criterion.kind) if criterion.function is None else None
+    if (
+        make is None
+        or criterion.allows_nothing
+        or not reference.numel()
+        or (criterion.kind != "rel_l2" and not is_plain(reference))
+    ):
+        return None
+    return make(criterion, reference.detach())
+
+
+def across(criterion: Criterion, reference: torch.Tensor) -> bool:
+    """Whether the form couples entries along the first dimension, so that samples cannot be treated separately."""
+    return "dim" in criterion.how.takes and criterion.option("dim", -1) % max(reference.dim(), 1) == 0
+
+
+def relative_form(references: Sequence[torch.Tensor], limit: float) -> Form | None:
+    """The quadratic form of a limit of the relative L2 error of all these outputs together."""
+    size = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in references))
+    return (lambda signs: signs / (size * limit)) if size else None
+
+
+def _psnr(criterion: Criterion, reference: torch.Tensor) -> Form | None:
+    # share = 10^((limit - psnr) / 20) = 10^(limit / 20) ||d|| / (sqrt(n) peak)
+    x = entries(reference).double()
+    peak = peak_of(x, criterion)
+    if not peak:
+        return None
+    scale = 10 ** (criterion.limit / 20) / (peak * math.sqrt(max(int(torch.isfinite(x).sum()), 1)))
+    return lambda signs: signs * scale
+
+
+def _kl(criterion: Criterion, reference: torch.Tensor) -> Form | None:
+    # KL = 1/2 d' F d of each row, F = diag(p) - p p' = A A' with A = diag(sqrt p) - p (sqrt p)'
+    dim = criterion.option("dim", -1)
+    p = reference.softmax(dim)
+    count = reference.numel() // reference.shape[dim]
+    scale = 1 / math.sqrt(2 * count * criterion.limit)
+
+    def shape(signs: torch.Tensor) -> torch.Tensor:
+        spread = p.sqrt() * signs
+        return (spread - p * spread.sum(dim, keepdim=True)) * scale
+
+    return shape
+
+
+def _cosine(criterion: Criterion, reference: torch.Tensor) -> Form | None:
+    # 1 - cos = |d across r|^2 / (2 |r|^2) of each row
+    dim = criterion.option("dim", -1)
+    x = finite(reference)
+    size = x.norm(dim=dim, keepdim=True)
+    count = reference.numel() // reference.shape[dim]
+    scale = 1 / math.sqrt(2 * count * (1 - criterion.limit))
+
+    def shape(signs: torch.Tensor) -> torch.Tensor:
+        unit = torch.where(size > 0, x / size, torch.zeros_like(x))
+        beside = signs - unit * (unit * signs).sum(dim, keepdim=True)
+        return torch.where(size > 0, beside / size, torch.zeros_like(x)) * scale
+
+    return shape
+
+
+def _decisions(criterion: Criterion, reference: torch.Tensor) -> Form | None:
+    # The weighted mean square of e_a - e_b over all decisions, beside the square of what their limit allows
+    margins = margins_of(criterion, reference)
+    if margins is None:
+        return None
+    scale = margins.signs * margins.weights.sqrt() / margins.allowed_change
+
+    def shape(signs: torch.Tensor) -> torch.Tensor:
+        result = torch.zeros_like(signs).flatten()
+        drawn = signs.flatten()[margins.first] * scale.to(signs)
+        result[margins.first] = drawn
+        if margins.second is not None:
+            result[margins.second] = -drawn
+        return result.view(signs.shape)
+
+    return shape
+
+
+FORMS: dict[str, Callable[[Criterion, torch.Tensor], Form | None]] = {
+    "rel_l2": lambda criterion, reference: relative_form([reference], criterion.limit),
+    "psnr": _psnr,
+    "kl": _kl,
+    "cosine": _cosine,
+    **dict.fromkeys(("top1", "topk", "flips"), _decisions),
+}
+"""Kinds that are monotonic in a quadratic form of the error."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -85,29 +85,34 @@ class Criteria:
     ) -> tuple[CriterionValue, ...]:
         """Each criterion's worst value over these runs; it holds if its limit is met in all of them, and in `others`.
 
-        A criterion without a value in any run does not hold. predicted: the share that the first-order estimate gives.
+        A criterion without a value in any run does not hold. predicted: the share that the first-order estimate gives; of
+        decisions it says how many flip in the worst run.
         """
-        result = worst([self.evaluate(*run) for run in runs])
-        known = {one.criterion: one for one in result}
+        worst = dict[Criterion, CriterionResult]()
+        for one in (one for run in runs for one in self.evaluate(*run)):
+            known = worst.get(one.criterion)
+            if known is None or known.value is None or (one.value is not None and not one.share <= known.share):
+                worst[one.criterion] = one
         failed = {one.criterion for run in others for one in self.evaluate(*run) if not one.holds}
-        return tuple(
-            _record_of(
-                known.get(criterion) or CriterionResult(criterion, None, 0.0),
-                criterion not in failed,
-                bool(result),
-                self._predict(criterion, [reference for reference, _ in runs], predicted),
+        result, references = [], [reference for reference, _ in runs]
+        for criterion in dict.fromkeys((*self.each, *worst)):
+            held = worst.get(criterion) or CriterionResult(criterion, None, 0.0)
+            outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
+            decisions = [margins_of(criterion, one[0]) for one in outputs if len(one) == 1]
+            flips = [one.flips(predicted * one.allowed_change) for one in decisions if one is not None]
+            predictable = bool(flips) and math.isfinite(predicted)
+            value = CriterionValue(
+                output=criterion.output,
+                kind=criterion.measure_text,
+                sign=criterion.how.sign,
+                limit=criterion.limit,
+                value=None if held.value is None or math.isnan(held.value) else held.value,
+                share=held.share if worst and math.isfinite(held.share) else None,
+                holds=held.value is not None and held.holds and criterion not in failed,
+                predicted=(max(flips) if criterion.how.sign == "<=" else 1 - max(flips)) if predictable else None,
             )
-            for criterion in (*self.each, *(one.criterion for one in result if one.criterion not in self.each))
-        )
-
-    def _predict(self, criterion: Criterion, references: Sequence[Tensors], share: float) -> float | None:
-        """The predicted value of a criterion on decisions, at this share of the allowed change; worst run."""
-        outputs = [[x[i] for i in self.output_indices(criterion, names_of(x, self.names))] for x in references]
-        known = [margins_of(criterion, one[0]) for one in outputs if len(one) == 1]
-        flips = [margins.flips(share * margins.allowed_change) for margins in known if margins is not None]
-        if not flips or not math.isfinite(share):
-            return None
-        return max(flips) if criterion.how.sign == "<=" else 1 - max(flips)
+            result.append(value)
+        return tuple(result)
 
     def output_indices(self, criterion: Criterion, names: Sequence[str]) -> tuple[int, ...]:
         """Indices of the outputs that a criterion covers; for `rest`, of outputs that no other criterion covers."""
@@ -131,11 +136,6 @@ class Criteria:
         return CriterionResult(criterion, worst, criterion.share(worst))
 
 
-def for_outputs(distance: Distance, names: Sequence[str]) -> Distance:
-    """The distance for outputs with these names, where it depends on names: another model path may return others."""
-    return replace(distance, names=tuple(names)) if isinstance(distance, Criteria) else distance
-
-
 def names_of(reference: Tensors, otherwise: tuple[str, ...]) -> tuple[str, ...]:
     """The names that outputs carry, or the given default."""
     return reference.names if isinstance(reference, NamedTensors) else otherwise
@@ -151,44 +151,16 @@ def criteria_for(
     for criterion in criteria:
         meant = [i for i, name in enumerate(reference.names) if criterion.speaks_of(name)]
         if not meant:
-            raise AuditorError(_unknown(criterion, reference.names), slug="bad-criterion")
+            names, more = reference.names[:20], len(reference.names) - 20
+            listed = ", ".join(dict.fromkeys(names)) + (f", and {more} more" if more > 0 else "")
+            close = difflib.get_close_matches(criterion.output, reference.names, n=1)
+            hint = f": did you mean {close[0]}?" if close else "."
+            raise AuditorError(
+                f"the model has no output {criterion.output!r}, which '{criterion}' names{hint} It returns "
+                f"{listed or 'no tensor'}",
+                slug="bad-criterion",
+            )
         for i in meant:
             if (why := unfit(criterion, reference.names[i], reference[i])) is not None:
                 raise AuditorError(f"'{criterion}': {why}", slug="bad-criterion")
     return Criteria(tuple(criteria), max_error, reference.names, joint or output_error)
-
-
-def _unknown(criterion: Criterion, names: Sequence[str]) -> str:
-    listed = ", ".join(dict.fromkeys(names[:20])) + (f", and {len(names) - 20} more" if len(names) > 20 else "")
-    close = difflib.get_close_matches(criterion.output, names, n=1)
-    hint = f": did you mean {close[0]}?" if close else "."
-    return (
-        f"the model has no output {criterion.output!r}, which '{criterion}' names{hint} It "
-        f"returns {listed or 'no tensor'}"
-    )
-
-
-def _record_of(held: CriterionResult, elsewhere: bool, ran: bool, predicted: float | None) -> CriterionValue:
-    one, known = held.criterion, held.value is not None
-    finite = held.value is not None and not math.isnan(held.value)
-    return CriterionValue(
-        output=one.output,
-        kind=one.measure_text,
-        sign=one.how.sign,
-        limit=one.limit,
-        value=held.value if finite else None,
-        share=held.share if ran and math.isfinite(held.share) else None,
-        holds=known and held.holds and elsewhere,
-        predicted=predicted,
-    )
-
-
-def worst(helds: Sequence[Sequence[CriterionResult]]) -> list[CriterionResult]:
-    """The worst result of each criterion over several runs."""
-    result: dict[Criterion, CriterionResult] = {}
-    for held in helds:
-        for one in held:
-            known = result.get(one.criterion)
-            if known is None or known.value is None or (one.value is not None and not one.share <= known.share):
-                result[one.criterion] = one
-    return list(result.values())

@@ -12,21 +12,6 @@ from typing import Any
 from ..errors import AuditorError, LoadError
 from .criterion import KINDS, Criterion, Function, Kind, Options, name_of
 
-
-def load_function(text: str) -> Function:
-    """Import the function that `f.py:name` or `package.module:name` names.
-
-    Raises: LoadError, as for importing a target; slug="bad-criterion" where the name is not callable.
-    """
-    from ..loading.target import named_in, parse
-
-    target, advice = parse(text), "a criterion names a function as f.py:name, called as name(reference, candidate)"
-    result = named_in(target, advice, SLUG)
-    if not callable(result):
-        raise LoadError(f"{target.label} has no function {target.symbol!r}: {advice}", slug=SLUG)
-    return result  # type: ignore[no-any-return]
-
-
 GRAMMAR = "write 'OUTPUT: KIND <= X', such as 'logits: kl <= 0.01'"
 SLUG = "bad-criterion"
 WANTED = "criteria of {!r} are strings such as 'max_abs <= 0.5', or (function, limit), not"
@@ -80,12 +65,20 @@ def _each(given: Any, output: str | None = None) -> Iterator[Criterion]:
 
 
 def _parse_criterion(output: str, text: str) -> Criterion:
-    """Parse `KIND <= X`, `KIND(ARGUMENT) >= X` or `f.py:function <= X` for an output."""
+    """Parse `KIND <= X`, `KIND(ARGUMENT) >= X` or `f.py:function <= X` for an output.
+
+    Raises: LoadError, as for importing a target; slug="bad-criterion" where the name is not callable.
+    """
     match = _LINE.fullmatch(text)
     if match is None:
         raise AuditorError(f"cannot parse the criterion {f'{output}: {text}'!r}: {GRAMMAR}", slug=SLUG)
-    kind = match["kind"].strip()
-    function = load_function(kind) if ":" in kind else None
+    kind, function = match["kind"].strip(), None
+    if ":" in kind:
+        from ..loading.target import named_in, parse
+
+        target, advice = parse(kind), "a criterion names a function as f.py:name, called as name(reference, candidate)"
+        if not callable(function := named_in(target, advice, SLUG)):
+            raise LoadError(f"{target.label} has no function {target.symbol!r}: {advice}", slug=SLUG)
     return make_criterion(output, kind, match["limit"], sign=match["sign"], said=match["said"], function=function)
 
 
@@ -137,8 +130,9 @@ def _options(kind: Kind, said: str | None) -> Options:
     for part in filter(None, (part.strip() for part in (said or "").split(","))):
         name, equals, text = (side.strip() for side in part.partition("="))
         if not equals:
-            left = (one for one, takes in kind.takes.items() if one not in result and _may_be(takes, name))
-            name, text = next(left, ""), name
+            left = [(one, takes) for one, takes in kind.takes.items() if one not in result]
+            fitting = (one for one, takes in left if not isinstance(takes, tuple) or name in takes)
+            name, text = next(fitting, ""), name
         if name not in kind.takes or name in result:
             takes = ", ".join(kind.takes) or "nothing"
             raise AuditorError(f"{kind.name} takes {takes} in brackets, not {part!r}", slug=SLUG)
@@ -146,10 +140,6 @@ def _options(kind: Kind, said: str | None) -> Options:
     if kind.name == "topk" and "k" not in result:
         raise AuditorError("topk needs a number in brackets: write topk(5)", slug=SLUG)
     return tuple((name, result[name]) for name in kind.takes if name in result)
-
-
-def _may_be(takes: type | tuple[str, ...], text: str) -> bool:
-    return not isinstance(takes, tuple) or text in takes
 
 
 def _option(kind: Kind, name: str, text: str) -> int | float | str:

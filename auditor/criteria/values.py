@@ -23,7 +23,15 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
     raises.
     """
     if criterion.function is not None:
-        return _call_function(criterion, reference, candidate)
+        try:
+            return float(criterion.function(reference.detach().cpu(), candidate.detach().cpu()))
+        except Exception as error:
+            let_through(error)
+            raise CallbackError(
+                f"{criterion.kind}, the criterion of {criterion.output}, raised {type(error).__name__}: "
+                f"{first_line(error)[:200]}",
+                slug="bad-criterion",
+            ) from error
     worst = criterion.how.best
     for r, c in comparable_pairs([dense(reference)], [dense(candidate)]):
         if is_number(r):
@@ -44,19 +52,6 @@ def value(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor
 def _plain(x: torch.Tensor) -> torch.Tensor:
     x = x.detach()
     return torch.view_as_real(x.resolve_conj()).double() if x.is_complex() else x.double()
-
-
-def _call_function(criterion: Criterion, reference: torch.Tensor, candidate: torch.Tensor) -> float:
-    assert criterion.function is not None
-    try:
-        return float(criterion.function(reference.detach().cpu(), candidate.detach().cpu()))
-    except Exception as error:
-        let_through(error)
-        raise CallbackError(
-            f"{criterion.kind}, the criterion of {criterion.output}, raised {type(error).__name__}: "
-            f"{first_line(error)[:200]}",
-            slug="bad-criterion",
-        ) from error
 
 
 def _gap(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -102,12 +97,11 @@ def topk(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     return float((taken >= ours.topk(k, -1).values[:, -1:]).double().mean())
 
 
-def _flips(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> torch.Tensor:
-    """Mask of the entries whose decision differs."""
+def flips(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
     threshold = criterion.option("threshold", None)
-    if not r.is_floating_point():
-        return r != c
-    return r.sign() != c.sign() if threshold is None else (r > threshold) != (c > threshold)
+    if r.is_floating_point():
+        r, c = (x.sign() if threshold is None else x > threshold for x in (r, c))
+    return float((r != c).double().mean())
 
 
 def cosine(r: torch.Tensor, c: torch.Tensor, criterion: Criterion) -> float:
@@ -157,8 +151,7 @@ VALUES: dict[str, Value] = {
     "rel_l2": lambda r, c, _: relative_l2(r, c),
     "max_abs": lambda r, c, _: float(_gap(r, c).abs().max()),
     "mean_abs": lambda r, c, _: float(_gap(r, c).abs().sum()) / max(int(torch.isfinite(r).sum()), 1),
-    "flips": lambda r, c, criterion: float(_flips(r, c, criterion).double().mean()),
-    **{function.__name__: function for function in (rel_max, kl, nats, top1, topk, cosine, psnr, iou)},
+    **{function.__name__: function for function in (rel_max, kl, nats, flips, top1, topk, cosine, psnr, iou)},
 }
 """{name of a kind: function of two tensors of the same shape}."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -39,34 +39,30 @@ def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | No
     """
     if plan is None or plan.program is not None:
         return UnderPlan()
-    policy, result = Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format), UnderPlan()
+    policy, under = Policy(capture, plan.strategy, choice_from_scopes(plan.scopes), plan.format), UnderPlan()
+    kernels = resolve(policy).kernels
     for path in capture.paths or (ModelPath(capture, (batch,)),):
+        errors, dtypes = dict[str, float](), dict[str, Dtypes]()
+        low, reference = _both(path.capture, policy)
         try:
             with torch.no_grad():
-                one = _under(path.capture, policy, path.capture.bind(model, path.batches[0]))
+                for n, result, expected in beside(low, reference, path.capture.bind(model, path.batches[0])):
+                    if given := tensors_of(result):
+                        before = FORMATS[kernels[n.name]].dtype if n.name in kernels else None  # the author's own cast
+                        dtypes[n.name] = _dtypes(n, policy, low.value_of, before or given[0].dtype)
+                    both = isinstance(expected, torch.Tensor) and isinstance(result, torch.Tensor)
+                    if both and expected.is_floating_point() and result.is_floating_point():
+                        with suppress(MeasureError):  # another shape: there is no error to speak of
+                            errors[n.name] = relative_l2(expected, result)
         except Exception as error:
             let_through(error)
             return UnderPlan()
-        result = UnderPlan({**one.errors, **result.errors}, {**one.dtypes, **result.dtypes})
-    return result
+        under = UnderPlan({**errors, **under.errors}, {**dtypes, **under.dtypes})
+    return under
 
 
 def _both(capture: Capture, policy: Policy) -> tuple[Executor, Executor]:
     return Executor(capture.graph_module, policy), Executor(capture.graph_module, Policy.wide(policy.capture))
-
-
-def _under(capture: Capture, policy: Policy, inputs: Sequence[Any]) -> UnderPlan:
-    errors, dtypes, kernels = dict[str, float](), dict[str, Dtypes](), resolve(policy).kernels
-    low, reference = _both(capture, policy)
-    for n, result, expected in beside(low, reference, inputs):
-        if given := tensors_of(result):
-            before = FORMATS[kernels[n.name]].dtype if n.name in kernels else None  # the author's own cast
-            dtypes[n.name] = _dtypes(n, policy, low.value_of, before or given[0].dtype)
-        both = isinstance(expected, torch.Tensor) and isinstance(result, torch.Tensor)
-        if both and expected.is_floating_point() and result.is_floating_point():
-            with suppress(MeasureError):  # another shape: there is no error to speak of
-                errors[n.name] = relative_l2(expected, result)
-    return UnderPlan(errors, dtypes)
 
 
 def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, output: torch.dtype) -> Dtypes:
@@ -96,12 +92,8 @@ WRONG: Mapping[str, Wrong] = {
 }
 
 
-@dataclass(frozen=True)
-class _Beginning:
-    """The operation at which entries first became wrong, and the cause."""
-
-    node: str
-    cause: str
+_Beginning = tuple[str, str]
+"""The operation at which entries first became wrong, and the cause."""
 
 
 def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: Policy) -> NonFinite | None:
@@ -141,14 +133,19 @@ class _Turning:
         for low, ours in _pairs(result, expected):
             turned = ours.isfinite() & ~low.isfinite()
             if turned.any():
-                above = (self._turned[source] for source in n.all_input_nodes if source in self._turned)
-                self._turned[n] = next(above, None) or self._non_finite(n, ours, low, turned)
+                earlier = next((self._turned[source] for source in n.all_input_nodes if source in self._turned), None)
+                if earlier is None:
+                    begins, cause = self._upstream(n, ours, turned)
+                    at, above = self.capture.nodes[n.name], self.capture.nodes[begins]
+                    here = n.name, at.owner, at.op, at.source, "NaN" if low[turned].isnan().any() else "Inf"
+                    earlier = NonFinite(*here, cause, above.name, above.owner, above.op, above.source)
+                self._turned[n] = earlier
                 return
             for kind, wrong in WRONG.items():
                 where = wrong(ours, low)
                 if where.any():
                     found = self._handed_down(n, kind, where, n.all_input_nodes)
-                    found = found or _Beginning(n.name, self._cause(n, kind, ours, where))
+                    found = found or (n.name, self._cause(n, kind, ours, where))
                     self._beginnings.setdefault(n, {})[kind] = found
 
     def _handed_down(
@@ -177,44 +174,31 @@ class _Turning:
 
     def _cause(self, n: fx.Node, kind: str, expected: torch.Tensor, where: torch.Tensor) -> str:
         largest = float(expected[where].abs().max())
-        if row_of(n).cancels and any(float(x.abs().max()) > 8 * largest for x in self._read(n)):
+        read = [x for source in n.all_input_nodes for x in tensors_of(self._reference.value_of(source))]
+        numbers = [x for x in read if x.is_floating_point() and is_plain(x) and x.numel()]
+        if row_of(n).cancels and any(float(x.abs().max()) > 8 * largest for x in numbers):
             return "cancellation"
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
-
-    def _read(self, n: fx.Node) -> list[torch.Tensor]:
-        """The inputs of a node, in FP32."""
-        result = [ours for source in n.all_input_nodes for ours in tensors_of(self._reference.value_of(source))]
-        return [x for x in result if x.is_floating_point() and is_plain(x) and x.numel()]
-
-    def _non_finite(self, n: fx.Node, expected: torch.Tensor, low: torch.Tensor, turned: torch.Tensor) -> NonFinite:
-        begins = self._upstream(n, expected, turned)
-        at, above = self.capture.nodes[n.name], self.capture.nodes[begins.node]
-        value = "NaN" if low[turned].isnan().any() else "Inf"
-        return NonFinite(
-            n.name, at.owner, at.op, at.source, value, begins.cause, above.name, above.owner, above.op, above.source
-        )
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
         """The operation where the cause lies: upstream if the node's inputs were wrong, else the node itself."""
         if float(expected[turned].abs().max()) > self._row.largest:
-            return _Beginning(n.name, "overflow")
+            return n.name, "overflow"
         place = row_of(n).singular
         divisor = n.args[place] if place is not None and place < len(n.args) else None
         decides = [divisor] if isinstance(divisor, fx.Node) else n.all_input_nodes
         for kind in ("below zero", "vanished"):
             if (result := self._handed_down(n, kind, turned, decides)) is not None:
                 return result
-        return _Beginning(n.name, "rounding" if self._is_wrong_in_fp32(n) else "overflow")
-
-    def _is_wrong_in_fp32(self, n: fx.Node) -> bool:
-        """Whether the same arguments give Inf or NaN in FP32 too: rounding then moved them out of the domain."""
         args, kwargs = widen(self._policy.kernel_arguments(n, self._low.value_of))
         try:
-            results = tensors_of(target_of(n)(*args, **kwargs))
+            wide = tensors_of(target_of(n)(*args, **kwargs))
         except Exception as error:
             let_through(error)
-            return False
-        return any(x.is_floating_point() and not entries(x).isfinite().all() for x in results)
+            wide = []
+        # Where they give Inf or NaN in FP32 too, rounding moved the arguments out of the domain.
+        outside = any(x.is_floating_point() and not entries(x).isfinite().all() for x in wide)
+        return n.name, "rounding" if outside else "overflow"
 
 
 def _pairs(low: Any, expected: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:

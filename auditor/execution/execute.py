@@ -41,8 +41,14 @@ class Semantics:
 
     def same(self, result: Any, other: Any) -> bool:
         """Whether two results are equal bit for bit; results that contain anything but tensors count as different."""
+
+        def equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+            if x.dtype != y.dtype or carried_in(x) is not carried_in(y) or not is_plain(x) or not is_plain(y):
+                return False
+            return x.shape == y.shape and torch.equal(entries(x), entries(y))
+
         ours, theirs = tensors_of(result), tensors_of(other)
-        return bool(ours) and len(ours) == len(theirs) and all(_equal(x, y) for x, y in zip(ours, theirs, strict=True))
+        return bool(ours) and len(ours) == len(theirs) and all(map(equal, ours, theirs))
 
 
 RECORDED = Semantics()
@@ -189,12 +195,6 @@ def beside(low: Executor, reference: Executor, inputs: Sequence[Any]) -> Iterato
     for (n, result), (_, expected) in zip(low.steps(*inputs), reference.steps(*inputs), strict=True):
         if n.op == "call_function":
             yield n, result, expected
-
-
-def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
-    if x.dtype != y.dtype or carried_in(x) is not carried_in(y) or not is_plain(x) or not is_plain(y):
-        return False
-    return x.shape == y.shape and torch.equal(entries(x), entries(y))
 
 
 def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:

@@ -205,7 +205,12 @@ class Policy(Semantics):
         self.capture, self.how, self.format = capture, strategy_of(strategy), format
         self.layout = layout or Layout(capture, self.how)
         self._keep = precision_of.keep if isinstance(precision_of, PrecisionChoice) else {}
-        self._assigned = self._owner_precisions(precision_of)
+        owners, self._assigned = self.layout.owners, dict[str, str]()
+        for owner in owners:  # one whose paths lie in scopes of different precision is FP32
+            others = capture.aliases.get(owner, ())
+            paths = (owner, *(nearest(path, frozenset(owners)) or "" for path in others)) if others else (owner,)
+            asked = [precision_of(path) for path in paths]
+            self._assigned[owner] = "fp32" if "fp32" in asked else asked[0]
         self.wrapped = self._boundaries()
         self._keeping = {path: boundary.keep for path, boundary in self.wrapped.items() if boundary.keep}
         self.stored = self._storage_precisions()
@@ -215,16 +220,6 @@ class Policy(Semantics):
     def wide(cls, capture: Capture) -> Policy:
         """Everything in FP32, except in the user's own autocast regions."""
         return cls(capture, "autocast", plain("fp32"), "fp32")
-
-    def _owner_precisions(self, precision_of: Callable[[str], str]) -> Mapping[str, str]:
-        """The precision of every owner; a module whose paths lie in scopes of different precision is FP32."""
-        owners, result = self.layout.owners, dict[str, str]()
-        for owner in owners:
-            others = self.capture.aliases.get(owner, ())
-            paths = (owner, *(nearest(path, frozenset(owners)) or "" for path in others)) if others else (owner,)
-            asked = [precision_of(path) for path in paths]
-            result[owner] = "fp32" if "fp32" in asked else asked[0]
-        return result
 
     def _boundaries(self) -> dict[str, Boundary]:
         precisions: dict[str, str] = {}
@@ -281,7 +276,10 @@ class Policy(Semantics):
         if self.keeps(name):
             return Setting("fp32", autocast=False, wins=True, kept=True)
         around = self.enclosing(name)
-        opens = around[-1] if self.how.regional else self._opening(around) if self._keeping else None
+        opens = around[-1] if self.how.regional else None
+        for call in around if self._keeping and not self.how.regional else ():  # where some functions are kept
+            scope = self.wrapped[call.path]
+            opens = call if scope.keep or scope.precision == "fp32" else opens
         region = self.capture.nodes[name].region
         inside = region is not None and opens is not None and opens.depth >= region.depth
         low = opens is not None and self._computes_in(opens) != "fp32"
@@ -290,11 +288,6 @@ class Policy(Semantics):
     def _computes_in(self, call: Call) -> str:
         precision: str = self.how.computes_in(self.wrapped[call.path].precision)
         return precision
-
-    def _opening(self, around: tuple[Call, ...]) -> Call | None:
-        """The innermost scope that enters or leaves autocast; some strategies do so only where functions are kept."""
-        opening = [call for call in around if (result := self.wrapped[call.path]).keep or result.precision == "fp32"]
-        return opening[-1] if opening else None
 
     def crossing(self, source: str, reader: str) -> tuple[str, ...]:
         """The conversions of a value on its way to a reader; the graph's output lies outside the root.

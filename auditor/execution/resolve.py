@@ -16,7 +16,7 @@ from ..numerics.kernels import promoted_format
 from ..numerics.nodes import row_of, tensors_of
 from ..records import Capture, Node
 from .execute import Executor, Run, Semantics, ValueOf
-from .policy import Casts, Policy, plain
+from .policy import Policy, plain
 
 
 def is_low(name: str) -> bool:
@@ -147,9 +147,13 @@ class _Algebra(Semantics):
                 arrived[source] = step
         if n.op == "output":
             return NodeType("", "", tuple(cast), tuple(rounded))
-        casts = self.policy.casts(self.policy.capture.nodes[n.name])
-        asked = [casts.literals.arguments.get(key, dtype) for key, dtype in _requested_dtypes(n)]
-        target = self._target(n, casts, arrived, bool(asked))
+        casts, target = self.policy.casts(self.policy.capture.nodes[n.name]), None
+        written: list[tuple[int | str, Any]] = [*enumerate(n.args), *n.kwargs.items()]
+        dtypes = [(key, value) for key, value in written if isinstance(value, torch.dtype)]
+        asked = [casts.literals.arguments.get(key, dtype) for key, dtype in dtypes]
+        if casts.autocast not in ("none", "banned"):
+            rows = (FORMATS[name] for name in arrived.values() if name)
+            target = autocast_target(row_of(n), FORMATS[casts.precision], rows, bool(asked))
         told = _name(asked[0]) if asked and not (target and target.low) else ""
         for source, dtype in arrived.items():
             if dtype == "fp32" and is_low(into := target.name if target else told):
@@ -159,12 +163,6 @@ class _Algebra(Semantics):
         result = kernel if casts.literals.result is None else _name(casts.literals.result)
         reads_low = any(map(is_low, handed.values()))
         return NodeType(result, kernel, tuple(cast), tuple(rounded), reads_low, conflict)
-
-    def _target(self, n: fx.Node, casts: Casts, arrived: Mapping[str, str], told: bool) -> Format | None:
-        if casts.autocast in ("none", "banned"):
-            return None
-        rows = (FORMATS[name] for name in arrived.values() if name)
-        return autocast_target(row_of(n), FORMATS[casts.precision], rows, told)
 
     def _kernel(self, n: fx.Node, handed: Mapping[str, str], told: str) -> tuple[str, bool]:
         """The format of the kernel's result, and whether its inputs have dtypes that it cannot promote."""
@@ -195,33 +193,27 @@ def kept_low(capture: Capture, strategies: Iterable[str], format: str) -> dict[s
         for strategy in strategies
         for precision in ("fp32", format)
     ]
+
+    def low_format(node: Node, resolution: Resolution) -> str | None:
+        """The one low format that a node computes in or reads; None where there is none, or several."""
+        if resolution.low(node.name):
+            return resolution.dtypes[node.name]
+        read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}
+        return read.pop() if len(read) == 1 and node.name in resolution.reads_low else None
+
     result = {}
     for name, node in capture.nodes.items():
-        formats = {_low_format(node, resolution) for resolution in runs}
+        formats = {low_format(node, resolution) for resolution in runs}
         own = formats.pop()
         if own is not None and not formats:
             result[name] = own
     return result
 
 
-def _low_format(node: Node, resolution: Resolution) -> str | None:
-    """The one low format that a node computes in or reads; None where there is none, or several."""
-    if resolution.low(node.name):
-        return resolution.dtypes[node.name]
-    read = {resolution.dtypes[source] for source in node.inputs if is_low(resolution.dtypes[source])}
-    return read.pop() if len(read) == 1 and node.name in resolution.reads_low else None
-
-
 def _own(n: fx.Node) -> tuple[str, bool]:
     """Format of the recorded result, "" if discrete, and whether it is a scalar (zero-dimensional)."""
     value = next(iter(tensors_of(n.meta.get("val"))), None)
     return ("", False) if value is None else (_name(value.dtype), value.dim() == 0)
-
-
-def _requested_dtypes(n: fx.Node) -> list[tuple[int | str, torch.dtype]]:
-    """The dtypes among an operation's arguments."""
-    written: list[tuple[int | str, Any]] = [*enumerate(n.args), *n.kwargs.items()]
-    return [(key, dtype) for key, dtype in written if isinstance(dtype, torch.dtype)]
 
 
 def _moves(name: str) -> bool:

@@ -85,13 +85,21 @@ def run_step(step: Step) -> Step:
 
     Inside operations without a derivative, such as an autograd.Function, there are no gradients.
     """
+
+    def keep_gradient(name: str, index: int, gradient: torch.Tensor) -> None:
+        """Store the accumulated gradient of one tensor."""
+        step.gradients.setdefault(name, [None] * len(step.live[name]))[index] = dense(gradient.detach())
+
+    outputs: Any = None
     with isolated(seed=step.seed), torch.enable_grad(), ExitStack() as during:
-        outputs = Executor(step.capture.graph_module, SeparateResults(), partial(_keep, step)).run(*step.flat)
+        for n, outputs in Executor(step.capture.graph_module, SeparateResults()).steps(*step.flat):
+            if n.op != "output":
+                step.env[n.name], step.live[n.name] = outputs, tensors_of(outputs)
         step.loss = tensors_of(outputs)[0].reshape(())
         for name, leaves in step.live.items():
             for index, leaf in enumerate(leaves):
                 if leaf.is_floating_point() and leaf.requires_grad and is_plain(leaf):
-                    hook = partial(_keep_gradient, step, name, index)
+                    hook = partial(keep_gradient, name, index)
                     during.callback(leaf.register_hook(hook).remove)  # type: ignore[no-untyped-call]
         result: Sequence[torch.Tensor | None]
         try:
@@ -105,16 +113,6 @@ def run_step(step: Step) -> Step:
         for (name, leaf), gradient in zip(step.parameters.items(), result, strict=True)
     }
     return step
-
-
-def _keep(step: Step, n: fx.Node, result: Any) -> None:
-    if n.op != "output":
-        step.env[n.name], step.live[n.name] = result, tensors_of(result)
-
-
-def _keep_gradient(step: Step, name: str, index: int, gradient: torch.Tensor) -> None:
-    """Store the accumulated gradient of one tensor."""
-    step.gradients.setdefault(name, [None] * len(step.live[name]))[index] = dense(gradient.detach())
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,19 @@ def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
     Raises: PlanError(slug="cannot-export") for a model that torch.export rejects.
     """
     wrapped = _Plain(model, batch[1])
+
+    def agrees(program: ExportedProgram) -> bool:
+        """Whether the program agrees with the model on the batch and on the batch doubled. Raises: what either raises."""
+        module = program.module()
+        both = (batch, _twice(batch))
+        return all(output_error(answer(wrapped, each), answer(module, each)) <= SAME for each in both)
+
     try:
-        program, fixed = _program(wrapped, batch, takes=lambda program: _takes(program, wrapped, batch))
+        program, fixed = _program(wrapped, batch, takes=agrees)
         module = _functional(program)
-        _outline(module, batch)
+        with isolated(module, batch), torch.no_grad():
+            for node, result in Executor(module).steps(*pytree.tree_leaves(batch)):
+                node.meta["val"] = outlines(result)
     except Exception as error:
         let_through(error)
         raise cannot(f"the model cannot be exported as a graph ({first_line(error)[:240]})") from error
@@ -100,7 +109,10 @@ def _program(
     if not fixed:
         try:
             program = _trace(module, batch, dynamic=True)
-            if _varies(program) and takes(program):
+            names = set(program.graph_signature.user_inputs)
+            held = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder" and n.name in names]
+            firsts = [value.shape[0] for value in held if isinstance(value, torch.Tensor) and value.dim()]
+            if firsts and not any(isinstance(size, int) for size in firsts) and takes(program):
                 return program, ""
             fixed = "the model's code fixes the batch size"
         except Exception as error:
@@ -122,31 +134,10 @@ def _trace(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
-def _varies(program: ExportedProgram) -> bool:
-    """Whether the first dimension of every input may have any size."""
-    names = set(program.graph_signature.user_inputs)
-    held = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    sizes = [value.shape[0] for value in held if isinstance(value, torch.Tensor) and value.dim()]
-    return bool(sizes) and not any(isinstance(size, int) for size in sizes)
-
-
-def _takes(program: ExportedProgram, model: nn.Module, batch: Batch) -> bool:
-    """Whether the program agrees with the model on the batch and on the batch doubled. Raises: what either raises."""
-    module = program.module()
-    return all(output_error(answer(model, each), answer(module, each)) <= SAME for each in (batch, _twice(batch)))
-
-
 def _twice(batch: Batch) -> Batch:
     """Concatenate every tensor of a batch with itself."""
     result: Batch = pytree.tree_map_only(torch.Tensor, lambda x: torch.cat([x, x]), batch)
     return result
-
-
-def _outline(module: fx.GraphModule, batch: Batch) -> None:
-    """Run the module once and store the shape and dtype of every node's result."""
-    with isolated(module, batch), torch.no_grad():
-        for node, result in Executor(module).steps(*pytree.tree_leaves(batch)):
-            node.meta["val"] = outlines(result)
 
 
 def outlines(value: Any, fp32: torch.dtype = torch.float32) -> Any:
@@ -175,19 +166,15 @@ class _Plain(nn.Module):
             result = tensor_outputs(output)
             return dict(zip(result.names, result, strict=True))
 
-        forward.__signature__ = _spelt_out(model.forward, given)  # type: ignore[attr-defined]
+        # torch.export needs names for variable sizes: `**kwargs` are spelt out.
+        signature = inspect.signature(model.forward)
+        known = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        if len(known) < len(signature.parameters):
+            others = [name for name in given if name not in {p.name for p in known}]
+            known += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in others]
+        forward.__signature__ = signature.replace(parameters=known)  # type: ignore[attr-defined]
         self.__dict__["forward"] = forward
         self.train(model.training)
-
-
-def _spelt_out(forward: Callable[..., Any], given: Iterable[str]) -> inspect.Signature:
-    """A forward whose signature names the arguments in `**kwargs`: torch.export needs names for variable sizes."""
-    signature = inspect.signature(forward)
-    known = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    if len(known) < len(signature.parameters):
-        others = [name for name in given if name not in {p.name for p in known}]
-        known += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in others]
-    return signature.replace(parameters=known)
 
 
 def _is_plain(output: Any) -> bool:

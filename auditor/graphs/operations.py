@@ -121,7 +121,8 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
         own, rounding = (min(effect**2, FORBIDDEN) for effect in effects)
         if node.op == "call_function":
             makers[node] = makers.get(node.args[0], name) if is_pick(node) else name
-        if reads := _reads(node):
+        reads = tuple(source.name for source in node.all_input_nodes if _is_fp32(source))
+        if reads and node.op == "call_function" and not is_pick(node):
             cost, figures = costs[name], asked.figures
             low, high = (price(asked.objective, cost, elements, each, figures) for each in (format, "fp32"))
             why = _reason_to_keep(node, its, format, bench)
@@ -131,13 +132,6 @@ def table_of(graph: fx.Graph, format: str, bench: Workbench) -> Table:
             cast = share * cast_seconds(elements, format, asked.figures)
             values[name] = Value(name, maker, cast, rounding, node.op == "get_attr", node in returned)
     return Table(format, operations, values)
-
-
-def _reads(node: fx.Node) -> tuple[str, ...]:
-    """FP32 values that an operation reads; none for one that selects a part of a tuple."""
-    if node.op != "call_function" or is_pick(node):
-        return ()
-    return tuple(source.name for source in node.all_input_nodes if _is_fp32(source))
 
 
 def _is_fp32(node: fx.Node) -> bool:
@@ -159,18 +153,15 @@ def _reason_to_keep(
     literals = low_literals(known, format) if known and known.op == op_name(node.target) else None
     if refused := _check_runs_low(node, dtype_of(format), literals):
         return "refused", refused, literals
-    if captured is None and not _only_moves(row_of(node)):
-        return "untested", "it matches no operation of the recorded run", literals
+    if captured is None:
+        row, writers = row_of(node), {table.operation(name).scatter for name in table.packets()}
+        moves = row.entries or row.exact or row.joins or row.asks_shape or row.packet in writers
+        if not moves:  # what passes low entries on unchanged, possibly a part of them, may run low
+            return "untested", "it matches no operation of the recorded run", literals
     verdict = bench.verdicts[format].get(captured or "")
     if verdict is None or verdict.verdict not in ("unsafe", "untested"):
         return "", "", literals
     return verdict.verdict, f"{verdict.verdict}: {verdict.reason}", literals
-
-
-def _only_moves(row: table.Operation) -> bool:
-    """Whether an operation passes low entries on unchanged, possibly a part of them."""
-    writers = (table.operation(name).scatter for name in table.packets())
-    return bool(row.entries or row.exact or row.joins or row.asks_shape) or row.packet in writers
 
 
 def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> str:

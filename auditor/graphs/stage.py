@@ -27,7 +27,7 @@ from ..plan.mincut import HIGH, LOW, Arc, Candidate, Choice, Cuts
 from ..plan.modules import VISITS
 from ..plan.scores import InFp32
 from ..plan.search import MARGIN, RUNS, Space, choose, find_verified
-from ..plan.verified import judge_replay, run_artefacts
+from ..plan.verified import judge_replay, verify
 from ..plan.workbench import Workbench, worst_of
 from ..records import Batch, KeptOperation, MemoryUse, Plan, Program, ScopeChoice, Timing, Today, Verification
 from ..records.decisions import Decisions
@@ -98,7 +98,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
             made[name] = choose(spaces[name], limit, 0 if bench.options.quick else RUNS)
         return made
 
-    def verify(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
+    def run(chosen: Mapping[str, Candidate]) -> dict[str, Plan]:
         plans = {}
         for name, choice in chosen.items():
             low = spaces[name].low(choice)
@@ -107,10 +107,9 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
             files[f"{name}{PROGRAM}"] = file.content
             plan = _plan(name, trial, spaces[name].table, low, file)
             plans[name] = replace(plan, predicted_error=choice.predicted_error, memory=memory_needed(module))
-        tick("running the programs")
-        return run_artefacts(bench, plans, files)
+        return verify(bench, plans, files)
 
-    plans = find_verified(spaces, bench.max_error, make, verify, lambda name, plan: plan.verified)
+    plans = find_verified(spaces, bench.max_error, make, run, lambda name, plan: plan.verified)
     return GraphPlans(score.under(plans, bench, files) if score else plans, baselines, files)
 
 
@@ -243,13 +242,9 @@ class Operations(Space):
         self.table, self._trial, self._cuts = table, trial, cuts_of(table)
         self.nothing = self._choice(table.free)
 
-        def cost_difference(name: str) -> tuple[float, str]:
-            each = table.operations[name]
-            return (each.low - each.high) / max(each.error, 1e-30), name
-
-        self._groups: list[frozenset[Hashable]] = [
-            frozenset((name,)) for name in sorted(table.free, key=cost_difference)
-        ]
+        each = {name: table.operations[name] for name in sorted(table.free)}
+        order = sorted(each, key=lambda name: (each[name].low - each[name].high) / max(each[name].error, 1e-30))
+        self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in order]
 
     def low(self, point: Candidate) -> frozenset[str]:
         """The operations that run in low precision."""
@@ -295,7 +290,17 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
     Inputs and outputs are FP32, and the graph contains their casts. Weights without FP32 readers are stored low.
     """
     source, dtype, graph = exported.graph_module.graph, dtype_of(table.format), fx.Graph()
-    kinds = {node: dtype if _is_low(node, table, low) else torch.float32 for node in source.nodes}
+
+    def kind_of(node: fx.Node) -> torch.dtype:
+        """The dtype of a node's FP32 result; a weight is low if all its readers are."""
+        value = table.values.get(node.name)
+        if value is not None and value.stored:
+            is_low = bool(node.users) and all(user.name in low for user in node.users)
+        else:
+            is_low = node.name in low or (value is not None and value.made_by in low)
+        return dtype if is_low else torch.float32
+
+    kinds = {node: kind_of(node) for node in source.nodes}
     copies: dict[fx.Node, fx.Node] = {}
     casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
 
@@ -333,14 +338,6 @@ def lower_operations(exported: ExportedModel, table: Table, low: frozenset[str])
             stored = nn.Parameter(small, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else small
             setattr(module.get_submodule(path), name, stored)
     return module
-
-
-def _is_low(node: fx.Node, table: Table, low: frozenset[str]) -> bool:
-    """Whether a node's result is low; a weight is low if all its readers are."""
-    value = table.values.get(node.name)
-    if value is not None and value.stored:
-        return bool(node.users) and all(user.name in low for user in node.users)
-    return node.name in low or (value is not None and value.made_by in low)
 
 
 def memory_needed(module: fx.GraphModule) -> MemoryUse:

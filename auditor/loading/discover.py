@@ -35,6 +35,10 @@ SPEC_KEYS = ("model", "inputs", "eval_inputs", "name", "loss", "targets")
 PACKAGES = {"timm": ("timm", "huggingface_hub"), "hf": ("transformers", "huggingface_hub")}
 CHECKPOINTS = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
 """Checkpoint file names of transformers, in its order of preference."""
+LACKS_CLASS = (
+    "config.json names the class {}, which transformers does not have: the model that AutoModel makes, without a head of "
+    "its own, is audited; for all of it, write a model.py that makes it"
+)
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
 
 
@@ -70,11 +74,22 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
         kind = "class" if inspect.isclass(made) else "factory"
         args, kwargs = target.args, dict(target.kwargs)
         if symbol == "Model" and not args and not kwargs and hasattr(module, "get_init_inputs"):
-            args, kwargs = _init_inputs(module, target.label)
+            what = f"get_init_inputs() in {target.label}"
+            given = call(module.get_init_inputs, what, "model-raises")
+            if not isinstance(given, list | tuple):
+                raise LoadError(f"{what} must return a list of arguments", slug="bad-spec")
+            both = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], Mapping)
+            args, kwargs = (
+                (tuple(given[0]), dict(given[1])) if both else (tuple(given), {})
+            )  # [[args], {kwargs}] | [args]
         made = _build(made, target, symbol, seed, *args, **kwargs)
         if symbol.rpartition(".")[2] == "audit_spec":
-            kind, spec = "spec", _checked_spec(made, target.label)
-            made = spec["model"]
+            what = f"audit_spec() in {target.label}"
+            if not isinstance(made, Mapping) or not isinstance(made.get("model"), nn.Module) or "inputs" not in made:
+                raise LoadError(f"{what} must return a dict with 'model' and 'inputs'", slug="bad-spec")
+            if unknown := sorted(set(made) - set(SPEC_KEYS)):
+                raise LoadError(f"{what} has unknown keys {unknown}: it may have {', '.join(SPEC_KEYS)}", "bad-spec")
+            kind, spec, made = "spec", dict(made), made["model"]
     if not isinstance(made, nn.Module):
         what = f"{symbol}() in {target.label} returned a {type(made).__name__}"
         raise LoadError(f"{what}: return only the nn.Module", "not-a-model")
@@ -89,8 +104,10 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
 
 def _conventional(module: ModuleType, target: Target, seed: int) -> str:
     """The name of the model in the module, by the first convention that matches."""
-    for name in ("audit_spec", *FACTORIES):
-        if _is_callable_here(module, name):
+    for name in ("audit_spec", *FACTORIES):  # defined in the file, or imported and callable as such
+        value = getattr(module, name, None)
+        own = getattr(value, "__module__", None) == module.__name__
+        if callable(value) and not isinstance(value, nn.Module) and (own or not required_arguments(value)):
             return name
     if _is_model_class(getattr(module, "Model", None)) and hasattr(module, "get_init_inputs"):
         return "Model"
@@ -129,16 +146,6 @@ def _find_symbol(module: ModuleType, target: Target, symbol: str) -> Any:
     raise LoadError(f"{target.label} has no {symbol!r}: {hint} defines {listed}", slug="no-symbol")
 
 
-def _init_inputs(module: ModuleType, where: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse the result of `get_init_inputs()`: `[args]` or `[[args], {kwargs}]`."""
-    value = call(module.get_init_inputs, f"get_init_inputs() in {where}", "model-raises")
-    if not isinstance(value, list | tuple):
-        raise LoadError(f"get_init_inputs() in {where} must return a list of arguments", slug="bad-spec")
-    if len(value) == 2 and isinstance(value[0], list | tuple) and isinstance(value[1], Mapping):
-        return tuple(value[0]), dict(value[1])
-    return tuple(value), {}
-
-
 def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /, *args: Any, **kwargs: Any) -> Any:
     what = f"{symbol}() in {target.label}"
     if not args and not kwargs and (names := required_arguments(value)):
@@ -147,23 +154,6 @@ def _build(value: Callable[..., Any], target: Target, symbol: str, seed: int, /,
         raise LoadError(said, slug="needs-arguments")
     reseed(seed)
     return call(value, what, "model-raises", *args, **kwargs)
-
-
-def _checked_spec(spec: Any, where: str) -> dict[str, Any]:
-    if not isinstance(spec, Mapping) or not isinstance(spec.get("model"), nn.Module) or "inputs" not in spec:
-        raise LoadError(f"audit_spec() in {where} must return a dict with 'model' and 'inputs'", slug="bad-spec")
-    if unknown := sorted(set(spec) - set(SPEC_KEYS)):
-        known = ", ".join(SPEC_KEYS)
-        raise LoadError(f"audit_spec() in {where} has unknown keys {unknown}: it may have {known}", slug="bad-spec")
-    return dict(spec)
-
-
-def _is_callable_here(module: ModuleType, name: str) -> bool:
-    """Whether `name` is a convention's function: defined in the file, or imported and callable as such."""
-    value = getattr(module, name, None)
-    if not callable(value) or isinstance(value, nn.Module):
-        return False
-    return getattr(value, "__module__", None) == module.__name__ or not required_arguments(value)
 
 
 def _is_model_class(value: Any) -> bool:
@@ -213,27 +203,35 @@ def _timm(target: Target) -> BuiltModel:
 def _hugging_face(target: Target) -> BuiltModel:
     transformers = importlib.import_module("transformers")
     folder = _folder(target)
-    config = _config(transformers, folder)
-    kind, notes = _class_of(transformers, config)
+    config, notes = _config(transformers, folder), tuple[str, ...]()
+    kind = wanted = str((getattr(config, "architectures", None) or ["AutoModel"])[0])
+    named = getattr(transformers, wanted, None)
+    if wanted != "AutoModel" and not (isinstance(named, type) and issubclass(named, nn.Module)):
+        kind, notes = "AutoModel", (LACKS_CLASS.format(wanted),)
     maker, stored = getattr(transformers, kind), _load_checkpoint(folder)
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
         make = maker.from_config if kind == "AutoModel" else maker
         model = call(make, f"{kind} from {folder.name}", "model-raises", config)
         return BuiltModel(model.float(), None, notes=notes)
     arguments = {"dtype": "float32", "local_files_only": True}
-    wanted = {**arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    asked = {**arguments, "output_loading_info": True, "ignore_mismatched_sizes": True}
     symbol = f"{kind}.from_pretrained"
     transformers.utils.logging.set_verbosity_error()  # what its table of names says is said in notes
     transformers.utils.logging.disable_progress_bar()
-    model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **wanted)
+    model, info = call(maker.from_pretrained, f"{symbol} on {folder.name}", "model-raises", str(folder), **asked)
     onto(model)
-    said = tuple(_differences(model, info, folder.name))
+    said, low = tuple(_differences(model, info, folder.name)), Counter[str]()
+    ignored = set(info.get("unexpected_keys", ()))
+    for value in {x.data_ptr(): x for name, x in stored.items() if name not in ignored}.values():
+        if is_low(value.dtype):
+            low[name_of(value.dtype)] += value.numel()
+    stored_low = {name: min(count, size_of(model)) for name, count in low.items()}
     origin = Origin(None, "transformers", symbol, "factory", (), arguments, folder=str(folder))
     if not Path(target.args[0]).is_dir():
         name, _, revision = str(target.args[0]).partition("@")
         arguments |= {"revision": revision} if revision else {}
         origin = replace(origin, init_args=(name,), folder=None)
-    return BuiltModel(model, origin, stored_low=_stored_low(model, stored, info), notes=notes, checkpoint=said)
+    return BuiltModel(model, origin, stored_low=stored_low, notes=notes, checkpoint=said)
 
 
 def _folder(target: Target) -> Path:
@@ -281,16 +279,6 @@ def _config(transformers: Any, folder: Path) -> Any:
     return config
 
 
-def _class_of(transformers: Any, config: Any) -> tuple[str, tuple[str, ...]]:
-    """The class that config.json names, and a note where transformers lacks it."""
-    wanted = str((getattr(config, "architectures", None) or ["AutoModel"])[0])
-    result = getattr(transformers, wanted, None)
-    if wanted == "AutoModel" or (isinstance(result, type) and issubclass(result, nn.Module)):
-        return wanted, ()
-    said = f"config.json names the class {wanted}, which transformers does not have: the model that AutoModel makes, without"
-    return "AutoModel", (f"{said} a head of its own, is audited; for all of it, write a model.py that makes it",)
-
-
 def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
     """The tensors of the checkpoint, memory-mapped. Empty where there is none.
 
@@ -299,15 +287,6 @@ def _load_checkpoint(folder: Path) -> dict[str, Tensor]:
     file = next((folder / name for name in CHECKPOINTS if (folder / name).is_file()), None)
     with convert_errors(slug="bad-weights"):
         return {} if file is None else read_checkpoint(file)
-
-
-def _stored_low(model: nn.Module, stored: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, int]:
-    """{FP16 or BF16: how many numbers of the model's parameters the checkpoint stores in it}."""
-    result, left = Counter[str](), set(info.get("unexpected_keys", ()))
-    for value in {x.data_ptr(): x for name, x in stored.items() if name not in left}.values():
-        if is_low(value.dtype):
-            result[name_of(value.dtype)] += value.numel()
-    return {name: min(count, size_of(model)) for name, count in result.items()}
 
 
 def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -42,8 +42,8 @@ def import_source(name: str, path: Path | None) -> ModuleType:
     """
     if path is None:
         return importlib.import_module(name)
-    digest = digest_of(path)
-    known = _module_of(path)
+    digest, modules = digest_of(path), list(sys.modules.items())
+    known = next((module for own, module in modules if own != "__main__" and _is_of(module, path)), None)
     if known is not None and _digests.get(known.__name__, digest) == digest:
         return known
     if "." in name or path.name == "__init__.py":
@@ -100,12 +100,6 @@ def locate(where: str, file: str, digest: str | None = None) -> Path:
         f"{where} has moved relative to {file}, and is not below its folders or the working "
         "directory: audit the model again, or edit SOURCE there"
     )
-
-
-def _module_of(path: Path) -> ModuleType | None:
-    """The module imported from this file."""
-    modules: Iterable[tuple[str, ModuleType]] = list(sys.modules.items())
-    return next((module for name, module in modules if name != "__main__" and _is_of(module, path)), None)
 
 
 def _is_of(module: ModuleType, path: Path) -> bool:

@@ -10,7 +10,6 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,17 @@ def from_argument(text: str, model: nn.Module, seed: int) -> Inputs:
             if path.suffix == TEXT:
                 value: Any = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
                 return Inputs(as_batches(tokenize(model, value), path.name), source)
-            value = _read_npz(path) if path.suffix == ".npz" else read_tensors(path)
+            if path.suffix == ".npz":
+                try:
+                    with np.load(path, allow_pickle=False) as arrays:
+                        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+                except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
+                    said = f"{path.name} cannot be read as plain arrays: {error}"
+                    raise LoadError(said, slug="bad-inputs") from error
+                # float64, NumPy's default, becomes float32
+                value = {name: x.float() if x.dtype == torch.float64 else x for name, x in tensors.items()}
+            else:
+                value = read_tensors(path)
         if isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values()):
             return Inputs((bind_named(model, value, path.name),), source)
         return Inputs(as_batches(value, path.name), source)
@@ -104,14 +113,6 @@ def tokenize(model: Any, value: Any) -> Any:
             f"text inputs need a tokenizer beside the model's weights ({why}): give token ids", "bad-inputs"
         ) from error
     return {name: x for name, x in given.items() if name in forward_parameters(model)}
-
-
-def from_module(module: ModuleType, where: str) -> Inputs | None:
-    """The inputs from `get_inputs()` or `example_inputs` (a value or a function) in the user's module."""
-    for name in ("get_inputs", "example_inputs"):
-        if (value := getattr(module, name, None)) is not None:
-            return Inputs(named_inputs(value, f"{name}{'()' if callable(value) else ''} in {where}"), f"{where}:{name}")
-    return None
 
 
 def named_inputs(value: Any, what: str) -> tuple[Batch, ...]:
@@ -215,16 +216,6 @@ def bind_named(model: nn.Module, tensors: Mapping[str, Any], source: str) -> Bat
 def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     forward: Callable[..., Any] = model.forward
     return inspect.signature(forward).parameters
-
-
-def _read_npz(path: Path) -> dict[str, Tensor]:
-    """Read an .npz file; float64, NumPy's default, becomes float32."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            result = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
-        raise LoadError(f"{path.name} cannot be read as plain arrays: {error}", slug="bad-inputs") from error
-    return {name: value.float() if value.dtype == torch.float64 else value for name, value in result.items()}
 
 
 def _from_shapes(text: str, shapes: list[re.Match[str]], model: nn.Module) -> Batch:

@@ -208,7 +208,16 @@ def present(model: nn.Module) -> Iterator[None]:
                 if hook.offload:
                     stack.enter_context(swap_attribute(hook, "execution_device", torch.device("cpu")))
                     stack.callback(hook.post_forward, module, None)
-                    _fill(module, hook)
+                    try:
+                        hook.pre_forward(module)
+                    except Exception as error:
+                        let_through(error)
+                        raise LoadError(
+                            f"a weight of {type(module).__name__} is offloaded and cannot be loaded by its hook "
+                            f"({type(error).__name__}: {first_line(error)[:160]}): load the weights first",
+                            slug="meta-weights",
+                        ) from error
+                    offload.onto(module)
         for module in hooked:
             own = vars(module)
             stack.callback(_put_back, own, dict(own))
@@ -217,19 +226,6 @@ def present(model: nn.Module) -> Iterator[None]:
             if getattr(forward, "__func__", None) is not type(module).forward:
                 own["forward"] = forward
         yield
-
-
-def _fill(module: nn.Module, hook: Any) -> None:
-    try:
-        hook.pre_forward(module)
-    except Exception as error:
-        let_through(error)
-        raise LoadError(
-            f"a weight of {type(module).__name__} is offloaded and cannot be loaded by its hook "
-            f"({type(error).__name__}: {first_line(error)[:160]}): load the weights first",
-            slug="meta-weights",
-        ) from error
-    offload.onto(module)
 
 
 def _hooks(module: nn.Module) -> list[Any]:

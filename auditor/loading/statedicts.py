@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PosixPath, PurePosixPath
 from typing import Any
 from zipfile import is_zipfile
@@ -24,10 +24,16 @@ HARMLESS = (argparse.Namespace, types.SimpleNamespace, io.BytesIO, PosixPath, Pu
 def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Load the result of `read_checkpoint`; tied weights may be stored once. Returns weights by the model's names.
 
-    Raises: ValueError.
+    Prefixes that DDP, torch.compile and training loops add to names are removed; where one was, entries without it, such as
+    a loss's weights, are dropped. Raises: ValueError.
     """
-    own = model.state_dict(keep_vars=True)
-    state = strip_prefixes(content, own)
+    own, state = model.state_dict(keep_vars=True), dict(content)
+    while state and state.keys().isdisjoint(own):
+        prefix = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in state)), None)
+        if prefix is None:
+            state = dict(content)
+            break
+        state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
     except Exception as error:  # a module's own way to take its extra state may fail in any way
@@ -115,20 +121,6 @@ def harmless() -> list[Any]:
     names = [(name, where) for name in ("scalar", "_reconstruct") for where in ("numpy.core", "numpy._core")]
     functions = [(getattr(arrays, name), f"{where}.multiarray.{name}") for name, where in names]
     return [*HARMLESS, numpy.dtype, numpy.ndarray, *dtypes, *functions]
-
-
-def strip_prefixes(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """Remove the prefixes that DDP, torch.compile and training loops add to names.
-
-    If a prefix was removed, entries without it, such as a loss's weights, are dropped.
-    """
-    inner = dict(state)
-    while inner and inner.keys().isdisjoint(own):
-        prefix = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in inner)), None)
-        if prefix is None:
-            return dict(state)
-        inner = {name.removeprefix(prefix): value for name, value in inner.items() if name.startswith(prefix)}
-    return inner
 
 
 def is_extra(name: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from ..isolation.outputs import NamedTensors
 from ..isolation.process import flags, reseed, under
 from ..numerics.entries import entries, is_number
 from ..records import Batch, Subject
+from ..trees import tensors_in
 from . import inputs, state
 from .discover import discover, from_hub, require
 from .placement import beside
@@ -116,13 +117,24 @@ def check(subject: Subject) -> Subject:
 
     Raises: LoadError(slug="bad-surroundings" | "nan-weights" | "forward-raises" | "tensor-class" | "nan-output").
     """
-    _reject_surroundings()
+    around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
+    around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
+    if around:  # the caller's modes change the run
+        raise LoadError(f"the audit was called inside {around}: call it outside", slug="bad-surroundings")
     state.reject_non_finite(subject.model)
     with under({}), in_eval(subject.model):
         subject, answers = _run(subject)
         leaves = [leaf for answer in answers for leaf in answer]
-        given = [leaf for leaf in tree_leaves(subject.batches) if isinstance(leaf, Tensor)]
-        _reject_closed(subject, [*leaves, *given])
+        for leaf in (x for x in (*leaves, *tensors_in(subject.batches)) if type(x) not in (Tensor, nn.Parameter)):
+            try:
+                bool((entries(leaf) if is_number(leaf) else leaf).isnan().any())
+            except Exception as error:  # a class that restricts the operations on it cannot be compared
+                let_through(error)
+                raise LoadError(
+                    f"{subject.name} takes or returns a {type(leaf).__name__}, a tensor class that rejects operations "
+                    f"needed for comparison ({type(error).__name__}: {first_line(error)[:160]}): use plain tensors",
+                    slug="tensor-class",
+                ) from error
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):
             hint = "there is no reference to compare with. Give inputs with finite results, or fix the model first"
             raise LoadError(f"{subject.name} returns NaN in FP32 already: {hint}", slug="nan-output")
@@ -130,14 +142,6 @@ def check(subject: Subject) -> Subject:
     if any(x.numel() for x in numbers) and not any(bool(x.count_nonzero()) for x in numbers):
         return replace(subject, warnings=(*subject.warnings, ZEROS))
     return subject
-
-
-def _reject_surroundings() -> None:
-    """Raises: LoadError(slug="bad-surroundings") where the caller's modes, such as autocast, change the run."""
-    around = next((f"torch.autocast({name!r})" for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)), "")
-    around = around or ("torch.device('meta')" if torch.get_default_device().type == "meta" else "")
-    if around:
-        raise LoadError(f"the audit was called inside {around}: call it outside", slug="bad-surroundings")
 
 
 def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
@@ -150,20 +154,6 @@ def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
             with suppress(LoadError):
                 return other, [_forward(other, batch) for batch in other.batches + other.held_out]
         raise
-
-
-def _reject_closed(subject: Subject, tensors: Iterable[Tensor]) -> None:
-    """Rejects tensor subclasses that restrict the operations on them, since outputs must be compared."""
-    for leaf in (x for x in tensors if type(x) not in (Tensor, nn.Parameter)):
-        try:
-            bool((entries(leaf) if is_number(leaf) else leaf).isnan().any())
-        except Exception as error:
-            let_through(error)
-            raise LoadError(
-                f"{subject.name} takes or returns a {type(leaf).__name__}, a tensor class that rejects operations "
-                f"needed for comparison ({type(error).__name__}: {first_line(error)[:160]}): use plain tensors",
-                slug="tensor-class",
-            ) from error
 
 
 def _load(
@@ -224,7 +214,11 @@ def _find_inputs(
         batches = inputs.as_batches(spec["inputs"], "audit_spec()")
         return inputs.Inputs(batches, f"{target.label}:audit_spec"), unseen
     reseed(seed)
-    return inputs.from_module(module, target.label) or inputs.from_model(model, seed), unseen
+    for name in ("get_inputs", "example_inputs"):  # a value or a function
+        if (value := getattr(module, name, None)) is not None:
+            batches = inputs.named_inputs(value, f"{name}{'()' if callable(value) else ''} in {target.label}")
+            return inputs.Inputs(batches, f"{target.label}:{name}"), unseen
+    return inputs.from_model(model, seed), unseen
 
 
 def _unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:

@@ -76,21 +76,29 @@ def parse(text: str) -> Target:
 
     A symbol or a timm name may have literal arguments. Raises: LoadError(slug="missing-target" | "bad-target").
     """
-    if text.startswith(("timm:", "hf:")):
-        return _of_hub(text)
+    hub, _, name = text.partition(":")
+    args, kwargs = tuple[Any, ...](), dict[str, Any]()
+    if hub in ("timm", "hf"):
+        if hub == "timm" and name.endswith(")"):
+            name, bracket, inside = name.partition("(")
+            _, args, kwargs = _split_call(f"create_model{bracket}{inside}")
+        if not name.strip():
+            raise LoadError(f"{text!r} names no model: write timm:resnet18 or hf:path/to/directory", slug="bad-target")
+        module = "timm" if hub == "timm" else "transformers"
+        return Target(text, None, module, None, (name, *args), kwargs, hub)
     match = _SYMBOL.fullmatch(text)
     where, symbol = (match["where"], match["symbol"]) if match else (text, None)
-    name, args, kwargs = _split_call(symbol) if symbol else (None, (), {})
+    called, args, kwargs = _split_call(symbol) if symbol else (None, (), {})
     try:
         if where.endswith(".py") or Path(where).exists() or "/" in where or "\\" in where:
             path = _existing_file(Path(where))
-            return Target(text, path, _module_name(path), name, args, kwargs)
+            return Target(text, path, _module_name(path), called, args, kwargs)
     except OSError as error:
         said = f"{text[:100]!r} ... is not a valid path ({error.strerror})"
         raise LoadError(f"{said}: write path/to/model.py[:symbol]", "bad-target") from error
     if not all(part.isidentifier() for part in where.split(".")):
         raise LoadError(f"{text!r} is neither a file nor a module name: write path/to/model.py[:symbol]", "bad-target")
-    return Target(text, None, where, name, args, kwargs)
+    return Target(text, None, where, called, args, kwargs)
 
 
 def import_target(target: Target) -> ModuleType:
@@ -139,18 +147,6 @@ def named_in(target: Target, advice: str, slug: str, seed: int = 0) -> Any:
         return attrgetter(str(target.symbol))(module)
     except AttributeError as error:
         raise LoadError(f"{target.label} has no {target.symbol!r}: {advice}", slug=slug) from error
-
-
-def _of_hub(text: str) -> Target:
-    hub, _, name = text.partition(":")
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if hub == "timm" and name.endswith(")"):
-        name, bracket, inside = name.partition("(")
-        _, args, kwargs = _split_call(f"create_model{bracket}{inside}")
-    if not name.strip():
-        raise LoadError(f"{text!r} names no model: write timm:resnet18 or hf:path/to/directory", slug="bad-target")
-    return Target(text, None, "timm" if hub == "timm" else "transformers", None, (name, *args), kwargs, hub)
 
 
 def _existing_file(path: Path) -> Path:

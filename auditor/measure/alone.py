@@ -102,11 +102,11 @@ class Alone:
         args, kwargs = inputs
         target = target_of(n)
         try:
-            exact = (
-                None
-                if not beside or _is_rounded_once(n, args)
-                else wait_for_result(target, target(*widen(args), **widen(kwargs)))
-            )
+            on_cpu = all(leaf.device.type == "cpu" for leaf in tensors_of(args))
+            rounded_once = view_source(n) is not None or row_of(n).exact or (is_tensor_core(target) and on_cpu)
+            exact = None
+            if beside and not rounded_once:
+                exact = wait_for_result(target, target(*widen(args), **widen(kwargs)))
             return Ran(run_op(target, *with_literals(args, kwargs, self.literals(n))), exact)
         except UnsupportedInFormat as error:
             return Ran(unsupported=str(error))
@@ -142,12 +142,6 @@ def trace_of(n: fx.Node, reference: Any, ran: Ran, by_inputs: bool) -> Trace:
     if exact:
         return Trace("rounding" if _agree(reference, ran.low) else isolated, "none")
     return Trace(isolated, "rounding")
-
-
-def _is_rounded_once(n: fx.Node, args: Any) -> bool:
-    target = target_of(n)
-    on_cpu = all(leaf.device.type == "cpu" for leaf in tensors_of(args))
-    return view_source(n) is not None or operation_of(target).exact or (is_tensor_core(target) and on_cpu)
 
 
 def _agree(reference: Any, local: Any, *, rounded: bool = True) -> bool:
@@ -268,7 +262,9 @@ class InFormat:
         if error.propagated_error is not None:
             self._propagated[n.name] = error.propagated_error
         vanishes = bool(error.underflow) and n.name in self._guarding
-        broken = _turns_non_finite(error) or self._overflows(n) or bool(error.disagreement) or vanishes
+        profile = self._profiles.get(n)
+        overflows = profile is not None and not profile.range.max_abs <= self.alone.row.largest
+        broken = _turns_non_finite(error) or overflows or bool(error.disagreement) or vanishes
         told = error.unsupported is None
         trace = trace_of(n, self._values[n.name], ran, n.name in self._by_inputs) if told else Trace()
         if row_of(n).recurrent:  # step after step: dear to run, and small beside what its steps hold
@@ -282,26 +278,33 @@ class InFormat:
             self._rounded[source] = self.value_of(source) if given else self.alone.low_value(source)
         return self._rounded[source]
 
-    def _overflows(self, n: fx.Node) -> bool:
-        profile = self._profiles.get(n)
-        return profile is not None and not profile.range.max_abs <= self.alone.row.largest
-
     def _error(self, n: fx.Node, ran: Ran) -> NodeError:
         ours = tensors_of(self._values[n.name])
         if not ours:
             return NodeError(unsupported=ran.unsupported)
         propagated = tensors_of(self.env[n])
         if not is_number(ours[0]):
-            return self._discrete_error(n, ours, ran, propagated)
+            if _disagreement(ours, propagated):
+                self._spoilt.add(n)
+            if ran.unsupported is not None or not same_shapes(ours, ran.low):
+                return NodeError(unsupported=ran.unsupported or _OTHER_SHAPE, cause="unsupported")
+            share = _disagreement(ours, tensors_of(ran.low))
+            return NodeError(disagreement=share, cause="discrete" if share else None)
         profile, row = self._profiles[n], self.alone.row
-        later = self._propagated_error(n, propagated[0])
+        source = view_source(n)
+        if source is not None and source.name in self._propagated:
+            later = self._propagated[source.name]
+        elif source is not None and source.op != "call_function":
+            later = profile.rounding(row).error
+        else:
+            later = profile.error(entries(propagated[0]))
         if not later < math.inf:
             self._spoilt.add(n)
         if ran.unsupported is not None or not same_shapes(ours, ran.low):
             reason = ran.unsupported or _OTHER_SHAPE
             return NodeError(propagated_error=later, unsupported=reason, cause="unsupported")
-        viewing = view_source(n) is not None
-        gap = profile.rounding(row) if viewing else profile.deviation(entries(tensors_of(ran.low)[0]), row)
+        low = entries(tensors_of(ran.low)[0])
+        gap = profile.deviation(low, row) if source is None else profile.rounding(row)
         inputs = [self._profiles[source] for source in n.all_input_nodes if source in self._profiles]
         divisor = next((self._profiles.get(source) for source in divisors(n)), None)
         divides = any(n in divisors(user) for user in n.users)
@@ -323,22 +326,6 @@ class InFormat:
         return n in self._spoilt and any(
             is_number(ours) and bool((entries(ours).isfinite() & ~entries(low).isfinite()).any()) for ours, low in pairs
         )
-
-    def _propagated_error(self, n: fx.Node, low: torch.Tensor) -> float:
-        profile, source = self._profiles[n], view_source(n)
-        if source is None:
-            return profile.error(entries(low))
-        if source.op == "call_function":
-            return self._propagated[source.name] if source.name in self._propagated else profile.error(entries(low))
-        return profile.rounding(self.alone.row).error
-
-    def _discrete_error(self, n: fx.Node, ours: Leaves, ran: Ran, propagated: Leaves) -> NodeError:
-        if _disagreement(ours, propagated):
-            self._spoilt.add(n)
-        if ran.unsupported is not None or not same_shapes(ours, ran.low):
-            return NodeError(unsupported=ran.unsupported or _OTHER_SHAPE, cause="unsupported")
-        share = _disagreement(ours, tensors_of(ran.low))
-        return NodeError(disagreement=share, cause="discrete" if share else None)
 
 
 def _turns_non_finite(error: NodeError) -> bool:

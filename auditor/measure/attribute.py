@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from ..criteria import Criterion
-from ..criteria.forms import Form, across, form_of
+from ..criteria.margins import Form, across, form_of, relative_form
 from ..criteria.measure import Criteria
 from ..numerics.entries import dense, entries, finite, is_number, is_plain
 from ..numerics.formats import FORMATS, format_of
@@ -22,7 +22,7 @@ from ..records import Contribution
 from ..stages import beat
 from .alone import Trace
 from .measure import Measurement
-from .probes import Sums, by_level, inner_products, inner_products_by_row, probes
+from .probes import Sums, by_level, inner_products, probes
 from .rerun import PLAIN, Yardstick
 
 MAX_PROBES = 8
@@ -68,10 +68,6 @@ class Estimates:
             isolated = math.hypot(own, *(self._relative(key, fmt, "cast") for key in keys))
         return Contribution(isolated, own, cast)
 
-    def has_gradient(self, name: str) -> bool:
-        """Whether a gradient arrived there: false where no output depends on it to first order."""
-        return bool(self.passes.get(name))
-
     def scatter(self) -> float:
         """Median relative standard error of the estimates so far; nan for too few."""
         result = [scatter for sums in self.sums.values() if not math.isnan(scatter := sums.scatter())]
@@ -112,7 +108,8 @@ def estimate(measurement: Measurement, seed: int, target: Target | None = None, 
     probed = measurement.outputs if target is None else target.outputs
     moving = [i for i, x in enumerate(probed) if is_number(x) and x.requires_grad]
     outputs, forms = [probed[i] for i in moving], [target.forms[i] for i in moving] if target else []
-    batch = _batch_size(outputs) if target is None or target.samples else None
+    sizes = {x.shape[0] if x.dim() and is_plain(x) else None for x in outputs}
+    batch = sizes.pop() if len(sizes) == 1 and (target is None or target.samples) else None
     outputs = [entries(x) for x in outputs]
     norm = math.hypot(*(float(finite(x.detach()).double().norm()) for x in outputs)) if target is None else 1.0
     elements = sum(x.numel() for leaves in measurement.live.values() for x in leaves)
@@ -169,10 +166,11 @@ def _cheap_ends(measurement: Measurement) -> list[torch.Tensor] | None:
 
     A weight has many independent rounding errors, so one pass suffices for it. None: everywhere.
     """
-    result = []
+    result, places = list[torch.Tensor](), measurement.capture.placeholders
+    weights = {place.name for place in places if place.kind == "parameter"}
     for node in measurement.capture.graph_module.graph.nodes:
         multiplied = any(is_tensor_core(target_of(user)) for user in node.users if user.op == "call_function")
-        if node.op in ("placeholder", "get_attr") and not (multiplied and node.name in measurement.weights):
+        if node.op in ("placeholder", "get_attr") and not (multiplied and node.name in weights):
             result += [leaf for leaf in measurement.live[node.name] if leaf.requires_grad]
     return [*result, *measurement.anchors] or None
 
@@ -242,27 +240,21 @@ class _Hook:
     ) -> Iterator[tuple[str, tuple[str, ...], torch.Tensor]]:
         """A format, kinds of error that are equal, and inner products with one of them."""
         measurement = self.estimates.measurement
-        kinds = {fmt: _by_rounding_alone(self.traces.get(fmt), returned is None) for fmt in measurement.formats}
+        kinds = dict[str, tuple[str, ...]]()  # of the errors that consist only of rounding the value
+        for fmt in measurement.formats:
+            trace = self.traces.get(fmt, Trace("rounding", "rounding"))
+            only = {"cast": returned is None, "isolated": trace.isolated == "rounding", "own": trace.own == "rounding"}
+            kinds[fmt] = tuple(kind for kind, rounds in only.items() if rounds)
         roundings = [(gradients, {fmt: alike for fmt, alike in kinds.items() if alike})]
         if returned is not None:  # an output stays as it is where its low readers round it
             roundings.append((gradients - returned, dict.fromkeys(measurement.formats, ("cast",))))
         for moved, kinds in roundings:
-            result = inner_products_by_row(moved, value, self.samples, [FORMATS[fmt] for fmt in kinds])
+            result = inner_products(moved, value, self.samples, [FORMATS[fmt] for fmt in kinds])
             for (fmt, alike), inner in zip(kinds.items(), result, strict=True):
                 yield fmt, alike, inner
         for fmt, trace in self.traces.items():
             for kind, error in measurement.alone[fmt].errors(measurement.nodes[self.name], trace, self.index):
-                yield fmt, (kind,), inner_products(gradients, error, self.samples)
-
-
-def _by_rounding_alone(trace: Trace | None, cast: bool) -> tuple[str, ...]:
-    """The kinds of a node's error that consist only of rounding its value. cast: whether its readers' kind does."""
-    wanted = {
-        "cast": cast,
-        "isolated": trace is None or trace.isolated == "rounding",
-        "own": trace is None or trace.own == "rounding",
-    }
-    return tuple(kind for kind, alike in wanted.items() if alike)
+                yield fmt, (kind,), inner_products(gradients, error, self.samples)[0]
 
 
 def _steps(measurement: Measurement) -> int:
@@ -273,11 +265,6 @@ def _steps(measurement: Measurement) -> int:
             read = tensors_of(measurement.values[node.all_input_nodes[0].name])
             result += max((max(x.shape[:-1], default=1) for x in read[:1]), default=0)
     return result
-
-
-def _batch_size(outputs: list[torch.Tensor]) -> int | None:
-    sizes = {x.shape[0] if x.dim() and is_plain(x) else None for x in outputs}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 Contributions = dict[str, dict[str, Contribution]]
@@ -309,12 +296,16 @@ def first_order(measurement: Measurement, seed: int = 0, yardstick: Yardstick = 
         }
         for name in measurement.live
     }
-    outputs = measurement.capture.outputs
     nodes = measurement.capture.nodes
-    numbers = any(name not in nodes or nodes[name].floating for name in outputs)
-    return FirstOrder(
-        contributions, _unseen(measurement, passes.values()), numbers and (criteria is None or bool(parts))
+    unseen = frozenset(
+        name
+        for name in measurement.errors
+        if name in measurement.blind
+        or (nodes[name].floating and not any(one.passes.get(name) for one in passes.values()))  # no gradient arrived
+        or not all(x.is_floating_point() and is_plain(x) for x in measurement.live[name][:1])
     )
+    numbers = any(name not in nodes or nodes[name].floating for name in measurement.capture.outputs)
+    return FirstOrder(contributions, unseen, numbers and (criteria is None or bool(parts)))
 
 
 def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
@@ -346,10 +337,8 @@ def _rounding(measurement: Measurement, output: torch.Tensor) -> frozenset[str]:
 def _forms(criterion: Criterion, criteria: Criteria, outputs: Sequence[torch.Tensor]) -> tuple[Form, ...] | None:
     numbers = [x for x in outputs if is_number(x)]
     if criterion == criteria.rest_criterion:
-        whole = math.hypot(*(float(finite(entries(x.detach())).double().norm()) for x in numbers))
-        if criteria.joint is not output_error or not whole:
-            return None
-        return tuple((lambda signs: signs / (whole * criterion.limit)) for _ in outputs)
+        form = relative_form(numbers, criterion.limit) if criteria.joint is output_error else None
+        return None if form is None else (form,) * len(outputs)
     form = form_of(criterion, outputs[0]) if len(outputs) == len(numbers) == 1 else None
     return None if form is None else (form,)
 
@@ -359,13 +348,3 @@ def _most(found: Mapping[str, Contribution]) -> Contribution:
     criterion, most = max(found.items(), key=lambda pair: pair[1].isolated)
     own, cast = max(one.own for one in found.values()), max(one.cast for one in found.values())
     return replace(most, own=own, cast=cast, criterion=criterion)
-
-
-def _unseen(measurement: Measurement, passes: Collection[Estimates]) -> frozenset[str]:
-    return frozenset(
-        name
-        for name in measurement.errors
-        if name in measurement.blind
-        or (not any(one.has_gradient(name) for one in passes) and measurement.capture.nodes[name].floating)
-        or not all(x.is_floating_point() and is_plain(x) for x in measurement.live[name][:1])
-    )

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ..capture.paths import usable
 from ..capture.several import RecordedPaths, join_paths, number_of, unjudged_line
-from ..criteria.measure import for_outputs
+from ..criteria.measure import Criteria
 from ..errors import MeasureError, let_through
 from ..numerics.histogram import merge_magnitudes
 from ..records import Batch, Capture, Contribution, FlaggedRegion, Linearity, Magnitudes, ModelPath, NodeError, Subject
@@ -60,9 +60,23 @@ def calibrate(
     another path are measured on a separate graph, see `calibrate_paths`.
     """
 
+    def measure_once(batch: Batch, back: Back) -> tuple[Measurement, FirstOrder]:
+        measured = measure(capture, subject.model, batch, formats, back=back)
+        return measured, first_order(measured, seed, yardstick)
+
+    def measure_batch(batch: Batch) -> tuple[Measurement, FirstOrder]:
+        """If a backward pass raises, repeat carefully, and finally without backward passes."""
+        backs: tuple[Back, ...] = ("trusted", "tried")
+        for back in backs:
+            try:
+                return measure_once(batch, back)
+            except Exception as error:
+                let_through(error)
+        return measure_once(batch, "none")
+
     def one(batch: Batch) -> Calibration:
         number = number_of(whole or subject, batch)
-        measured, first = _measure_with_fallback(capture, subject, batch, formats, seed, yardstick)
+        measured, first = measure_batch(batch)
         contributions, linearity = settle(measured, first, yardstick)
         contributions = {
             name: {fmt: replace(one, batch=number) for fmt, one in formats.items()}
@@ -91,9 +105,11 @@ def calibrate_paths(
 
     paths, result, unjudged = list[ModelPath](), list[Calibration](), [*recordings.unjudged]
     for path in recordings.each:
-        later = path is not recordings.first
-        by = replace(yardstick, distance=for_outputs(yardstick.distance, path.outputs)) if later else yardstick
+        later, distance = path is not recordings.first, yardstick.distance
+        if later and isinstance(distance, Criteria):  # another path may return other outputs
+            distance = replace(distance, names=tuple(path.outputs))
         try:
+            by = replace(yardstick, distance=distance)
             part = calibrate(path.capture, replace(subject, batches=path.batches), formats, seed, by, subject)
         except MeasureError as error:
             if not later:
@@ -105,35 +121,22 @@ def calibrate_paths(
     return join_paths(paths, unjudged), reduce(_merge_calibrations, result)
 
 
-def _measure_with_fallback(
-    capture: Capture,
-    subject: Subject,
-    batch: Batch,
-    formats: tuple[str, ...],
-    seed: int,
-    yardstick: Yardstick,
-) -> tuple[Measurement, FirstOrder]:
-    """Measure once; if a backward pass raises, repeat carefully, and finally without backward passes."""
-
-    def tried(back: Back) -> tuple[Measurement, FirstOrder]:
-        measured = measure(capture, subject.model, batch, formats, back=back)
-        return measured, first_order(measured, seed, yardstick)
-
-    backs: tuple[Back, ...] = ("trusted", "tried")
-    for back in backs:
-        try:
-            return tried(back)
-        except Exception as error:
-            let_through(error)
-    return tried("none")
-
-
 def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
     """Combine the results of two groups of batches; nodes in only one group keep their results."""
 
     def averaged(one: Contribution, other: Contribution) -> Contribution:
-        return _average(one, other, a.batches, b.batches)
+        """isolated is the maximum over batches, since it decides a verdict; own and cast are root mean squares. A value unknown
+        for one batch is unknown for both."""
+        worst = larger_effect(one, other)
+        return replace(worst, own=mean_square(one.own, other.own), cast=mean_square(one.cast, other.cast))
 
+    def mean_square(one: float, other: float) -> float:
+        return math.sqrt((one**2 * a.batches + other**2 * b.batches) / (a.batches + b.batches))
+
+    def doubt(one: Linearity) -> tuple[bool, int, int]:
+        return not one.holds, one.left, one.compared
+
+    known = (a.linearity, b.linearity)
     return Calibration(
         errors=_together(a.errors, b.errors, worse),
         contributions=_together(a.contributions, b.contributions, averaged),
@@ -143,7 +146,9 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
             **{n: merge_magnitudes((a.ranges[n], b.ranges[n])) for n in a.ranges if n in b.ranges},
         },
         batches=a.batches + b.batches,
-        linearity=_less_linear(a.linearity, b.linearity),
+        linearity={  # in each format of the batch on which first-order predictions are worse
+            fmt: max((found[fmt] for found in known if fmt in found), key=doubt) for fmt in {**known[0], **known[1]}
+        },
         regions=(*a.regions, *b.regions),
         decisions=tuple({x.format: x for x in sorted((*a.decisions, *b.decisions), key=lambda x: x.error)}.values()),
         first=a.first or a,
@@ -155,16 +160,6 @@ def _together(
 ) -> dict[str, Mapping[str, T]]:
     both = {n: {f: merge(x, b[n][f]) for f, x in formats.items()} for n, formats in a.items() if n in b}
     return {**a, **b, **both}
-
-
-def _less_linear(a: Mapping[str, Linearity], b: Mapping[str, Linearity]) -> dict[str, Linearity]:
-    """In each format the batch on which first-order predictions are worse."""
-
-    def doubt(one: Linearity) -> tuple[bool, int, int]:
-        return not one.holds, one.left, one.compared
-
-    formats = dict.fromkeys([*a, *b])
-    return {fmt: max((found[fmt] for found in (a, b) if fmt in found), key=doubt) for fmt in formats}
 
 
 def worse(a: NodeError, b: NodeError) -> NodeError:
@@ -196,19 +191,6 @@ def _larger(a: float | None, b: float | None) -> float | None:
     return max((x for x in (a, b) if x is not None), default=None)
 
 
-def _average(mean: Contribution, new: Contribution, count: int, more: int) -> Contribution:
-    """isolated is the maximum over batches, since it decides a verdict; own and cast are root mean squares.
-
-    A value unknown for one batch is unknown for both. count, more: number of batches in each.
-    """
-    worst = larger_effect(mean, new)
-    return replace(worst, own=_rms(mean.own, new.own, count, more), cast=_rms(mean.cast, new.cast, count, more))
-
-
 def larger_effect(one: Contribution, other: Contribution) -> Contribution:
     """The contribution of the batch with the larger isolated effect, or with an unknown one."""
     return max((one, other), key=lambda effect: (effect.decided_by == "not-run", effect.isolated))
-
-
-def _rms(mean: float, new: float, count: int, more: int) -> float:
-    return math.sqrt((mean**2 * count + new**2 * more) / (count + more))

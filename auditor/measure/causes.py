@@ -64,15 +64,15 @@ def refine_causes(
 ) -> dict[str, dict[str, NodeError]]:
     """Correct the causes once effects on the outputs are known: rounding turns no output non-finite without overflow,
     but an underflow before a division does."""
+
+    def refined(error: NodeError, known: Contribution | None) -> NodeError:
+        whole = known is None or math.isfinite(known.isolated) or error.overflow or error.nan
+        return error if whole or error.cause != "rounding" or not error.underflow else replace(error, cause="underflow")
+
     return {
-        name: {fmt: _refine_cause(error, contributions[name].get(fmt)) for fmt, error in formats.items()}
+        name: {fmt: refined(error, contributions[name].get(fmt)) for fmt, error in formats.items()}
         for name, formats in errors.items()
     }
-
-
-def _refine_cause(error: NodeError, contribution: Contribution | None) -> NodeError:
-    whole = contribution is None or math.isfinite(contribution.isolated) or error.overflow or error.nan
-    return error if whole or error.cause != "rounding" or not error.underflow else replace(error, cause="underflow")
 
 
 def breaks(error: NodeError, contribution: Contribution | None) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..capture.paths import reach
 from ..criteria.criterion import Criterion
 from ..criteria.margins import find_margins
 from ..criteria.values import value
@@ -23,7 +24,7 @@ from ..paths import within
 from ..records.decisions import Decision, Decisions
 from ..stages import beat
 from .alone import rounder
-from .measure import Measurement, before
+from .measure import Measurement
 from .rerun import Yardstick, chooses_otherwise
 
 MOST = 8
@@ -72,7 +73,7 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
 def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
     """Operations that make something discrete of floating values, or leap between them, where the outputs depend on it."""
     nodes, values = list(measurement.capture.graph_module.graph.nodes), measurement.values
-    reaching = before(n for n in nodes if n.op == "output")
+    reaching = set(reach((n for n in nodes if n.op == "output"), lambda n: n.all_input_nodes))
 
     def decides(n: fx.Node) -> bool:
         row, read = row_of(n), (x for source in n.all_input_nodes for x in tensors_of(values[source.name]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from ..capture.paths import reach
 from ..execution.execute import Executor
 from ..numerics.entries import entries, is_number, is_plain
 from ..numerics.formats import format_of
@@ -72,11 +73,6 @@ class Measurement:
         """Nodes of the graph, by name."""
         return {n.name: n for n in self.capture.graph_module.graph.nodes}
 
-    @property
-    def weights(self) -> set[str]:
-        """Names of the placeholders that are parameters."""
-        return {placeholder.name for placeholder in self.capture.placeholders if placeholder.kind == "parameter"}
-
 
 def measure(
     capture: Capture,
@@ -121,7 +117,7 @@ def measure(
                     profiles.pop(source, None)
     found.alone = {name: run.alone for name, run in low.items()}
     found.pure = frozenset(name for name, run in low.items() if run.pure)
-    found.blind = frozenset(n.name for n in before(reference.lost))
+    found.blind = frozenset(n.name for n in reach(reference.lost, lambda n: n.all_input_nodes))
     return found
 
 
@@ -134,17 +130,6 @@ def working_set(capture: Capture) -> int:
 
     called = (n for n in capture.graph_module.graph.nodes if n.op == "call_function")
     return AT_ONCE * max((sum(map(size, {n, *n.all_input_nodes})) for n in called), default=0)
-
-
-def before(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """These nodes and everything they depend on."""
-    result, waiting = set[fx.Node](), list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in result:
-            result.add(node)
-            waiting += node.all_input_nodes
-    return result
 
 
 def _leaf(value: Any) -> Any:

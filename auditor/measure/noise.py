@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
-from torch import fx
 
 from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
 from ..errors import first_line, let_through
-from ..execution.execute import RECORDED, Executor
+from ..execution.execute import RECORDED, Executor, beside
 from ..isolation import isolated
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_plain
 from ..numerics.metrics import output_error
 from ..numerics.nodes import tensors_of
-from ..records import Batch, Capture, Contribution, Noise, Subject
+from ..records import Capture, Contribution, Noise, Subject
 from .rerun import Yardstick
 
 REPEATED = (37, 211)
@@ -46,42 +44,38 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
     """
     batch = (subject.held_out or subject.batches)[0]
     first, moved, runs = answer(subject.model, batch, seed=seed), [torch.empty(REPEATED[-1])], 1
-    graded = _with_gradients(subject, batch, seed)
+    graded: NamedTensors | str
+    try:
+        graded = answer(subject.model, batch, seed=seed, gradients=True)
+    except Exception as error:
+        let_through(error)
+        graded = f"{type(error).__name__}: {first_line(error)}"
     if not native and not isinstance(graded, str) and RECORDED.same([*first], [*graded]):
         return FP32Runs(Noise(runs=2), {id(batch): first})
-    error, joint = 0.0, 0.0
+    apart, joint = 0.0, 0.0
     outputs: dict[str, float] = {}
     for size in REPEATED:
         moved.append(torch.empty(size))
         try:
             again = answer(subject.model, batch, seed=seed)
-            error, joint = max(error, yardstick.distance(first, again)), max(joint, output_error(first, again))
+            apart, joint = max(apart, yardstick.distance(first, again)), max(joint, output_error(first, again))
         except Exception as refused:
             let_through(refused)
             break
         runs += 1
         for name, was, now in zip(first.names, first, again, strict=True):
             outputs[name] = max(outputs.get(name, 0.0), output_error([was], [now]))
-    nodes, sources = _twice(capture, subject, seed) if error or native else ({}, ())
+    nodes, sources = _twice(capture, subject, seed) if apart or native else ({}, ())
     result = Noise(
         runs=runs,
-        error=error,
+        error=apart,
         joint=joint,
-        floor=floor_of(error, joint) if sources and not isinstance(yardstick.distance, Criteria) else 0.0,
-        outputs={name: apart for name, apart in outputs.items() if apart},
+        floor=floor_of(apart, joint) if sources and not isinstance(yardstick.distance, Criteria) else 0.0,
+        outputs={name: error for name, error in outputs.items() if error},
         nodes=nodes,
         operations=sources,
     )
     return FP32Runs(result, {id(batch): first}, graded)
-
-
-def _with_gradients(subject: Subject, batch: Batch, seed: int) -> NamedTensors | str:
-    """FP32 outputs with gradients enabled; or why the model cannot run so."""
-    try:
-        return answer(subject.model, batch, seed=seed, gradients=True)
-    except Exception as error:
-        let_through(error)
-        return f"{type(error).__name__}: {first_line(error)}"
 
 
 def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise) -> dict[str, dict[str, Contribution]]:
@@ -98,26 +92,22 @@ def without_noise(found: Mapping[str, Mapping[str, Contribution]], noise: Noise)
 
 
 def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, float], tuple[str, ...]]:
-    """The difference of each operation's results between two graph runs, and the non-deterministic operations."""
-    first, apart, sources = dict[str, Any](), dict[str, float](), list[str]()
+    """The difference of each operation's results between two graph runs, and the non-deterministic operations.
 
-    def compare(n: fx.Node, result: Any) -> None:
-        if n.op == "call_function" and (found := _difference(first[n.name], result)) > 0:
-            if not any(source.name in apart for source in n.all_input_nodes):
-                sources.append(n.name)
-            apart[n.name] = found
-
+    Relative L2 of all floating-point results, or the share of discrete ones that differ.
+    """
+    apart, sources = dict[str, float](), list[str]()
+    first, second = (Executor(capture.graph_module) for _ in range(2))
     inputs = capture.bind(subject.model, subject.batches[0])
     try:
-        for observe in (lambda n, result: first.update({n.name: result}), compare):
-            with torch.no_grad(), isolated(seed=seed):
-                Executor(capture.graph_module, observer=observe).run(*inputs)
+        with torch.no_grad(), isolated(seed=seed):
+            for n, result, other in beside(first, second, inputs):
+                pairs = zip(tensors_of(result), tensors_of(other), strict=True)
+                compared = [(a, b) for a, b in pairs if is_plain(a) and is_plain(b)]
+                error = output_error([a for a, _ in compared], [b for _, b in compared]) if compared else 0.0
+                if error > 0 and not any(source.name in apart for source in n.all_input_nodes):
+                    sources.append(n.name)
+                apart |= {n.name: error} if error > 0 else {}
     except Exception as error:
         let_through(error)
     return apart, tuple(sources)
-
-
-def _difference(result: Any, other: Any) -> float:
-    """Relative L2 of all floating-point results, or the share of discrete ones that differ; 0 if not compared."""
-    pairs = [(a, b) for a, b in zip(tensors_of(result), tensors_of(other), strict=True) if is_plain(a) and is_plain(b)]
-    return output_error([a for a, _ in pairs], [b for _, b in pairs]) if pairs else 0.0

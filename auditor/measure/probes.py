@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ..criteria.forms import Form
+from ..criteria.margins import Form
 from ..numerics.casting import in_format, plain
 from ..numerics.entries import ON_GPU
 from ..numerics.formats import Format
@@ -58,54 +58,28 @@ def probes(tensors: Sequence[torch.Tensor], count: int, seed: int, shape: Sequen
 def signs(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random signs; zero at masked entries, whose intended infinities nothing can change."""
     result = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1).to(x)
-    given = x.detach()
-    if bool(torch.isfinite(given.sum())):  # then every entry is, and to look at each would take several passes
-        return result
-    return result.masked_fill_(~torch.isfinite(given), 0.0)
+    return result.masked_fill_(~torch.isfinite(x.detach()), 0.0)
 
 
 def inner_products(
-    gradient: torch.Tensor, value: torch.Tensor, samples: int, row: Format | None = None
-) -> torch.Tensor:
-    """<gradient, error> per sample and part: float32 [samples, parts]; several gradients in turn.
+    gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None] = (None,)
+) -> list[torch.Tensor]:
+    """For every row <gradient, error> per sample and part: float32 [samples, parts]; several gradients in turn.
 
     Parts are PARTS contiguous chunks, or single entries where chunks would be shorter than _SHORT. gradient: [*] or
-    [passes, *]. value: [*], with samples in equal chunks. The error is `value` itself or, with `row`, the error of
-    rounding it to that format. Non-finite products count as zero.
+    [passes, *]. value: [*], with samples in equal chunks. rows: a format, for the error of rounding `value` to it, or None
+    for `value` itself. Non-finite products count as zero.
     """
-    return inner_products_by_row(gradient, value, samples, [row])[0]
-
-
-def inner_products_by_row(
-    gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None]
-) -> list[torch.Tensor]:
-    """`inner_products` for several formats, while each chunk is in the cache."""
-    result = _sums(gradient, value, samples, rows, finite=False)
-    broken = [index for index, sums in enumerate(result) if not _is_finite(sums)]
-    mended = _sums(gradient, value, samples, [rows[index] for index in broken], finite=True) if broken else []
-    for index, sums in zip(broken, mended, strict=True):
-        result[index] = sums
-    return result
-
-
-def _is_finite(sums: torch.Tensor) -> bool:
-    """Whether all entries are finite; usually their sum shows it in one pass."""
-    return math.isfinite(float(sums.sum())) or bool(torch.isfinite(sums).all())
-
-
-def _sums(
-    gradient: torch.Tensor, value: torch.Tensor, samples: int, rows: Sequence[Format | None], finite: bool
-) -> list[torch.Tensor]:
     values = value.detach().reshape(samples, -1)
     flat = gradient.detach().reshape(-1, *values.shape)
     width = values.shape[1] // PARTS
     if width < _SHORT:
-        return [_products(flat, values, row, finite).flatten(0, 1) for row in rows]
+        return [_products(flat, values, row).flatten(0, 1) for row in rows]
     whole = width * PARTS
     parts, errors = flat[..., :whole].view(-1, samples, PARTS, width), values[:, :whole].view(samples, PARTS, width)
     most = _CHUNK if flat.device.type == "cpu" else ON_GPU
     if flat.numel() <= most:
-        result = [_products(parts, errors, row, finite).sum(-1) for row in rows]
+        result = [_products(parts, errors, row).sum(-1) for row in rows]
     else:
         result = [flat.new_empty(len(flat), samples, PARTS) for _ in rows]
         step = max(1, most // width)
@@ -113,20 +87,19 @@ def _sums(
             for start in range(0, PARTS, step):
                 run = slice(start, start + step)
                 for sums, row in zip(result, rows, strict=True):
-                    sums[:, sample, run] = _products(parts[:, sample, run], errors[sample, run], row, finite).sum(-1)
+                    sums[:, sample, run] = _products(parts[:, sample, run], errors[sample, run], row).sum(-1)
     if whole < values.shape[1]:
         for sums, row in zip(result, rows, strict=True):
-            sums[..., -1] += _products(flat[..., whole:], values[:, whole:], row, finite).sum(-1)
+            sums[..., -1] += _products(flat[..., whole:], values[:, whole:], row).sum(-1)
     return [sums.flatten(0, 1) for sums in result]
 
 
-def _products(gradient: torch.Tensor, value: torch.Tensor, row: Format | None, finite: bool) -> torch.Tensor:
+def _products(gradient: torch.Tensor, value: torch.Tensor, row: Format | None) -> torch.Tensor:
     error = value
     if row is not None:
         # A copy in any case: where the value is in the format already, it is the caller's own tensor.
         error = plain(in_format(value, row)).to(value.dtype, copy=True).sub_(value)
-    result = error.to(gradient.dtype) * gradient
-    return result.nan_to_num_(0.0, 0.0, 0.0) if finite else result
+    return (error.to(gradient.dtype) * gradient).nan_to_num_(0.0, 0.0, 0.0)
 
 
 @dataclass
@@ -176,22 +149,15 @@ def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], l
     inner = torch.cat([one.double() for one in several])
     sums, counts = [], []
     for parts in _LEVELS:
-        inner = _coarser(inner, parts)
+        given = inner.shape[1]
+        if given > parts:  # neighbors are added up
+            width = -(-given // parts)
+            inner = nn.functional.pad(inner, (0, -given % width)).view(len(inner), -1, width).sum(2)
         sums.append(torch.linalg.vecdot(inner, inner))
         counts.append(inner.numel() // len(several))
     squares: list[list[float]] = torch.stack(sums).tolist()
     parted = range(0, samples * len(several), samples)
     return [([level[start : start + samples] for level in squares], counts) for start in parted]
-
-
-def _coarser(inner: torch.Tensor, parts: int) -> torch.Tensor:
-    """Sum neighboring parts, so that at most `parts` remain per sample."""
-    samples, given = inner.shape
-    if given <= parts:
-        return inner
-    width = -(-given // parts)
-    short = -given % width
-    return (nn.functional.pad(inner, (0, short)) if short else inner).view(samples, -1, width).sum(2)
 
 
 def chance(count: int) -> tuple[float, float]:

@@ -4,7 +4,7 @@ differentiate, or not in every argument."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -40,13 +40,20 @@ def run_with_gradients(
         except Exception as error:
             let_through(error)
             refused = _REFUSED.search(first_line(error))
-            found = _argument(target, args, kwargs, refused[1]) if refused is not None else None
-            if found is None:
-                return _run_without_gradients(target, args, kwargs, lost)
+            names = _names(target) if isinstance(target, torch._ops.OpOverload) else []
+            given = dict(zip(names, args, strict=False), **kwargs)
+            found = given.get(refused[1]) if refused is not None else None
+            if not isinstance(found, torch.Tensor) or not found.requires_grad:  # it raises with gradients
+                lost += [x for x in tensors_of((args, kwargs)) if x.requires_grad]
+                args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+                with torch.no_grad():
+                    return wait_for_result(target, target(*args, **kwargs)), lost
             lost.append(found)
             args, kwargs = pytree.tree_map(lambda x, found=found: x.detach() if x is found else x, (args, kwargs))
-    tried = careful or not is_torchs_own(target)
-    if _has_derivative(target, result) and (not tried or _leads_back(result, args, kwargs)):
+    tried, row = careful or not is_torchs_own(target), operation_of(target)
+    refuses = row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_of(result))
+    tracked = row.asks_shape or row.draws_by or any(x.requires_grad for x in tensors_of(result))
+    if tracked and not refuses and (not tried or _leads_back(result, args, kwargs)):
         return result, lost
     rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result), lost + rest
@@ -62,62 +69,17 @@ def _with_way_back(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[A
     return args if given["train"] else tuple((given | {"train": True, "dropout": 0.0}).values())
 
 
-def _run_without_gradients(
-    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], lost: list[torch.Tensor]
-) -> tuple[Any, list[torch.Tensor]]:
-    """Run an operation without gradients if it raises with them."""
-    rest = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
-    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
-    with torch.no_grad():
-        return wait_for_result(target, target(*args, **kwargs)), lost + rest
-
-
 def _leads_back(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the backward pass from the result to the arguments runs without raising."""
     ends = [x for x in tensors_of((args, kwargs)) if x.requires_grad]
-    if not ends:
-        return True
     try:
-        connected = [entries(x).sum() for x in tensors_of(result) if x.requires_grad]
-        if not connected:
-            return True
-        torch.autograd.grad(torch.stack(connected).sum(), ends, retain_graph=True, allow_unused=True)
+        connected = [entries(x).sum() for x in tensors_of(result) if x.requires_grad and ends]
+        if connected:
+            torch.autograd.grad(torch.stack(connected).sum(), ends, retain_graph=True, allow_unused=True)
     except Exception as error:
         let_through(error)
         return False
     return True
-
-
-def _argument(
-    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
-) -> torch.Tensor | None:
-    """The argument of that name, if autograd tracks it."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return None
-    names = _names(target)
-    value = dict(zip(names, args, strict=False), **kwargs).get(name)
-    return value if isinstance(value, torch.Tensor) and value.requires_grad else None
-
-
-def _has_derivative(target: Callable[..., Any], result: Any) -> bool:
-    """Whether the operation is differentiable, or needs no derivative."""
-    row = operation_of(target)
-    if row.late or any(type(x.grad_fn).__name__ == "NotImplemented" for x in tensors_of(result)):
-        return False
-    return row.asks_shape or row.draws_by or any(x.requires_grad for x in tensors_of(result))
-
-
-def takes_statistics(target: Any) -> bool:
-    """Whether the operation accepts running statistics; with them, an instance norm is a batch norm."""
-    return isinstance(target, torch._ops.OpOverload) and operation_of(target).normalizes == "statistics"
-
-
-def has_statistics(target: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether this call normalizes with given statistics of shape [C], not with those of its input."""
-    if not takes_statistics(target) or args[3] is None:
-        return False
-    names = _names(target)
-    return not any(args[names.index(flag)] for flag in _FLAGS if flag in names)
 
 
 def _names(target: Any) -> list[str]:
@@ -125,7 +87,8 @@ def _names(target: Any) -> list[str]:
 
 
 def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
-    """The native result, differentiable in the running statistics if it depends on them; they are unchanged.
+    """The native result, differentiable in the running statistics if it depends on them; they are unchanged. With these, an
+    instance norm is a batch norm.
 
     x: [N, C, *]. args: weight, bias, mean, variance (all [C]), and the operation's other arguments, including eps.
     """
@@ -133,9 +96,10 @@ def batch_norm(target: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
     if mean is None:
         return target(x, *args)
     native = target(x, weight, bias, mean.detach().clone(), variance.detach().clone(), *rest)
-    if not has_statistics(target, (x, *args)):
+    given = dict(zip(_names(target), (x, *args), strict=False))
+    if any(given.get(flag) for flag in _FLAGS):  # it normalizes by the statistics of its input
         return native
-    eps = (x, *args)[_names(target).index("eps")]
+    eps = given["eps"]
     if isinstance(native, torch.Tensor):
         return _ByStatistics.apply(native, x, weight, mean, variance, eps)  # type: ignore[no-untyped-call]
     return _ByStatistics.apply(native[0], x, weight, mean, variance, eps), *native[1:]  # type: ignore[no-untyped-call]
@@ -170,12 +134,8 @@ class _ByStatistics(torch.autograd.Function):
 
 def as_leaf(x: torch.Tensor) -> torch.Tensor:
     """The tensor as a leaf that keeps no gradient: one that adds them up writes into those that hooks were handed before."""
-    x.requires_grad_().register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
+    x.requires_grad_().register_post_accumulate_grad_hook(lambda leaf: setattr(leaf, "grad", None))  # type: ignore[no-untyped-call]
     return x
-
-
-def _drop_gradient(leaf: torch.Tensor) -> None:
-    leaf.grad = None
 
 
 Back = Literal["trusted", "tried", "none"]
@@ -212,7 +172,7 @@ class Reference(SeparateResults):
             return torch.ops.aten.alias.default(value_of(n.all_input_nodes[0]))
         args: Any
         args, kwargs = fx.node.map_arg((n.args, n.kwargs), value_of)
-        if takes_statistics(n.target):
+        if isinstance(n.target, torch._ops.OpOverload) and row_of(n).normalizes == "statistics":
             return batch_norm(target_of(n), *args)
         if not any(x.is_floating_point() or x.is_complex() for x in tensors_of(n.meta.get("val"))):
             with torch.no_grad():  # counting on a connected value has no derivative, and asking for one raises
@@ -229,7 +189,13 @@ class Reference(SeparateResults):
 
     def _product(self, n: fx.Node, values: dict[fx.Node, Any]) -> Any:
         """Compute the product with separate copies of shared values, so that each reading has its own gradient."""
-        if _told_apart(values):
+        roots = set()
+        for root in values:
+            while (earlier := view_source(root)) is not None:
+                root = earlier
+            roots.add(root)
+        single = all(isinstance(x, torch.Tensor) and x.dtype is torch.float32 for x in values.values())
+        if single and len(roots) == len(values):  # errors of two views of one tensor are correlated
             shared = {s: torch.ops.aten.alias.default(x) for s, x in values.items() if len(s.users) > 1}
             self.readings[n.name] = {source.name: shared.get(source) for source in values}
             values |= shared
@@ -245,16 +211,3 @@ class Reference(SeparateResults):
             return x.clone()
 
         return pytree.tree_map_only(torch.Tensor, connect, reference)
-
-
-def _told_apart(values: Mapping[fx.Node, Any]) -> bool:
-    """Whether a product reads different FP32 tensors: errors of two views of one tensor are correlated."""
-    roots = set()
-    for source, value in values.items():
-        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
-            return False
-        root = source
-        while (earlier := view_source(root)) is not None:
-            root = earlier
-        roots.add(root)
-    return len(roots) == len(values)

@@ -157,11 +157,17 @@ def regions_of(
             if not known[name].isolated <= SENSITIVE_SHARE * yardstick.limit and errors[fmt].unsupported is None
         }
         reruns = Reruns(measured, fmt, yardstick)
-        ranked = [(_first_order_error(nodes, known), nodes) for nodes in _flagged_components(measured.capture, flagged)]
+        ranked = list[tuple[float, tuple[fx.Node, ...]]]()
+        for nodes in _flagged_components(measured.capture, flagged):
+            entering = {source for node in nodes for source in node.all_input_nodes} - set(nodes)
+            own = [known[node.name].own for node in nodes if node.name in known]
+            cast = [known[node.name].cast for node in entering if node.name in known]
+            ranked.append((math.hypot(*own, *cast), nodes))
         for explained, nodes in sorted(ranked, key=lambda pair: -pair[0])[:MAX_REGIONS]:
             names = tuple(node.name for node in nodes if node.name in measured.capture.nodes)
             local, error, failure = reruns.region([node.name for node in nodes])
-            yield FlaggedRegion(fmt, names, _common_module(measured.capture, names), local, error, explained, failure)
+            around = commonpath([measured.capture.nodes[name].owner.replace(".", "/") for name in names])
+            yield FlaggedRegion(fmt, names, around.replace("/", "."), local, error, explained, failure)
 
 
 def of_verdicts(
@@ -190,15 +196,3 @@ def _flagged_components(capture: Capture, flagged: set[str]) -> Iterator[tuple[f
                 nx.add_path(together, path)
     for members in nx.connected_components(together):
         yield tuple(node for node in nodes if node in members)
-
-
-def _first_order_error(nodes: Sequence[fx.Node], known: Mapping[str, Contribution]) -> float:
-    """The root of the sum of squares of each node's own error and the rounding of the region's inputs."""
-    entering = {source for node in nodes for source in node.all_input_nodes} - set(nodes)
-    own = [known[node.name].own for node in nodes if node.name in known]
-    return math.hypot(*own, *(known[node.name].cast for node in entering if node.name in known))
-
-
-def _common_module(capture: Capture, names: Sequence[str]) -> str:
-    """The innermost module that contains all of them."""
-    return commonpath([capture.nodes[name].owner.replace(".", "/") for name in names]).replace("/", ".")

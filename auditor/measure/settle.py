@@ -83,15 +83,23 @@ class _Settling:
         self._first = {name: by_format[fmt] for name, by_format in first.contributions.items()}
         self._errors = {name: by_format[fmt] for name, by_format in self._measurement.errors.items()}
         self._traces = {name: by_format[fmt] for name, by_format in self._measurement.traces.items()}
-        self._twins = _twins(self._measurement)
+        heads: dict[str, str] = {}
+        views = lone_views(self._measurement).items()  # of one value: their errors are equal, so one run suffices
+        firsts = {view: heads.setdefault(root, view) for view, root in views}
+        self._twins = {view: first for view, first in firsts.items() if view != first}
         self._compared: dict[str, tuple[float, float]] = {}
         self._rates: list[float] = []
         self._numbers = count()
 
     def settle_unknown(self) -> None:
         """Run operations without a first-order estimate."""
-        left = self._unknown()
-        waiting: Waiting = []
+        unknown, waiting = dict[str, None](), Waiting()
+        for name, trace in self._traces.items():
+            error = self._errors[name]
+            errs = trace.broken or (bool(error.local_error) and (trace.near or self._is_blind(name)))
+            if errs and not error.unsupported:
+                unknown[self._twins.get(name, name)] = None  # of views of one value, only the first
+        left = list(unknown)
         for names in ([n for n in left if self._is_blind(n)], [n for n in left if not self._is_blind(n)]):
             if names:
                 self._queue(waiting, sorted(names, key=lambda name: -self._first[name].isolated), _Ran())
@@ -103,22 +111,34 @@ class _Settling:
                 self.found[group[0]] = self._run_alone(group[0])
             else:
                 self._run_group(group, waiting)
-        if not self._answers:
-            self._scale_the_rest()
+        if not self._answers:  # values without a run: weights, inputs, and operations beyond the run limit
+            rate = statistics.median(self._rates or [0.0])
+            for name, first in self._first.items():
+                one = self.found.get(name, first)
+                if one.decided_by in ("first-order", "not-run"):
+                    isolated, own, cast = (rate * x if rate else 0.0 for x in (one.isolated, one.own, one.cast))
+                    self.found[name] = replace(one, isolated=isolated, own=own, cast=cast)
         self._copy_to_twins()
 
     def check_predictions(self) -> Linearity | None:
         """Run predictions that decide a verdict, nearest to the budget first; more of them if they are inaccurate."""
         if not self._answers or not 0 < self._limit < math.inf:
             return None
-        said = self._first_order_predictions()
+        known = {**self._first, **self.found}
+        said = {  # predictions without a run, for operations that can run in the format
+            name: known[name].isolated
+            for name, error in self._errors.items()
+            if known[name].decided_by == "first-order" and error.unsupported is None
+        }
         claims = [name for name, one in said.items() if one > self._limit]
         whole = self._whole() if self.reruns.yardstick.contribution_metric is output_error else None
         near = any(one > SENSITIVE_SHARE * self._limit for one in said.values())
         if not near or (not claims and whole is not None and _near(*whole)):
             return None
         trusted = self.reruns.spent + TRUSTED
-        self._compare(self._sample(said), said, trusted)
+        told = [name for name, one in said.items() if _TOLD * self._limit < one < math.inf]
+        ranked = sorted(told, key=lambda name: -said[name])  # of all relevant sizes
+        self._compare(ranked[:: max(len(ranked) // SAMPLE, 1)][:SAMPLE], said, trusted)
         self._compare(self._nearest(claims, said), said, trusted)
         run, refuted = self._outcome(claims)
         if not self._holds() or refuted > REFUTED * run:
@@ -127,17 +147,22 @@ class _Settling:
             self._compare(self._nearest(doubtful, said), said, RUNS)
             run, refuted = self._outcome(claims)
         self._copy_to_twins()
-        return self._linearity(whole, run - refuted, refuted, len(claims) - run)
-
-    def _unknown(self) -> list[str]:
-        """Operations in execution order; of views of one value, only the first."""
-        result: dict[str, None] = {}
-        for name, trace in self._traces.items():
-            error = self._errors[name]
-            errs = trace.broken or (bool(error.local_error) and (trace.near or self._is_blind(name)))
-            if errs and not error.unsupported:
-                result[self._twins.get(name, name)] = None
-        return list(result)
+        if not self._telling():
+            return None
+        ratios = self._ratios() or [0.0]
+        return Linearity(
+            format=self.reruns.format,
+            compared=len(self._telling()),
+            least=min(ratios),
+            median=statistics.median(ratios),
+            most=max(ratios),
+            holds=self._holds(),
+            whole_predicted=whole[0] if whole else None,
+            whole_run=whole[1] if whole else None,
+            confirmed=run - refuted,
+            refuted=refuted,
+            left=len(claims) - run,
+        )
 
     def _is_blind(self, name: str) -> bool:
         """Whether its effect is not, or not fully, visible to first order."""
@@ -199,33 +224,8 @@ class _Settling:
         self._rates.append(error / together)
         return error / together
 
-    def _scale_the_rest(self) -> None:
-        """Scale the estimates of values without a run: weights, inputs, and operations beyond the run limit."""
-        rate = statistics.median(self._rates or [0.0])
-        for name, first in self._first.items():
-            one = self.found.get(name, first)
-            if one.decided_by in ("first-order", "not-run"):
-                own, cast = (rate * x if rate else 0.0 for x in (one.own, one.cast))
-                isolated = rate * one.isolated if rate else 0.0
-                self.found[name] = replace(one, isolated=isolated, own=own, cast=cast)
-
     def _copy_to_twins(self) -> None:
         self.found |= {view: self.found[first] for view, first in self._twins.items() if first in self.found}
-
-    def _first_order_predictions(self) -> dict[str, float]:
-        """Predictions without a run, for operations that can run in the format."""
-        known = {**self._first, **self.found}
-        return {
-            name: known[name].isolated
-            for name, error in self._errors.items()
-            if known[name].decided_by == "first-order" and error.unsupported is None
-        }
-
-    def _sample(self, said: Mapping[str, float]) -> list[str]:
-        """A sample of predictions of all relevant sizes."""
-        told = [name for name, one in said.items() if _TOLD * self._limit < one < math.inf]
-        ranked = sorted(told, key=lambda name: -said[name])
-        return ranked[:: max(len(ranked) // SAMPLE, 1)][:SAMPLE]
 
     def _nearest(self, names: Iterable[str], said: Mapping[str, float]) -> list[str]:
         return sorted(names, key=lambda name: abs(math.log(said[name] / self._limit)))
@@ -252,26 +252,6 @@ class _Settling:
         run = [self._compared[first][1] for name in claims if (first := self._twins.get(name, name)) in self._compared]
         return len(run), sum(one <= self._limit for one in run)
 
-    def _linearity(
-        self, whole: tuple[float, float] | None, confirmed: int, refuted: int, left: int
-    ) -> Linearity | None:
-        if not self._telling():
-            return None
-        ratios = self._ratios() or [0.0]
-        return Linearity(
-            format=self.reruns.format,
-            compared=len(self._telling()),
-            least=min(ratios),
-            median=statistics.median(ratios),
-            most=max(ratios),
-            holds=self._holds(),
-            whole_predicted=whole[0] if whole else None,
-            whole_run=whole[1] if whole else None,
-            confirmed=confirmed,
-            refuted=refuted,
-            left=left,
-        )
-
     def _whole(self) -> tuple[float, float] | None:
         """(predicted, measured) output error with everything low; None where outputs cannot be compared."""
         if self.reruns.format not in self._measurement.pure:
@@ -287,13 +267,6 @@ class _Settling:
         run = math.hypot(*(error * norm for error, norm in zip(told, norms, strict=True)))
         result = math.hypot(*parts), run / (math.hypot(*norms) or math.inf)
         return result if all(map(math.isfinite, result)) and min(result) > 0 else None
-
-
-def _twins(measurement: Measurement) -> dict[str, str]:
-    """{view: the first view of the same value}: their errors are equal, so one run suffices."""
-    heads: dict[str, str] = {}
-    result = {view: heads.setdefault(root, view) for view, root in lone_views(measurement).items()}
-    return {view: first for view, first in result.items() if view != first}
 
 
 def _near(predicted: float, run: float) -> bool:

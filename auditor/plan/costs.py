@@ -28,8 +28,12 @@ def memory_of(capture: Capture, costs: Mapping[str, Cost], resolution: Resolutio
         each = [memory_of(path.capture, costs, resolution, format) for path in capture.paths]
         return MemoryUse(max(one.weights for one in each), max(one.activations for one in each))
     nodes, copies = list(capture.graph_module.graph.nodes), Counter[str]()
-    size = {node.name: _bytes(node, resolution.dtypes.get(node.name, "")) for node in nodes}
+    size = dict.fromkeys((node.name for node in nodes), 0)
     for node in nodes:
+        known = FORMATS.get(resolution.dtypes.get(node.name, ""))  # what FP32 and low tensors are in
+        for x in tensors_of(node.meta.get("val")):
+            converted = known is not None and (x.dtype is torch.float32 or is_low(x.dtype))
+            size[node.name] += x.numel() * (known.bytes if known and converted else x.itemsize)
         for reader in resolution.lowered.get(node.name, ()):
             copies[reader] += FORMATS[format].bytes * elements_of(node)
     inputs = {placeholder.name for placeholder in capture.placeholders if placeholder.kind == "input"}
@@ -68,13 +72,6 @@ def _holder(node: fx.Node, free: Collection[str]) -> str:
     while node.name in free and node.args and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node.name
-
-
-def _bytes(node: fx.Node, dtype: str) -> int:
-    """Of what a node gives, where FP32 and low tensors are in a dtype."""
-    known, tensors = FORMATS.get(dtype), tensors_of(node.meta.get("val"))
-    sizes = (known.bytes if known and (x.dtype is torch.float32 or is_low(x.dtype)) else x.itemsize for x in tensors)
-    return sum(x.numel() * size for x, size in zip(tensors, sizes, strict=True))
 
 
 def elements_of(node: fx.Node) -> int:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
+from ..capture.paths import reach
 from ..execution.policy import plain, readers_of
 from ..execution.resolve import Resolution
 from ..numerics.operations import operation
 from ..paths import function_in, nearest_above
 from ..records import Capture
+from .costs import TIE, cast_seconds
 from .mincut import FORBIDDEN, HIGH, LOW, Arc, Cuts
 
 if TYPE_CHECKING:
@@ -111,12 +113,13 @@ def energy_of(problem: Problem) -> Energy:
         a, b, c = scopes[owner]
         scopes[owner] = (a + low, b + high, c + error)
 
-    pairs: dict[tuple[str, str], tuple[float, float]] = {}
+    pairs, share = dict[tuple[str, str], tuple[float, float]](), 1.0 if problem.objective == "time" else TIE
 
     def exchange(producer: str, consumer: str, value: str) -> None:
         error, elapsed = pairs.get((producer, consumer), (0.0, 0.0))
         square = problem.cast_square(resolution, value)
-        pairs[producer, consumer] = (error + square, elapsed + problem.cast_price(value))
+        price = share * cast_seconds(problem.elements[value], problem.format, problem.device)
+        pairs[producer, consumer] = (error + square, elapsed + price)
 
     stores = problem.how.stores
     entering = {p.name for p in problem.capture.placeholders if p.kind == "input" and p.kind in stores}
@@ -152,13 +155,12 @@ def energy_of(problem: Problem) -> Energy:
 
 def _past_views(capture: Capture, users: dict[str, list[str]], name: str) -> list[str]:
     """Nodes that compute with a weight, buffer or input, views of it passed by."""
-    waiting, seen = list(users.get(name, ())), dict[str, None]()
-    while waiting:
-        reader = waiting.pop()
-        if reader not in seen:
-            seen[reader] = None
-            waiting += users.get(reader, ()) if operation(capture.nodes[reader].op).view else ()
-    return [reader for reader in seen if not operation(capture.nodes[reader].op).view]
+
+    def is_view(reader: str) -> bool:
+        return bool(operation(capture.nodes[reader].op).view)
+
+    readers = reach(users.get(name, ()), lambda reader: users.get(reader, ()) if is_view(reader) else ())
+    return [reader for reader in readers if not is_view(reader)]
 
 
 def _shielded(problem: Problem) -> frozenset[str]:

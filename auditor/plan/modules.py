@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Collection
 
 from ..execution.policy import Policy, choice_keeping, plain
-from ..execution.resolve import Resolution, is_low
+from ..execution.resolve import is_low
 from ..numerics.formats import FORMATS
 from ..paths import module_of
 from ..records import Plan, ScopeChoice
 from ..resources import table
 from .costs import cast_seconds, seconds
 from .energy import timed_in
-from .exceptions import without_idle
 from .mincut import FORBIDDEN, Candidate, Choice
 from .problem import Problem
 from .search import MOST_OFF, Space
@@ -102,8 +101,12 @@ def as_candidate(problem: Problem, chosen: Callable[[str], str]) -> Candidate:
 
 def as_plan(problem: Problem, chosen: Candidate) -> Plan:
     """A choice as a plan that was not run yet."""
-    fp32 = evaluate(problem, problem.energy.scopes).seconds
-    chosen = evaluate(problem, without_idle(problem, chosen.high))
+    fp32, high = evaluate(problem, problem.energy.scopes).seconds, chosen.high
+    for path in sorted(high):  # exceptions of modules that have it in FP32 anyhow change nothing
+        if path != module_of(path) and module_of(path) not in high:
+            without, both = (problem.resolve(choice_keeping(x, problem.format)) for x in (high - {path}, high))
+            high = high - {path} if without == both else high
+    chosen = evaluate(problem, high)
     resolution, row = problem.resolve(choice_keeping(chosen.high, problem.format)), FORMATS[problem.format]
     unfit = f"the {problem.device} has no {row.label} arithmetic: its speed-up is that of moving fewer bytes"
     return Plan(
@@ -144,32 +147,26 @@ def cheapest(problem: Problem, allowed: float) -> Candidate:
 
 
 def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
-    """Predicted error, time and share of low FLOPs of one choice, settled. high: what is FP32."""
-    settled = problem.energy.settle(high)
-    if settled not in problem.evaluated:
-        problem.evaluated[settled] = _evaluate(problem, settled)
-    return problem.evaluated[settled]
+    """Predicted error, time and share of low FLOPs of one choice, settled. high: what is FP32.
 
-
-def _evaluate(problem: Problem, high: Choice) -> Candidate:
+    The error is that of the outputs; where the batches take several paths, of the one where it is largest.
+    """
+    high, known = problem.energy.settle(high), problem.evaluated
+    if high in known:
+        return known[high]
     resolution, costs, device = problem.resolve(choice_keeping(high, problem.format)), problem.costs, problem.device
     formats = {name: timed_in(resolution, name) for name in problem.capture.nodes}
-    cast = sum(
-        problem.elements[name] for name in formats if name in resolution.cast
-    )  # autocast keeps weights it has cast
+    # Autocast keeps weights that it has cast.
+    cast = sum(problem.elements[name] for name in formats if name in resolution.cast)
     elapsed = sum(seconds(costs[name], fmt, device) for name, fmt in formats.items())
     elapsed += cast_seconds(cast, problem.format, device)
     flops = sum(costs[name].flops for name in formats)
     low_flops = sum(costs[name].flops for name, fmt in formats.items() if is_low(fmt))
-    error, cost = math.sqrt(_square(problem, resolution)), problem.whole_price(resolution, elapsed)
-    length = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
-    price = cost + problem.island * length  # of the plan: scopes that are not as the one above them
-    return Candidate(high, error, price, cost, elapsed, low_flops / flops if flops else 0.0)
-
-
-def _square(problem: Problem, resolution: Resolution) -> float:
-    """Squared error of the outputs; where the batches take several paths, on the one where it is largest."""
     squares = [(name, problem.node_square(resolution, name)) for name in problem.capture.nodes]
     squares += [(name, problem.cast_square(resolution, name)) for name in problem.rounded_values(resolution)]
-    paths = problem.paths or [frozenset(name for name, _ in squares)]
-    return max(sum(square for name, square in squares if name in path) for path in paths)
+    error = math.sqrt(max(sum(square for name, square in squares if name in path) for path in problem.paths))
+    cost = problem.whole_price(resolution, elapsed)
+    length = sum((owner in high) != (above in high) for owner, above in problem.energy.tree.items())
+    price = cost + problem.island * length  # of the plan: scopes that are not as the one above them
+    known[high] = Candidate(high, error, price, cost, elapsed, low_flops / flops if flops else 0.0)
+    return known[high]

@@ -34,18 +34,16 @@ class Planner:
 
     def baselines(self) -> dict[str, Verification]:
         """The model with everything low, which is what it gives under plain autocast or a plain cast; known to the search."""
-        low = self._run({name: space.low for name, space in self.spaces.items()})
-        return {name: self._baseline(space, low[name]) for name, space in self.spaces.items()}
-
-    def _baseline(self, space: Modules, plan: Plan) -> Verification:
-        ran = plan.verification
-        if ran is None or not runs(plan.format):  # the recorded graph stands in for a model that cannot be run
-            return judge_replay(self.bench, space.error(space.low), self.bench.policy(plan))
-        fails = ran.measured_error is None or not all(one.holds for one in ran.criteria)
-        space.log[space.key(space.low)] = (
-            math.inf if fails else max(ran.measured_error or 0.0, ran.with_gradients or 0.0)
-        )
-        return ran
+        result = dict[str, Verification]()
+        for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
+            ran, space = plan.verification, self.spaces[name]
+            if ran is None or not runs(plan.format):  # the recorded graph stands in for a model that cannot be run
+                result[name] = judge_replay(self.bench, space.error(space.low), self.bench.policy(plan))
+                continue
+            fails = ran.measured_error is None or not all(one.holds for one in ran.criteria)
+            error = max(ran.measured_error or 0.0, ran.with_gradients or 0.0)
+            result[name], space.log[space.key(space.low)] = ran, math.inf if fails else error
+        return result
 
     def plans(self, baselines: Mapping[str, Verification]) -> dict[str, Plan]:
         """Every plan, verified on inputs it was not made from where there are any."""

@@ -1,4 +1,5 @@
-"""What the solver weighs: errors, costs and prohibitions of running scopes low, each rounding counted once."""
+"""What the solver weighs: errors, costs and prohibitions of running scopes low, each rounding counted once; what can be
+low together, and functions that low modules may keep."""
 
 from __future__ import annotations
 
@@ -8,18 +9,135 @@ from functools import cached_property
 
 from ..artefact.base import Strategy
 from ..artefact.strategies import strategy_of
-from ..execution.policy import Layout, Policy, plain
+from ..capture.paths import reach
+from ..execution.policy import Layout, Policy, choice_keeping, plain
 from ..execution.resolve import Resolution, Resolver, kept_low
 from ..numerics.formats import FORMATS
-from ..paths import function_in
+from ..numerics.operations import operation
+from ..paths import function_in, of_function
 from ..records import Capture, Contribution, MemoryUse, Node, Verdict
-from .costs import TIE, Cost, cast_seconds, elements_of, memory_of, price, traffic_seconds
+from .costs import TIE, Cost, elements_of, memory_of, price, traffic_seconds
 from .energy import energy_of, timed_in
-from .exceptions import find_exceptions, find_lowest
 from .mincut import FORBIDDEN, Candidate
 
 ISLAND_SHARE = 0.003
 """Share of the FP32 price that one more scope must be worth: of plans that cost alike, people want the short one."""
+
+
+@dataclass(frozen=True)
+class Lowest:
+    """The lowest choice without conflicts. raised: modules, and functions in some, at which one would be were they low."""
+
+    resolution: Resolution
+    raised: frozenset[str]
+
+
+def find_lowest(problem: Problem) -> Lowest:
+    """Everything low but what cannot be together: those that make the FP32 values, those that meet them, or one function.
+
+    Whichever leaves the lower price, and of equal ones the fewer.
+    """
+
+    def rank(found: Lowest) -> tuple[bool, float, int]:
+        price = sum(problem.node_price(name, found.resolution) for name in problem.capture.nodes)
+        return bool(found.resolution.conflicts), price, len(found.raised)
+
+    return min(
+        (_without_conflicts(problem, blamed) for blamed in (_makers, _function, lambda *_: set[str]())), key=rank
+    )
+
+
+def _without_conflicts(problem: Problem, blamed: Callable[[Problem, Resolution, str], set[str]]) -> Lowest:
+    """blamed: what to raise for the conflict of one node; nothing, or what is raised already: the module that meets FP32."""
+    raised, nodes = set[str](), problem.capture.nodes
+    while True:
+        resolution = problem.resolve(choice_keeping(raised, problem.format))
+        firsts = _first_conflicts(problem, resolution)
+        wanted = {
+            p for name in firsts for p in blamed(problem, resolution, name) - raised or {nodes[name].owner} - raised
+        }
+        if not wanted:
+            return Lowest(resolution, frozenset(raised))
+        raised |= wanted
+
+
+def _first_conflicts(problem: Problem, resolution: Resolution) -> list[str]:
+    """Conflicts that no other one lies before: those behind may be its consequences."""
+    behind, result = set[str](), []
+    for name, node in problem.capture.nodes.items() if resolution.conflicts else ():
+        tainted = any(source in behind for source in node.inputs)
+        if name in resolution.conflicts and not tainted:
+            result.append(name)
+        if tainted or name in resolution.conflicts:
+            behind.add(name)
+    return result
+
+
+def _makers(problem: Problem, resolution: Resolution, name: str) -> set[str]:
+    """Modules that make the FP32 values."""
+    nodes, chain = problem.capture.nodes, _chain(problem, resolution, name)
+    return {nodes[each].owner for each in chain if not any(before in chain for before in nodes[each].inputs)}
+
+
+def _function(problem: Problem, resolution: Resolution, name: str) -> set[str]:
+    """A function that gives FP32 anyhow, in the innermost module around the node that calls one.
+
+    A scope that keeps a function runs its products low again, whatever they are handed; it has to keep one to do so.
+    """
+    nodes, chain = problem.capture.nodes, _chain(problem, resolution, name)
+    giving = [each for each in nodes if each in chain and _entry(problem, each) and not problem.how.regional]
+    for call in reversed(nodes[name].calls):
+        if (first := next((each for each in giving if nodes[each].owner == call.path), None)) is not None:
+            return {function_in(call.path, _entry(problem, first))}
+    return set()
+
+
+def _entry(problem: Problem, name: str) -> str:
+    """What `keep` calls the function that a node is part of; "" for one that says itself what it gives."""
+    node = problem.capture.nodes[name]
+    return "" if node.function is None or operation(node.op).cast else node.function.path
+
+
+def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:
+    """Operations that make the FP32 values that a node is handed in a low scope."""
+    nodes = problem.capture.nodes
+
+    def wide_inputs(each: str) -> list[str]:
+        return [source for source in nodes[each].inputs if source in nodes and resolution.dtypes.get(source) == "fp32"]
+
+    return set(reach(wide_inputs(name), wide_inputs))
+
+
+def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
+    """{module: functions}, of modules whose own forward has products that are worth running low.
+
+    Beside functions that are unsafe, a product that is dear in error may still run low; beside dear ones alone it need not.
+    """
+    products, functions = dict[tuple[str, str], set[str]](), dict[tuple[str, str], set[str]]()  # by module and verdict
+    casts = dict[str, set[str]]()  # to what Python sees, which FP32 arguments would change
+    for name, node in problem.capture.nodes.items():
+        known, path = problem.verdicts.get(name), node.function.path if node.function else ""
+        lowered = name not in problem.kept and problem.lowest.resolution.touches_low(name)
+        place = node.owner, known.verdict if known is not None and lowered else "safe"  # else nobody lowers it
+        if problem.costs[name].flops and operation(node.op).product:
+            products.setdefault(place, set()).add(path)
+        if node.function and operation(node.op).cast and problem.format in problem.how.literals(node):
+            casts.setdefault(node.owner, set()).add(path)
+        elif node.function:
+            functions.setdefault(place, set()).add(path)
+    result = dict[str, frozenset[str]]()
+    able = dict.fromkeys(owner for owner, verdict in products if verdict in ("safe", "sensitive"))
+    never = set().union(*(casts.get(owner, ()) for owner in able))
+    for owner in able:
+        safe, dear = (products.get((owner, verdict), set()) for verdict in ("safe", "sensitive"))
+        unsafe = set().union(*(functions.get((owner, verdict), ()) for verdict in ("unsafe", "untested")))
+        kept = unsafe | functions.get((owner, "sensitive"), set())
+        if safe - kept or (unsafe and (safe | dear) - unsafe):
+            result[owner] = frozenset(kept - never)
+    for path in problem.lowest.raised:
+        if (function := of_function(path)) is not None:
+            result[function[0]] = result.get(function[0], frozenset()) | {function[1]}
+    return {owner: names for owner, names in result.items() if names}
 
 
 @dataclass(frozen=True)
@@ -42,6 +160,8 @@ class Problem:
     raised: str = "none"
     stored_low: Mapping[str, int] = field(default_factory=dict)
     objective: str = "time"
+    evaluated: dict[frozenset[str], Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What is known of choices, by what they keep in FP32: many of them are met again."""
 
     @property
     def name(self) -> str:
@@ -68,14 +188,9 @@ class Problem:
 
     @cached_property
     def paths(self) -> Sequence[frozenset[str]]:
-        """Names of the nodes and placeholders of each path through the model, where there are several in the graph."""
-        captures = (path.capture for path in self.capture.paths)
+        """Names of the nodes and placeholders of each path through the model."""
+        captures = [path.capture for path in self.capture.paths] or [self.capture]
         return list(dict.fromkeys(frozenset((*c.nodes, *(place.name for place in c.placeholders))) for c in captures))
-
-    @cached_property
-    def evaluated(self) -> dict[frozenset[str], Candidate]:
-        """What is known of choices, by what they keep in FP32: many of them are met again."""
-        return {}
 
     energy = cached_property(energy_of)
     lowest = cached_property(find_lowest)
@@ -101,11 +216,6 @@ class Problem:
     def node_price(self, name: str, resolution: Resolution) -> float:
         """What one node counts for, as the objective has it."""
         return price(self.objective, self.costs[name], self.elements[name], timed_in(resolution, name), self.device)
-
-    def cast_price(self, name: str) -> float:
-        """What converting one value counts for."""
-        share = 1.0 if self.objective == "time" else TIE
-        return share * cast_seconds(self.elements[name], self.format, self.device)
 
     @property
     def byte_price(self) -> float:

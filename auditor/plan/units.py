@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ..criteria import Criterion
 from ..criteria.criterion import name_of
 from ..criteria.defaults import by_default, may_flip
 from ..criteria.measure import criteria_for
@@ -25,28 +24,23 @@ from ..numerics.casting import round_tree
 from ..numerics.formats import FORMATS
 from ..numerics.metrics import output_error
 from ..records import Capture, Contribution, Distance, Subject
+from ..settings import Settings
 
 LARGEST_BUDGET = 100.0
 """Budgets beyond it leave contributions relative: they would come near what the solver charges for prohibitions."""
 
 
-def yardstick_of(
-    metric: Distance | None,
-    subject: Subject,
-    max_error: float,
-    seed: int,
-    criteria: Sequence[Criterion],
-    capture: Capture,
-) -> Yardstick:
+def yardstick_of(subject: Subject, options: Settings, capture: Capture) -> Yardstick:
     """The budget, and what it is measured by: relative L2, the user's metric, or shares of what criteria allow, theirs and
     those that discrete outputs have by default.
 
     Raises: AuditorError(slug="bad-criterion") where a criterion does not fit what the model returns.
     """
+    metric, criteria, max_error = options.metric, options.limits, options.max_error
     flips = metric is None and may_flip(capture)
     if metric is None and not criteria and not flips:
         return Yardstick(max_error)
-    outputs = answer(subject.model, subject.batches[0], seed=seed)
+    outputs = answer(subject.model, subject.batches[0], seed=options.seed)
     metric = _of_the_cpu(metric) if metric is not None else None
     if flips:
         criteria = (*criteria, *by_default(criteria, outputs, capture))

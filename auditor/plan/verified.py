@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,12 +24,13 @@ from ..isolation.outputs import on_cpu
 from ..isolation.process import loose, under
 from ..numerics.formats import FORMATS, label, runs
 from ..numerics.metrics import output_error
-from ..records import NonFinite, Plan, TimeAndMemory, Timing, Today, Verdict, Verification
+from ..records import NonFinite, Plan, ScopeChoice, TimeAndMemory, Timing, Today, Verdict, Verification
+from ..records.decisions import Decision, Decisions
 from ..records.measure import MEASURED
 from ..rulebook.verdicts import Judgement
 from ..stages import tick
 from ..trees import tensors_in
-from ..verify import FP32, TODAY, Answers, Runs, failure_of, said_no_memory
+from ..verify import FP32, TODAY, Answers, Runs, failure_of, in_hand, said_no_memory
 from .recommend import has_fp32
 from .workbench import Workbench, worst_of
 
@@ -47,26 +48,20 @@ Pair = tuple[list[torch.Tensor], list[torch.Tensor]]
 """What a model returns in FP32, and patched."""
 
 
-def verify(bench: Workbench, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None) -> dict[str, Plan]:
     """The plans with what their artefacts really do: errors against FP32, and whether they hold the budget.
 
-    Of a plan in a format that torch does not compute in there is no artefact: it stays unverified, and says so.
+    Of a plan in a format that torch does not compute in there is no artefact: it stays unverified, and says so. files: see
+    Workbench.ask.
     """
     run = {name: plan for name, plan in plans.items() if runs(plan.format)}
     result = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
     if run:
-        tick("running the patched model")
-        result |= run_artefacts(bench, run)
+        tick("running the patched model" if files is None else "running the programs")
+        expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
+        given = bench.ask(run, Runs.answers, files)
+        result |= {name: judge_answers(bench, plan, expected, given[name]) for name, plan in run.items()}
     return {name: result[name] for name in plans}
-
-
-def run_artefacts(
-    bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, bytes] | None = None
-) -> dict[str, Plan]:
-    """The plans with what their artefacts answer on the inputs that plans are judged on. files: see Workbench.ask."""
-    expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
-    given = bench.ask(plans, Runs.answers, files)
-    return {name: judge_answers(bench, plan, expected, given[name]) for name, plan in plans.items()}
 
 
 def _unrunnable(bench: Workbench, plan: Plan) -> Plan:
@@ -95,8 +90,15 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
         error, enabled = (worst_of([distance(*pair) for pair in some]) for some in (pairs, graded))
     except MeasureError as refused:
         return _record_run(bench, plan, failure=str(refused))
-    if graded and (otherwise := _mode_matters(plan, pairs[0], graded[0], noise.joint)):
-        return _record_run(bench, plan, failure=otherwise)
+    if graded:
+        # Two runs of one plan that round differently are each as far from FP32 as the other, give or take a unit of the format.
+        before, after = output_error(*pairs[0]), output_error(*graded[0])
+        expected_most = 2 * before + FORMATS[plan.format].epsilon + FLOOR * noise.joint
+        if math.isfinite(before) and not after <= expected_most:
+            otherwise = (
+                f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
+            )
+            return _record_run(bench, plan, failure=otherwise)
     is_finite = math.isfinite(error + enabled)
     return _record_run(
         bench,
@@ -127,17 +129,6 @@ def _record_run(
     return replace(plan, verification=replace(ran, holds=holds))
 
 
-def _mode_matters(plan: Plan, without: Pair, enabled: Pair, noise: float) -> str | None:
-    """What to say of a patched model that is further off with gradients enabled than rounding, and FP32's noise, explains.
-
-    Two runs of one plan that round differently are each as far from FP32 as the other, give or take a unit of the format.
-    """
-    before, after = output_error(*without), output_error(*enabled)
-    if not math.isfinite(before) or after <= 2 * before + FORMATS[plan.format].epsilon + FLOOR * noise:
-        return None
-    return f"with gradients enabled it answers otherwise: error {after:.2g}, where it is {before:.2g} without"
-
-
 def finite_or_none(error: float) -> float | None:
     """What is kept of an error: None where it is not finite."""
     return error if math.isfinite(error) else None
@@ -151,22 +142,19 @@ def judge_replay(bench: Workbench, error: float, policy: Policy) -> Verification
 
 
 def locate_nonfinite(bench: Workbench, policy: Policy) -> NonFinite | None:
-    """The operation at which the recorded graph turns non-finite under a policy, on the first batch that shows it."""
+    """The operation at which the recorded graph turns non-finite under a policy, on the first batch that shows it; with the
+    rules that fired where the cause begins, or where it shows."""
     batches, twins = bench.checks if bench.usable(bench.checks) else bench.subject.batches, bench.capture.twins
     for number, batch in enumerate(batches, start=1):
         path = path_of(bench.capture, bench.subject, batch)
         first = first_non_finite(path, bench.subject.model, batch, policy) if path is not None else None
         if first is not None:
-            first = replace(first, node=twins.get(first.node, first.node), begins=twins.get(first.begins, first.begins))
-            return replace(first, batch=number, rules=_rules(bench, first, policy.format))
+            begins, node = (twins.get(name, name) for name in (first.begins, first.node))
+            spoken = [(twins.get(f.node, f.node), f.rule) for f in bench.findings if policy.format in f.formats]
+            fired = [rule for where in (begins, node) for at, rule in spoken if at == where]
+            rules = dict.fromkeys([rule for rule in fired if rule not in MEASURED] or fired)
+            return replace(first, node=node, begins=begins, batch=number, rules=tuple(rules))
     return None
-
-
-def _rules(bench: Workbench, first: NonFinite, fmt: str) -> tuple[str, ...]:
-    """Codes of the rules that fired where the cause begins, or where it shows."""
-    spoken = [(bench.capture.twins.get(f.node, f.node), f.rule) for f in bench.findings if fmt in f.formats]
-    fired = [rule for where in (first.begins, first.node) for node, rule in spoken if node == where]
-    return tuple(dict.fromkeys([rule for rule in fired if rule not in MEASURED] or fired))
 
 
 def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Judgement:
@@ -212,6 +200,31 @@ def today_of(bench: Workbench) -> Today | None:
     return None if worst <= FLOOR * bench.noise.found.error else Today(allowed, finite_or_none(worst))
 
 
+def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
+    """By format, the model with everything low beside its recording, which takes FP32's choices; of the last strategy.
+
+    Of choices that set shapes, such as which rows an expert gets: a recording holds them, and only the model's own runs show
+    their cost.
+    """
+    subject, options, batch = bench.subject, bench.options, bench.subject.batches[0]
+    path, reference = bench.capture.first, bench.reference(batch)
+    constants = {p.name for p in path.placeholders if p.kind == "constant" and p.name.startswith("held")}
+    readers = (node for node in path.nodes.values() if constants & set(node.inputs))
+    each = {(n.op, n.owner, n.source): Decision(n.name, n.op, n.owner, n.source, 0, None, None, None) for n in readers}
+    for strategy in options.scope_strategies[-1:] if each else ():
+        for fmt in filter(runs, options.formats):
+            plan = Plan(f"{strategy}_{fmt}", strategy, fmt, {"": ScopeChoice(fmt)})
+            plan = replace(plan, raised=subject.raised, stored_low=subject.stored_low)
+            load = partial(in_hand, subject.model, {plan.name: plan})
+            ran = Runs(load, [batch], options.where, options.seed, most=bench.most).answers(plan.name)
+            try:
+                error = math.inf if isinstance(ran, str) else bench.yardstick.distance(reference, ran.outputs[0])
+                if math.isfinite(error):
+                    yield Decisions(fmt, error, bench.replay([batch], bench.policy(plan)), tuple(each.values()))
+            except Exception as failure:  # an operation refuses the format, or the outputs have other shapes
+                let_through(failure)
+
+
 WAYS = ("eager", "compiled", "cuda_graph")
 """How a model is run to be timed, by the names of TimeAndMemory."""
 
@@ -227,9 +240,9 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
     names = [FP32, *([TODAY] if today else []), *run]
     question = partial(Runs.time, flags=dict(bench.flags), threads=torch.get_num_threads())
     given: dict[str, TimeAndMemory | str] = bench.ask(run, question, names=names)
-    lacking = {name: dict.fromkeys((*WAYS[:2], "memory"), one) for name, one in given.items() if isinstance(one, str)}
+    lacking = (*WAYS[:2], "memory")
     found = {
-        name: one if isinstance(one, TimeAndMemory) else TimeAndMemory(missing=lacking[name])
+        name: TimeAndMemory(missing=dict.fromkeys(lacking, one)) if isinstance(one, str) else one
         for name, one in given.items()
     }
     whole = found.pop(FP32)

@@ -1,16 +1,288 @@
-"""The user's own score of a model: locates the scoring function, calls it and compares its results."""
+"""The user's own score of a model: locates the scoring function, calls it on a model, and compares its results."""
 
-from .calling import NoScore, ScoreResult, call_scoring, compare_scores, fp32_score
-from .function import ImportPath, Scoring, find_function, in_hand
+from __future__ import annotations
 
-__all__ = [
-    "ImportPath",
-    "NoScore",
-    "ScoreResult",
-    "Scoring",
-    "call_scoring",
-    "compare_scores",
-    "find_function",
-    "fp32_score",
-    "in_hand",
-]
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from ..errors import LoadError, first_line, let_through
+from ..isolation import isolated
+from ..isolation.members import named_modules, named_parameters
+from ..isolation.process import disable_compilers, disable_fused_path, swap_attribute
+from ..loading.importer import as_script
+from ..loading.target import Target, blame, named_in, parse
+from ..records.plan import DIRECTIONS, Evaluation, Score
+from ..stages import beat
+from ..trees import tensors_in
+
+LOWER, OF_MEAN = "lower_is_better", "of_mean"
+"""Optional attributes of the user's function."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The user's function, and how its scores are judged.
+
+    function(model) returns a number, or an iterable with a number for each sample or batch: the score is their mean, or
+    `of_mean` of it. better: one of records.score.DIRECTIONS. max_drop: the largest acceptable loss; None: scores are
+    not judged. place: where a fresh process can import the function; None where it cannot.
+    """
+
+    function: Callable[[nn.Module], Any]
+    name: str
+    better: str = "higher"
+    max_drop: float | None = None
+    of_mean: Callable[[float], Any] | None = None
+    place: Target | None = None
+
+
+def find_function(
+    text: str, target: str = "", *, better: str | None = None, max_drop: float | None = None, seed: int = 0
+) -> Scoring:
+    """Import the function that `file.py:name`, `package.module:name` or, in the target's own file, `name` names.
+
+    Literal arguments in brackets are passed after the model. Raises: LoadError(slug="missing-score"), and those of
+    importing a target.
+    """
+    if not text.strip():
+        raise LoadError("--evaluate needs a function: write --evaluate file.py:name", slug="missing-score")
+    own = ":" not in text and not text.endswith(".py")
+    of_target = parse(target) if own else None
+    if of_target is not None and of_target.hub:
+        raise LoadError(f"{target} has no file that could define it: write --evaluate file.py:name", "missing-score")
+    parsed = parse(f"{of_target.script}:{text}" if of_target is not None else text)
+    if parsed.symbol is None or parsed.hub:
+        raise LoadError(f"{text!r} does not name a function: write --evaluate file.py:name", slug="missing-score")
+    result = named_in(parsed, "give --evaluate file.py:name of a function that takes the model", "missing-score", seed)
+    given = [*map(repr, parsed.args), *(f"{name}={value!r}" for name, value in parsed.kwargs.items())]
+    called = f"{parsed.symbol}({', '.join(given)})" if given else parsed.symbol
+    place = replace(parsed, text=f"{parsed.script}:{called}")
+    scoring = _scoring(result, f"{parsed.symbol} in {parsed.label}", text, better, max_drop, place)
+    if not given:
+        return scoring
+    return replace(scoring, function=lambda model: result(model, *parsed.args, **parsed.kwargs))
+
+
+def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> Scoring:
+    """Scoring by a function object. Raises: LoadError(slug="missing-score")."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return _scoring(function, f"evaluate={name}", name, better, max_drop, None)
+
+
+def _scoring(
+    function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: Target | None
+) -> Scoring:
+    if isinstance(function, type | nn.Module) or not callable(function):
+        wanted = "evaluate must be a function, func(model) -> a number, or one for each sample"
+        raise LoadError(f"{what} is of type {type(function).__name__}: {wanted}", slug="missing-score")
+    own = DIRECTIONS[bool(getattr(function, LOWER, False))]
+    return Scoring(function, name, better or own, max_drop, getattr(function, OF_MEAN, None), place)
+
+
+ALLOWED = "a score must be a number, or an iterable of numbers, one for each sample or batch"
+
+
+class NoScore(Exception):
+    """The function returned no score; the message gives the reason in one line."""
+
+
+@dataclass(frozen=True)
+class ScoreResult:
+    """Numbers that the function returned. single: one number, not an iterable. calls: how often it called the model."""
+
+    values: tuple[float, ...]
+    single: bool
+    calls: int
+
+    @property
+    def count_text(self) -> str:
+        """The number of values, in words."""
+        if self.single:
+            return "a single number"
+        return f"{len(self.values):,} number{'s' * (len(self.values) != 1)}"
+
+
+def call_scoring(
+    scoring: Scoring,
+    model: nn.Module,
+    *,
+    seed: int = 0,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    most: int | None = None,
+    limit: float | None = None,
+    plan: str = "",
+) -> ScoreResult:
+    """Call the function on a model, inside `around()`, without gradients unless the function enables them.
+
+    It starts from the seed; the model, the generators and tensors in the function are restored. most: numbers to read
+    at most. limit: seconds. plan: its name, for progress messages. Raises: NoScore.
+    """
+    deadline, calls = math.inf if limit is None else time.monotonic() + limit, 0
+
+    def in_time(count: int | None = None) -> None:
+        if count is not None:
+            beat(f"{plan.replace('_', ' ')}: {count:,}{f' of {most:,}' if most and most > 1 else ''}")
+        if time.monotonic() > deadline:
+            raise NoScore(f"the function returned no score within {limit:g} seconds")
+
+    def call_model(module: nn.Module, args: Any) -> None:
+        nonlocal calls
+        if module is model:
+            calls += 1
+            in_time()
+
+    kept = tensors_in([cell.cell_contents for cell in getattr(scoring.function, "__closure__", None) or ()])
+    try:
+        with (
+            isolated(model, scoring.function, kept, seed=seed),
+            disable_fused_path(),
+            disable_compilers(),
+            torch.no_grad(),
+            around(),
+        ):
+            place = scoring.place  # imports inside the function resolve relative to its file
+            with (
+                swap_attribute(sys, "path", list(sys.path)),
+                as_script(place.script, place.folders) if place else nullcontext(),
+                register_module_forward_pre_hook(call_model),
+            ):
+                before = _made_of(model)
+                values, single = _values(scoring.function(model), in_time, most)
+                now = _made_of(model)
+            changed = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+            if changed is not None:
+                why = "so the score is not the plan's: the function must only call the model"
+                raise NoScore(f"the function changed the model ({changed}), {why}")
+            return ScoreResult(values, single, calls)
+    except NoScore:
+        raise
+    except (Exception, SystemExit) as error:
+        let_through(error, memory=False)
+        raise NoScore(f"the function raised {blame(error)}") from error
+
+
+def _made_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """The modules and weights of a model under a plan, to detect changes."""
+    modules = {f"module {path!r}": (id(m), id(vars(m).get("forward"))) for path, m in named_modules(model)}
+    # tensors made in inference mode count no writes
+    written = {name: (x, 0 if x.is_inference() else x._version) for name, x in named_parameters(model)}
+    return modules | {f"parameter {name!r}": (id(x), x.dtype, writes) for name, (x, writes) in written.items()}
+
+
+def number(value: Any, what: str) -> float:
+    """Convert a number to float. Raises: NoScore if it is not a finite number."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        if value.size != 1 if isinstance(value, np.ndarray | np.generic) else value.numel() != 1:
+            raise NoScore(f"{what} is a tensor of shape {list(value.shape)}: {ALLOWED}")
+        value = value.item()
+    if not isinstance(value, bool | int | float):
+        given = "nothing" if value is None else f"a {type(value).__name__}"
+        raise NoScore(f"{what} is {given}: {ALLOWED}")
+    if not math.isfinite(result := float(value)):
+        raise NoScore(f"{what} is {result}: a score must be finite")
+    return result
+
+
+def _values(given: Any, in_time: Callable[[int], None], most: int | None) -> tuple[tuple[float, ...], bool]:
+    """The numbers that the function returned, and whether it was a single one."""
+    if isinstance(given, torch.Tensor | np.ndarray) and given.ndim == 1:
+        given = [given]
+    elif isinstance(given, str | bytes | Mapping | Set | torch.Tensor | np.ndarray) or not isinstance(given, Iterable):
+        return (number(given, "the function's result"),), True
+    values: list[float] = []
+    for item in given:
+        flat = isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 1  # a batch's, one for each sample
+        for value in item.tolist() if flat else [item]:
+            values.append(number(value, f"number {len(values)}"))
+        in_time(len(values))
+        if most is not None and len(values) > most:
+            raise NoScore(
+                f"the function returned more numbers than in FP32, where it returned {most:,}: they cannot be paired"
+            )
+    if not values:
+        raise NoScore(f"the function returned no number: {ALLOWED}")
+    return tuple(values), False
+
+
+ROUNDING = 1e-9
+"""Rounding tolerance of `max_drop`, as a share: 0.99 - 0.98 is more than 0.01 in binary."""
+
+
+def fp32_score(scoring: Scoring, given: ScoreResult) -> Evaluation:
+    """The score of the FP32 model. Raises: NoScore."""
+    value = _value(scoring, given.values)
+    samples = None if given.single else len(given.values)
+    formula = None if scoring.of_mean is None else str(getattr(scoring.of_mean, "__name__", "a function"))
+    return Evaluation(scoring.name, scoring.better, scoring.max_drop, value, samples, formula, given.calls)
+
+
+def compare_scores(scoring: Scoring, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
+    """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why not."""
+    if isinstance(plan, str):
+        return _without(scoring, plan)
+    if (plan.single, len(plan.values)) != (fp32.single, len(fp32.values)):
+        return _without(
+            scoring, f"the function returned {plan.count_text}, and {fp32.count_text} in FP32: they cannot be paired"
+        )
+    try:
+        value, reference = _value(scoring, plan.values), _value(scoring, fp32.values)
+    except NoScore as error:
+        return _without(scoring, str(error))
+    known = None if plan.single else standard_error(fp32.values, plan.values, scoring.of_mean or float)
+    difference, passed = value - reference, None
+    if scoring.max_drop is not None:
+        drop = -difference if scoring.better == "higher" else difference
+        passed = drop <= scoring.max_drop or math.isclose(drop, scoring.max_drop, rel_tol=ROUNDING)
+    return Score(value, difference, known, passed)
+
+
+def standard_error(
+    reference: Sequence[float], candidate: Sequence[float], of_mean: Callable[[float], float]
+) -> float | None:
+    """Standard error of of_mean(mean of candidate) - of_mean(mean of reference); entries i of both are paired.
+
+    Jackknife: each pair is left out once. For plain means this equals the standard deviation of the differences, with n
+    - 1, over the root of n. None for fewer than two pairs, or where `of_mean` fails near the mean. Source: Efron and
+    Tibshirani, An Introduction to the Bootstrap, section 11.5.
+    """
+    n = len(reference)
+    if n < 2:
+        return None
+    sums = math.fsum(reference), math.fsum(candidate)
+    try:
+        left_out = [
+            float(of_mean((sums[1] - c) / (n - 1))) - float(of_mean((sums[0] - r) / (n - 1)))
+            for r, c in zip(reference, candidate, strict=True)
+        ]
+    except Exception:  # the user's function, near a mean that it took
+        return None
+    centre = math.fsum(left_out) / n
+    result = math.sqrt((n - 1) / n * math.fsum((x - centre) ** 2 for x in left_out))
+    return result if math.isfinite(result) else None
+
+
+def _value(scoring: Scoring, values: Sequence[float]) -> float:
+    """The mean, after `of_mean` if given. Raises: NoScore."""
+    mean = values[0] if len(values) == 1 else math.fsum(values) / len(values)
+    if scoring.of_mean is None:
+        return mean
+    try:
+        return number(scoring.of_mean(mean), f"of_mean({mean:.6g})")
+    except NoScore:
+        raise
+    except Exception as error:
+        raise NoScore(f"of_mean({mean:.6g}) raised {type(error).__name__}: {first_line(error)}") from error
+
+
+def _without(scoring: Scoring, why: str) -> Score:
+    return Score(None, passed=None if scoring.max_drop is None else False, failure=why)

@@ -77,7 +77,7 @@ def inner(dtype: torch.dtype) -> None:
                 (awkward(60, other), awkward(60, dtype)),
             ):
                 with unchanged(gradient, value):
-                    inner_products(gradient, value, 1, error_of)
+                    inner_products(gradient, value, 1, [error_of])
 
 
 def signs(dtype: torch.dtype) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import auditor
-from auditor.capture.binding import Binder, named_inputs
+from auditor.capture.builder import Binder, named_inputs
 from auditor.capture.intercept import Handler
 from auditor.capture.paths import aligned, same_operations
 from auditor.capture.record import record

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from auditor.criteria import Criterion, criteria_of
 from auditor.criteria.criterion import FUNCTION, KINDS, Kind, floor_of
-from auditor.criteria.forms import FORMS, form_of
-from auditor.criteria.margins import count_replaced, margins_of
+from auditor.criteria.margins import FORMS, count_replaced, form_of, margins_of
 from auditor.criteria.measure import criteria_for
 from auditor.criteria.values import VALUES, unfit, value
 from auditor.errors import AuditorError

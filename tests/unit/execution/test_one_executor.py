@@ -9,7 +9,7 @@ TREES = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in mod
 
 INTERPRETERS = {("execution.execute", "Executor")}
 
-CHECK = "capture.binding"
+CHECK = "capture.builder"
 """A recording that is called, as it is when it is held against the run that it is of: it lies below the Executor."""
 
 

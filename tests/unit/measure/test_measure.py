@@ -176,7 +176,8 @@ def _blocks() -> tuple[nn.Module, torch.Tensor]:
 
 def _held(measured: Measurement) -> int:
     """Bytes of all tensors of a measurement that are no weights."""
-    weights = {x.untyped_storage().data_ptr() for name in measured.weights for x in measured.live[name]}
+    names = [place.name for place in measured.capture.placeholders if place.kind == "parameter"]
+    weights = {x.untyped_storage().data_ptr() for name in names for x in measured.live[name]}
     kept = [x for leaves in measured.live.values() for x in leaves]
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in kept}
     return sum(size for place, size in storages.items() if place not in weights)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.artefact.applying import apply_plan
 from auditor.plan.costs import Cost
-from auditor.plan.exceptions import find_lowest
-from auditor.plan.problem import Problem
+from auditor.plan.problem import Problem, find_lowest
 from auditor.records import Audit, Contribution
 from auditor.verify import run_patched
 from tests.support.flat_models import LARGE, FlatBlock
