@@ -144,10 +144,10 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
 class Problem:
     """A capture, its costs and errors, under one strategy and format.
 
-    contributions: {format: {node or placeholder: Contribution}} of all formats that were measured; verdicts: per node;
-    device: a row of devices.toml; raised, stored_low: see Subject. objective: what a plan is to have little of: `time`,
-    `memory`, or `flops` in FP32. Prices are in seconds, those of bytes and FLOPs too: the time they take at the device's
-    peaks.
+    contributions: {format: {node or placeholder: Contribution}} of all formats that were measured. verdicts: per node, in
+    the format that it computes in where all is low. device: a row of devices.toml. raised, stored_low: see Subject.
+    objective: what a plan is to have little of: `time`, `memory`, or `flops` in FP32. Prices are in seconds, those of
+    bytes and FLOPs too: the time they take at the device's peaks.
     """
 
     capture: Capture
@@ -274,11 +274,11 @@ class Problem:
         """Squared contribution of what the node itself adds: its own arithmetic and the rounding of its result."""
         if self.forbidden(resolution, name):
             return FORBIDDEN
-        contribution = self.contribution(name, self._computed_in(resolution, name))
+        contribution = self.contribution(name, self.computed_in(resolution, name))
         low = resolution.low(name) or (not self.capture.nodes[name].floating and resolution.touches_low(name))
         return min(contribution.own**2, FORBIDDEN) if contribution is not None and low else 0.0
 
-    def _computed_in(self, resolution: Resolution, name: str) -> str:
+    def computed_in(self, resolution: Resolution, name: str) -> str:
         """The low format that a node computes in, if measured: a recurrent layer runs in FP16 under BF16 autocast too."""
         own = self.kept.get(name) or (resolution.dtypes[name] if resolution.low(name) else self.format)
         return own if own in self.contributions else self.format
@@ -286,7 +286,7 @@ class Problem:
     def cast_square(self, resolution: Resolution, name: str) -> float:
         """Squared contribution of rounding an FP32 value, to the widest-off of the formats that its readers round it to."""
         readers = resolution.lowered.get(name, ())
-        formats = {self._computed_in(resolution, reader) for reader in readers} or {self.format}
+        formats = {self.computed_in(resolution, reader) for reader in readers} or {self.format}
         result = [contribution for fmt in formats if (contribution := self.contribution(name, fmt)) is not None]
         return min(max((contribution.cast**2 for contribution in result), default=0.0), FORBIDDEN)
 

@@ -19,7 +19,7 @@ from ..capture.emulation import Emulation
 from ..capture.intercept import intercepted
 from ..capture.paths import path_of, usable
 from ..execution.execute import Executor
-from ..execution.policy import Policy, choice_from_scopes
+from ..execution.policy import Policy, choice_from_scopes, plain
 from ..isolation.answer import answer
 from ..isolation.members import size_of
 from ..isolation.outputs import tensor_outputs
@@ -181,7 +181,9 @@ class Workbench:
         """What a plan under one strategy and format is solved from."""
         asked, stored = (strategy, fmt, self.options.figures), (self.subject.raised, self.subject.stored_low)
         measured = self.capture, self.costs, self.contributions, self.verdicts[fmt]
-        return Problem(*measured, *asked, *stored, self.options.objective)
+        found = Problem(*measured, *asked, *stored, self.options.objective)
+        low = found.resolve(plain(fmt))  # autocast runs recurrent layers in FP16, so there FP16's verdict counts
+        return replace(found, verdicts={n: self.verdicts[found.computed_in(low, n)][n] for n in found.verdicts})
 
 
 def worst_of(values: Sequence[float]) -> float:

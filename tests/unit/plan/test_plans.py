@@ -146,3 +146,11 @@ def test_a_recurrent_layer_under_bf16_autocast_is_predicted_in_fp16_in_which_it_
     bf16, fp16 = audit.plans["autocast_bf16"], audit.plans["autocast_fp16"]
     assert bf16.measured_error == pytest.approx(fp16.measured_error, rel=0.1)
     assert bf16.predicted_error == pytest.approx(bf16.measured_error, rel=0.5)
+
+
+def test_bf16_autocast_may_lower_a_recurrent_layer_that_bf16_itself_would_spoil() -> None:
+    model = seeded(lambda: nn.Sequential(nn.GRU(8, 16, batch_first=True)))
+    audit = auditor.audit(model, normal(4, 12, 8), strategies=["autocast", "cast"], max_error=0.001)
+    assert audit.plans["cast_bf16"].low_precision_flops == 0.0
+    assert audit.plans["autocast_bf16"].verified
+    assert audit.plans["autocast_bf16"].low_precision_flops == 1.0
