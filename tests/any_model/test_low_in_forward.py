@@ -15,6 +15,7 @@ from tests.any_model.holding import Call, drawn, held
 from tests.any_model.test_stored_low import mlp, normal, one, seeded
 from tests.support.replaying import Model, replayed
 from tests.support.subjects import only
+from tests.support.thinned import thinned
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -59,7 +60,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", thinned(CASES))
 def test_what_the_author_computes_in_half_is_part_of_the_reference(kind: str) -> None:
     audit = held(seeded(CASES[kind]))
     assert {plan.raised for plan in audit.plans.values()} == {"none"}
@@ -152,7 +153,7 @@ WIDE_CASES = {
 }
 
 
-@pytest.mark.parametrize("kind", WIDE_CASES)
+@pytest.mark.parametrize("kind", thinned(WIDE_CASES))
 def test_fp64_is_kept_and_the_rest_is_audited(kind: str) -> None:
     build = seeded(WIDE_CASES[kind])
     audit = held(build)
@@ -223,7 +224,7 @@ FP8_CASES = {
 }
 
 
-@pytest.mark.parametrize("kind", FP8_CASES)
+@pytest.mark.parametrize("kind", thinned(FP8_CASES))
 def test_fp8_values_stay_what_the_author_made_them(kind: str) -> None:
     build = seeded(FP8_CASES[kind])
     audit = held(build)

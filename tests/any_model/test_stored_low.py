@@ -16,6 +16,7 @@ from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Build, Call, held, raised
 from tests.support.replaying import Model
+from tests.support.thinned import thinned
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -140,7 +141,7 @@ STORED: dict[str, Callable[[], tuple[nn.Module, Call]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("kind", thinned(STORED))
 def test_models_stored_low_are_held_against_the_same_values_in_fp32(kind: str) -> None:
     build = seeded(STORED[kind])
     audit = held(build, reference=raised(build))
