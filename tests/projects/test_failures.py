@@ -10,6 +10,7 @@ import torch
 
 from tests.projects.project import (
     FP32,
+    HERE,
     MODEL,
     Case,
     audit_project,
@@ -17,7 +18,7 @@ from tests.projects.project import (
     check_refused,
     check_verdict,
     first,
-    run_command,
+    run_here,
     state,
     write_project,
 )
@@ -40,7 +41,8 @@ OPTIONS = ("--measure-time", "--evaluate score.py:score", "--mode training --los
 
 @pytest.mark.parametrize("options", ["", *(pytest.param(one, marks=pytest.mark.slow) for one in OPTIONS)])
 def test_a_factory_that_raises_in_the_fresh_process(options: str, tmp_path: Path) -> None:
-    audited = audit_project(tmp_path / "project", Case(FILES, options=tuple(options.split())))
+    program = (sys.executable, "-m", "auditor") if options else HERE
+    audited = audit_project(tmp_path / "project", Case(FILES, options=tuple(options.split()), program=program))
     check_refused(audited.done, *PLACE)
     assert audited.files == []
 
@@ -56,30 +58,29 @@ def test_inputs_that_do_not_pickle_hide_no_failure(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    audited = audit_project(tmp_path_factory.mktemp("good") / "project", Case(FILES, "good.py:build"))
+    case = Case(FILES, "good.py:build", program=HERE)
+    audited = audit_project(tmp_path_factory.mktemp("good") / "project", case)
     check_verdict(audited)
     return audited
 
 
 def test_it_is_no_difference_from_a_baseline(good, tmp_path: Path) -> None:
-    audited = audit_project(tmp_path / "project", Case(FILES, options=("--baseline", str(good.folder))))
-    check_refused(audited.done, *PLACE)
+    case = Case(FILES, options=("--baseline", str(good.folder)), program=HERE)
+    check_refused(audit_project(tmp_path / "project", case).done, *PLACE)
 
 
 def test_apply_imports_what_it_wrote(good, tmp_path: Path) -> None:
     """Once, and it leaves nothing where that fails."""
     root = tmp_path / "project"
     write_project(root, Case(FILES))
-    words = (sys.executable, "-m", "auditor", "apply", str(good.folder), "model.py:build")
-    check_refused(run_command(*words, cwd=root, env={}), *PLACE)
+    check_refused(run_here("apply", str(good.folder), "model.py:build", cwd=root), *PLACE)
     assert not list(root.glob("**/patched_model.py"))
 
 
 def test_a_fleet_says_which_failed(tmp_path: Path) -> None:
     root = tmp_path / "project"
     write_project(root, Case(FILES))
-    words = (sys.executable, "-m", "auditor", "fleet", "fleet.toml", "--out", "fleet")
-    done = run_command(*words, cwd=root, env={})
+    done = run_here("fleet", "fleet.toml", "--out", "fleet", cwd=root)
     assert done.returncode == 1
     assert all(word in done.stdout for word in ("failed", *PLACE)), done.stdout + done.stderr
     assert FP32 not in done.stdout + (root / "fleet" / "index.html").read_text()
@@ -99,7 +100,7 @@ def drawn(seed: str) -> str:
 
 @pytest.mark.parametrize("name", [pytest.param("numpy", marks=pytest.mark.slow), "the clock"])
 def test_a_factory_that_makes_another_model_each_time(name: str, tmp_path: Path) -> None:
-    audited = audit_project(tmp_path / "project", Case({"model.py": drawn(DRAWS[name])}))
+    audited = audit_project(tmp_path / "project", Case({"model.py": drawn(DRAWS[name])}, program=HERE))
     assert ANOTHER in " ".join(audited.said.split())
     assert FP32 not in audited.said
     for plan in audited.root.glob("audits/**/plan.json"):

@@ -18,6 +18,7 @@ from auditor.errors import AuditorError
 from tests.projects.project import (
     BUILD,
     HEAD,
+    HERE,
     INPUTS,
     MODEL,
     NET,
@@ -157,7 +158,7 @@ CASES = {
 }  # fmt: skip
 
 
-USUAL = {"files, arguments and the clock", "a checkpoint of a training loop"}
+USUAL = {"files, arguments and the clock"}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_a_factory_that_draws_without_a_seed_has_a_verdict(tmp_path: Path) -> No
 
 def test_inputs_that_do_not_pickle(tmp_path: Path) -> None:
     """The artefact is imported and built in a fresh process, and what was not run there is said."""
-    case = Case({"model.py": HEAD + OF_FUNCTION + BUILD + CLOSED}, call="x, gelu")
+    case = Case({"model.py": HEAD + OF_FUNCTION + BUILD + CLOSED}, call="x, gelu", program=HERE)
     audited = audit_project(tmp_path / "project", case)
     assert audited.done.returncode == 0, audited.said
     assert audited.plan["recommended"] == "cast_bf16"
@@ -212,7 +213,7 @@ def test_nothing_is_written_into_a_project(tmp_path: Path) -> None:
         root.chmod(0o555)
 
     files = package()
-    case = Case(files, "project/pkg/model.py:build", "..", options=("--out", "out"), prepare=lock)
+    case = Case(files, "project/pkg/model.py:build", "..", options=("--out", "out"), prepare=lock, program=HERE)
     audited = audit_project(tmp_path / "project", case)
     check_verdict(audited)
     check_error(audited)
@@ -223,7 +224,7 @@ def test_nothing_is_written_into_a_project(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """The model in a file of its own, audited; its weights come from a file."""
-    case = Case({"model.py": RANDOM}, options=("--weights", "weights/net.pt"), prepare=save_weights)
+    case = Case({"model.py": RANDOM}, options=("--weights", "weights/net.pt"), prepare=save_weights, program=HERE)
     audited = audit_project(tmp_path_factory.mktemp("plain") / "project", case)
     check_verdict(audited)
     return audited
