@@ -61,13 +61,7 @@ def found() -> Audit:
     return audited(full(-1e9), "fp16,bf16")
 
 
-@pytest.mark.parametrize(
-    ("mask", "op"),
-    [
-        (in_place, "aten.masked_fill.Scalar"),
-        (made_low, "aten.new_full.default"),
-    ],
-)
+@pytest.mark.parametrize(("mask", "op"), [(in_place, "aten.masked_fill.Scalar"), (made_low, "aten.new_full.default")])
 def test_however_it_is_written_it_hides_nothing(mask: Mask, op: str, held: Audit) -> None:
     other = audited(mask)
     assert unsafe(held) == ["aten.pow.Tensor_Scalar", "aten.mean.dim", "aten.sqrt.default"]

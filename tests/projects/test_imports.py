@@ -146,8 +146,7 @@ CASES = {
     ),
     "types.py": Case({"types.py": MODEL}, "project/types.py:build", ".."),
     "utils.py beside another": Case(
-        {"utils.py": "raise ImportError\n", "net/utils.py": PARTS, "net/model.py": using("utils")},
-        "net/model.py:build",
+        {"utils.py": "raise ImportError\n", "net/utils.py": PARTS, "net/model.py": using("utils")}, "net/model.py:build"
     ),
     "sys.path is another list": Case(
         {"lib/parts.py": PARTS, "model.py": ANOTHER_PATH + using("parts")}, "project/model.py:build", ".."

@@ -27,7 +27,7 @@ USES = ("cast", "autocast")
 SLOW = pytest.mark.slow
 
 BUDGETS = {
-    "SFT006": 1e-3,  # bits of small probabilities go one after the other
+    "SFT006": 1e-3  # bits of small probabilities go one after the other
 }
 """Where less than the budget of an audit is at stake in the example: what is."""
 
@@ -106,11 +106,7 @@ def test_in_fp32_the_repair_is_the_same_function_or_says_what_it_changes(rule: R
     assert (found > 1e-3) == bool(rule.example.changes), found
 
 
-LAST = {
-    "BND002": "the head's result is the model's",
-    "LOS002": "a loss",
-    "LOS003": "a loss",
-}
+LAST = {"BND002": "the head's result is the model's", "LOS002": "a loss", "LOS003": "a loss"}
 """Rules whose advice is to return FP32: nothing low reads it."""
 
 

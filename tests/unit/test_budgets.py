@@ -42,10 +42,7 @@ WITH_CLI = {"settings", "asked", "api"}
 WITH_PROGRESS = {"stages"}
 """Those that count to the room of progress: the clock whose calls are shown there."""
 
-CAPABILITIES = {
-    "generation": 900,
-    "rehearsal": 1330,
-}
+CAPABILITIES = {"generation": 900, "rehearsal": 1330}
 """Lines of what came after the third house, each beside its own words and options in `report` and `cli`."""
 
 BUDGET = {

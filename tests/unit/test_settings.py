@@ -205,13 +205,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two")
 @pytest.mark.parametrize(
     ("asked", "device"),
-    [
-        ("auto", "cuda:1"),
-        ("cuda", "cuda:1"),
-        ("cuda:0", "cuda:0"),
-        (torch.device("cuda:0"), "cuda:0"),
-        ("cpu", "cpu"),
-    ],
+    [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0"), (torch.device("cuda:0"), "cuda:0"), ("cpu", "cpu")],
 )
 def test_devices_have_a_number(asked: object, device: str) -> None:
     assert choose(asked) == device

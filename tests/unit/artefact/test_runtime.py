@@ -8,14 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan, is_wrapped
-from auditor.artefact.runtime import (
-    DTYPES,
-    call,
-    convert,
-    device_type,
-    floating_dtype,
-    in_region,
-)
+from auditor.artefact.runtime import DTYPES, call, convert, device_type, floating_dtype, in_region
 from tests.support.patching import AUTOCAST, CAST, Net, patched, plan, scope
 from tests.support.subjects import normal, seeded
 

@@ -158,10 +158,7 @@ def test_scopes_by_path() -> None:
         "format": "fp16",
         "raised": "none",
         "stored_low": {},
-        "scopes": {
-            "": {"precision": "fp16", "output": "cast"},
-            "head": {"precision": "fp32", "output": "keep"},
-        },
+        "scopes": {"": {"precision": "fp16", "output": "cast"}, "head": {"precision": "fp32", "output": "keep"}},
     }
 
 

@@ -44,8 +44,7 @@ def audit_spec():
 
 
 @pytest.mark.parametrize(
-    ("init", "args", "kwargs"),
-    [("[6]", (6,), {}), ("[[6], {}]", (6,), {}), ("[[], {'width': 6}]", (), {"width": 6})],
+    ("init", "args", "kwargs"), [("[6]", (6,), {}), ("[[6], {}]", (6,), {}), ("[[], {'width': 6}]", (), {"width": 6})]
 )
 def test_class_model_with_init_inputs(write, init, args, kwargs):
     source = NET.replace("class Net", "class Model").replace("width=4", "width")

@@ -59,12 +59,7 @@ def test_headroom_in_doublings() -> None:
 
 def test_formats_and_dtypes_are_found_from_each_other() -> None:
     computed = {name: dtype_of(name) for name, row in FORMATS.items() if row.native}
-    assert computed == {
-        "fp64": torch.float64,
-        "fp32": torch.float32,
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-    }
+    assert computed == {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     assert [format_of(dtype).name for dtype in computed.values()] == [*computed]
     assert [name for name, dtype in computed.items() if is_low(dtype)] == ["bf16", "fp16"]
 

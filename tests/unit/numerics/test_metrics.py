@@ -8,12 +8,7 @@ from torch import Tensor
 
 from auditor.errors import MeasureError
 from auditor.numerics.formats import FORMATS
-from auditor.numerics.metrics import (
-    disagreement,
-    output_error,
-    relative_l2,
-    sqnr_db,
-)
+from auditor.numerics.metrics import disagreement, output_error, relative_l2, sqnr_db
 
 FP16, BF16 = FORMATS["fp16"], FORMATS["bf16"]
 INF, NAN = math.inf, math.nan

@@ -56,10 +56,7 @@ def test_two_families_in_one_document(tmp_path: Path) -> None:
     write(tmp_path, family="early", stem="ABC001-bad-thing")
     text = reference(load_rules([tmp_path]))
     headings = re.findall(r"(?m)^(##?) ([A-Z].+)$", text)
-    assert headings == [
-        ("#", "Rules"),
-        *(("##", name) for name in ("Early", "Tests", "Facts")),
-    ]
+    assert headings == [("#", "Rules"), *(("##", name) for name in ("Early", "Tests", "Facts"))]
     # The overview is by code, and each line leads to a heading two levels below its family's.
     rows = re.findall(r"(?m)^\| \[(\w+)\]\(#([\w-]+)\) \| bad-thing \| (\w+) \|", text)
     assert rows == [("ABC001", "abc001-bad-thing", "early"), ("TST001", "tst001-bad-thing", "tests")]
