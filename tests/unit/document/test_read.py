@@ -12,6 +12,7 @@ from auditor.document.codec import merge, to_measurements, to_plan
 from auditor.document.read import AGAIN, applicable, audit_of, json_path, load, load_plan
 from auditor.errors import PlanError
 from tests.support.documents import Place, places, replaced, without
+from tests.support.thinned import thinned
 from tests.unit.report.factory import make_audit
 
 LINE = re.compile(
@@ -62,12 +63,15 @@ def test_what_lacks_one_thing_is_read_or_refused_with_its_place(
         assert said is None or f"`{json_path(place)}` is missing" in said or place in known
 
 
-def test_what_is_wrong_in_one_place_is_said_with_that_place(document: dict[str, Any], measured: dict[str, Any]) -> None:
+@pytest.mark.parametrize("wrong", thinned((WRONG[start::3],) for start in range(3)))
+def test_what_is_wrong_in_one_place_is_said_with_that_place(
+    wrong: tuple[Any, ...], document: dict[str, Any], measured: dict[str, Any]
+) -> None:
     found = merge(document, measured)
     for place in places(found):
         if place[0] in ("findings", "plan") and (len(place) == 1 or "evidence" in place):
             continue  # facts of a rule are of any kind
-        said = [refusal(audit_of, replaced(found, place, value)) for value in WRONG]
+        said = [refusal(audit_of, replaced(found, place, value)) for value in wrong]
         assert any(said) or place == ("plan",), place
         for line in filter(None, said):
             path = line.split("`")[1]

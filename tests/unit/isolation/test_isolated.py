@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from auditor.errors import AuditorError
 from auditor.isolation import isolated, tensors
+from tests.support.capturing import Seen
 from tests.support.patching import identity
 from tests.support.portrait import portrait
 from tests.support.subjects import normal, seeded
@@ -232,18 +232,6 @@ def test_parameters_and_buffers_of_scripts_come_back() -> None:
 
 
 SOME = "batch norm", "adam foreach", "buffers", "containers"
-
-
-class Seen(TorchDispatchMode):
-    """Counts what is dispatched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 class Called(TorchFunctionMode):
