@@ -64,6 +64,7 @@ def good(tmp_path_factory):
     return audited
 
 
+@pytest.mark.slow
 def test_it_is_no_difference_from_a_baseline(good, tmp_path: Path) -> None:
     case = Case(FILES, options=("--baseline", str(good.folder)), program=HERE)
     check_refused(audit_project(tmp_path / "project", case).done, *PLACE)
@@ -77,6 +78,7 @@ def test_apply_imports_what_it_wrote(good, tmp_path: Path) -> None:
     assert not list(root.glob("**/patched_model.py"))
 
 
+@pytest.mark.slow
 def test_a_fleet_says_which_failed(tmp_path: Path) -> None:
     root = tmp_path / "project"
     write_project(root, Case(FILES))
@@ -117,6 +119,7 @@ def test_weights_make_it_one_model(tmp_path: Path) -> None:
     check_error(audited)
 
 
+@pytest.mark.slow
 def test_a_file_that_hides_one_of_pythons_from_python_itself(tmp_path: Path) -> None:
     """`python -m` puts the working directory first: the audit goes on, or says in one line what is in the way."""
     audited = audit_project(tmp_path / "project", Case({"signal.py": MODEL}, "signal.py:build"))

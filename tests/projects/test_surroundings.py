@@ -158,12 +158,8 @@ CASES = {
 }  # fmt: skip
 
 
-USUAL = {"files, arguments and the clock"}
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_verdict_and_emitted_file(name: str, tmp_path: Path) -> None:
     audited = audit_project(tmp_path / "project", CASES[name])
     check_verdict(audited)
