@@ -70,10 +70,14 @@ class Rereading(Steps):
 
 
 def tokens_of(
-    model: nn.Module, given: dict[str, Tensor] | tuple[Tensor, ...], folder: Path, steps: int = 10
+    model: nn.Module,
+    given: dict[str, Tensor] | tuple[Tensor, ...],
+    folder: Path,
+    temperature: float = 0.0,
+    seed: int = 0,
 ) -> ReferenceTokens:
     batch = ((), given) if isinstance(given, dict) else (given, {})
-    return Decoding(steps, 0.0, 0).reference(model, prompts_of(model, batch), folder / "logits.pt", nullcontext)
+    return Decoding(10, temperature, seed).reference(model, prompts_of(model, batch), folder / "logits.pt", nullcontext)
 
 
 def test_a_causal_model_goes_on_as_transformers_has_it_wherever_the_padding_is(tmp_path: Path) -> None:
@@ -102,6 +106,12 @@ def test_a_step_function_goes_on_as_its_whole_forward_does(tmp_path: Path, kind:
         assert found.tokens[:, step].tolist() == expected.tolist()
         ids = torch.cat([ids, expected[:, None]], 1)
     assert type(model) is kind
+
+
+def test_what_is_drawn_goes_by_the_seed_alone(tmp_path: Path) -> None:
+    first, again, other = (tokens_of(Steps().eval(), (IDS,), tmp_path, 1.0, seed).tokens for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_nothing_counts_behind_the_end_of_a_text(tmp_path: Path) -> None:
