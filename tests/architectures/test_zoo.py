@@ -42,7 +42,11 @@ class Audited:
         return self.specimen.outputs(model)
 
 
-@pytest.fixture(scope="module", params=[name for name in ZOO if name not in ALIKE])
+SLOW = {"deberta_v2", "t5", "mamba"}
+PARAMS = [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in ZOO if n not in ALIKE]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def audited(request: pytest.FixtureRequest) -> Audited:
     subject = specimen(request.param)
     before = copy.deepcopy(subject.model)

@@ -16,6 +16,7 @@ import auditor
 from auditor.errors import AuditorError
 from auditor.rehearsal.remedies import REMEDIES, code_of, repair
 from tests.rehearsal.cases import CASES, Made, classes, mlp, plain
+from tests.support.refusing import refused
 
 
 def rehearsed(name: str, steps: int, **how: Any) -> Any:
@@ -82,7 +83,7 @@ class Shrinking(torch.optim.Optimizer):
 )
 def test_what_becomes_of_decay_is_said_where_it_is_known_how_it_acts(kind: Any, lost: float | None) -> None:
     model = mlp(16, 32, 4)
-    found = auditor.rehearse(plain(model, kind(model.parameters())), classes(4), 4, remedies=False)
+    found = auditor.rehearse(plain(model, kind(model.parameters())), classes(4), 2, remedies=False)
     share = found.runs["bf16"].share("decay_lost")
     assert share is None if lost is None else share == pytest.approx(lost, abs=0.1)
 
@@ -121,7 +122,7 @@ def test_a_step_with_regions_and_a_scaler_of_its_own_is_rehearsed_where_they_are
         return loss
 
     step = own if mode != "plain" else plain(model, optimizer, clip=1.0)
-    found = auditor.rehearse(step, classes(4), 8, remedies=False)
+    found = auditor.rehearse(step, classes(4), 4, remedies=False)
     losses = {name: torch.tensor(run.losses) for name, run in found.runs.items()}
     assert all(run.failure is None and not run.skipped for run in found.runs.values())
     assert torch.allclose(losses["fp16_autocast"], losses["fp32"], rtol=5e-3)
@@ -245,9 +246,8 @@ def _ends() -> Made:
     ],
 )
 def test_a_step_that_cannot_be_rehearsed_is_refused_in_one_line(make: Any, said: str) -> None:
-    with pytest.raises(AuditorError, match=said) as raised:
+    with refused(AuditorError, "bad-step", match=said):
         auditor.rehearse(*make(), 3)
-    assert raised.value.slug == "bad-step"
 
 
 def test_two_models_are_told_apart() -> None:

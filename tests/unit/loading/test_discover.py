@@ -10,6 +10,7 @@ from torch import nn
 
 from auditor.errors import LoadError
 from auditor.loading import load
+from tests.support.refusing import refused
 
 NET = """
 class Net(nn.Module):
@@ -77,9 +78,8 @@ def test_of_several_classes_one_is_meant(write, source, found):
 
 
 def test_unrelated_classes_are_ambiguous(write):
-    with pytest.raises(LoadError, match=r"model.py:Net or model.py:Other") as caught:
+    with refused(LoadError, "ambiguous-model", match=r"model.py:Net or model.py:Other"):
         load(write(NET + NET.replace("Net", "Other")))
-    assert caught.value.slug == "ambiguous-model"
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,8 @@ def test_random_weights_repeat_with_the_seed_and_leave_the_generators_alone(writ
     ],
 )
 def test_bad_files_give_one_clear_line(write, source, slug, words):
-    with pytest.raises(LoadError) as caught:
+    with refused(LoadError, slug, words):
         load(write(source))
-    assert caught.value.slug == slug
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -145,10 +142,8 @@ def test_bad_files_give_one_clear_line(write, source, slug, words):
     ],
 )
 def test_bad_symbols(write, suffix, slug, words):
-    with pytest.raises(LoadError) as caught:
+    with refused(LoadError, slug, words):
         load(write(NET + "limit = 3\n") + suffix)
-    assert caught.value.slug == slug
-    assert words in str(caught.value)
 
 
 def test_bad_targets(write, tmp_path: Path):
@@ -162,10 +157,8 @@ def test_bad_targets(write, tmp_path: Path):
         "not a module!": ("bad-target", "model.py[:symbol]"),
     }
     for target, (slug, words) in cases.items():
-        with pytest.raises(LoadError) as caught:
+        with refused(LoadError, slug, words):
             load(target)
-        assert caught.value.slug == slug, target
-        assert words in str(caught.value)
 
 
 LADDER = (

@@ -18,6 +18,7 @@ from auditor.errors import LoadError
 from auditor.loading import from_object
 from auditor.loading.state import held_outside, present
 from auditor.offload.files import is_offloaded
+from tests.support.refusing import refused
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -129,8 +130,6 @@ def test_what_a_hook_cannot_load_is_one_line(tmp_path: Path) -> None:
     before = portrait(model)
     for file in tmp_path.glob("*.dat"):
         file.unlink()
-    with pytest.raises(LoadError, match="is offloaded and cannot be loaded by its hook") as caught:
+    with refused(LoadError, "meta-weights", match="is offloaded and cannot be loaded by its hook"):
         from_object(model, X)
-    assert caught.value.slug == "meta-weights"
-    assert "\n" not in str(caught.value)
     assert portrait(model) == before
