@@ -1,7 +1,5 @@
 """Public architectures, unchanged: captured whole, judged in the user's names, planned, verified, patched, left as they were."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass

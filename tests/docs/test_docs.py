@@ -1,7 +1,5 @@
 """The documents say what the code says: errors, rules, options, agreement, the architecture, and the files that are written."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

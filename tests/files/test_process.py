@@ -1,7 +1,5 @@
 """Whatever a model does to its process: the answer on stdout stays clean, and the command ends in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A constant that FP16 cannot hold: it is named, what follows is measured as low, and no plan writes it there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What a newcomer gets wrong on the first day, and what they are told."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 from pathlib import Path

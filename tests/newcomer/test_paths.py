@@ -1,7 +1,5 @@
 """Every path that the calibration batches take is judged: branches, lengths, magnitudes, and what cannot be recorded."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Small projects as users have them: written to disk, audited by the real command, run again without the auditor."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

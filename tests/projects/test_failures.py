@@ -1,7 +1,5 @@
 """The user's code fails, or gives another model, in the fresh process alone: an error with its place, and no verdict."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where a model's code lies, and how the user's Python finds it: the verdict is the same, and the emitted file works."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

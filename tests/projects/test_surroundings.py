@@ -1,7 +1,5 @@
 """What a model's code expects around it, such as its working directory, its arguments, files and inputs of its own."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

@@ -1,7 +1,5 @@
 """A rehearsal finds what was planted, repairs it, says nothing of steps without a fault, and leaves everything as it was."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """More cases of rules: positions, activations, attention, constants, losses, and systems."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

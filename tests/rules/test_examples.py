@@ -1,7 +1,5 @@
 """The example in each rule file fires its rule, the repaired one does not; collectives, and the failures of the corpus."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every repair repairs: it holds in the rule's format where the original fails, and is the same function in FP32."""
 
-from __future__ import annotations
-
 import copy
 import re
 import textwrap

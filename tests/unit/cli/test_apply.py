@@ -1,7 +1,5 @@
 """The verb `apply`: a plan made earlier and a model of today become patched_model.py, or one line says why not."""
 
-from __future__ import annotations
-
 import json
 import runpy
 

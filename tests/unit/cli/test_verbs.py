@@ -1,7 +1,5 @@
 """Verbs that explain: rules, and errors by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What each kind makes of two tensors, by hand: values, shares, quadratic forms, and all criteria at once."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prompts continued token by token: as transformers does it, as a step function does, and under plans."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Exporting: the graph answers as the model does, for batches of any size where the model allows it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Programs as ONNX models: run in a fresh process, and what is said of them true of the files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Programs and the user's own score: what a run of the file by hand gives, in the process of its own and in this one."""
 
-from __future__ import annotations
-
 import io
 import statistics
 from collections.abc import Iterator

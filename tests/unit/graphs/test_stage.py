@@ -1,7 +1,5 @@
 """Plans that are programs: verified in a fresh process, and what is said of them true of the files."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path

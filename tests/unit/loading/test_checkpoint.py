@@ -1,7 +1,5 @@
 """Checkpoints of Hugging Face directories: formats, names and shapes, and the memory that reading them takes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which model a TARGET means, by symbol and by each convention in turn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Models that accelerate offloaded: audited as the model that was, patched with their hooks on, and left as they were."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`timm:` and `hf:` targets: built from the libraries or from local directories, with no request to anywhere."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Where inputs come from, and how each form is read."""
 
-from __future__ import annotations
-
 from collections import UserDict
 
 import numpy as np

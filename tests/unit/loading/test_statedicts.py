@@ -1,7 +1,5 @@
 """State dicts as they are found in checkpoints: read without running code, fitted onto a model, or one line why not."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

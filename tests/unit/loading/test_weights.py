@@ -1,7 +1,5 @@
 """Checkpoints: which are read, how they are fitted, and whether random weights are noticed."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

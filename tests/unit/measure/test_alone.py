@@ -1,7 +1,5 @@
 """One operation alone, one format node after node, and the FP32 run that both are held against."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Several batches, one verdict; norms by statistics, and weights that were stored low."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Estimates by backward passes, and what they are made of: signs, sums of parts, derivatives."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What runs with operations low say: which of them decide, why they err, and what they do together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Reasons add up: what is called affordable is lowered and the budget holds, what is called over the budget breaks it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

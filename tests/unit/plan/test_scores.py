@@ -1,7 +1,5 @@
 """The user's own score decides beside the budget: which plan is recommended, what is said, and it is what a run by hand gives."""
 
-from __future__ import annotations
-
 import copy
 import math
 import statistics

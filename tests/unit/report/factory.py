@@ -1,7 +1,5 @@
 """Synthetic audits: a transformer-shaped model of any size, with one overflow, hostile names on request, no torch run."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping

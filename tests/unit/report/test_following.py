@@ -1,7 +1,5 @@
 """The line that says what to do next: for every outcome one, and doing it does what it says."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a plan keeps in FP32: modules of one shape together, which they are, and why."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from dataclasses import replace

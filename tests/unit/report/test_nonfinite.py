@@ -1,7 +1,5 @@
 """Runs that are Inf or NaN in words; sentences are short, and say so too where the operation is not known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from auditor.records import NonFinite, Verdict, Verification

@@ -1,7 +1,5 @@
 """FP32 as it is set, and times, in words: numbers with their unit and spread, and what they say nothing of."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
