@@ -189,7 +189,6 @@ def test_a_replay_that_rounds_otherwise_is_the_run(steps: int) -> None:
 
 # Mixtures of experts that loop over their experts in Python: sizes depend on values, and some experts get nothing.
 
-
 EXPERTS_X = normal(12, 8)
 
 

@@ -132,7 +132,6 @@ def test_what_the_first_forward_makes(kind: type[nn.Module]) -> None:
 
 # Models that compute later or elsewhere: generators as results, memories that hold weakly, threads.
 
-
 LATE_X = normal(4, 8)
 
 
@@ -188,7 +187,6 @@ def test_modules_that_run_in_other_threads_are_said_to_be_left_out() -> None:
 
 
 # Lazy layers of a file: their first weights come from a first call, the same ones in the process that verifies.
-
 
 MODEL = """
 import torch

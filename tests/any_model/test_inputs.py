@@ -148,7 +148,6 @@ def test_a_buffer_without_values(function: Callable[..., Any]) -> None:
 
 # What forwards return: containers torch cannot flatten, parts that are no tensors, views, integers, and zeros.
 
-
 Pair = namedtuple("Pair", "a b")
 
 

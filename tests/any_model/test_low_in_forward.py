@@ -115,7 +115,6 @@ def test_a_layer_whose_result_is_raised_counts_as_low() -> None:
 
 # FP64 parts: kept as they are in the reference and under every plan, and `untested`; the rest is audited.
 
-
 FP64 = torch.float64
 
 
@@ -174,7 +173,6 @@ def test_a_model_in_fp64_alone_has_nothing_to_audit() -> None:
 
 
 # FP8 in the model itself: weights and buffers that forward turns into numbers, and values cast to FP8 on the way.
-
 
 E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
 

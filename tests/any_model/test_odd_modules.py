@@ -218,7 +218,6 @@ def test_without_a_hash_there_is_one_line() -> None:
 
 # Modules nested so deep that a model's own forward takes nearly all the calls that Python allows, or more than that.
 
-
 X = normal(4, 8)
 
 

@@ -226,7 +226,6 @@ def test_errors_of_complex_outputs_are_attributed() -> None:
 
 # Transforms and derivatives in forward: torch.func, forward mode, forces, checkpoints, functions with a backward of their own.
 
-
 X = normal(4, 8)
 
 

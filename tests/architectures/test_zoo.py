@@ -54,9 +54,7 @@ def audited(request: pytest.FixtureRequest) -> Audited:
 
 # Public architectures, unchanged: captured whole, judged in the user's names, planned, verified, left as they were.
 
-
 PLANS = ("autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16")
-
 
 READ_VALUES = {"bert"}
 """Those whose library looks at an attention mask that it is given, to leave one out that hides nothing."""
@@ -140,7 +138,6 @@ def test_no_plan_is_further_off_than_the_model_without_one(audited: Audited) -> 
 
 
 # What a plan does to a public architecture: everything but precision stays, and the model runs on plain torch.
-
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 STRATEGIES = ("autocast", "cast")

@@ -51,7 +51,6 @@ def test_the_trap_is_harmless(trap: Trap, fmt: str) -> None:
 
 # The culprit of every case is unsafe, in the right module; nothing in a twin or a trap is.
 
-
 # The relative error of these boxes, 2e-4 in FP16 and 4e-3 in BF16, is within the budget of 1 %. What hurts is half a
 # pixel of 2800, which a relative error does not know of; test_repair gives the budget in pixels.
 KNOWN_MISSES = [("yolo_grid_decode", "fp16"), ("yolo_grid_decode", "bf16")]
@@ -104,7 +103,6 @@ def test_nothing_of_the_trap_is_unsafe(trap: Trap) -> None:
 
 # Every failing case, patched by every plan of its audit, passes the test its users put it to.
 
-
 # Half a pixel of 2800 is within a relative budget of 1 %, so these boxes are left low: see below.
 KNOWN_FAILURES = {("yolo_grid_decode", "cast_fp16"), ("yolo_grid_decode", "cast_bf16")}
 
@@ -141,7 +139,6 @@ def test_a_budget_in_pixels_repairs_the_boxes() -> None:
 
 
 # Mode training on the corpus: the culprit is unsafe where only the gradient fails, and nothing of its twin is.
-
 
 TRAINING = tuple(case for case in CASES if case.mode == "train")
 

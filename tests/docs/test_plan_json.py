@@ -22,7 +22,6 @@ AUDITS = {
     "one format": {"nodes": 30, "formats": ("bf16",), "recommended": None},
 }
 
-
 SCHEMAS = ("plan", "measurements")
 
 

@@ -60,7 +60,6 @@ def test_a_device_that_is_not_there_is_named() -> None:
 
 # Which kernels there are is asked of the device where there is one, and of the tables where there is none.
 
-
 aten = torch.ops.aten
 
 

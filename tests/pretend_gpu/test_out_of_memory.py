@@ -71,7 +71,6 @@ def test_no_allocation_that_fails_becomes_a_verdict(part: float) -> None:
 
 # A GPU that gives up in the middle of an audit: one line, wherever that is, and never a verdict of an operation.
 
-
 SAID = "CUDA error: device-side assert triggered"
 
 

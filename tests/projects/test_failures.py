@@ -33,7 +33,6 @@ FILES = {
     "good.py": MODEL,
 }
 
-
 OPTIONS = ("--measure-time", "--evaluate score.py:score", "--mode training --loss loss.py:loss", "--format json")
 
 

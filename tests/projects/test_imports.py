@@ -154,7 +154,6 @@ CASES = {
     ),
 }
 
-
 USUAL = "src, a file, with a score"
 """The one that has most of what the others have: those are for the slow suite."""
 

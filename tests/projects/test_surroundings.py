@@ -57,7 +57,6 @@ OF_FUNCTION = NET.replace("self.act(self.up(x))", "f(self.up(x))").replace("forw
 BATCHES = "def get_inputs():\n    torch.manual_seed(1)\n    return (Batch(torch.randn(8, 16)),)\n"
 CLOSED = "def get_inputs():\n    torch.manual_seed(1)\n    return torch.randn(8, 16), lambda x: nn.functional.gelu(x)\n"
 
-
 SCALED = RANDOM.replace("nn.Linear(16", "Scaled(16").replace(
     "class Net",
     """class Scaled(nn.Linear):

@@ -115,7 +115,6 @@ ACTIVATIONS = (
     case("root of small", torch.rsqrt, ONES * 2e-7, ACT007="rsqrt"),
 )
 
-
 MASK = torch.tensor([[True, False, False, False]])
 
 

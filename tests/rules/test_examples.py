@@ -150,7 +150,6 @@ def test_a_collective_is_waited_for_before_its_result_is_read() -> None:
 
 # The failures of the corpus are foreseen: those that an operation, a literal or a dtype gives away, before any tensor is run.
 
-
 CORPUS_RULES = tuple(rule for rule in load_rules() if rule.severity != "info" and rule.family != "measured")
 STATIC = [case for case in CASES if case.evidence == "static"]
 

@@ -37,7 +37,6 @@ b = { ops = ["aten.neg"] }
 c = { ops = ["aten.sum"] }
 """
 
-
 EXAMPLE = """[example]
 inputs = ["torch.ones(4)"]
 code = "def forward(x): return x.sum()"

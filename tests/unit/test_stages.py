@@ -181,7 +181,6 @@ def test_who_raised_it() -> None:
 
 # Paths of modules: what is nearest above, and what lies in what.
 
-
 KNOWN = {"", "a.b", "a.b.c.d"}
 
 

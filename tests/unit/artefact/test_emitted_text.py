@@ -43,7 +43,6 @@ HOSTILE = [
     "'),}}\nopen('pwned', 'w')\nPLANS = ({('",
 ]
 
-
 DATA = ("SOURCE", "PARAMETERS", "STRUCTURE", "RECOMMENDED", "PLANS")
 NAMES = st.one_of(
     st.sampled_from(HOSTILE), st.text(max_size=40), st.text("\"'\\\n\r\u2028{}()#;%[], \t\0", max_size=40)

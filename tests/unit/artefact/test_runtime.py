@@ -149,7 +149,6 @@ def test_weights_that_were_stored_low_are_not_passed_off_as_fp32(later: dict[str
 
 # Weights under two names and modules called in two places: one of either, and FP32 wins.
 
-
 both = pytest.mark.parametrize("strategy", ["autocast", "cast"])
 
 

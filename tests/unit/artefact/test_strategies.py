@@ -117,7 +117,6 @@ def test_nothing_is_stored_low() -> None:
 
 # The strategy cast: boundaries, what is stored in which precision, a scope's call, and one `.half()` without a plan.
 
-
 LOW, WIDE = torch.bfloat16, torch.float32
 
 

@@ -183,7 +183,6 @@ def test_the_floor_is_three_times_the_noise_as_long_as_outputs_are_alike() -> No
 
 # Quadratic forms of the kinds, against the kinds themselves on small errors.
 
-
 CASES = {
     "rel_l2 <= 0.1": normal(6, 5),
     "kl <= 0.1": 3 * normal(6, 5),
@@ -309,7 +308,6 @@ def test_what_is_equal_or_infinite_is_no_decision() -> None:
 
 
 # Outputs held against a reference by all criteria at once.
-
 
 REFERENCE = NamedTensors(
     [torch.tensor([10.0, 20.0]), torch.tensor([3.0, 4.0]), torch.tensor([1, 2])], ("boxes", "z", "ids")

@@ -230,7 +230,6 @@ def test_parameters_and_buffers_of_scripts_come_back() -> None:
 
 # `isolated` works with whatever else is switched on in torch, inside its body or around it.
 
-
 SOME = "batch norm", "adam foreach", "buffers", "containers"
 
 

@@ -112,7 +112,6 @@ def test_what_rounds_more_than_once_is_held_against_the_exact_result() -> None:
 
 # One format, node after node: errors alone and in the low run, where they are born, and what attribution is handed.
 
-
 Found = tuple[dict[str, NodeError], dict[str, Trace]]
 
 

@@ -196,7 +196,6 @@ def test_the_scatter_is_the_standard_error_of_the_root() -> None:
 
 # What autograd cannot follow: the reference runs all the same, and what stands before it is decided by a run.
 
-
 aten = torch.ops.aten
 CLASSES = torch.tensor([0, 2, 1, 2])
 

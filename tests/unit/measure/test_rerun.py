@@ -66,7 +66,6 @@ def test_the_users_own_measure_is_asked_and_its_unit_taken_off() -> None:
 
 # Causes of small, constructed errors, each name argued beside it.
 
-
 FP16, BF16 = FORMATS["fp16"], FORMATS["bf16"]
 UNHURT = Deviation()
 ONES = torch.ones(4)

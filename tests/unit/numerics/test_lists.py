@@ -36,7 +36,6 @@ UNTRIED = {
 }
 """Registered, and beyond what fake tensors can run; see autocast_calls.py."""
 
-
 OF_CUDA_BUILDS = {"_cudnn_rnn", "miopen_rnn"}
 """Registered where torch is built for a GPU: what `lstm` and its like come to there."""
 

@@ -23,7 +23,6 @@ FORMATS = ("fp16", "bf16")
 MOST = 8
 """Modules of a kind that are lowered, a plan."""
 
-
 FEW = 3
 """Modules of one reason that are lowered."""
 

@@ -229,7 +229,6 @@ def test_sentences_about_other_formats_are_left_out() -> None:
 
 # Rules about each format, made into one for every audited one that has none of its own.
 
-
 RULES = load_rules()
 
 

@@ -96,7 +96,6 @@ def test_what_is_wrong_is_said_in_one_line(model: nn.Module, batch: Any, loss: A
 
 # The loss and the targets of a TARGET, by every name that is documented.
 
-
 MODEL = """
 import torch
 from torch import nn

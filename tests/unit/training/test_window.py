@@ -153,7 +153,6 @@ def test_gradients_by_module(captured: Capture, low: frozenset[str]) -> None:
 
 # Which format to train in, on errors and windows that are written down.
 
-
 BOTH = ("fp16", "bf16")
 
 
