@@ -26,7 +26,7 @@ from tests.support.refusing import refused
 from tests.unit.graphs.models import flat
 
 
-@pytest.fixture(scope="module", params=["fp32", "low"])
+@pytest.fixture(scope="module", params=["fp32", pytest.param("low", marks=pytest.mark.slow)])
 def found(audit: Audit, request: pytest.FixtureRequest) -> Audit:
     return with_onnx(audit, request.param)
 
