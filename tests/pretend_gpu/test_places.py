@@ -18,6 +18,7 @@ from tests.pretend_gpu.places import Halves, fixed, mapped, packed
 from tests.pretend_gpu.same import differences
 from tests.support.refusing import refused
 from tests.support.subjects import normal, seeded
+from tests.support.thinned import thinned
 
 
 def places(model: nn.Module) -> list[str]:
@@ -51,7 +52,7 @@ def by_map(first: Any, second: Any) -> nn.Module:
     return mapped(model, {"enter": first, "inside": second, "leave": first})
 
 
-@pytest.mark.parametrize("spread", [by_hand, by_map])
+@pytest.mark.parametrize("spread", thinned([by_hand, by_map]))
 @natively
 def test_a_model_over_two_gpus_is_audited_where_it_is(spread: Callable[[Any, Any], nn.Module]) -> None:
     model, inputs = spread("pretend:0", "pretend:1"), (normal(6, 8),)

@@ -102,6 +102,16 @@ class Singular(nn.Module):
         return torch.linalg.svdvals(x)
 
 
+def test_what_cannot_be_written_is_one_line(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no such\noperation")
+
+    monkeypatch.setattr(torch.onnx, "export", fails)
+    programs = [plan.program for plan in with_onnx(audit).plans.values() if plan.program]
+    assert {one.onnx.failure for one in programs} == {"it could not be written: no such"}
+
+
+@pytest.mark.slow
 def test_what_onnx_has_no_operation_for_is_named_in_one_line() -> None:
     found = auditor.audit(Singular(), torch.randn(2, 4, 4), strategies="graph", formats="fp16", device="cpu")
     done = with_onnx(found)
