@@ -94,7 +94,7 @@ def test_a_master_copy_trains_as_fp32_does_and_plain_bf16_does_not() -> None:
 
 
 def test_an_update_that_ruins_the_weights_is_the_optimizers() -> None:
-    found = rehearsed("adam_in_fp16", 6)  # eps = 1e-8 and most second moments are zero in FP16: 0 / 0, or x / 0
+    found = rehearsed("adam_in_fp16", 3)  # eps = 1e-8 and most second moments are zero in FP16: 0 / 0, or x / 0
     run = found.runs["as_written"]
     assert not run.finite_weights
     assert run.skipped[0].where == "the update of AdamW, from finite gradients"
