@@ -1,7 +1,9 @@
 """What every test needs: importable torchvision, child processes that find the package, and visible skips."""
 
+import gc
 import os
 import runpy
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,21 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests are of the emulation, and see no GPU, unless those that need one are asked for: `-m gpu`."""
     if not sees_a_gpu(config.getoption("markexpr")):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What the slow tests import takes seconds, in each process of the quick ones."""
+    return (collection_path.name == "slow" and config.getoption("markexpr") == "not slow") or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The garbage collector does not traverse torch and thousands of tests again and again: they stay to the end."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 def sees_a_gpu(markers: str) -> bool:
@@ -37,6 +54,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(gpu)
         if "browser" in item.keywords:
             item.add_marker(browser)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _rules_are_read_once() -> None:
+    from tests.support.rule_files import read_built_in_once
+
+    read_built_in_once()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pytest
 
 from auditor.cli.parsers import parse
 from tests.browser.sample import audited, rows_of, with_rows
+from tests.support.thinned import thinned
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(?m)^```(\w*)\n(.*?)^```$", re.DOTALL)
@@ -24,9 +25,6 @@ def blocks(document: str) -> list[tuple[str, str]]:
 
 DOCUMENTS = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
 WITH_CODE = [name for name in DOCUMENTS if any(language in ("sh", "python") for language, _ in blocks(name))]
-
-SHORT = ("README.md", "docs/api.md")
-"""Documents whose commands are run every time."""
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +53,9 @@ def run(program: list[str], source: str, folder: Path) -> subprocess.CompletedPr
     return subprocess.run(program, input=source, capture_output=True, text=True, cwd=folder, env=environment)
 
 
-@pytest.mark.parametrize(
-    "document", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.slow]) for name in WITH_CODE]
-)
+@pytest.mark.parametrize("document", thinned(WITH_CODE, len(WITH_CODE)))
 def test_blocks_run(document, checkout):
-    """Those in Python of one document follow each other in one process, with names of their own."""
+    """Those of the README every time, and those in Python of one document follow each other in one process, with names of their own."""
     python = [text for language, text in blocks(document) if language == "python"]
     shell = ["\n".join(commands(text)) for language, text in blocks(document) if language == "sh"]
     for program, source in (

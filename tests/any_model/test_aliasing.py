@@ -13,6 +13,7 @@ import auditor
 from tests.any_model.holding import Two, drawn, held
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
+from tests.support.thinned import thinned
 
 X = normal(4, 8)
 
@@ -133,7 +134,7 @@ class Tied(nn.Module):
         return self.head(self.again[0](x) if self.how == "module" else x)
 
 
-@pytest.mark.parametrize("how", ["data", "buffer", "transposed", "module", "forward"])
+@pytest.mark.parametrize("how", thinned(["data", "buffer", "transposed", "module", "forward"], 2))
 def test_tied_weights(how: str) -> None:
     held(lambda: (seeded(functools.partial(Tied, how)).eval(), ((torch.arange(6)[None],), {})), formats=("fp16",))
 
@@ -181,13 +182,12 @@ class Magnifying(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("steps", [0, 6])
+@pytest.mark.parametrize("steps", thinned([6, 0]))
 def test_a_replay_that_rounds_otherwise_is_the_run(steps: int) -> None:
     held(drawn(lambda: Magnifying(steps), 2, 256, 3, 3), max_error=0.5)
 
 
 # Mixtures of experts that loop over their experts in Python: sizes depend on values, and some experts get nothing.
-
 
 EXPERTS_X = normal(12, 8)
 

@@ -20,6 +20,7 @@ from auditor.errors import AuditorError
 from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error
 from tests.any_model.holding import held
+from tests.support.refusing import refused
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
 
@@ -131,7 +132,6 @@ def test_what_the_first_forward_makes(kind: type[nn.Module]) -> None:
 
 # Models that compute later or elsewhere: generators as results, memories that hold weakly, threads.
 
-
 LATE_X = normal(4, 8)
 
 
@@ -188,7 +188,6 @@ def test_modules_that_run_in_other_threads_are_said_to_be_left_out() -> None:
 
 # Lazy layers of a file: their first weights come from a first call, the same ones in the process that verifies.
 
-
 MODEL = """
 import torch
 from torch import nn
@@ -232,6 +231,5 @@ def test_plans_of_lazy_layers_are_verified_and_hold(tmp_path: Path, monkeypatch:
 
 def test_a_plan_for_a_model_without_weights_is_refused_in_one_line() -> None:
     audit = auditor.audit(nn.Linear(2, 2), torch.ones(1, 2), formats=("bf16",), strategies=("cast",), device="cpu")
-    with pytest.raises(AuditorError, match="call the model once") as refused:
+    with refused(AuditorError, "lazy-weights", match="call the model once"):
         auditor.apply(nn.LazyLinear(2), audit, "cast_bf16")
-    assert refused.value.slug == "lazy-weights"

@@ -254,10 +254,7 @@ def programs(table: str) -> st.SearchStrategy[Program]:
         {"strategies": ways, "formats": kinds, "max_error": st.sampled_from((0.01, 0.01, 1e-3, 0.1))}
     )
     return st.builds(
-        Program,
-        st.lists(leaf | leaf | block | outer, min_size=1, max_size=3).map(tuple),
-        st.integers(0, 3),
-        options,
+        Program, st.lists(leaf | leaf | block | outer, min_size=1, max_size=3).map(tuple), st.integers(0, 3), options
     )
 
 

@@ -18,6 +18,7 @@ import auditor
 from tests.any_model.holding import a_format, held, model_of
 from tests.support.replaying import linear
 from tests.support.subjects import normal
+from tests.support.thinned import thinned
 
 
 @dataclass
@@ -104,7 +105,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", thinned(CALLS, 2))
 def test_inputs(name: str) -> None:
     function, call = CALLS[name]
     held(lambda: (model_of(function), (call(), {})), formats=a_format(name))
@@ -146,7 +147,6 @@ def test_a_buffer_without_values(function: Callable[..., Any]) -> None:
 
 
 # What forwards return: containers torch cannot flatten, parts that are no tensors, views, integers, and zeros.
-
 
 Pair = namedtuple("Pair", "a b")
 
@@ -212,7 +212,7 @@ MODELS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thinned(MODELS))
 def test_it_ends_in_an_audit_and_verified_plans_hold(name: str) -> None:
     held(lambda: (model_of(MODELS[name]), ((normal(4, 8),), {})), formats=a_format(name))
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.any_model.holding import held, model_of
 from tests.support.subjects import normal, seeded
+from tests.support.thinned import thinned
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
 
@@ -30,7 +31,7 @@ ON_NESTED: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "layout"), zip(ON_NESTED, LAYOUTS * 2, strict=True))
+@pytest.mark.parametrize(("name", "layout"), thinned(zip(ON_NESTED, LAYOUTS * 2, strict=True), 2))
 def test_nested_inputs(name: str, layout: torch.layout) -> None:
     held(lambda: (model_of(ON_NESTED[name]), ((ragged(layout),), {})), formats="fp16")
 
@@ -60,7 +61,7 @@ class WithGradients(Encoder):
         return super().forward(x, hidden)
 
 
-@pytest.mark.parametrize("kind", [Encoder, WithGradients])
+@pytest.mark.parametrize("kind", thinned([Encoder, WithGradients]))
 def test_encoders_with_a_padding_mask(kind: type[nn.Module]) -> None:
     hidden = torch.arange(6) >= torch.tensor([[6], [4]])
     held(lambda: (seeded(kind), ((normal(2, 6, 8), hidden.clone()), {})), formats="fp16")

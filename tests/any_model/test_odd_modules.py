@@ -14,8 +14,10 @@ from torch.nn import functional as F
 import auditor
 from auditor.errors import AuditorError, LoadError
 from tests.any_model.holding import Around, Call, Net, drawn, held
+from tests.support.refusing import refused
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
+from tests.support.thinned import thinned
 
 
 class Sealed(Net):
@@ -161,7 +163,7 @@ ODD: list[Callable[[], nn.Module]] = [
 ]
 
 
-@pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", thinned(ODD, 2), ids=lambda make: make.__name__)
 def test_odd_modules_are_audited(make: Callable[[], nn.Module]) -> None:
     audit = held(drawn(lambda: Around(make()), 4, 16), formats="fp16")
     assert audit.plans["autocast_fp16"].low_precision_flops == 1
@@ -210,13 +212,11 @@ def test_without_a_hash_there_is_one_line() -> None:
             return self is other
 
     model, (args, _) = drawn(Unhashable, 4, 16)()
-    with pytest.raises(LoadError, match="also needs __hash__") as caught:
+    with refused(LoadError, "unhashable-module", match="also needs __hash__"):
         auditor.audit(model, args, device="cpu")
-    assert caught.value.slug == "unhashable-module"
 
 
 # Modules nested so deep that a model's own forward takes nearly all the calls that Python allows, or more than that.
-
 
 X = normal(4, 8)
 

@@ -16,6 +16,7 @@ import auditor
 from tests.any_model.holding import LAST_BIT, a_format, held
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
+from tests.support.thinned import thinned
 
 
 def definite(h: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", thinned(OPERATIONS))
 def test_operations(name: str) -> None:
     def build() -> tuple[nn.Module, Any]:
         return Model(lambda m, x: OPERATIONS[name](m.first(x)), first=linear(8, 8)).eval(), ((normal(4, 8),), {})
@@ -90,7 +91,7 @@ def test_operations(name: str) -> None:
     held(build, in_fp32=16 * LAST_BIT if name == "least squares" else LAST_BIT, formats=a_format(name))
 
 
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("name", thinned(IMAGES))
 def test_images(name: str) -> None:
     def build() -> tuple[nn.Module, Any]:
         weight = nn.Parameter(normal(4, 3, 3, 3) / 5)
@@ -209,7 +210,7 @@ def model_of(name: str) -> nn.Module:
     ).eval()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thinned(MODELS))
 def test_it_ends_in_an_audit_and_verified_plans_hold(name: str) -> None:
     held(lambda: (model_of(name), ((normal(4, 8),), {})), formats=a_format(name))
 
@@ -224,7 +225,6 @@ def test_errors_of_complex_outputs_are_attributed() -> None:
 
 
 # Transforms and derivatives in forward: torch.func, forward mode, forces, checkpoints, functions with a backward of their own.
-
 
 X = normal(4, 8)
 
@@ -310,7 +310,7 @@ CASES: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES, 2))
 def test_transforms_and_derivatives(name: str) -> None:
     def build() -> Any:
         return Model(CASES[name], first=linear(8, 8), second=linear(8, 8, seed=1)).eval(), ((X.clone(),), {})
@@ -335,7 +335,7 @@ ATTENTION: dict[str, Callable[[Any, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", thinned(ATTENTION))
 def test_flex_attention(name: str) -> None:
     def build() -> Any:
         bias = nn.Parameter(normal(16, seed=3) / 8)

@@ -12,6 +12,7 @@ from torch.nn import utils
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from tests.any_model.holding import Around, Net, drawn, held
+from tests.support.thinned import thinned
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -103,7 +104,7 @@ CHANGED: dict[str, Callable[[Net], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("name", thinned(CHANGED, 2))
 def test_weights_that_are_computed(name: str) -> None:
     def make() -> nn.Module:
         model = Net()

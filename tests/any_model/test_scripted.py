@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import auditor
 from tests.any_model.holding import Around, Call, Net, held
+from tests.support.thinned import thinned
 
 
 class Images(nn.Module):
@@ -87,7 +88,7 @@ def build(make: Callable[[Tensor], Any], example: Callable[[], Tensor] = row) ->
     return make(x), ((x.clone(),), {})
 
 
-@pytest.mark.parametrize("how", [traced, scripted, frozen], ids=lambda how: how.__name__)
+@pytest.mark.parametrize("how", thinned([traced, scripted, frozen], 2), ids=lambda how: how.__name__)
 def test_operations_of_a_script_are_audited(how: Any) -> None:
     audit = held(lambda: build(lambda x: Around(how(Net(), x))))
     ops = [report.node.op.split(".")[1] for report in audit.nodes]
@@ -157,7 +158,7 @@ def concrete(model: nn.Module, x: torch.Tensor) -> Any:
     return make_fx(lambda x: model(x))(x)
 
 
-@pytest.mark.parametrize("how", [exported, symbolic, unflattened, concrete], ids=lambda how: how.__name__)
+@pytest.mark.parametrize("how", thinned([exported, symbolic, unflattened, concrete], 2), ids=lambda how: how.__name__)
 def test_graphs_are_audited(how: Callable[..., Any]) -> None:
     audit = held(lambda: build(lambda x: Around(how(Net(), x))))
     assert audit.plans["cast_bf16"].low_precision_flops == 1

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tests.any_model.holding import a_format, held, model_of
 from tests.support.subjects import normal
+from tests.support.thinned import thinned
 
 EDGES = torch.tensor([[0, 1, 2, 3, 3], [1, 2, 3, 0, 1]])
 
@@ -68,7 +69,7 @@ WITH_A_GRAPH: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ONLY_DENSE)
+@pytest.mark.parametrize("name", thinned(ONLY_DENSE))
 def test_sparse_on_the_way(name: str) -> None:
     def build() -> tuple[nn.Module, Any]:
         state = {"edges": nn.Parameter(normal(5)), "square": nn.Parameter(normal(8, 8, seed=4))}
@@ -77,7 +78,7 @@ def test_sparse_on_the_way(name: str) -> None:
     held(build, formats=a_format(name))
 
 
-@pytest.mark.parametrize("name", WITH_A_GRAPH)
+@pytest.mark.parametrize("name", thinned(WITH_A_GRAPH))
 def test_sparse_inputs(name: str) -> None:
     graphs = {"by entries": repeated, "powers": repeated, "convolution": lambda: adjacency(torch.sparse_csr)}
     graph = graphs.get(name, adjacency)

@@ -15,6 +15,7 @@ from auditor.isolation.answer import answer
 from auditor.numerics.metrics import output_error
 from tests.any_model.holding import Around, Call, Net, held
 from tests.support.replaying import Model
+from tests.support.thinned import thinned
 
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -70,7 +71,7 @@ def process() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
+@pytest.mark.parametrize("wrap", thinned(WRAPS), ids=lambda wrap: wrap.__name__)
 def test_audited_without_being_compiled(wrap: Wrap) -> None:
     audit = held(lambda: build(wrap, Around))
     assert all(plan.verified for plan in audit.plans.values())

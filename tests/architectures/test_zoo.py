@@ -1,7 +1,5 @@
 """Public architectures, unchanged: captured whole, judged in the user's names, planned, verified, patched, left as they were."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass
@@ -42,7 +40,11 @@ class Audited:
         return self.specimen.outputs(model)
 
 
-@pytest.fixture(scope="module", params=[name for name in ZOO if name not in ALIKE])
+SLOW = {"deberta_v2", "t5", "mamba"}
+PARAMS = [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in ZOO if n not in ALIKE]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def audited(request: pytest.FixtureRequest) -> Audited:
     subject = specimen(request.param)
     before = copy.deepcopy(subject.model)
@@ -52,9 +54,7 @@ def audited(request: pytest.FixtureRequest) -> Audited:
 
 # Public architectures, unchanged: captured whole, judged in the user's names, planned, verified, left as they were.
 
-
 PLANS = ("autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16")
-
 
 READ_VALUES = {"bert"}
 """Those whose library looks at an attention mask that it is given, to leave one out that hides nothing."""
@@ -138,7 +138,6 @@ def test_no_plan_is_further_off_than_the_model_without_one(audited: Audited) -> 
 
 
 # What a plan does to a public architecture: everything but precision stays, and the model runs on plain torch.
-
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 STRATEGIES = ("autocast", "cast")

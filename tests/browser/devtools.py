@@ -125,9 +125,7 @@ def browser() -> Iterator[Browser]:
         )
         command = f'exec 3<&{to_child} 4>&{from_child}; exec "$0" {flags} --user-data-dir="$1"'
         process = subprocess.Popen(
-            ["bash", "-c", command, program, profile],
-            pass_fds=(to_child, from_child),
-            stderr=subprocess.DEVNULL,
+            ["bash", "-c", command, program, profile], pass_fds=(to_child, from_child), stderr=subprocess.DEVNULL
         )
         os.close(to_child)
         os.close(from_child)

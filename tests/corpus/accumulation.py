@@ -54,10 +54,7 @@ CASES = (
         formats=BOTH,
         citation="d8ahazard/sd_dreambooth_extension PR#1417; PaddlePaddle/PaddleMIX PR#515",
         mechanism="(1 - decay) * (weight - average) is below half a last place: the average stands still",
-        build=lambda: (
-            of(moved, decay=0.999),
-            (uniform(64, low=1, high=2), uniform(64, low=1, high=2, seed=1) + 0.5),
-        ),
+        build=lambda: (of(moved, decay=0.999), (uniform(64, low=1, high=2), uniform(64, low=1, high=2, seed=1) + 0.5)),
         twin=lambda: (of(moved, decay=0.5), (uniform(64, low=1, high=2), uniform(64, low=4, high=8, seed=1))),
         culprits=(("add", ""), ("mul", "")),
         tolerance=0.15,

@@ -26,12 +26,6 @@ ROWS = [pytest.param(case, fmt, id=f"{case.name}-{fmt}") for case in CASES for f
 TRAP_ROWS = [pytest.param(trap, fmt, id=f"{trap.name}-{fmt}") for trap in TRAPS for fmt in trap.formats]
 
 
-def test_every_case_is_here_once() -> None:
-    names = [case.name for case in CASES]
-    assert len(names) == len(set(names)) == 42
-    assert sum(case.mode == "train" for case in CASES) == 2
-
-
 def holds(case: Case, build: Build, fmt: str) -> bool:
     """Whether the model, cast as a whole, stays within the case's tolerance; raising does not count as that."""
     model, inputs = build()
@@ -56,7 +50,6 @@ def test_the_trap_is_harmless(trap: Trap, fmt: str) -> None:
 
 
 # The culprit of every case is unsafe, in the right module; nothing in a twin or a trap is.
-
 
 # The relative error of these boxes, 2e-4 in FP16 and 4e-3 in BF16, is within the budget of 1 %. What hurts is half a
 # pixel of 2800, which a relative error does not know of; test_repair gives the budget in pixels.
@@ -110,7 +103,6 @@ def test_nothing_of_the_trap_is_unsafe(trap: Trap) -> None:
 
 # Every failing case, patched by every plan of its audit, passes the test its users put it to.
 
-
 # Half a pixel of 2800 is within a relative budget of 1 %, so these boxes are left low: see below.
 KNOWN_FAILURES = {("yolo_grid_decode", "cast_fp16"), ("yolo_grid_decode", "cast_bf16")}
 
@@ -147,7 +139,6 @@ def test_a_budget_in_pixels_repairs_the_boxes() -> None:
 
 
 # Mode training on the corpus: the culprit is unsafe where only the gradient fails, and nothing of its twin is.
-
 
 TRAINING = tuple(case for case in CASES if case.mode == "train")
 

@@ -74,13 +74,7 @@ CASES = (
         "linalg_svd",
         POSITIVE_DEFINITE,
     ),
-    _refused(
-        "linalg_inv",
-        "pytorch/pytorch#40427, #17413",
-        torch.linalg.inv,
-        "linalg_inv",
-        POSITIVE_DEFINITE,
-    ),
+    _refused("linalg_inv", "pytorch/pytorch#40427, #17413", torch.linalg.inv, "linalg_inv", POSITIVE_DEFINITE),
     _refused(
         "fft_rfft",
         "thuml/Time-Series-Library#761; ChenyangSi/FreeU PR#11; pytorch/pytorch PR#74857, #117844",
@@ -88,13 +82,7 @@ CASES = (
         "fft_rfft",
         normal(2, 192),  # CUDA has FP16 for powers of two alone, and no BF16
     ),
-    _refused(
-        "stft_mel",
-        "innnky/so-vits-svc#11",
-        _spectrogram,
-        "stft",
-        normal(2, 512),
-    ),
+    _refused("stft_mel", "innnky/so-vits-svc#11", _spectrogram, "stft", normal(2, 512)),
     _refused(
         "cdist_half",
         "pytorch/pytorch#29528, #136748; deepspeedai/DeepSpeed#939; open-mmlab/mmdetection PR#9607",

@@ -3,8 +3,6 @@
 python -m tests.docs.draw_architecture
 """
 
-from __future__ import annotations
-
 import ast
 
 from tests.support.structure import BANDS, PACKAGE

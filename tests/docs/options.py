@@ -1,8 +1,6 @@
 """What is made of the settings: the tables of options in docs/command-line.md and docs/api.md, and auditor/__init__.pyi, which
 tells editors and type checkers what `auditor.audit` takes: `python -m tests.docs.options`."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The documents say what the code says: errors, rules, options, agreement, the architecture, and the files that are written."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect
@@ -170,7 +168,6 @@ def test_a_stranger_reads_45_files_at_most() -> None:
 
 # benchmarks/results/agreement.md against the rules: what a rule claims of itself follows from how it fared.
 
-
 RULES = {rule.code: rule for rule in load_rules() if EACH not in rule.formats}
 """Those of no certain format speak of FP8 and what is registered, which the table leaves out."""
 ENOUGH = 5
@@ -213,7 +210,6 @@ def test_confidence_follows_from_how_often_the_measurement_agrees(rows: dict[str
 
 
 # docs/model-explorer.schema.json against what is written, and overlays against the graph they are laid over.
-
 
 jsonschema = pytest.importorskip("jsonschema")
 

@@ -1,7 +1,5 @@
 """The schemas in docs/ and docs/plan-json.md are what the records say, and hold for what an audit really writes."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -23,7 +21,6 @@ AUDITS = {
     "empty": {"empty": True},
     "one format": {"nodes": 30, "formats": ("bf16",), "recommended": None},
 }
-
 
 SCHEMAS = ("plan", "measurements")
 

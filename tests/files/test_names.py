@@ -1,7 +1,5 @@
 """Names that are made to drive a terminal, a browser or a log: shown as text, wherever an audit shows them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

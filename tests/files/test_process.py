@@ -1,7 +1,5 @@
 """Whatever a model does to its process: the answer on stdout stays clean, and the command ends in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -89,7 +87,7 @@ def test_stdout_is_the_answer_alone_and_stderr_has_the_rest(tmp_path: Path, root
     ("act", "words", "said"),
     [
         ("def act(): os.kill(os.getpid(), signal.SIGSEGV)", (), "was killed by SIGSEGV (at: load)"),
-        ("def act(): os._exit(0)", (), "with exit code 0 (at: load)"),
+        pytest.param("def act(): os._exit(0)", (), "with exit code 0 (at: load)", marks=pytest.mark.slow),
         pytest.param("def act(): sys.exit(0)", (), "raised SystemExit: 0", marks=pytest.mark.slow),
         pytest.param("sys.exit()", (), "raised SystemExit", marks=pytest.mark.slow),
         ("def act(): time.sleep(1000)", ("--timeout", "3"), "no progress within 3 seconds (at: load)"),
@@ -163,9 +161,7 @@ def mine(folder: Path) -> list[int]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-@pytest.mark.parametrize(
-    "kills", [(1, 2), pytest.param((0, *range(3, 43)), marks=pytest.mark.slow)], ids=["few", "many"]
-)
+@pytest.mark.parametrize("kills", [(1,), pytest.param((0, *range(2, 43)), marks=pytest.mark.slow)], ids=["one", "many"])
 def test_kills_at_any_moment_leave_nothing(kills: Sequence[int], tmp_path: Path, root: Path) -> None:
     draw, latest = random.Random(0), 6.0 if len(kills) > 3 else 4.0
     expected = {

@@ -1,7 +1,5 @@
 """Rules from strangers: read, or refused in one line; no text of theirs is run, whatever it is called."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Plans, weights and inputs from strangers: a correct result or one clear line, and nothing in them is run."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import io

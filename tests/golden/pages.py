@@ -1,7 +1,5 @@
 """The audits, and each reporter's page of them as text."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace

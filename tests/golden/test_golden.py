@@ -1,7 +1,5 @@
 """Every reporter's page of fixed audits is the one that was read and accepted."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.golden.pages import FOLDER, audits, pages

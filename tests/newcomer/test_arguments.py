@@ -1,7 +1,5 @@
 """Arguments of a wrong type, and functions that raise or return what they must not, each end in one clear AuditorError."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

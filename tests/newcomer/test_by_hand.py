@@ -1,7 +1,5 @@
 """The code that keeps one module in FP32, run as pasted from the report of the strategy that it recommends."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

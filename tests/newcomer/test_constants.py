@@ -1,7 +1,5 @@
 """A constant that FP16 cannot hold: it is named, what follows is measured as low, and no plan writes it there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -61,13 +59,7 @@ def found() -> Audit:
     return audited(full(-1e9), "fp16,bf16")
 
 
-@pytest.mark.parametrize(
-    ("mask", "op"),
-    [
-        (in_place, "aten.masked_fill.Scalar"),
-        (made_low, "aten.new_full.default"),
-    ],
-)
+@pytest.mark.parametrize(("mask", "op"), [(in_place, "aten.masked_fill.Scalar"), (made_low, "aten.new_full.default")])
 def test_however_it_is_written_it_hides_nothing(mask: Mask, op: str, held: Audit) -> None:
     other = audited(mask)
     assert unsafe(held) == ["aten.pow.Tensor_Scalar", "aten.mean.dim", "aten.sqrt.default"]

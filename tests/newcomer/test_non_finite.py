@@ -1,7 +1,5 @@
 """A model that is NaN in FP16 by no operation alone: the operation and its cause are known, and said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

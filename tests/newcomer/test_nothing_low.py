@@ -1,7 +1,5 @@
 """Plans that run nothing low do not claim an error of 0: every reporter says what the smallest error within reach is."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

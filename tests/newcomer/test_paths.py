@@ -1,11 +1,7 @@
 """Every path that the calibration batches take is judged: branches, lengths, magnitudes, and what cannot be recorded."""
 
-from __future__ import annotations
-
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +12,7 @@ from torch import Tensor
 import auditor
 from auditor import Audit, cli
 from auditor.report.reporters import markdown, text
+from tests.files.test_strangers import run
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal
 
@@ -100,14 +97,11 @@ def two_batches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder that the command was run in, and what it said on the terminal."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "two_batches.py").write_text(TWO_BATCHES)
-    return folder, command(folder)
-
-
-def command(folder: Path) -> str:
-    run = [sys.executable, "-m", "auditor", "two_batches.py", "--device", "cpu", "--fail-on", "never"]
-    ran = subprocess.run(run, cwd=folder, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return " ".join(ran.stdout.split())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        code, said, errors = run("two_batches.py", "--device", "cpu", "--fail-on", "never")
+    assert code == 0, errors
+    return folder, " ".join(said.split())
 
 
 def test_an_overflow_on_the_second_batchs_branch_is_named_with_line_and_batch(two_batches: tuple[Path, str]) -> None:

@@ -1,7 +1,5 @@
 """Models that return what they compute in FP32 inside a module that is low, and models whose sizes depend on values."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

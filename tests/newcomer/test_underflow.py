@@ -1,7 +1,5 @@
 """What vanishes in FP16 is called underflow, and its reader is sent to BF16, which has the range."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

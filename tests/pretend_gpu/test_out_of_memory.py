@@ -15,7 +15,9 @@ from tests.pretend_gpu.memory import ALLOCATOR, counted, failing, limited
 from tests.pretend_gpu.models import made
 from tests.pretend_gpu.natively import natively
 from tests.pretend_gpu.same import differences
+from tests.support.refusing import refused
 from tests.support.subjects import normal, seeded
+from tests.support.thinned import thinned
 
 SLOW = pytest.mark.slow
 
@@ -33,10 +35,8 @@ IMAGES = normal(8, 3, 32, 32)
 def test_a_device_that_was_asked_for_is_not_left() -> None:
     gc.collect()
     model, before = seeded(thin), list(ALLOCATOR.used)
-    with limited(1000), pytest.raises(AuditorError, match="--device cpu") as raised:
+    with limited(1000), refused(AuditorError, "out-of-memory", match="--device cpu"):
         auditor.audit(model, (IMAGES,), device="pretend", formats="fp16", strategies="autocast")
-    assert raised.value.slug == "out-of-memory"
-    assert "\n" not in str(raised.value)
     gc.collect()
     assert ALLOCATOR.used <= before
 
@@ -72,11 +72,10 @@ def test_no_allocation_that_fails_becomes_a_verdict(part: float) -> None:
 
 # A GPU that gives up in the middle of an audit: one line, wherever that is, and never a verdict of an operation.
 
-
 SAID = "CUDA error: device-side assert triggered"
 
 
-@pytest.mark.parametrize("share", [0.002, 0.4, 0.95])
+@pytest.mark.parametrize("share", thinned([0.4, 0.002, 0.95]))
 @natively
 def test_it_ends_in_one_line(share: float) -> None:
     model, inputs = seeded(lambda: nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))).eval(), (normal(3, 4),)

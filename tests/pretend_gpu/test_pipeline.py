@@ -18,12 +18,12 @@ from auditor.settings import Settings
 from tests.pretend_gpu.models import MODELS, architecture, made
 from tests.pretend_gpu.natively import ROOT, SITE, natively
 from tests.pretend_gpu.same import differences
+from tests.support.thinned import thinned
 
 SLOW = pytest.mark.slow
-QUICK_MODELS = ("transformer", "recurrent")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK_MODELS else SLOW) for n in MODELS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "recurrent" else SLOW) for n in MODELS])
 @natively
 def test_an_audit_finds_natively_what_it_finds_emulated(name: str) -> None:
     model, inputs = made(name)
@@ -37,9 +37,7 @@ def test_an_audit_finds_natively_what_it_finds_emulated(name: str) -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "name", ["mlp", *(pytest.param(name, marks=SLOW) for name in ("transformer", "recurrent", "convolutional"))]
-)
+@pytest.mark.parametrize("name", thinned(["mlp", "transformer", "recurrent", "convolutional"], 4))
 @natively
 def test_a_training_step_is_natively_what_it_is_emulated(name: str) -> None:
     model, inputs = made(name)

@@ -20,6 +20,7 @@ from tests.pretend_gpu.natively import natively
 from tests.pretend_gpu.same import differences
 from tests.support.replaying import Model, linear
 from tests.support.subjects import normal, seeded
+from tests.support.thinned import thinned
 
 
 def own(m: Any, x: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ def test_attention_drops_the_same_entries_low_and_in_fp32() -> None:
     same(emulated, native)
 
 
-@pytest.mark.parametrize("as_criterion", [False, True])
+@pytest.mark.parametrize("as_criterion", thinned([True, False]))
 @natively
 def test_the_users_measures_get_tensors_of_the_cpu(as_criterion: bool) -> None:
     seen: set[str] = set()

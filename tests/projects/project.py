@@ -1,7 +1,5 @@
 """Small projects as users have them: written to disk, audited by the real command, run again without the auditor."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+
+from tests.files.test_strangers import run
 
 HEAD = "import torch\nfrom torch import nn\n"
 NET = """
@@ -35,6 +35,9 @@ RANDOM = PARTS + "def build():\n    return Net()\n\n" + INPUTS
 
 ONE_PLAN = ("--formats", "bf16", "--strategies", "cast", "--quick")
 """Options of the shortest audit that still runs its plan in a fresh process."""
+
+HERE: tuple[str, ...] = ()
+"""The program of a case that is run in this process, where what it shows does not hang on its own: that saves one."""
 
 FP32 = "Keep it in FP32"
 
@@ -58,8 +61,8 @@ class Case:
     """One project and one command.
 
     files: texts by their paths below the root. cwd: the working directory, from the root. prepare: called with the root
-    once the files are there. program: what comes before the target. env: further entries of the environment; None removes
-    one. call: the patched model's arguments, the input being x. weights: the file of the model's true weights, from the
+    once the files are there. program: what comes before the target, or HERE. env: further entries of the environment; None
+    removes one. call: the patched model's arguments, the input being x. weights: the file of the model's true weights, from the
     working directory; else they are those of seed 0.
     """
 
@@ -148,11 +151,19 @@ def run_command(*words: str, cwd: Path, env: Mapping[str, str | None]) -> subpro
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment(env), timeout=120)
 
 
+def run_here(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cwd)
+        for name in ("NO_COLOR", "COLUMNS"):
+            patch.setenv(name, environment({})[name])
+        return subprocess.CompletedProcess(words, *run(*words))
+
+
 def audit_project(root: Path, case: Case) -> Audited:
     """Write the project and audit it as its user would."""
     cwd = write_project(root, case)
-    words = (*case.program, case.target, *ONE_PLAN, *case.options)
-    done = run_command(*words, cwd=cwd, env=case.env)
+    words = (case.target, *ONE_PLAN, *case.options)
+    done = run_command(*case.program, *words, cwd=cwd, env=case.env) if case.program else run_here(*words, cwd=cwd)
     assert "Traceback" not in done.stderr, done.stderr
     return Audited(case, root, cwd, done)
 

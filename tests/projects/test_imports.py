@@ -1,7 +1,5 @@
 """Where a model's code lies, and how the user's Python finds it: the verdict is the same, and the emitted file works."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path
@@ -146,8 +144,7 @@ CASES = {
     ),
     "types.py": Case({"types.py": MODEL}, "project/types.py:build", ".."),
     "utils.py beside another": Case(
-        {"utils.py": "raise ImportError\n", "net/utils.py": PARTS, "net/model.py": using("utils")},
-        "net/model.py:build",
+        {"utils.py": "raise ImportError\n", "net/utils.py": PARTS, "net/model.py": using("utils")}, "net/model.py:build"
     ),
     "sys.path is another list": Case(
         {"lib/parts.py": PARTS, "model.py": ANOTHER_PATH + using("parts")}, "project/model.py:build", ".."
@@ -157,13 +154,12 @@ CASES = {
     ),
 }
 
-
-USUAL = {"src, a file, with a score", "a registry that refuses doubles"}
-"""Of the cases those that differ most: the others are for the slow suite."""
+USUAL = "src, a file, with a score"
+"""The one that has most of what the others have: those are for the slow suite."""
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "name", [USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != USUAL)]
 )
 def test_verdict_and_emitted_file(name: str, tmp_path: Path) -> None:
     audited = audit_project(tmp_path / "project", CASES[name])

@@ -1,7 +1,5 @@
 """What a model's code expects around it, such as its working directory, its arguments, files and inputs of its own."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os
@@ -18,6 +16,7 @@ from auditor.errors import AuditorError
 from tests.projects.project import (
     BUILD,
     HEAD,
+    HERE,
     INPUTS,
     MODEL,
     NET,
@@ -57,7 +56,6 @@ OF_BATCH = NET.replace("self.up(x)", "self.up(x.x)")
 OF_FUNCTION = NET.replace("self.act(self.up(x))", "f(self.up(x))").replace("forward(self, x)", "forward(self, x, f)")
 BATCHES = "def get_inputs():\n    torch.manual_seed(1)\n    return (Batch(torch.randn(8, 16)),)\n"
 CLOSED = "def get_inputs():\n    torch.manual_seed(1)\n    return torch.randn(8, 16), lambda x: nn.functional.gelu(x)\n"
-
 
 SCALED = RANDOM.replace("nn.Linear(16", "Scaled(16").replace(
     "class Net",
@@ -157,12 +155,8 @@ CASES = {
 }  # fmt: skip
 
 
-USUAL = {"files, arguments and the clock", "a checkpoint of a training loop"}
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_verdict_and_emitted_file(name: str, tmp_path: Path) -> None:
     audited = audit_project(tmp_path / "project", CASES[name])
     check_verdict(audited)
@@ -176,7 +170,7 @@ def test_a_factory_that_draws_without_a_seed_has_a_verdict(tmp_path: Path) -> No
 
 def test_inputs_that_do_not_pickle(tmp_path: Path) -> None:
     """The artefact is imported and built in a fresh process, and what was not run there is said."""
-    case = Case({"model.py": HEAD + OF_FUNCTION + BUILD + CLOSED}, call="x, gelu")
+    case = Case({"model.py": HEAD + OF_FUNCTION + BUILD + CLOSED}, call="x, gelu", program=HERE)
     audited = audit_project(tmp_path / "project", case)
     assert audited.done.returncode == 0, audited.said
     assert audited.plan["recommended"] == "cast_bf16"
@@ -212,7 +206,7 @@ def test_nothing_is_written_into_a_project(tmp_path: Path) -> None:
         root.chmod(0o555)
 
     files = package()
-    case = Case(files, "project/pkg/model.py:build", "..", options=("--out", "out"), prepare=lock)
+    case = Case(files, "project/pkg/model.py:build", "..", options=("--out", "out"), prepare=lock, program=HERE)
     audited = audit_project(tmp_path / "project", case)
     check_verdict(audited)
     check_error(audited)
@@ -223,7 +217,7 @@ def test_nothing_is_written_into_a_project(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """The model in a file of its own, audited; its weights come from a file."""
-    case = Case({"model.py": RANDOM}, options=("--weights", "weights/net.pt"), prepare=save_weights)
+    case = Case({"model.py": RANDOM}, options=("--weights", "weights/net.pt"), prepare=save_weights, program=HERE)
     audited = audit_project(tmp_path_factory.mktemp("plain") / "project", case)
     check_verdict(audited)
     return audited

@@ -1,7 +1,5 @@
 """Small training steps with a planted problem each, and four without one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A rehearsal finds what was planted, repairs it, says nothing of steps without a fault, and leaves everything as it was."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -16,6 +14,7 @@ import auditor
 from auditor.errors import AuditorError
 from auditor.rehearsal.remedies import REMEDIES, code_of, repair
 from tests.rehearsal.cases import CASES, Made, classes, mlp, plain
+from tests.support.refusing import refused
 
 
 def rehearsed(name: str, steps: int, **how: Any) -> Any:
@@ -24,10 +23,10 @@ def rehearsed(name: str, steps: int, **how: Any) -> Any:
 
 
 def test_the_batch_that_breaks_is_named_with_its_operation_and_line() -> None:
-    found = rehearsed("experts_with_a_rare_batch", 12, remedies=False)
+    found = rehearsed("experts_with_a_rare_batch", 6, remedies=False)
     run = found.runs["fp16_autocast"]
-    assert {each.batch for each in run.skipped} == {3, 4, 5}  # three of six batches have the row, twice in twelve steps
-    assert run.scale == 65536 / 2**6
+    assert {each.batch for each in run.skipped} == {3, 4, 5}  # three of six batches have the row
+    assert run.scale == 65536 / 2**3
     assert "backward pass of div" in run.skipped[0].where
     assert "cases.py" in run.skipped[0].where
     assert run.losses[0] == pytest.approx(found.runs["fp32"].losses[0], rel=1e-2)
@@ -49,7 +48,7 @@ def test_the_order_of_batches_changes_no_statement() -> None:
 
 
 def test_decay_below_half_a_spacing_is_lost_and_three_remedies_bring_it_back() -> None:
-    found = rehearsed("lost_decay", 12)  # lr * decay = 3e-4, and half a spacing of BF16 is 2^-9 = 2e-3 at most
+    found = rehearsed("lost_decay", 4)  # lr * decay = 3e-4, and half a spacing of BF16 is 2^-9 = 2e-3 at most
     assert found.runs["bf16"].share("decay_lost") == pytest.approx(1, abs=0.01)
     assert found.runs["fp32"].share("decay_lost") == 0
     for remedy in ("fp32_master_weights", "stochastic_rounding", "kahan_sums"):
@@ -82,20 +81,20 @@ class Shrinking(torch.optim.Optimizer):
 )
 def test_what_becomes_of_decay_is_said_where_it_is_known_how_it_acts(kind: Any, lost: float | None) -> None:
     model = mlp(16, 32, 4)
-    found = auditor.rehearse(plain(model, kind(model.parameters())), classes(4), 4, remedies=False)
+    found = auditor.rehearse(plain(model, kind(model.parameters())), classes(4), 2, remedies=False)
     share = found.runs["bf16"].share("decay_lost")
     assert share is None if lost is None else share == pytest.approx(lost, abs=0.1)
 
 
 def test_a_master_copy_trains_as_fp32_does_and_plain_bf16_does_not() -> None:
-    found = rehearsed("vanishing_updates", 30)
+    found = rehearsed("vanishing_updates", 10)
     last = {name: run.losses[-1] for name, run in found.runs.items()}
     assert found.runs["bf16"].share("unchanged") > 0.8
     assert abs(last["bf16_fp32_master_weights"] - last["fp32"]) < 0.02
 
 
 def test_an_update_that_ruins_the_weights_is_the_optimizers() -> None:
-    found = rehearsed("adam_in_fp16", 6)  # eps = 1e-8 and most second moments are zero in FP16: 0 / 0, or x / 0
+    found = rehearsed("adam_in_fp16", 3)  # eps = 1e-8 and most second moments are zero in FP16: 0 / 0, or x / 0
     run = found.runs["as_written"]
     assert not run.finite_weights
     assert run.skipped[0].where == "the update of AdamW, from finite gradients"
@@ -121,7 +120,7 @@ def test_a_step_with_regions_and_a_scaler_of_its_own_is_rehearsed_where_they_are
         return loss
 
     step = own if mode != "plain" else plain(model, optimizer, clip=1.0)
-    found = auditor.rehearse(step, classes(4), 8, remedies=False)
+    found = auditor.rehearse(step, classes(4), 4, remedies=False)
     losses = {name: torch.tensor(run.losses) for name, run in found.runs.items()}
     assert all(run.failure is None and not run.skipped for run in found.runs.values())
     assert torch.allclose(losses["fp16_autocast"], losses["fp32"], rtol=5e-3)
@@ -245,9 +244,8 @@ def _ends() -> Made:
     ],
 )
 def test_a_step_that_cannot_be_rehearsed_is_refused_in_one_line(make: Any, said: str) -> None:
-    with pytest.raises(AuditorError, match=said) as raised:
+    with refused(AuditorError, "bad-step", match=said):
         auditor.rehearse(*make(), 3)
-    assert raised.value.slug == "bad-step"
 
 
 def test_two_models_are_told_apart() -> None:

@@ -1,7 +1,5 @@
 """Cases of rules beside the examples that they carry: where they end, what supersedes them, and what is like theirs but fine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A process group of one, so that collectives can be traced and run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The examples that rule files carry, as models: the code on which a rule fires, and the same code repaired."""
 
-from __future__ import annotations
-
 import linecache
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """More cases of rules: positions, activations, attention, constants, losses, and systems."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -116,7 +114,6 @@ ACTIVATIONS = (
     case("density", lambda x, y: x / (y.exp() * y.exp()), ONES, ONES * -8, ACT007="div", silent="ACT006"),
     case("root of small", torch.rsqrt, ONES * 2e-7, ACT007="rsqrt"),
 )
-
 
 MASK = torch.tensor([[True, False, False, False]])
 

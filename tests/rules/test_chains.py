@@ -1,7 +1,5 @@
 """Formulas are found however they are spelled, once each, and not where the author computes them in FP32."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterable, Mapping

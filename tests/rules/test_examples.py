@@ -1,17 +1,13 @@
 """The example in each rule file fires its rule, the repaired one does not; collectives, and the failures of the corpus."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import auditor
 from auditor.asked import Command, command_of
@@ -29,7 +25,7 @@ from benchmarks.agreement import Specimen, found_in
 from tests.corpus.case import Case
 from tests.corpus.catalogue import CASES
 from tests.rules.examples import Side, example
-from tests.support.capturing import Function, captured
+from tests.support.capturing import Function, Seen, captured
 from tests.support.findings import finding
 
 RULES = load_rules()
@@ -137,18 +133,6 @@ def test_the_example_of_an_unused_ignore(tmp_path: Path, monkeypatch: pytest.Mon
 # Collectives are measured as they run: waited for before their result is read.
 
 
-class Recorded(TorchDispatchMode):
-    """The operations that run, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def reduced(x: Tensor) -> Tensor:
     return functional.all_reduce(x + 1.0, "sum", dist.group.WORLD)
 
@@ -156,7 +140,7 @@ def reduced(x: Tensor) -> Tensor:
 def test_a_collective_is_waited_for_before_its_result_is_read() -> None:
     model, inputs = Function(reduced).eval(), (torch.full((2, 4), 3.0),)
     traced = captured(model, *inputs).capture
-    with Recorded() as recorded:
+    with Seen() as recorded:
         found = measure(traced, model, (inputs, {}), ("fp16", "bf16"))
     (name,) = (name for name, node in traced.nodes.items() if node.op.startswith("_c10d_functional.all_reduce"))
     assert found.ranges[name].max_abs == 4.0  # of one rank, 3 + 1
@@ -165,7 +149,6 @@ def test_a_collective_is_waited_for_before_its_result_is_read() -> None:
 
 
 # The failures of the corpus are foreseen: those that an operation, a literal or a dtype gives away, before any tensor is run.
-
 
 CORPUS_RULES = tuple(rule for rule in load_rules() if rule.severity != "info" and rule.family != "measured")
 STATIC = [case for case in CASES if case.evidence == "static"]

@@ -1,7 +1,5 @@
 """Every shipped rule fires where it must, node by node, and is silent where it must not fire; its own example is one case of each."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

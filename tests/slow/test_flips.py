@@ -3,8 +3,6 @@
 Prints the table of docs/generation.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from auditor.capture.capture import capture
 from auditor.records import Capture, Magnitudes, Subject
@@ -47,6 +48,18 @@ def captured(model: nn.Module, *inputs: Tensor) -> Captured:
 def facts_of(function: Callable[..., Any], *inputs: Tensor) -> Captured:
     """The facts of a plain function on these inputs."""
     return captured(Function(function), *inputs)
+
+
+class Seen(TorchDispatchMode):
+    """The operations that are dispatched, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 class _Recorder(fx.Interpreter):

@@ -179,7 +179,6 @@ def test_a_metric_of_the_users_own_decides() -> None:
 
 # The names that `import auditor` offers, in whatever order they are first used.
 
-
 ORDERS = """
 import sys, auditor
 print("torch" in sys.modules, all(getattr(auditor, name) is not None for name in auditor.__all__))

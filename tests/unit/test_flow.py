@@ -105,7 +105,6 @@ def test_signs_of_life_come_from_inside_of_every_stage_that_runs_something(monke
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-
 Begun = Callable[[Exception, str], Audit]
 
 

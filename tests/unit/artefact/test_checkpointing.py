@@ -56,7 +56,6 @@ def test_gradients_are_those_without_checkpoints(name: str, use_reentrant: bool)
 
 # PyTorch's transformer layers fuse their modules in eval mode without gradients; where a scope lies inside they must not.
 
-
 ISLAND = {"": scope("bf16"), "layers.1.linear2": scope("fp32")}
 
 

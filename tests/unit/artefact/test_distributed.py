@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from auditor.artefact.applying import is_wrapped
@@ -35,6 +34,8 @@ def ddp(name: str, x: Tensor) -> dict[str, Tensor]:
 
 def fsdp(name: str, x: Tensor) -> dict[str, Tensor]:
     """Each group of FSDP2 has one dtype, so the islands of a cast plan are groups of their own."""
+    from torch.distributed.fsdp import fully_shard
+
     model = patched(name)
     for part in (model.first, model.norm, model.head[2]):
         fully_shard(part)

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -133,9 +134,12 @@ def test_it_builds_and_trains_where_the_auditor_cannot_be_imported(source: Path,
     }
 
 
-def build_in(directory: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    script = "sys.path.insert(0, sys.argv[1]); import patched_model; print(type(patched_model.build()).__name__)"
-    return run_alone(script, directory, cwd=cwd)
+BUILD_TWICE = """
+import os, runpy
+for folder in sys.argv[2:]:
+    os.chdir(folder)
+    print(type(runpy.run_path(f"{sys.argv[1]}/patched_model.py")["build"]()).__name__)
+"""
 
 
 def test_it_holds_no_absolute_path_and_finds_its_source_when_it_moves(source: Path, tmp_path: Path) -> None:
@@ -147,9 +151,8 @@ def test_it_holds_no_absolute_path_and_finds_its_source_when_it_moves(source: Pa
     away = tmp_path / "away" / "net"
     away.parent.mkdir()
     out.rename(away)
-    done = build_in(away, source.parent)
+    done = run_alone(BUILD_TWICE, away, source.parent, tmp_path, cwd=tmp_path)
     assert done.stdout.strip() == "Net", done.stderr
-    done = build_in(away, tmp_path / "elsewhere")
     assert done.returncode
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"FileNotFoundError: ../../{source.name} has moved relative to {away}")
@@ -157,19 +160,14 @@ def test_it_holds_no_absolute_path_and_finds_its_source_when_it_moves(source: Pa
 
 
 KINDS = (("get_model", "factory"), ("Net", "class"), ("Holder.ready", "instance"), ("audit_spec", "spec"))
-BUILD_EACH = """
-import runpy
-for folder in sys.argv[1:]:
-    print(runpy.run_path(f"{folder}/patched_model.py")["build"]().first.weight.dtype)
-"""
 
 
-def test_every_kind_of_origin(source: Path, tmp_path: Path) -> None:
-    folders = [tmp_path / f"out {kind}" for _, kind in KINDS]
-    for folder, (symbol, kind) in zip(folders, KINDS, strict=True):
-        written(folder, emit(origin(source, symbol, kind), PARAMETERS, PLANS, "cast_bf16", folder))
-    done = run_alone(BUILD_EACH, *folders, cwd=tmp_path / "elsewhere")
-    assert done.stdout.split() == ["torch.bfloat16"] * len(KINDS), done.stderr
+@pytest.mark.parametrize(("symbol", "kind"), KINDS)
+def test_every_kind_of_origin(symbol: str, kind: str, source: Path, tmp_path: Path) -> None:
+    file = written(
+        tmp_path / "out", emit(origin(source, symbol, kind), PARAMETERS, PLANS, "cast_bf16", tmp_path / "out")
+    )
+    assert runpy.run_path(str(file))["build"]().first.weight.dtype is torch.bfloat16
 
 
 def test_the_fresh_process_computes_what_this_one_does_and_says_why_a_plan_fails(source: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import ast
 import math
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ HOSTILE = [
     "'),}}\nopen('pwned', 'w')\nPLANS = ({('",
 ]
 
-
 DATA = ("SOURCE", "PARAMETERS", "STRUCTURE", "RECOMMENDED", "PLANS")
 NAMES = st.one_of(
     st.sampled_from(HOSTILE), st.text(max_size=40), st.text("\"'\\\n\r\u2028{}()#;%[], \t\0", max_size=40)
@@ -70,12 +70,17 @@ def text_naming(name: str, directory: Path) -> str:
     return emit(source, 3, {name: hostile}, name, directory)
 
 
+@cache
+def usual_code() -> str:
+    return data_and_code(text_naming("blocks.0.norm", Path("/nowhere/out")))[1]
+
+
 @settings(max_examples=25, deadline=None)
 @given(name=NAMES)
 def test_whatever_a_name_holds_only_the_tables_differ(name: str) -> None:
     """No node of the syntax tree comes from a name, and every name comes back as it went in."""
     data, code = data_and_code(text_naming(name, Path("/nowhere/out")))
-    assert code == data_and_code(text_naming("blocks.0.norm", Path("/nowhere/out")))[1]
+    assert code == usual_code()
     assert list(data) == list(DATA)
     assert data["RECOMMENDED"] == name
     assert list(data["PLANS"]) == [name]

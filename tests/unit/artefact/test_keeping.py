@@ -17,6 +17,7 @@ from auditor.numerics.functions import function_name
 from tests.support.flat_models import LARGE, FlatBlock, Stack
 from tests.support.patching import plan
 from tests.support.subjects import normal, seeded
+from tests.support.thinned import thinned
 
 Scopes = dict[str, dict[str, Any]]
 KEPT: Scopes = {"": {"precision": "bf16", "keep": ["pow", "mean", "rsqrt", "exp"]}}
@@ -157,8 +158,10 @@ def test_scopes_without_exceptions_run_as_before(strategy: str) -> None:
     assert (how["keep"], how["region"]) == (None, None)
 
 
-@both
-@pytest.mark.parametrize(("kind", "scopes"), [(FlatBlock, KEPT), (Stack, DEEP)], ids=["flat", "deep"])
+@pytest.mark.parametrize(
+    ("strategy", "kind", "scopes"),
+    thinned((how, *what) for what in ((FlatBlock, KEPT), (Stack, DEEP)) for how in ("autocast", "cast")),
+)
 def test_the_model_stays_what_it_was(strategy: str, kind: type[nn.Module], scopes: Scopes) -> None:
     model = patched(strategy, kind, scopes)
     assert type(model) is kind

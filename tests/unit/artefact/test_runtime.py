@@ -8,14 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.artefact.applying import apply_plan, is_wrapped
-from auditor.artefact.runtime import (
-    DTYPES,
-    call,
-    convert,
-    device_type,
-    floating_dtype,
-    in_region,
-)
+from auditor.artefact.runtime import DTYPES, call, convert, device_type, floating_dtype, in_region
 from tests.support.patching import AUTOCAST, CAST, Net, patched, plan, scope
 from tests.support.subjects import normal, seeded
 
@@ -155,7 +148,6 @@ def test_weights_that_were_stored_low_are_not_passed_off_as_fp32(later: dict[str
 
 
 # Weights under two names and modules called in two places: one of either, and FP32 wins.
-
 
 both = pytest.mark.parametrize("strategy", ["autocast", "cast"])
 

@@ -24,6 +24,7 @@ from auditor.artefact.strategies import (
 )
 from auditor.errors import AuditorError
 from auditor.records import Plan, ScopeChoice
+from tests.support.refusing import refused
 from tests.support.structure import PACKAGE
 
 
@@ -61,17 +62,15 @@ def test_it_is_known_for_the_body_alone() -> None:
 @pytest.mark.parametrize("name", ["Mine", "my strategy", "", "cast"])
 def test_names_that_are_refused(name: str) -> None:
     other = type("Other", (Mine,), {"name": name})()
-    with pytest.raises(AuditorError) as caught:
+    with refused(AuditorError, "bad-strategy"):
         register(other)
-    assert caught.value.slug == "bad-strategy"
 
 
 @pytest.mark.parametrize("lacking", ["name", "title", "runtime"])
 def test_what_a_strategy_lacks_is_said_before_an_audit_needs_it(lacking: str) -> None:
     other = type("Other", (Mine,), {"name": "other", lacking: None})()
-    with pytest.raises(AuditorError, match=f"it lacks the (text|class) `?{lacking}") as caught:
+    with refused(AuditorError, "bad-strategy", match=f"it lacks the (text|class) `?{lacking}"):
         register(other)
-    assert caught.value.slug == "bad-strategy"
     assert "other" not in names()
 
 
@@ -117,7 +116,6 @@ def test_nothing_is_stored_low() -> None:
 
 
 # The strategy cast: boundaries, what is stored in which precision, a scope's call, and one `.half()` without a plan.
-
 
 LOW, WIDE = torch.bfloat16, torch.float32
 

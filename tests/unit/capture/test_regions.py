@@ -93,7 +93,6 @@ def test_depth_is_that_of_the_innermost_region() -> None:
 
 # Autocast regions the author wrote, remembered node by node.
 
-
 SQUARE = torch.eye(3)
 
 

@@ -6,14 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.capture.functional import (
-    Written,
-    positional,
-    promotes,
-    twin_of,
-    with_defaults,
-    written_arguments,
-)
+from auditor.capture.functional import Written, positional, promotes, twin_of, with_defaults, written_arguments
 from auditor.numerics.nodes import mutates, operation_of
 
 aten = torch.ops.aten

@@ -1,13 +1,10 @@
 """The verb `apply`: a plan made earlier and a model of today become patched_model.py, or one line says why not."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
+import runpy
 
 import pytest
+import torch
 
 from auditor import cli
 from tests.support import documents
@@ -25,18 +22,6 @@ class Net(torch.nn.Module):
         return self._modules[{HOSTILE!r}](self.first(x))
 def get_model(): return Net()
 def get_inputs(): return torch.ones(2, 3)
-"""
-RUN_WITHOUT_AUDITOR = """
-import sys
-sys.modules["auditor"] = None
-import torch, patched_model
-model = patched_model.build()
-seen = []
-for part in model.children():
-    part.register_forward_hook(lambda module, args, result: seen.append(str(result.dtype)))
-with torch.autocast("cpu", dtype=torch.bfloat16):
-    model(torch.ones(2, 3))
-print(patched_model.RECOMMENDED, *seen)
 """
 
 
@@ -68,12 +53,15 @@ def plan(monkeypatch, tmp_path):
     return write
 
 
-def run_patched(folder) -> list[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-c", RUN_WITHOUT_AUDITOR]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1].split()
+def run_patched(folder) -> list:
+    """What is recommended, and the dtypes of what each layer answers."""
+    patched = runpy.run_path(str(folder / "patched_model.py"))
+    model, seen = patched["build"](), [patched["RECOMMENDED"]]
+    for part in model.children():
+        part.register_forward_hook(lambda module, args, result: seen.append(result.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(torch.ones(2, 3))
+    return seen
 
 
 def test_patched_model_follows_the_plan_and_nothing_in_it_is_run(plan, capsys, tmp_path):
@@ -86,7 +74,7 @@ def test_patched_model_follows_the_plan_and_nothing_in_it_is_run(plan, capsys, t
     ]
     assert "noise" in captured.err
     assert [path.name for path in folder.iterdir()] == ["patched_model.py"]
-    assert run_patched(folder) == ["autocast_bf16", "torch.bfloat16", "torch.float32"]
+    assert run_patched(folder) == ["autocast_bf16", torch.bfloat16, torch.float32]
     assert not list(tmp_path.rglob("pwned"))
 
 

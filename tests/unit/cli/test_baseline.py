@@ -1,7 +1,5 @@
 """`--baseline`, `--dry-run` and `--model-explorer` as the command line handles them; the stages are stand-ins."""
 
-from __future__ import annotations
-
 import importlib
 import json
 

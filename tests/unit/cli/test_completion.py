@@ -1,7 +1,5 @@
 """The completion script, sourced by a real shell."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`--evaluate` from the command line: stdout stays clean, the exit code follows, and what is wrong is said before the audit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line: exit codes, streams, errors; the stages are stand-ins here."""
 
-from __future__ import annotations
-
 import importlib
 import shlex
 from collections.abc import Mapping

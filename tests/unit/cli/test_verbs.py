@@ -1,7 +1,5 @@
 """Verbs that explain: rules, and errors by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -47,10 +45,7 @@ def test_errors_are_explained_by_name(capsys):
 # What is said of the options themselves, before torch is imported: help, version, misspellings.
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--help"], ["absent.py", "--formats", "x"]],
-)
+@pytest.mark.parametrize("words", [["--help"], ["absent.py", "--formats", "x"]])
 def test_torch_is_not_imported_before_it_is_needed(root, words):
     code = f"""
 import sys

@@ -1,7 +1,5 @@
 """Whole audits under criteria: what the files say is what the patched model does, by hand and by definition."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

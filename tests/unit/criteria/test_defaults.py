@@ -1,7 +1,5 @@
 """Discrete outputs may not flip unless that is allowed; what else the recording shows is proposed, and said of nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

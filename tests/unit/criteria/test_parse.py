@@ -1,7 +1,5 @@
 """Criteria as people write them, and what is said of those that mean nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -13,27 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import auditor
-from auditor.document.codec import (
-    adapter,
-    digest,
-    merge,
-    steady,
-    texts,
-    to_document,
-    to_measurements,
-    to_plan,
-)
+from auditor.document.codec import adapter, digest, merge, steady, texts, to_document, to_measurements, to_plan
 from auditor.document.read import ALONE, load
-from auditor.records import (
-    Audit,
-    Environment,
-    Finding,
-    FlaggedRegion,
-    NodeReport,
-    Plan,
-    Verification,
-    Weight,
-)
+from auditor.records import Audit, Environment, Finding, FlaggedRegion, NodeReport, Plan, Verification, Weight
 from auditor.records.training import Training
 from auditor.records.written import plain
 from auditor.report.reporters import REPORTERS

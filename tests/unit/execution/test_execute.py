@@ -68,7 +68,6 @@ def test_a_refusal_names_the_place() -> None:
 
 # Some operations low, or one value another, and all else in FP32: sums worked out by hand.
 
-
 U = 2.0**-9
 X = torch.tensor([1 + U])
 """In BF16, whose spacing at 1 is 2^-7, it is 1."""
@@ -142,7 +141,6 @@ def test_what_is_read_inside_and_outside_leaves_raised() -> None:
 
 
 # What the author wrote in place is left alone by autocast, and keeps the dtype of what it writes to.
-
 
 Binary = Callable[[Tensor, Tensor], Tensor]
 INDEX = torch.tensor([0, 1, 1, 2])

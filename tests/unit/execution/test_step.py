@@ -105,7 +105,6 @@ def test_a_step_runs_on_copies_of_what_the_model_holds() -> None:
 
 # Low steps: what came of one, and the recorded step with one operation low, or everything, worked out by hand.
 
-
 U = 2.0**-7
 REFERENCE = {"a": torch.tensor([3.0]), "b": torch.tensor([0.0, 4.0]), "unused": None}
 

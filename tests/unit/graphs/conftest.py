@@ -1,7 +1,5 @@
 """One model written flat, what was measured of it and what torch.export makes of it, once for all tests of the room."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

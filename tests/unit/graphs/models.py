@@ -1,7 +1,5 @@
 """Models that are exported, and tables that the solver is tried on."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cut: no choice of precisions is cheaper, by enumeration, and it is found in time on a large graph."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

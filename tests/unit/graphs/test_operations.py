@@ -1,7 +1,5 @@
 """What the solver is told of a graph: who reads what, what may run low, and why not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, fx, nn

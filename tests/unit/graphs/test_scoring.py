@@ -1,7 +1,5 @@
 """Programs and the user's own score: what a run of the file by hand gives, in the process of its own and in this one."""
 
-from __future__ import annotations
-
 import io
 import statistics
 from collections.abc import Iterator
@@ -140,11 +138,9 @@ def test_a_saved_program_answers_as_its_graph_for_any_batch(
     assert all(torch.equal(read(x)[name], module(x)[name]) for name in ("scores", "likely"))
 
     def answered() -> Answers | str:
-        return bench.ask(
-            {"mine": Plan("mine", "graph", "fp16", {})},
-            Runs.answers,
-            files={"mine.pt2": made.content},
-        )["mine"]
+        return bench.ask({"mine": Plan("mine", "graph", "fp16", {})}, Runs.answers, files={"mine.pt2": made.content})[
+            "mine"
+        ]
 
     fresh = answered()
 

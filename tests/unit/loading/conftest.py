@@ -1,7 +1,5 @@
 """Writes a user's file into a fresh directory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent

@@ -1,7 +1,5 @@
 """Checkpoints of Hugging Face directories: formats, names and shapes, and the memory that reading them takes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from auditor.errors import LoadError
 from auditor.flow import run
 from auditor.loading import load
 from auditor.settings import Settings
+from tests.support.refusing import refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -184,11 +183,8 @@ def test_what_cannot_be_read_is_one_clear_line(case: str, copy: Path, capfd: pyt
     spoil, slug, words = BROKEN[case]
     spoil(copy)
     capfd.readouterr()
-    with pytest.raises(LoadError) as caught:
+    with refused(LoadError, slug, words):
         load(f"hf:{copy}")
-    assert caught.value.slug == slug
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert capfd.readouterr().out == ""
 
 

@@ -1,7 +1,5 @@
 """Which model a TARGET means, by symbol and by each convention in turn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from torch import nn
 
 from auditor.errors import LoadError
 from auditor.loading import load
+from tests.support.refusing import refused
 
 NET = """
 class Net(nn.Module):
@@ -44,8 +43,7 @@ def audit_spec():
 
 
 @pytest.mark.parametrize(
-    ("init", "args", "kwargs"),
-    [("[6]", (6,), {}), ("[[6], {}]", (6,), {}), ("[[], {'width': 6}]", (), {"width": 6})],
+    ("init", "args", "kwargs"), [("[6]", (6,), {}), ("[[6], {}]", (6,), {}), ("[[], {'width': 6}]", (), {"width": 6})]
 )
 def test_class_model_with_init_inputs(write, init, args, kwargs):
     source = NET.replace("class Net", "class Model").replace("width=4", "width")
@@ -78,9 +76,8 @@ def test_of_several_classes_one_is_meant(write, source, found):
 
 
 def test_unrelated_classes_are_ambiguous(write):
-    with pytest.raises(LoadError, match=r"model.py:Net or model.py:Other") as caught:
+    with refused(LoadError, "ambiguous-model", match=r"model.py:Net or model.py:Other"):
         load(write(NET + NET.replace("Net", "Other")))
-    assert caught.value.slug == "ambiguous-model"
 
 
 @pytest.mark.parametrize(
@@ -130,11 +127,8 @@ def test_random_weights_repeat_with_the_seed_and_leave_the_generators_alone(writ
     ],
 )
 def test_bad_files_give_one_clear_line(write, source, slug, words):
-    with pytest.raises(LoadError) as caught:
+    with refused(LoadError, slug, words):
         load(write(source))
-    assert caught.value.slug == slug
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +140,8 @@ def test_bad_files_give_one_clear_line(write, source, slug, words):
     ],
 )
 def test_bad_symbols(write, suffix, slug, words):
-    with pytest.raises(LoadError) as caught:
+    with refused(LoadError, slug, words):
         load(write(NET + "limit = 3\n") + suffix)
-    assert caught.value.slug == slug
-    assert words in str(caught.value)
 
 
 def test_bad_targets(write, tmp_path: Path):
@@ -163,10 +155,8 @@ def test_bad_targets(write, tmp_path: Path):
         "not a module!": ("bad-target", "model.py[:symbol]"),
     }
     for target, (slug, words) in cases.items():
-        with pytest.raises(LoadError) as caught:
+        with refused(LoadError, slug, words):
             load(target)
-        assert caught.value.slug == slug, target
-        assert words in str(caught.value)
 
 
 LADDER = (

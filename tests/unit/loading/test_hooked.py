@@ -1,7 +1,5 @@
 """Models that accelerate offloaded: audited as the model that was, patched with their hooks on, and left as they were."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from auditor.errors import LoadError
 from auditor.loading import from_object
 from auditor.loading.state import held_outside, present
 from auditor.offload.files import is_offloaded
+from tests.support.refusing import refused
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -129,8 +128,6 @@ def test_what_a_hook_cannot_load_is_one_line(tmp_path: Path) -> None:
     before = portrait(model)
     for file in tmp_path.glob("*.dat"):
         file.unlink()
-    with pytest.raises(LoadError, match="is offloaded and cannot be loaded by its hook") as caught:
+    with refused(LoadError, "meta-weights", match="is offloaded and cannot be loaded by its hook"):
         from_object(model, X)
-    assert caught.value.slug == "meta-weights"
-    assert "\n" not in str(caught.value)
     assert portrait(model) == before

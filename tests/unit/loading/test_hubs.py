@@ -1,7 +1,5 @@
 """`timm:` and `hf:` targets: built from the libraries or from local directories, with no request to anywhere."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys
@@ -14,6 +12,7 @@ from auditor.errors import LoadError
 from auditor.loading import cautions, load
 from auditor.loading.discover import weights_of
 from auditor.offload.limit import resident
+from tests.support.refusing import refused
 
 TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -135,11 +134,8 @@ def test_a_cached_repository_is_found_by_its_name(bert, tmp_path, monkeypatch):
 def test_bad_names_are_one_clear_line(target, slug, words, tmp_path, monkeypatch):
     pytest.importorskip("timm")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LoadError) as caught:
+    with refused(LoadError, slug, words):
         load(target)
-    assert caught.value.slug == slug
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +144,8 @@ def test_bad_names_are_one_clear_line(target, slug, words, tmp_path, monkeypatch
 def test_a_broken_config_is_one_clear_line(text, tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(LoadError) as caught:
+    with refused(LoadError, "model-raises"):
         load(f"hf:{tmp_path}")
-    assert caught.value.slug == "model-raises"
 
 
 @pytest.mark.parametrize(
@@ -165,9 +160,8 @@ def test_a_package_that_cannot_be_imported_is_named(source, said, monkeypatch, t
     (tmp_path / "timm.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "timm", raising=False)
-    with pytest.raises(LoadError, match=said) as caught:
+    with refused(LoadError, "missing-package", match=said):
         load("timm:resnet18")
-    assert caught.value.slug == "missing-package"
 
 
 def test_a_model_that_would_not_fit_is_limited_by_itself(bert, tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """State dicts as they are found in checkpoints: read without running code, fitted onto a model, or one line why not."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from auditor.errors import LoadError
 from auditor.loading.state import load_into
 from auditor.loading.statedicts import load_state, read_checkpoint
+from tests.support.refusing import refused
 from tests.support.subjects import seeded
 
 
@@ -148,10 +147,8 @@ UNREAD = {
 @pytest.mark.parametrize("kind", UNREAD)
 def test_what_cannot_be_read_is_one_line_that_names_it(kind: str, tmp_path: Path) -> None:
     make, words = UNREAD[kind]
-    with pytest.raises(LoadError, match=words) as caught:
+    with refused(LoadError, "bad-weights", match=words):
         load_into(seeded(Tied), make(tmp_path))
-    assert caught.value.slug == "bad-weights"
-    assert "\n" not in str(caught.value)
 
 
 def test_nothing_that_a_checkpoint_says_is_run(tmp_path: Path, capsys: Any) -> None:

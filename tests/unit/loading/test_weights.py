@@ -1,7 +1,5 @@
 """Checkpoints: which are read, how they are fitted, and whether random weights are noticed."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -12,6 +10,7 @@ from torch import nn
 from auditor.errors import LoadError
 from auditor.loading import cautions, load
 from auditor.loading.state import reject_non_finite
+from tests.support.refusing import refused
 
 NET = """
 class Net(nn.Module):
@@ -56,11 +55,8 @@ def test_weights_that_are_given_are_the_models(write, tmp_path):
 def test_bad_checkpoints(write, tmp_path, make, slug, words):
     path = tmp_path / "w.pt"
     make(path)
-    with pytest.raises(LoadError) as caught:
+    with refused(LoadError, slug, words):
         load(write(NET), weights=str(path))
-    assert caught.value.slug == slug
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 SAVED = "import pathlib\nHERE = pathlib.Path(__file__).parent\n"

@@ -1,7 +1,5 @@
 """One operation alone, one format node after node, and the FP32 run that both are held against."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +111,6 @@ def test_what_rounds_more_than_once_is_held_against_the_exact_result() -> None:
 
 
 # One format, node after node: errors alone and in the low run, where they are born, and what attribution is handed.
-
 
 Found = tuple[dict[str, NodeError], dict[str, Trace]]
 

@@ -1,7 +1,5 @@
 """Contributions: exact where the model is linear, close to brute force elsewhere, re-run where no derivative helps."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from typing import Any

@@ -1,7 +1,5 @@
 """Several batches, one verdict; norms by statistics, and weights that were stored low."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -66,7 +64,6 @@ def test_contributions_worst_for_the_verdict_and_mean_square_for_the_sum() -> No
 
 
 # The derivative by running statistics, against autograd through the formula.
-
 
 EPS = 1e-3
 REST = {
@@ -134,7 +131,6 @@ def test_a_norm_by_its_batch_leaves_running_statistics_alone(packet: str) -> Non
 
 
 # What is said of weights that were stored low: every number in it is counted here by another way.
-
 
 X = torch.ones(2, 8)
 

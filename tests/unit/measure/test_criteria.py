@@ -1,7 +1,5 @@
 """What operations take of criteria, against brute force: one of them low at a time, held to definitions written out here."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Decisions inside a model: planted shares of the error, worked out here by hand, and what flips."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Estimates by backward passes, and what they are made of: signs, sums of parts, derivatives."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable
@@ -197,7 +195,6 @@ def test_the_scatter_is_the_standard_error_of_the_root() -> None:
 
 
 # What autograd cannot follow: the reference runs all the same, and what stands before it is decided by a run.
-
 
 aten = torch.ops.aten
 CLASSES = torch.tensor([0, 2, 1, 2])

@@ -1,7 +1,5 @@
 """What a format does to single nodes, each answer worked out beside it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import astuple
 

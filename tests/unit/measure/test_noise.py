@@ -1,7 +1,5 @@
 """FP32 against itself: how far outputs and operations are apart, and which operations are not deterministic."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What runs with operations low say: which of them decide, why they err, and what they do together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -67,7 +65,6 @@ def test_the_users_own_measure_is_asked_and_its_unit_taken_off() -> None:
 
 
 # Causes of small, constructed errors, each name argued beside it.
-
 
 FP16, BF16 = FORMATS["fp16"], FORMATS["bf16"]
 UNHURT = Deviation()

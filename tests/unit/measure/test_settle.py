@@ -1,7 +1,5 @@
 """No verdict by default: what first order cannot tell is run, at a bounded price; and predictions held against runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

@@ -57,7 +57,6 @@ def test_raising_forgets_what_a_tensor_carried() -> None:
 
 # Tensors that say whose values they hold: rounded to a format that torch does not compute in, worked out by hand.
 
-
 E5M2, E4M3, FP16 = FORMATS["fp8_e5m2"], FORMATS["fp8_e4m3"], FORMATS["fp16"]
 
 
@@ -134,7 +133,6 @@ def test_a_nested_tensor_stays_as_it_is() -> None:
 
 # The numbers that tensors of every layout hold.
 
-
 EYE = torch.tensor([[1.0, 0.0], [0.0, -2.0]])
 RAGGED = [torch.ones(1, 2), torch.full((2, 2), 3.0)]
 
@@ -204,7 +202,6 @@ def test_patterns_look_through_it() -> None:
 
 
 # Rounding against an independent one: written from the table's numbers alone, and TF32 worked out by hand.
-
 
 NARROW = ["tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"]
 FP32_BITS = st.integers(0, 2**32 - 1)

@@ -145,7 +145,6 @@ def test_the_matrix_exponential_is_not_refused_in_half_and_answers_wrongly() -> 
 
 # The table of half kernels against PyTorch's OpInfo, for every operation that both know; and what run_op makes of it.
 
-
 BY_ARGUMENTS = {"linalg_matrix_power", "matrix_power"}
 """OpInfo speaks of all calls at once: a negative power is that of an inverse, which has no half kernel; others are products."""
 
@@ -191,7 +190,6 @@ def test_complex_numbers_are_of_two_float16_and_never_of_bfloat16() -> None:
 
 # Operations in a format without arithmetic: float32 in between, results rounded, promotion as torch has it.
 
-
 E5M2, E4M3 = FORMATS["fp8_e5m2"], FORMATS["fp8_e4m3"]
 
 
@@ -233,7 +231,6 @@ def test_discrete_results_stay() -> None:
 
 
 # Fourier transforms in float16: powers of two, in float32 and rounded, whatever names the lengths.
-
 
 REAL, PAIRS = torch.arange(8.0).half(), torch.view_as_complex(torch.arange(16.0).half().view(8, 2))
 SQUARE = torch.ones(6, 8).half()

@@ -18,6 +18,7 @@ from tests.architectures.zoo import ZOO, specimen
 from tests.support.autocast_calls import FP32, LOWER, NONE, PROMOTE, Make
 from tests.support.fake_cuda import autocast, first_dtype, overload
 from tests.support.subjects import capture_of
+from tests.support.thinned import thinned
 
 KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 LISTS = ("lower_precision", "fp32", "fp32_unless_dtype_given", "fp32_append_dtype", "promote", "banned")
@@ -35,7 +36,6 @@ UNTRIED = {
     "binary_cross_entropy",
 }
 """Registered, and beyond what fake tensors can run; see autocast_calls.py."""
-
 
 OF_CUDA_BUILDS = {"_cudnn_rnn", "miopen_rnn"}
 """Registered where torch is built for a GPU: what `lstm` and its like come to there."""
@@ -233,7 +233,7 @@ def aliasing() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", thinned(ZOO))
 def test_the_table_knows_what_an_architecture_uses(name: str) -> None:
     subject = specimen(name)
     used = {node.op for node in capture_of(subject.model, *subject.args, **subject.kwargs).nodes.values()}

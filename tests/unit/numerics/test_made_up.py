@@ -16,6 +16,7 @@ from auditor.records import NodeReport
 from auditor.records.audit import Audit
 from auditor.report import model_explorer
 from auditor.report.reporters import REPORTERS
+from tests.support.refusing import refused
 
 E6M9 = Format.ieee("e6m9", exponent_bits=6, mantissa=9)
 X = torch.tensor([[1 + j / 512 for j in range(4)]])  # on the grid: spacing 2^-9 in [1, 2)
@@ -125,9 +126,8 @@ def test_its_plans_are_neither_written_as_a_model_nor_applied_and_the_others_are
     with pytest.raises(ValueError, match="no plan 'cast_e6m9': "):
         written["apply"](Small(), "cast_e6m9")
     for plan in (audit, tmp_path / "plan.json"):
-        with pytest.raises(PlanError, match="torch cannot compute in E6M9, so the plan cannot be run") as raised:
+        with refused(PlanError, "no-arithmetic", match="torch cannot compute in E6M9, so the plan cannot be run"):
             auditor.apply(Small(), plan, name="cast_e6m9")
-        assert raised.value.slug == "no-arithmetic"
     with pytest.raises(PlanError, match="no code can run 'cast_e6m9'"):
         auditor.snippet(audit, "fsdp2", "cast_e6m9")
     unknown = (tmp_path / "plan.json").read_text(encoding="utf-8").replace("e6m9", "e7m8")

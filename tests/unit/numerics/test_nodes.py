@@ -155,7 +155,6 @@ def test_all_spellings_are_found_by_name() -> None:
 
 # FLOPs by hand: a multiply-add is two.
 
-
 A, B = normal(3, 5), normal(5, 7)
 BATCH, OTHER = normal(2, 3, 5), normal(2, 5, 7)
 MAP = normal(2, 4, 6, 6)
@@ -238,7 +237,6 @@ def test_every_formula_is_worked_out_here() -> None:
 
 
 # What autocast makes of an operation's arguments, by dtype.
-
 
 HALF, FLOAT = torch.ones(2).half(), torch.ones(2)
 

@@ -1,7 +1,5 @@
 """Baselines are runs of the model as its user runs it, on the inputs that plans are checked on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

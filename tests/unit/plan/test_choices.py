@@ -1,7 +1,5 @@
 """Choices with names, and choices as plans: the table of scopes, what a plan gains."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What operations cost: views nothing, and a reshape that no strides can express as much as the copy it makes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

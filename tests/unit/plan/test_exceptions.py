@@ -1,7 +1,5 @@
 """Exceptions are offered where they may pay, chosen where they do, and a plan with them holds on another build of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

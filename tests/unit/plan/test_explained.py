@@ -1,7 +1,5 @@
 """A plan with its reasons: rules first, then the clause, in the scopes of the plan."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Why operations are not low in modules that are: each clause on a model in which it is true."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

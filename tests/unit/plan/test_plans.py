@@ -1,7 +1,5 @@
 """All plans of an audit: everything low first, then what is searched, exchanged and improved."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reasons add up: what is called affordable is lowered and the budget holds, what is called over the budget breaks it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -24,7 +22,6 @@ Planned = tuple[Workbench, dict[str, Plan]]
 FORMATS = ("fp16", "bf16")
 MOST = 8
 """Modules of a kind that are lowered, a plan."""
-
 
 FEW = 3
 """Modules of one reason that are lowered."""

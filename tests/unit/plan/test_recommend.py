@@ -1,7 +1,5 @@
 """The plan to use, and the sentence that says why: hand-made plans in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The one search: predictions propose, replays dispose."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Cuts against every labelling there is, and the rules that the cheapest choice must not break."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Plans held against FP32, and against the model without one: hand-made numbers in."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What plans are made from: reference answers that are run once, and problems by strategy and format."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

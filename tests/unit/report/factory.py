@@ -1,7 +1,5 @@
 """Synthetic audits: a transformer-shaped model of any size, with one overflow, hostile names on request, no torch run."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -84,25 +82,11 @@ def _format_facts(
     contribution = Contribution(isolated, isolated * 0.7, isolated * 0.3)
     if overflows and fp16:
         error = NodeError(math.inf, math.inf, None, 12, 0, 0.0, 0.0, None, None, None, "overflow", born=True)
-        return (
-            error,
-            Contribution(math.inf, math.inf, 0.0, "re-run"),
-            Verdict("unsafe", "alone it turns 12 finite values into Inf", "range"),
-        )
+        verdict = Verdict("unsafe", "alone it turns 12 finite values into Inf", "range")
+        return error, Contribution(math.inf, math.inf, 0.0, "re-run"), verdict
     propagated = math.inf if fp16 and depth > 0.6 else local * (1 + 12 * depth)
-    error = NodeError(
-        local,
-        propagated,
-        None,
-        0,
-        3 if math.isinf(propagated) else 0,
-        0.02,
-        0.1,
-        0.5,
-        -20 * math.log10(local),
-        None,
-        "rounding",
-    )
+    broken, snr = 3 if math.isinf(propagated) else 0, -20 * math.log10(local)
+    error = NodeError(local, propagated, None, 0, broken, 0.02, 0.1, 0.5, snr, None, "rounding")
     if isolated > 0.003:
         return error, contribution, Verdict("unsafe", f"alone it costs {isolated:.1e}, over the budget", "precision")
     if isolated > 0.001:
@@ -111,22 +95,9 @@ def _format_facts(
 
 
 def _node(i: int, owner: str, kind: str, op: str, code: str) -> Node:
-    name = f"{op.split('.')[1]}_{i}"
+    name, place = f"{op.split('.')[1]}_{i}", (f"model.py:{20 + (i - 1) % len(BLOCK)}", "/repo/model.py", code)
     inputs = (f"n{i - 1}",) if i else ("tokens",)
-    return Node(
-        name,
-        op,
-        owner,
-        kind,
-        f"model.py:{20 + (i - 1) % len(BLOCK)}",
-        "/repo/model.py",
-        code,
-        inputs,
-        (8, 128, 256),
-        "float32",
-        True,
-        column=9,
-    )
+    return Node(name, op, owner, kind, *place, inputs, (8, 128, 256), "float32", True, column=9)
 
 
 def _under_autocast(op: str) -> Dtypes:
@@ -243,19 +214,10 @@ def _plan(strategy: str, fmt: str, island: str | None, measured: float | None) -
         scopes["norm"] = ScopeChoice("fp32")
     predicted = {"fp16": 0.0008, "bf16": 0.0061}[fmt]
     finite = measured is not None
-    return Plan(
-        f"{strategy}_{fmt}",
-        strategy,
-        fmt,
-        scopes,
-        predicted,
-        0.93 if island else 0.981,
-        1.87,
-        Verification(
-            measured, finite, "held-out", "emulated", None if finite else "RuntimeError: expected scalar type"
-        ),
-        reasons=reasons,
-    )
+    failure = None if finite else "RuntimeError: expected scalar type"
+    ran = Verification(measured, finite, "held-out", "emulated", failure)
+    share = 0.93 if island else 0.981
+    return Plan(f"{strategy}_{fmt}", strategy, fmt, scopes, predicted, share, 1.87, ran, reasons=reasons)
 
 
 def make_audit(
@@ -271,29 +233,13 @@ def make_audit(
     rng = random.Random(7)
     reports = () if empty else _reports(nodes, formats, hostile, rng)
     island = next((r.node.owner for r in reports if "RNG001" in r.findings), None)
-    plans = (
-        {}
-        if empty
-        else {
-            p.name: p
-            for p in (
-                _plan("autocast", "fp16", island, 0.00083),
-                _plan("autocast", "bf16", None, 0.0058),
-                _plan("cast", "fp16", island, 0.0011),
-                _plan("cast", "bf16", None, None),
-            )
-        }
+    made = (
+        (_plan("autocast", "fp16", island, 0.00083), Verification(None, False)),
+        (_plan("autocast", "bf16", None, 0.0058), Verification(0.0058, True)),
+        (_plan("cast", "fp16", island, 0.0011), Verification(None, False)),
+        (_plan("cast", "bf16", None, None), Verification(0.021, True)),
     )
-    baselines = (
-        {}
-        if empty
-        else {
-            "autocast_fp16": Verification(None, False),
-            "autocast_bf16": Verification(0.0058, True),
-            "cast_fp16": Verification(None, False),
-            "cast_bf16": Verification(0.021, True),
-        }
-    )
+    plans, baselines = ({} if empty else {pair[0].name: pair[which] for pair in made} for which in (0, 1))
     name = HOSTILE if hostile else "TinyGPT"
     return Audit(
         subject=Provenance(

@@ -1,7 +1,5 @@
 """What is said of criteria: every sentence on an audit on which it is true, its numbers held against the plan's."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache

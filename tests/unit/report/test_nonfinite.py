@@ -1,7 +1,5 @@
 """Runs that are Inf or NaN in words; sentences are short, and say so too where the operation is not known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from auditor.records import NonFinite, Verdict, Verification
@@ -9,19 +7,8 @@ from auditor.report.reporters import html
 from auditor.report.view import view
 from tests.unit.report.factory import make_audit
 
-FIRST = NonFinite(
-    "sqrt",
-    "norm",
-    "aten.sqrt.default",
-    "unet.py:28",
-    "NaN",
-    "cancellation",
-    "sub",
-    "norm",
-    "aten.sub.Tensor",
-    "unet.py:27",
-    ("RED004",),
-)
+ROOT, BEGINS = ("sqrt", "norm", "aten.sqrt.default", "unet.py:28"), ("sub", "norm", "aten.sub.Tensor", "unet.py:27")
+FIRST = NonFinite(*ROOT, "NaN", "underflow", *BEGINS, ("RED004",))
 UNKNOWN = Verification(None, False)
 
 
@@ -45,7 +32,7 @@ def test_a_format_is_only_safe_alone_where_a_run_of_it_is_not_finite():
 
 
 def test_a_run_that_turns_non_finite_by_underflow_does_not_make_the_format_overflow():
-    vanished = replace(UNKNOWN, nonfinite=replace(FIRST, cause="underflow"))
+    vanished = replace(UNKNOWN, nonfinite=FIRST)
     made = audit(autocast_fp16=vanished, cast_fp16=vanished)
     safe, unsafe = Verdict("safe", ""), Verdict("unsafe", "", "range")
     first = replace(

@@ -1,7 +1,5 @@
 """Where errors begin: births and heirs, what adds most, flagged regions, and what became of predictions."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

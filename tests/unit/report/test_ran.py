@@ -1,7 +1,5 @@
 """What operations compute in, and why that is FP32: every sentence on a model on which it is true, seen in a run of its own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

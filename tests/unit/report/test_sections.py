@@ -1,7 +1,5 @@
 """Looks of a terminal, charts, comparisons, noise and scores: each section says what its records hold."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace

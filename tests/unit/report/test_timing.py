@@ -1,7 +1,5 @@
 """FP32 as it is set, and times, in words: numbers with their unit and spread, and what they say nothing of."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -32,10 +30,7 @@ def test_times_have_a_unit_and_a_spread(measured: Times, words: str) -> None:
 
 
 def test_fp32_that_failed_is_no_number() -> None:
-    for today, said in (
-        (Today((), None, "RuntimeError: no"), "fails to run"),
-        (Today((), None), "non-finite"),
-    ):
+    for today, said in ((Today((), None, "RuntimeError: no"), "fails to run"), (Today((), None), "non-finite")):
         assert f">{said}</td>" in render(replace(make_audit(recommended="autocast_bf16"), fp32_today=today))
 
 

@@ -211,7 +211,6 @@ def test_findings_speak_of_no_format_that_the_audit_is_not_about() -> None:
 
 # Conditions over facts: how they evaluate where facts are known and where not, and how they read.
 
-
 FACTS = replace(
     NodeFacts(**dict.fromkeys(NodeFacts.__dataclass_fields__)),
     op="aten.sum.default",

@@ -267,7 +267,6 @@ def test_sequence_length_counts_steps_or_calls() -> None:
 
 # What backward passes make of the verdicts: reasons in words, and which verdicts they change.
 
-
 BREAKS = NodeError(local_error=float("inf"), overflow=1)
 
 

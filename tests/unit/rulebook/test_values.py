@@ -75,11 +75,7 @@ def test_shapes_of_arithmetic() -> None:
         (65504.0, ("fp8_e4m3", "fp8_e5m2"), ()),  # FP16's largest
         (65519.0, ("fp8_e4m3", "fp8_e5m2"), ()),  # rounds down to it; 65520 does not
         (65520.0, ("fp16", "fp8_e4m3", "fp8_e5m2"), ()),
-        (
-            3.4e38,
-            ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2"),
-            (),
-        ),  # BF16 ends at 3.3895e38, half a spacing on 3.396e38
+        (3.4e38, ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2"), ()),  # BF16 ends at 3.3895e38, half a spacing on 3.396e38
         (449.0, ("fp8_e4m3",), ()),  # ends at 448, has no infinity
         (1 - 2**-11, (), ("bf16", "fp8_e4m3", "fp8_e5m2")),  # FP16's and TF32's neighbor of 1
         (1 - 1e-4, (), ("tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2")),
@@ -279,11 +275,7 @@ BUDGETS = NodeError(local_error=0.1, cause="rounding")
         (Contribution(0.001, 0, 0, "group", 4), "safe", "run low with 3 others, it changes the outputs by 0.001"),
         (Contribution(0.005, 0, 0), "sensitive", "run alone, it is predicted to use 50% of the error budget"),
         (Contribution(0.005, 0, 0, "re-run"), "sensitive", "run alone, it uses 50% of the error budget"),
-        (
-            Contribution(0.005, 0, 0, "group", 2),
-            "sensitive",
-            "run low with 1 other, it uses 50% of the error budget",
-        ),
+        (Contribution(0.005, 0, 0, "group", 2), "sensitive", "run low with 1 other, it uses 50% of the error budget"),
         (
             Contribution(0.02, 0, 0),
             "unsafe",

@@ -35,13 +35,7 @@ class Deep(Net):
         return super().forward(self.act(x) * 4, scale)
 
 
-SCOPES = {
-    "": "low",
-    "act": "fp32",
-    "norm": "fp32",
-    "head": "fp32",
-    "head.0": "low",
-}
+SCOPES = {"": "low", "act": "fp32", "norm": "fp32", "head": "fp32", "head.0": "low"}
 
 
 def scopes_in(fmt: str) -> dict[str, dict[str, str]]:

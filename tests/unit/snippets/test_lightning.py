@@ -15,19 +15,18 @@ from tests.support.patching import Net, plan, scope
 from tests.support.snippets import document, pasted
 from tests.support.subjects import normal, seeded
 
-lightning = pytest.importorskip("lightning")
-
 SCOPES = {"": scope("bf16"), "norm": scope("fp32"), "head.2": scope("fp32")}
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+@pytest.fixture
+def lightning() -> Iterator[Any]:
+    """Imported by the process that runs these tests, and no other: it takes seconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        yield pytest.importorskip("lightning")
 
 
-def task() -> Any:
+def task(lightning: Any) -> Any:
     """A LightningModule around the audited model; notes dtypes and gradients as they pass."""
 
     class Task(lightning.LightningModule):
@@ -53,7 +52,7 @@ def task() -> Any:
     return Task()
 
 
-def trainer(plugin: Any) -> Any:
+def trainer(lightning: Any, plugin: Any) -> Any:
     return lightning.Trainer(
         plugins=[plugin],
         accelerator="cpu",
@@ -76,20 +75,22 @@ def plugin_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("name", "low"), [("autocast_bf16", torch.bfloat16), ("autocast_fp16", torch.float16)])
-def test_it_trains_under_an_autocast_plan(name: str, low: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = task()
+def test_it_trains_under_an_autocast_plan(
+    name: str, low: torch.dtype, lightning: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = task(lightning)
     plugin = plugin_of(name, monkeypatch)("net", device="cpu")
     assert (plugin.scaler is not None) == (low is torch.float16)
-    trainer(plugin).fit(module, DataLoader(normal(4, 4), batch_size=4))
+    trainer(lightning, plugin).fit(module, DataLoader(normal(4, 4), batch_size=4))
     assert module.seen == {"first": low, "norm": torch.float32, "grads": {torch.float32}}
     before = seeded(Net)
     assert not torch.equal(module.net.first.weight, before.first.weight)
     assert type(module.net) is Net
 
 
-def test_it_predicts_under_a_cast_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, x = task(), normal(4, 4)
-    (answer,) = trainer(plugin_of("cast_bf16", monkeypatch)("net")).predict(module, DataLoader(x, batch_size=4))
+def test_it_predicts_under_a_cast_plan(lightning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x, plugin = task(lightning), normal(4, 4), plugin_of("cast_bf16", monkeypatch)("net")
+    (answer,) = trainer(lightning, plugin).predict(module, DataLoader(x, batch_size=4))
     with torch.no_grad():
         assert torch.equal(answer, apply_plan(seeded(Net), plan("cast", SCOPES))(x))
     assert module.net.first.weight.dtype is torch.bfloat16

@@ -13,13 +13,7 @@ from auditor.records import Capture
 from auditor.records.training import LossScale, ParameterGradients
 from auditor.training.recommend import format_to_train_in
 from auditor.training.stage import low_by_module, low_names, module_gradients
-from auditor.training.window import (
-    loss_scale,
-    lost_by_adam,
-    lost_by_sgd,
-    ratios_of,
-    scaler_code,
-)
+from auditor.training.window import loss_scale, lost_by_adam, lost_by_sgd, ratios_of, scaler_code
 from tests.support.replaying import Model
 from tests.support.subjects import capture_of
 
@@ -158,7 +152,6 @@ def test_gradients_by_module(captured: Capture, low: frozenset[str]) -> None:
 
 
 # Which format to train in, on errors and windows that are written down.
-
 
 BOTH = ("fp16", "bf16")
 

@@ -1,7 +1,5 @@
 """A helper's line, and the forward that called it, in everything that an audit of it says."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """What holds of every page: the same each time, whole, and no name of a model adds markup, a command or a request."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """SARIF as Microsoft's multitool judges it, by the standard's rules and GitHub's; its log counts, not its exit code."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
