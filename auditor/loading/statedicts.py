@@ -24,8 +24,8 @@ HARMLESS = (argparse.Namespace, types.SimpleNamespace, io.BytesIO, PosixPath, Pu
 def load_state(model: nn.Module, content: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Load the result of `read_checkpoint`; tied weights may be stored once. Returns weights by the model's names.
 
-    Prefixes that DDP, torch.compile and training loops add to names are removed; where one was, entries without it, such as
-    a loss's weights, are dropped. Raises: ValueError.
+    Prefixes that DDP, torch.compile and training loops add to names are removed; where one was, entries without it,
+    such as a loss's weights, are dropped. Raises: ValueError.
     """
     own, state = model.state_dict(keep_vars=True), dict(content)
     while state and state.keys().isdisjoint(own):
