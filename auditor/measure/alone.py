@@ -18,7 +18,7 @@ from ..numerics.casting import carried_in, in_format, like, round_tree, widen
 from ..numerics.entries import entries, extent, is_number
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import Profile
-from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
+from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_tensor_core, run_op
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_of, view_source, wait_for_result
 from ..records import Capture, Literals, NodeError
@@ -72,7 +72,7 @@ class Ran:
     """A node alone in a format: its low result, or why it cannot run.
 
     exact: the FP32 result on the same rounded inputs. None for operations that only move entries, and for products on a
-    CPU, whose only error is the rounding of the result.
+    CPU whose only error is the rounding of the result.
     """
 
     low: Any = None
@@ -103,7 +103,8 @@ class Alone:
         target = target_of(n)
         try:
             on_cpu = all(leaf.device.type == "cpu" for leaf in tensors_of(args))
-            rounded_once = view_source(n) is not None or row_of(n).exact or (is_tensor_core(target) and on_cpu)
+            fused = is_tensor_core(target) and on_cpu and not adds_bias_apart(target, args)
+            rounded_once = view_source(n) is not None or row_of(n).exact or fused
             exact = None
             if beside and not rounded_once:
                 exact = wait_for_result(target, target(*widen(args), **widen(kwargs)))

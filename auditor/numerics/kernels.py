@@ -138,13 +138,13 @@ def _type_name(x: torch.Tensor) -> str:
 
 def product(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], row: Format) -> Any:
     """A matrix product or convolution in a format on a CPU, rounded as on tensor cores."""
-    if _adds_apart(target, args):
+    if adds_bias_apart(target, args):
         result: torch.Tensor = product(target, (*args[:2], None), kwargs, row) + args[2]
         return result
     return in_float32(target, args, kwargs, row)
 
 
-def _adds_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+def adds_bias_apart(target: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether a linear layer rounds its product before adding the bias: torch fuses both only for contiguous rows."""
     given = operation_of(target).gemm == "linear" and len(args) == 3 and args[2] is not None
     return given and args[0].dim() > 2 and not args[0].is_contiguous()

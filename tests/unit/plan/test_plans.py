@@ -152,3 +152,21 @@ def test_bf16_autocast_may_lower_a_recurrent_layer_that_bf16_itself_would_spoil(
     assert audit.plans["cast_bf16"].low_precision_flops == 0.0
     assert audit.plans["autocast_bf16"].verified
     assert audit.plans["autocast_bf16"].low_precision_flops == 1.0
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+def test_a_product_whose_bias_is_added_apart_rounds_twice(fmt: str) -> None:
+    """torch adds the bias of a linear layer apart where the rows are not contiguous, as those of a GRU are, batch first."""
+
+    class Channels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(64, 64)
+            self.mix.bias.data *= 8
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mix(x.transpose(1, 2))
+
+    audit = auditor.audit(seeded(Channels), normal(8, 64, 32), strategies=["cast"], formats=[fmt])
+    (plan,) = audit.plans.values()
+    assert plan.predicted_error == pytest.approx(plan.measured_error, rel=0.05)
