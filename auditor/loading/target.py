@@ -76,9 +76,9 @@ def parse(text: str) -> Target:
 
     A symbol or a timm name may have literal arguments. Raises: LoadError(slug="missing-target" | "bad-target").
     """
-    hub, _, name = text.partition(":")
+    hub, colon, name = text.partition(":")
     args, kwargs = tuple[Any, ...](), dict[str, Any]()
-    if hub in ("timm", "hf"):
+    if colon and hub in ("timm", "hf"):
         if hub == "timm" and name.endswith(")"):
             name, bracket, inside = name.partition("(")
             _, args, kwargs = _split_call(f"create_model{bracket}{inside}")

@@ -37,6 +37,12 @@ def bert(tmp_path_factory):
     return folder, model
 
 
+def test_only_a_colon_makes_the_name_of_a_hub_one(tmp_path, monkeypatch):
+    (tmp_path / "hf.py").write_text("import torch\nmodel, example_inputs = torch.nn.Linear(2, 2), torch.ones(1, 2)\n")
+    monkeypatch.chdir(tmp_path)
+    assert type(load("hf").model) is torch.nn.Linear
+
+
 def test_timm_model_by_name():
     pytest.importorskip("timm")
     subject = load("timm:test_resnet")
