@@ -149,10 +149,10 @@ def at(name: str, owner: str, source: str | None) -> str:
 def nonfinite_runs(audit: Audit) -> tuple[NonFiniteRun, ...]:
     """Baselines and plans that become non-finite, grouped by format and cause."""
     groups: dict[tuple[str, NonFinite | None], list[str]] = {}
-    for name, base in audit.baselines.items():
-        if not base.finite and not base.failure:
-            strategy, _, fmt = name.partition("_")
-            groups.setdefault((fmt, base.nonfinite), []).append(strategy_of(strategy).title)
+    for name, plan in audit.plans.items():
+        base = audit.baselines.get(name)
+        if base is not None and not base.finite and not base.failure:
+            groups.setdefault((plan.format, base.nonfinite), []).append(strategy_of(plan.strategy).title)
     result = [
         NonFiniteRun(fmt, f"{label(fmt)} {' and '.join(titles)}, without a plan", first)
         for (fmt, first), titles in groups.items()

@@ -257,7 +257,8 @@ def next_step(audit: Audit, directory: Path) -> str:
     if first is not None:
         where = first.worst.source or op(first.worst.op)
         return f"repair {first.worst.rule} at {where}, and audit again; `python -m auditor explain {first.worst.rule}` says how."
-    reached = {name: plain.measured_error for name, plain in audit.baselines.items() if plain.finite}
+    runs_without = {name: audit.baselines[name] for name in audit.plans if name in audit.baselines}
+    reached = {name: plain.measured_error for name, plain in runs_without.items() if plain.finite}
     errors = {name: error for name, error in reached.items() if error is not None and math.isfinite(error)}
     if audit.criteria:
         return f"loosen a criterion: {report} lists the value of each under every plan."

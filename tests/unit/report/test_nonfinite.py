@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from auditor.records import NonFinite, Verdict, Verification
-from auditor.report.reporters import html
+from auditor.report.reporters import REPORTERS, html
 from auditor.report.view import view
 from tests.unit.report.factory import make_audit
 
@@ -40,3 +40,12 @@ def test_a_run_that_turns_non_finite_by_underflow_does_not_make_the_format_overf
     )
     made = replace(made, nodes=(replace(first, errors={}),))
     assert view(made).tallies[0].limit == "underflow (BF16 has FP32's range)"
+
+
+def test_a_run_of_no_plan_is_passed_over():
+    """A plan.json that was edited by hand may hold runs under names that no plan of it has."""
+    made, stray = replace(audit(), recommended=None), audit(exotic_fp16=UNKNOWN, magic=Verification(1e-9, True))
+    stray = replace(stray, recommended=None)
+    for name in ("text", "md", "github", "sarif"):
+        assert REPORTERS[name](stray) == REPORTERS[name](made), name
+    assert html(stray)
