@@ -13,7 +13,7 @@ from .flow import run
 from .loading import from_object
 from .loading.target import guard_progress
 from .offload import resident_limit
-from .progress.shown import in_notebook, reporter, ticking
+from .progress.shown import in_notebook, refresh_display, reporter
 from .records.audit import Audit
 from .score import in_hand
 from .settings import Settings, options_of
@@ -29,17 +29,17 @@ def audit(model: nn.Module, example_inputs: Any, **asked: Any) -> Audit:
     settings.where  # noqa: B018 - a device that is not there is refused before anything runs
     if settings.evaluate is not None:
         scoring = in_hand(settings.evaluate, better=settings.better, max_drop=settings.max_drop)
-        settings = settings.having(scoring=scoring)
+        settings = settings.with_values(scoring=scoring)
     progress = settings.progress
     shown = progress is True or (progress is None and in_notebook())
     own = nullcontext(guard_progress(progress) if callable(progress) else None)
-    with ticking(reporter()) if shown else own as listener, resident_limit(settings.memory):
+    with refresh_display(reporter()) if shown else own as listener, resident_limit(settings.memory):
         kwargs = settings.kwargs or {}
         if settings.training:
             subject = training_subject(model, example_inputs, kwargs, settings.loss_fn)
         else:
             subject = from_object(model, example_inputs, kwargs)
-        return run(subject, settings.having(progress=listener))
+        return run(subject, settings.with_values(progress=listener))
 
 
 _asked = [

@@ -149,7 +149,7 @@ def with_rules(settings: S) -> S:
                 f"`select` matches no rule: no code begins with {code!r}; `python -m auditor rules` lists them",
                 slug="no-rule",
             )
-    return settings.having(rulebook=rulebook, limits=criteria_of(settings.criteria))
+    return settings.with_values(rulebook=rulebook, limits=criteria_of(settings.criteria))
 
 
 def rules_of(directory: Path | None) -> tuple[Rule, ...]:

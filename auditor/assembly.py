@@ -20,9 +20,9 @@ from .graphs import GraphPlans
 from .isolation.members import named_modules, named_parameters, size_of, structure_of
 from .isolation.outputs import NamedTensors
 from .loading.inputs import shapes_of
-from .measure.causes import storing
+from .measure.causes import storage_notes
 from .offload import came_to, within
-from .paths import enclosing
+from .paths import enclosing_paths
 from .plan.verified import say_not_fresh
 from .plan.workbench import Workbench
 from .records import Audit, Environment, Evaluation, Plan, Proposal, Weight
@@ -102,7 +102,7 @@ def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | Non
     proposals: list[Proposal] = []
     if options.metric is None:
         proposals += describe_defaults(set(set_) - set(options.limits))
-        for plan in [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.verified]:
+        for plan in [plans[recommended]] if recommended else [plan for plan in plans.values() if plan.is_verified]:
             ran = plan.verification
             if ran is not None and ran.apart:
                 joint = ran.joint if ran.joint is not None else ran.measured_error
@@ -121,7 +121,7 @@ def _held_to(bench: Workbench, plans: Mapping[str, Plan], recommended: str | Non
 def _classes(bench: Workbench) -> dict[str, str]:
     """Classes of the modules that only contain other modules, by path."""
     owners = {node.owner for node in bench.capture.nodes.values()}
-    around = {path for owner in owners for path in enclosing(owner)} - owners
+    around = {path for owner in owners for path in enclosing_paths(owner)} - owners
     return {path: type(module).__name__ for path, module in named_modules(bench.subject.model) if path in around}
 
 
@@ -144,7 +144,7 @@ def _environment(bench: Workbench, seconds: Mapping[str, float]) -> Environment:
 def _warnings(bench: Workbench, training: Training | None) -> Iterator[str]:
     """Warnings other than those of the stages."""
     subject, noise = bench.subject, bench.noise.found
-    yield from storing(subject, bench.capture, bench.measured.ranges, bench.options.formats)
+    yield from storage_notes(subject, bench.capture, bench.measured.ranges, bench.options.formats)
     if noise.error > STEADY * bench.yardstick.budget:
         nodes = [bench.capture.nodes[name] for name in noise.operations]
         listed = list(dict.fromkeys(f"{op(node.op)} in {scope(node.owner)}" for node in nodes))

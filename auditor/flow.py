@@ -17,9 +17,9 @@ from .capture.several import record_paths
 from .devices import CPU, follow, let_go
 from .errors import device_is_full
 from .execution.beside import under_plan
-from .generation.stage import Generating, generate_reference
+from .generation.stage import GenerationReference, generate_reference
 from .graphs import GraphPlans, graphs_of
-from .isolation import isolated
+from .isolation import isolate
 from .isolation.process import flags, ieee
 from .loading import in_eval
 from .loading.placement import devices_of, place_subject
@@ -63,15 +63,15 @@ def run(subject: Subject, options: Settings) -> Audit:
             raise
     gc.collect()
     let_go(options.where)
-    audit = _audit(subject, options.having(device=CPU))
+    audit = _audit(subject, options.with_values(device=CPU))
     return replace(audit, warnings=(*audit.warnings, TOO_SMALL))
 
 
 def _audit(subject: Subject, options: Settings) -> Audit:
     stages, formats, seed = Stages(options.progress), options.formats, options.seed
     as_set = subject.flags or flags()
-    with ieee(), isolated(seed=seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
-        options = options.having(found=follow(options.device, devices_of(subject.model)))
+    with ieee(), isolate(seed=seed), torch.inference_mode(False), in_eval(subject.model), upcast_model(subject):
+        options = options.with_values(found=follow(options.device, devices_of(subject.model)))
         subject = place_subject(subject, options.where, options.seed)
         subject, options, generating = generate_reference(subject, options, stages)
         score = step = training = None
@@ -129,7 +129,9 @@ def _audit(subject: Subject, options: Settings) -> Audit:
     )
 
 
-def _make_plans(bench: Workbench, stages: Stages, score: InFp32 | None, generating: Generating | None) -> GraphPlans:
+def _make_plans(
+    bench: Workbench, stages: Stages, score: InFp32 | None, generating: GenerationReference | None
+) -> GraphPlans:
     """The results of all low, and the plans with their scores, including exported programs if requested."""
     options = bench.options
     with stages("baseline", ", ".join(f"{name} without a plan" for name in options.scope_strategies)):

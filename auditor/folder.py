@@ -27,7 +27,7 @@ def path_of(given: object, what: str) -> Path:
 
 def check_directory(directory: Path) -> None:
     """Check early that files can be written. Raises: AuditorError(slug="bad-output")."""
-    with _refusing(directory), tempfile.TemporaryFile(prefix=OWN, dir=_nearest(directory)) as probe:
+    with _refuse_errors(directory), tempfile.TemporaryFile(prefix=OWN, dir=_nearest(directory)) as probe:
         probe.write(bytes(ROOM))
         probe.flush()
 
@@ -37,7 +37,7 @@ def write(directory: Path, texts: Mapping[str, str | bytes], gone: Iterable[str]
 
     gone: obsolete files to delete. No file is replaced before all are written. Raises: AuditorError(slug="bad-output").
     """
-    with _refusing(directory), tempfile.TemporaryDirectory(prefix=OWN, dir=_nearest(directory)) as scratch:
+    with _refuse_errors(directory), tempfile.TemporaryDirectory(prefix=OWN, dir=_nearest(directory)) as scratch:
         for name, text in texts.items():
             draft = Path(scratch, name)
             draft.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def _nearest(directory: Path) -> Path:
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
+def _refuse_errors(path: Path) -> Iterator[None]:
     """Convert file system errors in the body to AuditorError(slug="bad-output")."""
     try:
         yield

@@ -18,7 +18,7 @@ def nearest_above(path: str, known: Container[str]) -> str | None:
     return nearest(path.rpartition(".")[0], known) if path else None
 
 
-def enclosing(path: str) -> list[str]:
+def enclosing_paths(path: str) -> list[str]:
     """A path and all its parents, the root first."""
     parts = path.split(".") if path else []
     return ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]

@@ -36,9 +36,9 @@ from .resources import table
 
 if TYPE_CHECKING:
     from .rulebook.rule import Rule
-    from .score import Scoring
+    from .score import ScoreFunction
 else:  # what pydantic would have to import
-    Rule = Scoring = Any
+    Rule = ScoreFunction = Any
 
 S = TypeVar("S", bound="Settings")
 
@@ -216,7 +216,7 @@ class Settings(BaseModel):
     found: str | None = None
     rulebook: tuple[Rule, ...] = ()
     limits: tuple[Criterion, ...] = ()
-    scoring: Scoring | None = None
+    scoring: ScoreFunction | None = None
 
     @field_validator("*", mode="after")
     @classmethod
@@ -255,7 +255,7 @@ class Settings(BaseModel):
         """
         return self.found or choose(self.device)
 
-    def having(self: S, **found: Any) -> S:
+    def with_values(self: S, **found: Any) -> S:
         """A copy with derived values."""
         return self.model_copy(update=found)
 

@@ -163,9 +163,9 @@ def cost(name: str) -> Row:
 
 
 def _operations(model: nn.Module, args: tuple[Any, ...]) -> int:
-    from auditor.capture.intercept import intercepted
+    from auditor.capture.intercept import intercept
 
-    with torch.no_grad(), intercepted(_Counting()):
+    with torch.no_grad(), intercept(_Counting()):
         model(*args)
     return _Counting.count
 

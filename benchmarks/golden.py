@@ -152,7 +152,7 @@ def _plan(plan: Any) -> Row:
         "faster": plan.predicted_speedup,
         "predicted": plan.predicted_error,
         "measured": plan.measured_error,
-        "verified": plan.verified,
+        "verified": plan.is_verified,
     }
 
 

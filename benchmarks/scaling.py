@@ -68,7 +68,7 @@ def audited(name: str) -> Row:
         "ms per operation": 1000 * elapsed / len(audit.nodes),
         "peak MiB": peak_mib(),
         "verifying MiB": max(peaks.values(), default=0.0),
-        "verified": sum(plan.verified is True for plan in audit.plans.values()),
+        "verified": sum(plan.is_verified is True for plan in audit.plans.values()),
         **{f"{stage} s": seconds for stage, seconds in clock.by_stage.items()},
     }
 

@@ -58,7 +58,7 @@ def row_of(name: str, audit: Audit, plan: Plan) -> Row:
         "measured": _number(plan.measured_error),
         "FLOPs low": plan.low_precision_flops,
         "islands": sum(choice_from_scopes(plan.scopes)("") != choice.precision for choice in plan.scopes.values()),
-        "holds": str(plan.verified),
+        "holds": str(plan.is_verified),
     }
 
 

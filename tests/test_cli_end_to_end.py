@@ -79,6 +79,7 @@ def test_exit_code_follows_the_findings(first):
     assert done.returncode == any(finding["severity"] == "error" for finding in plan["findings"])
 
 
+@pytest.mark.slow
 def test_same_input_gives_the_same_plan(first, root, tmp_path, monkeypatch):
     """In the other process sets have another order than in this one."""
     folder, _ = first

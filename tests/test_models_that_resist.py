@@ -33,7 +33,7 @@ def test_plans_say_whether_they_hold_and_operations_are_owned_and_tested(name: s
     assert audit.capture_method == ("path" if name in PATHS else "run")
     for plan in audit.plans.values():
         assert plan.verification is not None and plan.verification.failure is None, plan.name
-        assert plan.verified == (plan.measured_error <= BUDGET), plan.name
+        assert plan.is_verified == (plan.measured_error <= BUDGET), plan.name
     assert len(audit.plans) == 4 and audit.plans[audit.recommended].low_precision_flops > 0
     for report in audit.nodes:
         if report.node.floating:

@@ -86,9 +86,9 @@ def apply_plan(model: nn.Module, plan: dict[str, Any]) -> nn.Module:
     refuse_other_model(paths_of_all, scopes)
     stored = runtime.storage_precisions(inner, scopes)
     refuse_lost_weights(inner, stored, plan.get("stored_low") or {})
-    wrapping = {module: runtime.wrapping(module, paths, scopes, stored) for module, paths in names.items()}
+    wrapping = {module: runtime.wrapper_of(module, paths, scopes, stored) for module, paths in names.items()}
     keeping = {
-        module: runtime.keeping(names[module], choice["precision"], scopes)
+        module: runtime.kept_functions(names[module], choice["precision"], scopes)
         for module, choice in wrapping.items()
         if choice is not None
     }

@@ -175,7 +175,7 @@ def _left_out(name: str, plan: Plan) -> str:
 
 def _table(plan: Plan) -> dict[str, Any]:
     """One plan as Python source: figures for a reader, and the data that applies it."""
-    keys = ("strategy", "format", "predicted_error", "measured_error", "verified", "predicted_speedup")
+    keys = ("strategy", "format", "predicted_error", "measured_error", "is_verified", "predicted_speedup")
     table = plan_table(plan)
     for path, entry in table["scopes"].items():
         if reasons := plan.reasons_of(path):

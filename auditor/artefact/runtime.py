@@ -79,7 +79,7 @@ class KeptFunctions:
         return KeptFunctions, (self.names,)
 
 
-class Keeping(TorchFunctionMode):
+class KeepFunctions(TorchFunctionMode):
     """Runs calls of these functions in FP32, outside autocast, except for calls that write in place or to `out=`."""
 
     def __init__(self, kept: KeptFunctions, device: str) -> None:
@@ -101,7 +101,7 @@ def inside(module: nn.Module, inner: Any, how: dict[str, Any], *args: Any, **kwa
     device = device_type(module, (args, kwargs))
     run = functools.partial(call, module, inner, args, kwargs)
     if how["keep"] is not None:
-        run = functools.partial(in_region, functools.partial(Keeping, how["keep"], device), run)
+        run = functools.partial(in_region, functools.partial(KeepFunctions, how["keep"], device), run)
     if how["region"] is None:
         return run()
     low = how["region"] != "fp32"
@@ -135,7 +135,7 @@ class Runtime:
         return {}
 
     @staticmethod
-    def wrapping(
+    def wrapper_of(
         module: nn.Module, paths: list[str], scopes: dict[str, Any], stored: dict[int, str]
     ) -> dict[str, Any] | None:
         """The precision and output of the wrapper for a module; None where its caller's precision is the same.
@@ -154,7 +154,7 @@ class Runtime:
         return {"precision": "fp32" if "fp32" in precisions else precisions.pop(), "output": output}
 
     @classmethod
-    def keeping(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
+    def kept_functions(cls, paths: list[str], precision: str, scopes: dict[str, Any]) -> dict[str, Any]:
         """Functions that a scope keeps in FP32; the precision of an extra autocast region around it, if any.
 
         That region casts FP32 results of kept functions where they meet low weights. It excludes FP32 scopes inside.

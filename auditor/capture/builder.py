@@ -15,7 +15,7 @@ from ..numerics.nodes import op_name, operation_of, tensors_of
 from ..records import Batch, Call
 from ..trees import over_tensors
 from .regions import Region
-from .source import Written
+from .source import SourceLine
 
 _aten = torch.ops.aten
 _GRADIENT = "gradient"
@@ -30,7 +30,7 @@ class Mark:
     """
 
     calls: tuple[Call, ...]
-    written: Written | None
+    written: SourceLine | None
     region: Region | None
     depth: int
     in_place: str | None = None
@@ -78,7 +78,7 @@ class Builder:
         node.args = tuple(args)  # told of them before, fx would walk through them for symbolic numbers
         if kwargs:
             node.kwargs = dict(kwargs)
-        self._known(node, value)
+        self._describe_value(node, value)
         node.meta["op"] = written
         self._first = self._first or node
         sources = node.all_input_nodes
@@ -127,13 +127,13 @@ class Builder:
         graph = self.recording.graph
         with graph.inserting_before(self._first) if self._first is not None else nullcontext():
             node = graph.create_node("placeholder", name, name=name)
-        self._known(node, x)
+        self._describe_value(node, x)
         self.recording.kinds[node.name] = kind
         if _is_exact(x):
             self.exact.add(node)
         return node
 
-    def _known(self, node: fx.Node, value: Any) -> None:
+    def _describe_value(self, node: fx.Node, value: Any) -> None:
         node.meta["val"] = over_tensors(_outline, value)
         if isinstance(value, torch.Tensor) and value.is_nested and value.layout is torch.jagged:
             node.meta["rows"] = _outline(value.values())

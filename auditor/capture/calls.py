@@ -75,7 +75,7 @@ class Calls:
                 self._returned(call, result)
 
     @contextmanager
-    def watched(self, returned: Callable[[Call, Any], None]) -> Iterator[None]:
+    def watch(self, returned: Callable[[Call, Any], None]) -> Iterator[None]:
         """In the body open calls are tracked, and `returned(call, result)` is called as each one ends."""
         self._returned = returned
         handles = [

@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_map_only
 
 from ..errors import AuditorError, CaptureError, MeasureError, first_line, let_through
-from ..isolation import isolated
+from ..isolation import isolate
 from ..isolation.answer import copy_batch, from_the_start
 from ..isolation.members import modules_of
 from ..isolation.outputs import NamedTensors, tensor_outputs
@@ -22,7 +22,7 @@ from ..numerics.nodes import row_of
 from ..records import AutocastRegion, Batch, Capture, ModelPath, Node, Placeholder, Subject
 from .builder import Binder, RecordedModule, Recording, tensor_at
 from .calls import paths_of
-from .literals import compared
+from .literals import compare_literals
 from .paths import on_the_path, usable
 from .record import record
 from .source import line_of
@@ -49,10 +49,10 @@ _HANDLING = (
 
 def capture(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> Capture:
     """The graph from `recorded`."""
-    return recorded(subject, formats, seed).capture
+    return record_path(subject, formats, seed).capture
 
 
-def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> ModelPath:
+def record_path(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> ModelPath:
     """Record the subject's run on its first batch, then replay the graph once and compare the outputs.
 
     formats: literals that Python derives from a dtype (`torch.finfo(x.dtype).min`) are determined for each. The path
@@ -62,7 +62,7 @@ def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> 
     batch: Batch = subject.batches[0]
 
     def run() -> tuple[Recording, NamedTensors, str | None]:
-        with isolated(batch):  # what the run does to its inputs is no state of the model
+        with isolate(batch):  # what the run does to its inputs is no state of the model
             recording, answer = record(subject.model, batch)
         return recording, answer, history_matters(subject.model, batch, answer, seed)
 
@@ -77,10 +77,10 @@ def recorded(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0) -> 
             "Check that the model runs on these inputs in FP32, outside torch.compile.",
             slug="capture-failed",
         ) from error
-    result = assembled(recording, subject.model, batch)
+    result = assemble(recording, subject.model, batch)
     _check_floating(result, subject.name, answer)
     _check_repeats(result, subject, batch, answer)
-    result = compared(result, recording, subject.model, batch, formats, seed)
+    result = compare_literals(result, recording, subject.model, batch, formats, seed)
     result = replace(
         result,
         same_path=on_the_path(recording, subject, seed) if recording.reads else frozenset(),
@@ -117,12 +117,12 @@ def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Seque
     """Raises CaptureError(slug="capture-failed") where the replay differs from the recorded run more than two replays
     differ: the noise of non-deterministic operations is not an error of the recording."""
 
-    def replayed() -> list[torch.Tensor]:
+    def replay_outputs() -> list[torch.Tensor]:
         with torch.no_grad():
             return _unnest(tensor_outputs(found.graph_module(*found.bind(subject.model, batch))))
 
     try:
-        again = replayed()
+        again = replay_outputs()
     except Exception as error:
         let_through(error)
         raise CaptureError(
@@ -132,7 +132,7 @@ def _check_repeats(found: Capture, subject: Subject, batch: Batch, answer: Seque
         ) from error
     answer = _unnest(answer)
     apart = output_error(answer, again) if len(again) == len(answer) else math.inf
-    if not apart <= REPEATS and not (math.isfinite(apart) and apart <= NOISE * output_error(again, replayed())):
+    if not apart <= REPEATS and not (math.isfinite(apart) and apart <= NOISE * output_error(again, replay_outputs())):
         raise CaptureError(
             f"{subject.name} answers differently when its recorded operations are run again: does it keep state outside "
             "of its modules, or use an operation that is not deterministic?",
@@ -156,8 +156,8 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
     counters, statistics, memories and caches do.
     """
 
-    def called(given: Batch) -> list[torch.Tensor]:
-        with isolated(batch, seed=seed), disable_fused_path(), disable_compilers():
+    def call_model(given: Batch) -> list[torch.Tensor]:
+        with isolate(batch, seed=seed), disable_fused_path(), disable_compilers():
             args, kwargs = copy_batch(given)
             return [x.detach().clone() for x in tensor_outputs(model(*args, **kwargs))]
 
@@ -167,11 +167,11 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
         return x.detach().roll(1, -1) if moved else x
 
     try:
-        called(tree_map_only(torch.Tensor, roll, batch))
+        call_model(tree_map_only(torch.Tensor, roll, batch))
     except Exception as problem:  # these values need not be any that the model takes
         let_through(problem)
     try:
-        error = output_error(answer, called(batch))
+        error = output_error(answer, call_model(batch))
         if error <= AGREEMENT:
             return None
         what = f"differs by {error:.2g} (relative L2; integers by the share that changed, if that is more)"
@@ -183,7 +183,7 @@ def history_matters(model: nn.Module, batch: Batch, answer: Sequence[torch.Tenso
     return f"The model keeps state between calls: a later one on the same inputs {what}; {_HANDLING}"
 
 
-def assembled(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
+def assemble(recording: Recording, model: nn.Module, batch: Batch) -> Capture:
     """The recording as a Capture, as the stages read it."""
     placeholders, paths = list[Placeholder](), paths_of(model)
     holders: dict[int, dict[str, None]] = {}  # of a parameter or buffer: first paths of the modules that own it

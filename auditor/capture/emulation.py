@@ -19,7 +19,7 @@ from ..numerics.formats import dtype_of, format_of, is_low
 from ..numerics.kernels import UnsupportedInFormat, is_tensor_core, run_op
 from ..numerics.nodes import mutates, operation_of
 from ..trees import over_tensors
-from .intercept import Handler, intercepted
+from .intercept import Handler, intercept
 from .regions import Region, cast_weight
 
 
@@ -41,9 +41,9 @@ class Emulation(Handler):
 
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run an operation in the dtypes that autocast gives it. Raises: UnsupportedInFormat, as CUDA would."""
-        return self.part(op, *self.entering(op, args, kwargs, region), region)
+        return self.part(op, *self.enter(op, args, kwargs, region), region)
 
-    def entering(
+    def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments after CUDA's autocast."""
@@ -128,7 +128,7 @@ def emulate(device: str = "cuda", *, most: int | None = None) -> Iterator[None]:
         return
     _emulating.add(thread)
     try:
-        with intercepted(Emulation(most=most)), scaled_as_on_cuda():
+        with intercept(Emulation(most=most)), scaled_as_on_cuda():
             yield
     finally:
         _emulating.discard(thread)

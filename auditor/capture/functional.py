@@ -93,7 +93,7 @@ def copy(target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch
 copy.stands_for = _aten.copy.default  # type: ignore[attr-defined]
 
 
-class Written:
+class WritesOnCopies:
     """An operation that writes its arguments and has no functional variant; it runs on copies.
 
     A call returns (the operation's result, the written copies).

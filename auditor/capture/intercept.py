@@ -43,7 +43,7 @@ class Handler:
         """Run one operation as the user's code called it, with autocast disabled."""
         return op(*args, **kwargs)
 
-    def entering(
+    def enter(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of an operation on CUDA's autocast lists, after functorch's transforms; `part` runs it."""
@@ -55,7 +55,7 @@ class Handler:
 
 
 @contextmanager
-def intercepted(
+def intercept(
     handler: Handler, depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | None = None
 ) -> Iterator[None]:
     """In the body every operation of this thread goes through `handler`. around: the region around it, see `one_stack`.
@@ -185,7 +185,7 @@ def _listen() -> tuple[torch.library.Library, ...]:
 def _cast_listed(op: Any, *args: Any, **kwargs: Any) -> Any:
     parts = _below[-1]
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY_BELOW)):
-        args, kwargs = parts.handler.entering(op, args, kwargs, parts.region)
+        args, kwargs = parts.handler.enter(op, args, kwargs, parts.region)
         return op(*args, **kwargs)
 
 

@@ -19,7 +19,7 @@ from ..numerics.nodes import op_name
 from ..records import Batch, Capture, Literals
 from .builder import Recording
 from .emulation import Emulation
-from .paths import aligned
+from .paths import align
 from .record import record
 from .regions import Region
 
@@ -35,7 +35,7 @@ _LEAST_ORDINARY, _MOST_ORDINARY = 1 / 512, 8
 """Numbers between these are at home in every format: smaller ones keep from a division by 0, e to a larger one may overflow."""
 
 
-def compared(
+def compare_literals(
     captured: Capture, recording: Recording, model: nn.Module, batch: Batch, formats: tuple[str, ...], seed: int
 ) -> Capture:
     """Add to the capture how its literals and constants change when the model runs in low precision.
@@ -60,7 +60,7 @@ def compared(
         if stored is not None:
             literals[name] = _differences(recording, stored, row)
             ours, theirs = ([("", tuple(x.shape), (n, x)) for n, x in _constants(each)] for each in (recording, stored))
-            pairs = aligned(ours, theirs)  # by their order
+            pairs = align(ours, theirs)  # by their order
             made_in[name] = {n: low.dtype for (n, x), (_, low) in pairs if low.dtype != x.dtype}
         regional = _low_run(recording, model, batch, dtype, seed, stored=False)
         if regional is not None:
@@ -107,7 +107,7 @@ def _constants(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:
 def _differences(ours: Recording, theirs: Recording, row: Format) -> ByNode:
     """The differences of a low run, in terms of the format."""
     result: ByNode = {}
-    twins = {other: node for node, other in aligned(_operations(ours), _operations(theirs))}
+    twins = {other: node for node, other in align(_operations(ours), _operations(theirs))}
     kinds = ({float}, {float, int}, {torch.dtype})  # two integers are sizes, or places
     for other, node in twins.items():
         pairs: list[tuple[int | str, Any, Any]] = [

@@ -94,9 +94,7 @@ def reach(starts: Iterable[H], following: Callable[[H], Iterable[H]]) -> list[H]
     return list(result)
 
 
-def aligned(
-    ours: Iterable[tuple[str, Hashable, S]], theirs: Iterable[tuple[str, Hashable, T]]
-) -> Iterator[tuple[S, T]]:
+def align(ours: Iterable[tuple[str, Hashable, S]], theirs: Iterable[tuple[str, Hashable, T]]) -> Iterator[tuple[S, T]]:
     """Match items of two runs, given as (module, key, item): in every module, items with equal keys in the same
     order."""
     others = _by_module(theirs)
@@ -111,7 +109,7 @@ def aligned(
 
 def same_operations(ours: Capture, theirs: Capture) -> dict[str, str]:
     """{operation of one graph: the same operation of the other}: by module, name and line."""
-    return dict(aligned(_operations(ours), _operations(theirs)))
+    return dict(align(_operations(ours), _operations(theirs)))
 
 
 def _operations(capture: Capture) -> Iterator[tuple[str, Hashable, str]]:

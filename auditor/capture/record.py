@@ -21,7 +21,7 @@ from .builder import Builder, Mark, Recording, ends, named_inputs
 from .calls import Calls, Functions
 from .functional import (
     PinnedDraw,
-    Written,
+    WritesOnCopies,
     as_cast,
     is_no_cast,
     positional,
@@ -31,7 +31,7 @@ from .functional import (
     with_defaults,
     written_arguments,
 )
-from .intercept import Handler, intercepted
+from .intercept import Handler, intercept
 from .regions import Region, entered_at
 from .source import written_at
 from .values import Values
@@ -58,9 +58,9 @@ def record(
     recorder = _Recorder(recording, calls, handler or Handler(), around)
     args, kwargs = recorder.begin(model, batch)
     with ExitStack() as stack:
-        stack.enter_context(calls.watched(recorder.note_returned))
+        stack.enter_context(calls.watch(recorder.note_returned))
         dtype = getattr(torch, around.dtype) if around is not None else None
-        stack.enter_context(intercepted(recorder, calls.depth, dtype))
+        stack.enter_context(intercept(recorder, calls.depth, dtype))
         stack.enter_context(recorder.functions)
         outputs = tensor_outputs(model(*args, **kwargs))
         answer = outputs.each(lambda x: x.detach().clone())
@@ -98,13 +98,13 @@ class _Recorder(Handler):
         copies: dict[int, torch.Tensor] = {}
         names = named_inputs(model, batch)
 
-        def copied(x: torch.Tensor) -> torch.Tensor:
+        def copy_once(x: torch.Tensor) -> torch.Tensor:
             if id(x) not in copies:
                 copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
                 self.values.bind(copies[id(x)], self.builder.input(names[id(x)], copies[id(x)]))
             return copies[id(x)]
 
-        result: Batch = pytree.tree_map_only(torch.Tensor, copied, batch)
+        result: Batch = pytree.tree_map_only(torch.Tensor, copy_once, batch)
         self.kept = list(copies.values())
         return result
 
@@ -125,8 +125,8 @@ class _Recorder(Handler):
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         return self._record_operation(op, args, kwargs, region, self.handler.whole)
 
-    def entering(self, op: Any, args: Any, kwargs: Any, region: Region) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self.handler.entering(op, args, kwargs, region)
+    def enter(self, op: Any, args: Any, kwargs: Any, region: Region) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.handler.enter(op, args, kwargs, region)
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         return self._record_operation(op, args, kwargs, region, self.handler.part)
@@ -275,7 +275,7 @@ class _Recorder(Handler):
         written = [x for value in changed for x in tensors_of(value)]
         if row.replaces_memory:
             for x in written:
-                self.values.moved(x)
+                self.values.update_storage(x)
             return
         node_args, node_kwargs = before
         if row.view == "always":  # another shape in place
@@ -310,7 +310,7 @@ class _Recorder(Handler):
         result: Any,
         draw: Draw | None,
     ) -> None:
-        target: Any = Written(op, places)
+        target: Any = WritesOnCopies(op, places)
         node = self._emit(PinnedDraw(target, draw) if draw is not None else target, args, kwargs, (result, written))
         copies = self._emit(operator.getitem, (node, 1), {}, written)
         for index, x in enumerate(written):

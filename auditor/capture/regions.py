@@ -89,7 +89,7 @@ def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | Non
     where autocast is switched off. Other threads are unaffected, and this thread is restored afterwards, whatever the
     body left open.
     """
-    outer, before, cached, nesting = _STATE.stack, _flags(), torch.is_autocast_cache_enabled(), _nesting()
+    outer, before, cached, nesting = _STATE.stack, _flags(), torch.is_autocast_cache_enabled(), _nesting_depth()
     with written_as_meant():
         _STATE.stack = _Stack(depth_of)
         try:
@@ -101,7 +101,7 @@ def one_stack(depth_of: Callable[[], int] = lambda: 0, around: torch.dtype | Non
             _STATE.stack = outer
             _set(before)
             torch.set_autocast_cache_enabled(cached)
-            for _ in range(_nesting() - nesting):
+            for _ in range(_nesting_depth() - nesting):
                 torch.autocast_decrement_nesting()
             if not nesting:
                 torch.clear_autocast_cache()
@@ -159,7 +159,7 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
     return value if _STATE.stack is None or device_type == "cpu" else _ORIGINAL_CAST(value, "cpu", dtype)
 
 
-def _nesting() -> int:
+def _nesting_depth() -> int:
     """Depth of nested autocast regions that torch counts in this thread."""
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())

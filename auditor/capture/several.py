@@ -10,7 +10,7 @@ from torch import fx, nn
 from ..errors import CaptureError
 from ..records import Batch, Call, Capture, ModelPath, Node, Placeholder, Subject
 from .builder import Binder, RecordedModule
-from .capture import recorded
+from .capture import record_path
 from .paths import same_operations
 
 MOST_PATHS = 8
@@ -40,14 +40,14 @@ def record_paths(subject: Subject, formats: tuple[str, ...] = (), seed: int = 0)
 
     Raises: CaptureError where the first batch cannot be recorded; for others there is a warning.
     """
-    first = recorded(subject, formats, seed)
+    first = record_path(subject, formats, seed)
     each, unjudged = [first], list[str]()
     known = [(_operations_in(first.capture), 1)]
     left, taken = _without(subject.batches, first.batches), dict[int, frozenset[str]]()
     while left and len(each) < MOST_PATHS:
         number = number_of(subject, left[0])
         try:
-            result = recorded(replace(subject, batches=tuple(left)), formats, seed)
+            result = record_path(replace(subject, batches=tuple(left)), formats, seed)
         except CaptureError as error:
             unjudged.append(unjudged_line(number, error))
             left = left[1:]
@@ -136,23 +136,23 @@ def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Captu
     bind, shared = capture.bind, {place.name for place in capture.placeholders if place.fqn is not None}
     assert isinstance(bind, Binder)
 
-    def named(name: str) -> str:
+    def rename(name: str) -> str:
         return name if name in shared or name not in taken else f"{name}_batch{number}"
 
-    def keyed(key: str) -> str:
+    def rekey(key: str) -> str:
         return f"{key} in batch {number}"
 
-    def apart(call: Call) -> Call:
-        return replace(call, key=keyed(call.key))
+    def separate(call: Call) -> Call:
+        return replace(call, key=rekey(call.key))
 
     def describe(node: Node) -> Node:
         return replace(
             node,
-            name=named(node.name),
-            inputs=tuple(map(named, node.inputs)),
-            calls=tuple(map(apart, node.calls)),
-            returned=tuple(map(keyed, node.returned)),
-            function=node.function and apart(node.function),
+            name=rename(node.name),
+            inputs=tuple(map(rename, node.inputs)),
+            calls=tuple(map(separate, node.calls)),
+            returned=tuple(map(rekey, node.returned)),
+            function=node.function and separate(node.function),
             batch=number,
         )
 
@@ -160,15 +160,15 @@ def _named_apart(capture: Capture, number: int, taken: Collection[str]) -> Captu
     graph.output(graph.graph_copy(capture.graph_module.graph, {}))
     for node in graph.nodes:
         if node.op != "output":
-            node._rename(named(node.name))
+            node._rename(rename(node.name))
     return replace(
         capture,
         graph_module=RecordedModule(nn.Module(), graph),
-        nodes={named(name): describe(node) for name, node in capture.nodes.items()},
-        placeholders=tuple(replace(place, name=named(place.name)) for place in capture.placeholders),
-        outputs=tuple(map(named, capture.outputs)),
+        nodes={rename(name): describe(node) for name, node in capture.nodes.items()},
+        placeholders=tuple(replace(place, name=rename(place.name)) for place in capture.placeholders),
+        outputs=tuple(map(rename, capture.outputs)),
         bind=replace(
-            bind, order=tuple(map(named, bind.order)), constants={named(key): x for key, x in bind.constants.items()}
+            bind, order=tuple(map(rename, bind.order)), constants={rename(key): x for key, x in bind.constants.items()}
         ),
     )
 

@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Written:
+class SourceLine:
     """The source line of an operation, and a call that led to it; `function` contains that call."""
 
     place: Place
@@ -49,7 +49,7 @@ class Written:
     function: str = ""
 
 
-def written_at(outermost: CodeType) -> Written | None:
+def written_at(outermost: CodeType) -> SourceLine | None:
     """The innermost line outside torch, and a call that led to it.
 
     For a library's line, the call is the user's line that called the library. Otherwise it is the caller's line in a
@@ -72,8 +72,8 @@ def written_at(outermost: CodeType) -> Written | None:
     if beside is None and not _is_forward(first):
         beside = next((frame for frame in others if _is_forward(frame)), others[-1] if others else None)
     if beside is None or _place(beside)[:2] == place[:2]:
-        return Written(place)
-    return Written(place, _place(beside), _function(beside.f_code))
+        return SourceLine(place)
+    return SourceLine(place, _place(beside), _function(beside.f_code))
 
 
 def line_of(place: Place) -> str:
@@ -92,7 +92,7 @@ def raised_at(error: BaseException) -> str:
     return place
 
 
-def installed(path: str) -> bool:
+def is_installed(path: str) -> bool:
     """Whether a file belongs to an installed package."""
     return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(Path(path).parts)
 
@@ -126,6 +126,6 @@ def kind_of(filename: str) -> str:
         return ""
     if filename.startswith("<"):  # a cell of a notebook has lines
         return "own" if not filename.startswith(_GENERATED) and linecache.getlines(filename) else ""
-    if installed(filename):
+    if is_installed(filename):
         return "library"
     return "" if filename.startswith(_STANDARD) else "own"

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .views import ALIAS, Constant, Emit, Geometry, View, address, found, geometry_of, overwritten, read, scatter
+from .views import ALIAS, Constant, Emit, Geometry, View, address, find_view, geometry_of, overwrite, read, scatter
 
 _aten = torch.ops.aten
 
@@ -75,7 +75,7 @@ class Values:
         """
         parent, geometry = self._entry(source), geometry_of(x)
         if view is None or view.op is _aten.as_strided.default:
-            views = ((entry, found(geometry, entry.geometry)) for entry in parent.chain)
+            views = ((entry, find_view(geometry, entry.geometry)) for entry in parent.chain)
             within = next(((entry, view) for entry, view in views if view is not None), None)
             if within is None:  # neither in the source nor in what that is a view of
                 self.bind(x, node)
@@ -89,7 +89,7 @@ class Values:
             view, parent = View(_aten.reshape.default, (list(geometry.shape),)), above
         self._add(x, Entry(node, geometry, parent.memory, parent, view, parent.chain[-1].version))
 
-    def moved(self, x: torch.Tensor) -> None:
+    def update_storage(self, x: torch.Tensor) -> None:
         """Update `x` after its storage changed, possibly to that of another tensor."""
         self._known.pop(id(x), None)
         self._entry(x)
@@ -120,7 +120,7 @@ class Values:
         root.node = node
         for other in root.memory.roots if root.memory is not None else ():
             pairs = (other.node, other.geometry), (root.node, root.geometry)
-            seen = overwritten(self._emit, self._constant, *pairs) if other is not root else None
+            seen = overwrite(self._emit, self._constant, *pairs) if other is not root else None
             if seen is not None:  # a view made out of sight sees what was written
                 other.node, other.version = seen, other.version + 1
 
@@ -139,7 +139,7 @@ class Values:
             return known
         memory, geometry = self._memory_of(x), geometry_of(x)
         for root in memory.roots if memory is not None else ():
-            view = found(geometry, root.geometry)
+            view = find_view(geometry, root.geometry)
             if view is not None:
                 node = read(self._emit, self._constant, view, geometry, root.geometry, root.node)
                 entry = Entry(node, geometry, memory, root, view, root.version)
@@ -174,10 +174,10 @@ class Values:
     def _add(self, x: torch.Tensor, entry: Entry) -> None:
         key, known = id(x), self._known
 
-        def gone(reference: Any) -> None:
+        def forget(reference: Any) -> None:
             if key in known and known[key][0] is reference:
                 del known[key]
 
-        known[key] = (weakref.ref(x, gone), entry)
+        known[key] = (weakref.ref(x, forget), entry)
         if entry.memory is not None and entry.source is None:
             entry.memory.roots.append(entry)

@@ -69,7 +69,7 @@ class Selection:
         self.__name__ = "taken"
 
 
-def found(own: Geometry, source: Geometry) -> View | None:
+def find_view(own: Geometry, source: Geometry) -> View | None:
     """The view with the layout `own`; None if it is not inside the source."""
     if own.dtype != source.dtype or own.stride is None or source.stride is None:
         return None
@@ -145,7 +145,7 @@ def put(
     return emit(_aten.reshape.default, (changed, list(value.shape)), {}, value)
 
 
-def overwritten(
+def overwrite(
     emit: Emit, constant: Constant, other: tuple[fx.Node, Geometry], written: tuple[fx.Node, Geometry]
 ) -> fx.Node | None:
     """Entries of a tensor after a write to another tensor in its storage; None if unaffected."""

@@ -52,20 +52,20 @@ def _audit(settings: AuditTarget, progress: Display) -> int:
         held.enter_context(behind_the_result(settings.debug))
         from ..document.read import load
         from ..loading.discover import weights_of
-        from ..offload import fitting, resident_limit
+        from ..offload import limit_for, resident_limit
         from ..verify.artefact import standby
 
         known = load(settings.baseline) if settings.baseline else None  # before anything that takes its time
         if settings.out:
             folder.check_directory(settings.out)
-        settings = with_rules(settings).having(progress=progress)
+        settings = with_rules(settings).with_values(progress=progress)
         if settings.onnx:
             from ..graphs.onnxfile import require
 
             require()
         if not settings.dry_run:
             held.enter_context(standby())
-        limit = settings.memory or (None if settings.native else fitting(weights_of(settings.target)))
+        limit = settings.memory or (None if settings.native else limit_for(weights_of(settings.target)))
         held.enter_context(resident_limit(limit))
         return _ran(settings, progress, known, began, held)
 
@@ -88,7 +88,7 @@ def _ran(settings: AuditTarget, progress: Display, known: Audit | None, began: f
 
         better, most = settings.better, settings.max_drop
         scoring = find_function(settings.evaluate, settings.target, better=better, max_drop=most, seed=settings.seed)
-        settings = settings.having(scoring=scoring)
+        settings = settings.with_values(scoring=scoring)
     if settings.dry_run:
         held.close()
         say(describe(subject, directory, settings))

@@ -48,7 +48,7 @@ class Fleet(Verb):
         if self.baseline is not None and not self.baseline.is_dir():
             raise bad(f"{self.baseline} is no directory of an earlier fleet: name the --out of one")
         folder.check_directory(self.out)
-        outcomes = {} if self.force else running.standing(self.out, wanted)
+        outcomes = {} if self.force else running.earlier_outcomes(self.out, wanted)
         jobs = self.jobs or max(running.PROCESSORS // 2, 1)
         tasks = [
             running.Task(target, self.out / target.name, self.timeout, self.retries, max(running.PROCESSORS // jobs, 1))

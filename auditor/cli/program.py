@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TextIO
 from ..asked import Command
 from ..errors import AuditorError, first_line, out_of_memory, printable, time_is_up
 from ..processes import supervise, unwind_on_signals
-from ..progress.shown import Display, ticking
+from ..progress.shown import Display, refresh_display
 
 PROGRAM = "python -m auditor"
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb = parse(words)
         if argv is None:
             _set_aside()
-        return verb.having(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None).run()
+        return verb.with_values(command=f"{PROGRAM} {shlex.join(words)}", alone=argv is None).run()
 
     try:
         return exit_code_of(command, "--debug" in words)
@@ -105,15 +105,15 @@ def behind_the_result(debug: bool) -> Iterator[None]:
 def watch(verb: Verb, run: Callable[[Display], int], shown: Display) -> int:
     """Call `run(progress)`, which runs the user's code, under supervision; return its exit code."""
 
-    def running(tell: Callable[[str], None]) -> int:
+    def run_command(tell: Callable[[str], None]) -> int:
         shown.tell = tell
-        with ticking(shown):
+        with refresh_display(shown):
             return run(shown)
 
     if not (verb.alone and hasattr(os, "fork")):
-        return running(shown.tell)
+        return run_command(shown.tell)
     try:
-        return supervise(lambda tell: exit_code_of(lambda: running(tell), verb.debug), verb.timeout)
+        return supervise(lambda tell: exit_code_of(lambda: run_command(tell), verb.debug), verb.timeout)
     finally:
         shown.close()  # what the other process may have left there
 

@@ -37,7 +37,7 @@ def by_default(criteria: Sequence[Criterion], outputs: NamedTensors, capture: Ca
 
 def may_flip(capture: Capture) -> bool:
     """Whether the model returns a discrete output that is computed from floating-point values."""
-    return any(not _floating(node) and _reads_floating(node) for node in _output_nodes(capture))
+    return any(not _is_floating(node) and _reads_floating(node) for node in _output_nodes(capture))
 
 
 def describe_defaults(criteria: Iterable[Criterion]) -> list[Proposal]:
@@ -70,7 +70,7 @@ def _suggestion(node: fx.Node) -> tuple[str, str] | None:
     ):
         linear = f"its last operation is a linear layer of {columns[0]:,} columns"
         return f"kl <= {KL:g}", f"{linear}, and no softmax follows in the model: probably logits"
-    if _floating(node) and _counts(node):
+    if _is_floating(node) and _counts(node):
         why = "integers such as positions are added to it: probably in units such as pixels"
         return f"max_abs <= {UNITS:g}", why
     return None
@@ -114,7 +114,7 @@ def _spoken_of(criteria: Sequence[Criterion], name: str) -> bool:
     return any(one.speaks_of(name) for one in criteria)
 
 
-def _floating(node: fx.Node) -> bool:
+def _is_floating(node: fx.Node) -> bool:
     result = dtype(node)
     return result is not None and (result.is_floating_point or result.is_complex)
 
@@ -122,7 +122,7 @@ def _floating(node: fx.Node) -> bool:
 def _reads_floating(node: fx.Node) -> bool:
     """Whether a node's value depends on floating-point values, and not only on their shapes."""
     upstream = reach([node], lambda at: () if row_of(at).asks_shape else at.all_input_nodes)
-    return any(map(_floating, upstream))
+    return any(map(_is_floating, upstream))
 
 
 def _counts(node: fx.Node) -> bool:
@@ -131,8 +131,8 @@ def _counts(node: fx.Node) -> bool:
     def upstream(item: tuple[fx.Node, bool]) -> list[tuple[fx.Node, bool]]:
         (at, added), row = item, row_of(item[0])
         passes = row.sum or row.scales or row.transparent or row.joins
-        discrete = dtype(at) is not None and not _floating(at)
+        discrete = dtype(at) is not None and not _is_floating(at)
         return [(x, added or row.sum) for x in at.all_input_nodes] if passes and not discrete else []
 
-    added = (at for at, added in reach([(node, False)], upstream) if added and not _floating(at))
+    added = (at for at, added in reach([(node, False)], upstream) if added and not _is_floating(at))
     return any(dtype(at) not in (None, torch.bool) for at in added)

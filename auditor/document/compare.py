@@ -79,7 +79,7 @@ def figures(plan: Plan | None) -> tuple[Any, ...] | None:
     if plan is None:
         return None
     errors = plan.predicted_error, plan.measured_error
-    return plan.format, *errors, plan.predicted_speedup, plan.verified, plan.islands, plan.exceptions
+    return plan.format, *errors, plan.predicted_speedup, plan.is_verified, plan.islands, plan.exceptions
 
 
 def fresh(before: Audit, audit: Audit) -> tuple[Finding, ...]:

@@ -15,7 +15,7 @@ from ..artefact.base import plan_table
 from ..artefact.emit import emit
 from ..artefact.strategies import GRAPHS
 from ..errors import PlanError
-from ..isolation import isolated
+from ..isolation import isolate
 from ..isolation.members import size_of, structure_of, unwrap_model
 from ..numerics.formats import label, runs
 from ..plan.workbench import emit_plans
@@ -74,7 +74,7 @@ def patched_source(subject: Subject, audit: Audit, plans: Mapping[str, Plan], ch
     Raises: PlanError(slug="plan-mismatch") where one of the plans does not fit the model.
     """
     for plan in plans.values():
-        with isolated(subject.model):  # what one plan rounds, the next may want in FP32
+        with isolate(subject.model):  # what one plan rounds, the next may want in FP32
             _apply(subject.model, audit, _runnable(plan))
     parameters = size_of(subject.model)
     return emit(subject.origin, parameters, plans, chosen, directory, structure_of(subject.model))

@@ -69,7 +69,7 @@ def _dtypes(n: fx.Node, policy: Policy, value_of: ValueOf, output: torch.dtype) 
     """The dtypes that an operation reads, and the dtype it computes in: torch's promotion of its floating-point
     tensors, in which scalars give way. Discrete dtypes count only if all inputs are discrete."""
     read, handed = (
-        tensors_of(policy.arriving(n, (n.args, n.kwargs), value_of)),
+        tensors_of(policy.converted_arguments(n, (n.args, n.kwargs), value_of)),
         tensors_of(policy.kernel_arguments(n, value_of)),
     )
     floating = [x for x in handed if x.is_floating_point() or x.is_complex()] or handed
@@ -102,7 +102,7 @@ def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: P
     If the outputs are finite, any such operation counts; otherwise only one from which the outputs got their Inf or
     NaN. An exception in an operation ends the run; the values up to it count.
     """
-    turning = _Turning(capture, policy)
+    turning = _NonFiniteTrace(capture, policy)
     try:
         with torch.no_grad():
             for n, result, expected in beside(*turning.runs, capture.bind(model, batch)):
@@ -112,7 +112,7 @@ def first_non_finite(capture: Capture, model: nn.Module, batch: Batch, policy: P
     return turning.first
 
 
-class _Turning:
+class _NonFiniteTrace:
     """Follows entries that are wrong, and later Inf or NaN, through the FP32 run and the low run."""
 
     def __init__(self, capture: Capture, policy: Policy) -> None:

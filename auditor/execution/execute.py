@@ -35,7 +35,7 @@ class Semantics:
     changed: Collection[str] = ()
     """Names of nodes that do not compute as recorded."""
 
-    def differing(self, then: Semantics) -> Collection[str]:
+    def differing_nodes(self, then: Semantics) -> Collection[str]:
         """Names of nodes that compute differently than under the other semantics, even on equal inputs."""
         return self.changed
 
@@ -85,7 +85,7 @@ class SomeLow(Semantics):
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """Compute the node, in the format if it is one of these operations."""
-        arrived = self.arriving(n, value_of)
+        arrived = self.receive(n, value_of)
         if n.name in self._held:
             return hold_decisions(n, self._held[n.name], arrived)
         if n.name not in self.changed:
@@ -97,7 +97,7 @@ class SomeLow(Semantics):
             self.left[n] = widen(result)
         return result
 
-    def arriving(self, n: fx.Node, value_of: ValueOf) -> ValueOf:
+    def receive(self, n: fx.Node, value_of: ValueOf) -> ValueOf:
         """How a node, or the output, receives the results of other nodes."""
 
         def inside(source: fx.Node) -> Any:
@@ -166,7 +166,7 @@ class Executor(fx.Interpreter):
         """Run one node at a time and yield its result. A result is freed once its last reader has run."""
         self.env, self.args_iter = dict[fx.Node, Any](), iter(inputs)
         before = self.before or Run({}, self.semantics)
-        known, again = before.values, {*before.stale, *self.semantics.differing(before.semantics)}
+        known, again = before.values, {*before.stale, *self.semantics.differing_nodes(before.semantics)}
         for n in self.graph.nodes:
             handed, here = next(self.args_iter) if n.op == "placeholder" else None, n.name in known
             unread = not self.env or self.env.keys().isdisjoint(n.all_input_nodes)

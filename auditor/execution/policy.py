@@ -18,7 +18,7 @@ from ..numerics.formats import FORMATS, format_of, is_low
 from ..numerics.kernels import UnsupportedInFormat, run_op
 from ..numerics.nodes import dtype, target_of, tensors_of
 from ..numerics.operations import Treatment, operation
-from ..paths import enclosing, function_in, nearest, nearest_above, of_function, within
+from ..paths import enclosing_paths, function_in, nearest, nearest_above, of_function, within
 from ..records import AutocastRegion, Call, Capture, Literals, Node, ScopeChoice
 from .execute import Semantics, ValueOf, with_literals
 
@@ -97,11 +97,13 @@ class Layout:
         nodes, result = self.capture.nodes, dict[str, set[str]]()
         read = {(nodes[source].owner, n.owner) for n in nodes.values() for source in n.inputs if source in nodes}
         for producer, reader in read:
-            result.setdefault(reader, set()).update(path for path in enclosing(producer) if not within(reader, path))
+            result.setdefault(reader, set()).update(
+                path for path in enclosing_paths(producer) if not within(reader, path)
+            )
         return {reader: frozenset(paths) for reader, paths in result.items()}
 
     @cached_property
-    def deciding(self) -> Mapping[str, tuple[str, ...]]:
+    def deciding_owners(self) -> Mapping[str, tuple[str, ...]]:
         """{placeholder: owners whose precision decides how it is stored}: its readers, and modules that share it."""
         held = {place.name: place.holders for place in self.capture.placeholders if place.is_shared}
         readers = readers_of(self.capture).items()
@@ -251,12 +253,12 @@ class Policy(Semantics):
             if place.kind == "input":
                 result[place.name] = self._assigned[""]
             elif place.kind in ("parameter", "buffer") or self.format in place.made_in:
-                owners = self.layout.deciding.get(place.name, ())
+                owners = self.layout.deciding_owners.get(place.name, ())
                 low = bool(owners) and all(self._assigned[owner] != "fp32" for owner in owners)
                 result[place.name] = self.format if low else "fp32"
         return result
 
-    def enclosing(self, name: str) -> tuple[Call, ...]:
+    def enclosing_calls(self, name: str) -> tuple[Call, ...]:
         """Wrapped calls around a node, outermost first, including a function that a scope keeps in FP32."""
         if name not in self._enclosing:
             node = self.capture.nodes.get(name)
@@ -269,13 +271,13 @@ class Policy(Semantics):
 
     def keeps(self, name: str) -> bool:
         """Whether a node belongs to a call that its scope keeps in FP32."""
-        return bool(self._keeping) and bool(around := self.enclosing(name)) and around[-1].path == KEPT
+        return bool(self._keeping) and bool(around := self.enclosing_calls(name)) and around[-1].path == KEPT
 
     def setting(self, name: str) -> Setting:
         """The setting of a node's scope; the user's own autocast regions override it."""
         if self.keeps(name):
             return Setting("fp32", autocast=False, wins=True, kept=True)
-        around = self.enclosing(name)
+        around = self.enclosing_calls(name)
         opens = around[-1] if self.how.regional else None
         for call in around if self._keeping and not self.how.regional else ():  # where some functions are kept
             scope = self.wrapped[call.path]
@@ -289,7 +291,7 @@ class Policy(Semantics):
         precision: str = self.how.computes_in(self.wrapped[call.path].precision)
         return precision
 
-    def crossing(self, source: str, reader: str) -> tuple[str, ...]:
+    def conversions_between(self, source: str, reader: str) -> tuple[str, ...]:
         """The conversions of a value on its way to a reader; the graph's output lies outside the root.
 
         It leaves every wrapped call around its producer but not its reader, innermost first; only calls that return it
@@ -300,7 +302,7 @@ class Policy(Semantics):
             return ("fp32",)
         if source not in self.capture.nodes and source not in self.layout.inputs:
             return ("fp32",) if self.keeps(reader) else ()
-        left, entered = self.enclosing(source), self.enclosing(reader)
+        left, entered = self.enclosing_calls(source), self.enclosing_calls(reader)
         shared = 0
         while shared < min(len(left), len(entered)) and left[shared] == entered[shared]:
             shared += 1
@@ -327,7 +329,7 @@ class Policy(Semantics):
         if result is None:
             return Literals()
         depth = next((call.depth for call in reversed(node.calls) if not call.handed), 0)
-        looking = next(call for call in reversed(self.enclosing(node.name)) if call.depth <= depth)
+        looking = next(call for call in reversed(self.enclosing_calls(node.name)) if call.depth <= depth)
         return result if self._computes_in(looking) != "fp32" else Literals()
 
     def placeholder_value(self, n: fx.Node, value: Any) -> Any:
@@ -338,7 +340,7 @@ class Policy(Semantics):
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
         """Compute the node in the dtype that its scope and autocast give it. Raises: UnsupportedInFormat."""
         if n.op == "output":
-            return self.arriving(n, n.args, value_of)[0]
+            return self.converted_arguments(n, n.args, value_of)[0]
         node = self.capture.nodes[n.name]
         try:
             args, kwargs = self.kernel_arguments(n, value_of)
@@ -355,24 +357,24 @@ class Policy(Semantics):
         """The arguments that an operation's kernel receives, after all casts."""
         node = self.capture.nodes[n.name]
         casts = self.casts(node)
-        args, kwargs = self.arriving(n, (n.args, n.kwargs), value_of)
+        args, kwargs = self.converted_arguments(n, (n.args, n.kwargs), value_of)
         args, kwargs = with_literals(args, kwargs, casts.literals)
         if casts.autocast == "none":
             return args, kwargs
         return autocast_arguments(node.op, args, kwargs, FORMATS[casts.precision])
 
-    def arriving(self, n: fx.Node, arguments: Any, value_of: ValueOf) -> Any:
+    def converted_arguments(self, n: fx.Node, arguments: Any, value_of: ValueOf) -> Any:
         """The arguments of a node after conversion at the scope boundaries on the way."""
 
         def convert(source: fx.Node) -> Any:
             value = value_of(source)
-            for precision in self.crossing(source.name, n.name):
+            for precision in self.conversions_between(source.name, n.name):
                 value = round_tree(value, FORMATS[precision])
             return value
 
         return fx.node.map_arg(arguments, convert)
 
-    def differing(self, then: Semantics) -> Collection[str]:
+    def differing_nodes(self, then: Semantics) -> Collection[str]:
         """Nodes affected by a module that both policies wrap differently, and placeholders stored differently."""
         assert isinstance(then, Policy)
         if (self.how, self.format, not self._keeping) != (then.how, then.format, not then._keeping):

@@ -115,10 +115,10 @@ class _Algebra(Semantics):
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
-    def differing(self, then: Semantics) -> Collection[str]:
+    def differing_nodes(self, then: Semantics) -> Collection[str]:
         """The nodes that the two policies treat differently."""
         assert isinstance(then, _Algebra)
-        return self.policy.differing(then.policy)
+        return self.policy.differing_nodes(then.policy)
 
     def same(self, result: NodeType, other: NodeType) -> bool:
         """Whether two results have the same format for their readers."""
@@ -142,7 +142,7 @@ class _Algebra(Semantics):
                     rounded.append(source)
 
         for source in given:
-            for step in self.policy.crossing(source, n.name) if _moves(given[source]) else ():
+            for step in self.policy.conversions_between(source, n.name) if _moves(given[source]) else ():
                 convert(source, step)
                 arrived[source] = step
         if n.op == "output":

@@ -15,7 +15,7 @@ from torch import fx
 
 from ..devices import NATIVE
 from ..errors import first_line, let_through
-from ..isolation import isolated
+from ..isolation import isolate
 from ..numerics.casting import round_tree
 from ..numerics.entries import dense, is_plain
 from ..numerics.formats import FORMATS
@@ -91,7 +91,7 @@ def run_step(step: Step) -> Step:
         step.gradients.setdefault(name, [None] * len(step.live[name]))[index] = dense(gradient.detach())
 
     outputs: Any = None
-    with isolated(seed=step.seed), torch.enable_grad(), ExitStack() as during:
+    with isolate(seed=step.seed), torch.enable_grad(), ExitStack() as during:
         for n, outputs in Executor(step.capture.graph_module, SeparateResults()).steps(*step.flat):
             if n.op != "output":
                 step.env[n.name], step.live[n.name] = outputs, tensors_of(outputs)
@@ -154,7 +154,7 @@ def one_low(step: Step, name: str, format: str, scale: float) -> LowStep:
     return _replay_step(step, low, scale)
 
 
-def spoilt(step: Step, format: str) -> dict[str, str]:
+def broken_gradients(step: Step, format: str) -> dict[str, str]:
     """{operation: its first affected parameter} with the whole step low: operations that receive a finite gradient and
     return a non-finite one. Empty where the loss itself is not finite."""
     broken: set[str] = set()
@@ -188,7 +188,7 @@ def _replay_step(step: Step, policy: Semantics, scale: float, observer: Observe 
     executor = Executor(step.capture.graph_module, policy, observer)
     names, leaves = list(step.parameters), list(step.parameters.values())
     try:
-        with isolated(seed=step.seed), torch.enable_grad():
+        with isolate(seed=step.seed), torch.enable_grad():
             loss = tensors_of(executor.run(*step.flat))[0].reshape(())
             result = torch.autograd.grad(loss * scale, leaves, allow_unused=True)
     except Exception as error:

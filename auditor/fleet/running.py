@@ -78,7 +78,7 @@ def asked_of(target: FleetTarget) -> str:
     return digest.hexdigest()[:16]
 
 
-def standing(directory: Path, targets: Sequence[FleetTarget]) -> dict[str, Outcome]:
+def earlier_outcomes(directory: Path, targets: Sequence[FleetTarget]) -> dict[str, Outcome]:
     """Earlier outcomes of unchanged targets in a directory; none where its record cannot be read."""
     try:
         before = _OUTCOMES.validate_json((directory / KEPT).read_text(encoding="utf-8"))

@@ -34,7 +34,7 @@ def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
 class CacheRounding:
     """Rounds all tensors of a cache after each step, in place.
 
-    The prompt sets the scales, each by the largest entry of its tensor. Later entries beyond the scale saturate. sizes: entries of one text after each step. saturated: the share of all entries.
+    The prompt sets the scales, each by the largest entry of its tensor. Later entries beyond the scale saturate. sizes: entries of one text after each step. saturated_share: the share of all entries.
     """
 
     def __init__(self, stored: str, texts: int) -> None:
@@ -60,7 +60,7 @@ class CacheRounding:
             x.copy_(rounded * self._scales[index])
 
     @property
-    def saturated(self) -> float:
+    def saturated_share(self) -> float:
         """Share of the entries that were beyond what the scale holds, over all steps."""
         return self._beyond / max(self._entries, 1)
 

@@ -72,9 +72,11 @@ class Decoding:
         store: rounds the cache after each step. The pass over all tokens has no cache and is then left out.
         """
         one_pass = [self._in_one_pass(model, one, around) for one in batches] if store is None else []
-        return {"cached": [self._cached(model, one, around, store) for one in batches], "one_pass": one_pass}
+        return {"cached": [self._cached_replay(model, one, around, store) for one in batches], "one_pass": one_pass}
 
-    def _cached(self, model: nn.Module, one: ReferenceTokens, around: Around, store: Store | None) -> torch.Tensor:
+    def _cached_replay(
+        self, model: nn.Module, one: ReferenceTokens, around: Around, store: Store | None
+    ) -> torch.Tensor:
         expected, rows = torch.load(one.logits, mmap=True), list[torch.Tensor]()
 
         def follow(step: int, logits: torch.Tensor) -> torch.Tensor:
@@ -123,7 +125,7 @@ def stored_caches(
             return ()
         found = figures(batches, {"cached": [row["cached"][0] for row in rows]})
         fixed, each = rounding[0].bytes_of(batches[0].prompts.ids.shape[1])
-        beyond = sum(one.saturated for one in rounding) / len(rounding)
+        beyond = sum(one.saturated_share for one in rounding) / len(rounding)
         result.append(StoredCache(stored, fixed, each, beyond, found))
     return tuple(result)
 

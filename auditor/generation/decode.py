@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import LoadError
-from ..isolation import isolated
+from ..isolation import isolate
 from ..isolation.answer import Around
 from ..isolation.process import disable_compilers, disable_fused_path
 from ..records import Batch
@@ -121,7 +121,7 @@ def _accepted_arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str,
 
 
 @contextmanager
-def _stepping(model: nn.Module) -> Iterator[nn.Module]:
+def _call_step(model: nn.Module) -> Iterator[nn.Module]:
     """In the body a call of the model calls its `step`, inside any wrapper around its forward."""
     kind: Any = type(model)
 
@@ -143,7 +143,7 @@ def _stepping(model: nn.Module) -> Iterator[nn.Module]:
 def advance(model: nn.Module, prompts: Prompts, fed: torch.Tensor, mask: torch.Tensor, state: Any) -> tuple[Any, Any]:
     """Feed tokens to the model; return the next logits [prompts, vocabulary] and the state for the next step."""
     if prompts.kind == "step":
-        with _stepping(model):
+        with _call_step(model):
             logits, state = model(fed, state)
         return logits[:, -1] if logits.dim() == 3 else logits, state
     given: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1}
@@ -178,7 +178,7 @@ def decode(
     store: rounds the cache after each step.
     """
     fed, mask, state = prompts.ids, prompts.mask, None
-    with isolated(model, seed=seed), torch.no_grad(), disable_fused_path(), disable_compilers(), around():
+    with isolate(model, seed=seed), torch.no_grad(), disable_fused_path(), disable_compilers(), around():
         for step in range(steps):
             logits, state = advance(model, prompts, fed, mask, state)
             if store is not None:

@@ -29,7 +29,7 @@ from .parts import shares
 
 
 @dataclass(frozen=True)
-class Generating:
+class GenerationReference:
     """FP32's tokens for the calibration inputs, and for held-out inputs if there are any. folder: for their logits.
 
     caches: how the FP32 model does with its cache in fewer bits.
@@ -54,7 +54,7 @@ class Generating:
 
     def under(self, plans: Mapping[str, Plan], bench: Workbench) -> dict[str, Plan]:
         """Attach decoding results to every plan that meets the error budget."""
-        wanted = {name: plan for name, plan in plans.items() if plan.verified and plan.program is None}
+        wanted = {name: plan for name, plan in plans.items() if plan.is_verified and plan.program is None}
         question = partial(Runs.generate, compare=partial(self.decoding.compare, batches=self.checks))
         with self.folder:
             given = bench.ask(wanted, question) if wanted else {}
@@ -77,7 +77,7 @@ class Generating:
 
 def generate_reference(
     subject: Subject, options: Settings, stages: Stages
-) -> tuple[Subject, Settings, Generating | None]:
+) -> tuple[Subject, Settings, GenerationReference | None]:
     """The subject with FP32's generated tokens appended to its prompts, and a default criterion `top1` on them;
     unchanged if no tokens are requested.
 
@@ -103,5 +103,5 @@ def generate_reference(
     if not names or outputs[0].dim() != 3:
         raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]")
     if not options.limits and options.metric is None:
-        options = options.having(limits=tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}")))
-    return subject, options, Generating(folder, decoding, batches, held_out, caches)
+        options = options.with_values(limits=tuple(criteria_of(f"{names[0]}: top1 >= {1 - options.max_error:.12g}")))
+    return subject, options, GenerationReference(folder, decoding, batches, held_out, caches)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import PlanError, first_line, let_through
 from ..execution.execute import Executor
-from ..isolation import isolated
+from ..isolation import isolate
 from ..isolation.answer import answer
 from ..isolation.outputs import tensor_outputs
 from ..isolation.process import disable_fused_path
@@ -73,7 +73,7 @@ def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
     try:
         program, fixed = _program(wrapped, batch, takes=agrees)
         module = _functional(program)
-        with isolated(module, batch), torch.no_grad():
+        with isolate(module, batch), torch.no_grad():
             for node, result in Executor(module).steps(*pytree.tree_leaves(batch)):
                 node.meta["val"] = outlines(result)
     except Exception as error:
@@ -130,7 +130,7 @@ def _trace(module: nn.Module, batch: Batch, *, dynamic: bool) -> ExportedProgram
     if dynamic:
         bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         shapes = pytree.tree_map(lambda leaf: {0: Dim.AUTO} if isinstance(leaf, torch.Tensor) else None, dict(bound))
-    with isolated(module, batch), torch.no_grad(), quietly(), disable_fused_path():
+    with isolate(module, batch), torch.no_grad(), quietly(), disable_fused_path():
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 

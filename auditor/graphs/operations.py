@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.paths import aligned as align
+from ..capture.paths import align
 from ..errors import let_through
 from ..execution.execute import low_literals, with_literals
 from ..numerics import operations as table

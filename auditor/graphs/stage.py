@@ -109,7 +109,7 @@ def _make_plans(trial: Trial, score: InFp32 | None) -> GraphPlans:
             plans[name] = replace(plan, predicted_error=choice.predicted_error, memory=memory_needed(module))
         return verify(bench, plans, files)
 
-    plans = find_verified(spaces, bench.max_error, make, run, lambda name, plan: plan.verified)
+    plans = find_verified(spaces, bench.max_error, make, run, lambda name, plan: plan.is_verified)
     return GraphPlans(score.under(plans, bench, files) if score else plans, baselines, files)
 
 
@@ -135,7 +135,7 @@ def _all_low(trial: Trial, table: Table) -> tuple[Table, Verification]:
 def _plan(name: str, trial: Trial, table: Table, low: frozenset[str], file: SavedProgram) -> Plan:
     bench = trial.bench
     kept = kept_of(table, low, MARGIN * bench.max_error)
-    in_time = replace(bench, options=bench.options.having(objective="time"))
+    in_time = replace(bench, options=bench.options.with_values(objective="time"))
     timed = bench.options.objective == "time"
     seconds = table if timed else table_of(trial.exported.graph_module.graph, table.format, in_time)
     of_modules = bench.problem(SHIPPED[0], table.format)  # the same for every plan of the audit

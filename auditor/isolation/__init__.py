@@ -1,5 +1,5 @@
-"""Runs the user's model from the same state every time and restores it bit for bit: `isolated`, `answer`."""
+"""Runs the user's model from the same state every time and restores it bit for bit: `isolate`, `answer`."""
 
-from .isolated import isolated
+from .isolated import isolate
 
-__all__ = ["isolated"]
+__all__ = ["isolate"]

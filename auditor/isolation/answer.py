@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..records import Batch
 from ..stages import beat
-from .isolated import isolated
+from .isolated import isolate
 from .outputs import NamedTensors, tensor_outputs
 from .process import disable_compilers, disable_fused_path
 
@@ -72,12 +72,12 @@ def from_the_start(model: nn.Module, batch: Batch, run: Callable[[], T], seed: i
     """Run `run()` from the seed, without gradients unless requested or the model's forward takes some."""
     beat()
     try:
-        with isolated(model, batch, seed=seed), torch.set_grad_enabled(gradients):
+        with isolate(model, batch, seed=seed), torch.set_grad_enabled(gradients):
             return run()
     except RuntimeError as error:
         if gradients or "does not require grad" not in str(error):
             raise
-    with isolated(model, batch, seed=seed), torch.enable_grad():
+    with isolate(model, batch, seed=seed), torch.enable_grad():
         return run()
 
 
@@ -92,7 +92,7 @@ def copy_batch(batch: Batch) -> Batch:
 @contextmanager
 def stored_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """In the body the model is stored as by `model.half()`; then its parameters, gradients and buffers are restored."""
-    with isolated(model):
+    with isolate(model):
         # `Module.to` would make real numbers of complex ones.
         model._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)  # type: ignore[no-untyped-call]
         yield

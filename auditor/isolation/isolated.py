@@ -32,7 +32,7 @@ _ATOMS = frozenset(
 
 
 @contextmanager
-def isolated(*roots: Any, seed: int | None = None) -> Iterator[None]:
+def isolate(*roots: Any, seed: int | None = None) -> Iterator[None]:
     """Restore `roots` (models, batches, whatever else may be written) and the process after the body.
 
     Restored: the values and the identity of parameters, buffers, gradients, flags, hooks, submodules and attributes, as

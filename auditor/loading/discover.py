@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..capture.source import installed
+from ..capture.source import is_installed
 from ..errors import LoadError
 from ..isolation.members import size_of
 from ..isolation.process import reseed, swap_attribute
@@ -95,7 +95,7 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
         raise LoadError(f"{what}: return only the nn.Module", "not-a-model")
     file = Path(target.path or getattr(module, "__file__", None) or "")
     # an installed module is found by its name wherever it is installed
-    path = file if file.suffix == ".py" and not installed(str(file)) else None
+    path = file if file.suffix == ".py" and not is_installed(str(file)) else None
     where, digest = (str(path), digest_of(path)) if path else (None, None)
     here = str(Path.cwd())
     origin = Origin(where, module.__name__, symbol, kind, args, kwargs, digest=digest, working_directory=here)

@@ -38,7 +38,7 @@ READERS = (
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """In the body the model is in eval mode; then every module's flag is restored. `isolated` undoes other changes."""
+    """In the body the model is in eval mode; then every module's flag is restored. `isolate` undoes other changes."""
     flags = [(module, flag) for module in modules_of(model) if (flag := getattr(module, "training", None)) is not None]
     switch(model, training=False)
     try:
@@ -245,7 +245,7 @@ def _put_back(store: dict[str, Any], content: dict[str, Any]) -> None:
 
 
 @contextmanager
-def watching() -> Iterator[set[str]]:
+def watch_weights() -> Iterator[set[str]]:
     """In the body, record what sets weights: a state dict "restored", a file "read", an optimizer that "trained"."""
     seen = set[str]()
 

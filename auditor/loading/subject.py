@@ -159,7 +159,7 @@ def _run(subject: Subject) -> tuple[Subject, list[NamedTensors]]:
 def _load(
     target: Target, inputs_text: str | None, weights_text: str | None, seed: int, objective: Finder | None = None
 ) -> Subject:
-    with state.watching() as seen:
+    with state.watch_weights() as seen:
         module = ModuleType(target.module) if target.hub else import_target(target)
         read = "read" in seen
         seen.discard("read")

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ..capture.regions import written_as_meant
 from ..capture.source import Place, kind_of, line_of
 from ..errors import CallbackError, LoadError, first_line, let_through, origin_of
-from ..isolation import isolated
+from ..isolation import isolate
 from ..isolation.process import ieee, swap_attribute
 from ..records import Progress
 from .importer import as_script, import_source, root_of
@@ -127,12 +127,12 @@ def user_code(target: Target, seed: int) -> Iterator[None]:
     """Run the body as the user's script would run, see `as_script`, with all generators seeded.
 
     `torch.autocast("cuda")` as a decorator keeps its settings even without CUDA. Restored afterwards: bytecode writing,
-    and what `isolated` restores, including `sys.path`.
+    and what `isolate` restores, including `sys.path`.
     """
     with (
         swap_attribute(sys, "dont_write_bytecode", True),
         ieee(),
-        isolated(seed=seed),
+        isolate(seed=seed),
         written_as_meant(),
         as_script(target.script, target.folders),
     ):

@@ -22,7 +22,7 @@ from ..numerics.kernels import UnsupportedInFormat, adds_bias_apart, is_tensor_c
 from ..numerics.metrics import disagreement, output_error, runs, sqnr_db
 from ..numerics.nodes import op_of, operation_of, row_of, target_of, tensors_of, view_source, wait_for_result
 from ..records import Capture, Literals, NodeError
-from .causes import cause_of, deciding, divisors, guarding
+from .causes import cause_of, deciding_nodes, divisors, guarding_nodes
 
 Leaves = list[torch.Tensor]
 Error = Literal["none", "rounding", "inputs", "run"]
@@ -201,7 +201,7 @@ class InFormat:
         self.env: dict[fx.Node, Any] = {}
         self.pure = True
         self._values, self._profiles, self._by_inputs = values, profiles, by_inputs
-        self._deciding, self._guarding = deciding(capture), guarding(capture)
+        self._deciding, self._guarding = deciding_nodes(capture), guarding_nodes(capture)
         self._rounded: dict[fx.Node, Any] = {}
         self._propagated: dict[str, float] = {}
         self._spoilt: set[fx.Node] = set()

@@ -124,7 +124,7 @@ def calibrate_paths(
 def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
     """Combine the results of two groups of batches; nodes in only one group keep their results."""
 
-    def averaged(one: Contribution, other: Contribution) -> Contribution:
+    def average(one: Contribution, other: Contribution) -> Contribution:
         """isolated is the maximum over batches, since it decides a verdict; own and cast are root mean squares. A value unknown
         for one batch is unknown for both."""
         worst = larger_effect(one, other)
@@ -139,7 +139,7 @@ def _merge_calibrations(a: Calibration, b: Calibration) -> Calibration:
     known = (a.linearity, b.linearity)
     return Calibration(
         errors=_together(a.errors, b.errors, worse),
-        contributions=_together(a.contributions, b.contributions, averaged),
+        contributions=_together(a.contributions, b.contributions, average),
         ranges={
             **a.ranges,
             **b.ranges,

@@ -65,12 +65,12 @@ def refine_causes(
     """Correct the causes once effects on the outputs are known: rounding turns no output non-finite without overflow,
     but an underflow before a division does."""
 
-    def refined(error: NodeError, known: Contribution | None) -> NodeError:
+    def refine(error: NodeError, known: Contribution | None) -> NodeError:
         whole = known is None or math.isfinite(known.isolated) or error.overflow or error.nan
         return error if whole or error.cause != "rounding" or not error.underflow else replace(error, cause="underflow")
 
     return {
-        name: {fmt: refined(error, contributions[name].get(fmt)) for fmt, error in formats.items()}
+        name: {fmt: refine(error, contributions[name].get(fmt)) for fmt, error in formats.items()}
         for name, formats in errors.items()
     }
 
@@ -81,7 +81,7 @@ def breaks(error: NodeError, contribution: Contribution | None) -> bool:
     return broken or (contribution is not None and not math.isfinite(contribution.isolated))
 
 
-def deciding(capture: Capture) -> set[str]:
+def deciding_nodes(capture: Capture) -> set[str]:
     """Floating-point nodes at most three operations before a discrete result; all if no output is floating-point."""
     nodes = capture.nodes
     if not any(name not in nodes or nodes[name].floating for name in capture.outputs):
@@ -91,7 +91,7 @@ def deciding(capture: Capture) -> set[str]:
     return _upstream(capture, {name for node in discrete for name in node.inputs})
 
 
-def guarding(capture: Capture) -> set[str]:
+def guarding_nodes(capture: Capture) -> set[str]:
     """Floating-point nodes at most three operations before an operation that is singular at zero."""
     return _upstream(capture, {value.name for n in capture.graph_module.graph.nodes for value in divisors(n)})
 
@@ -119,7 +119,7 @@ def _upstream(capture: Capture, names: set[str]) -> set[str]:
     return result
 
 
-def storing(
+def storage_notes(
     subject: Subject, capture: Capture, ranges: Mapping[str, Magnitudes], formats: tuple[str, ...]
 ) -> tuple[str, ...]:
     """A sentence for each format about the model's own low-precision parameters; nothing if all are FP32."""

@@ -112,7 +112,7 @@ class _LowRuns:
             with torch.no_grad():
                 for n, result in executor.steps(*self.measurement.flat_inputs):
                     if n.name in counted:
-                        seen[n.name] = self._count_flips(n, low.arriving(n, executor.value_of), widen(result))
+                        seen[n.name] = self._count_flips(n, low.receive(n, executor.value_of), widen(result))
                         changed |= {n.name} if chooses_otherwise(n, widen(result), values[n.name]) else set()
             error, _ = self.yardstick(self._reference, tensors_of(widen(result)))
         except Exception as failure:  # a shape that follows from a decision fits no more

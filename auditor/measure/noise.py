@@ -11,7 +11,7 @@ from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
 from ..errors import first_line, let_through
 from ..execution.execute import RECORDED, Executor, beside
-from ..isolation import isolated
+from ..isolation import isolate
 from ..isolation.answer import answer
 from ..isolation.outputs import NamedTensors
 from ..numerics.entries import is_plain
@@ -100,7 +100,7 @@ def _twice(capture: Capture, subject: Subject, seed: int) -> tuple[Mapping[str, 
     first, second = (Executor(capture.graph_module) for _ in range(2))
     inputs = capture.bind(subject.model, subject.batches[0])
     try:
-        with torch.no_grad(), isolated(seed=seed):
+        with torch.no_grad(), isolate(seed=seed):
             for n, result, other in beside(first, second, inputs):
                 pairs = zip(tensors_of(result), tensors_of(other), strict=True)
                 compared = [(a, b) for a, b in pairs if is_plain(a) and is_plain(b)]

@@ -48,7 +48,7 @@ def settle(
     result = {name: dict(by_format) for name, by_format in first.contributions.items()}
     checks: dict[str, Linearity] = {}
     for fmt in measurement.formats:
-        settling = _Settling(Reruns(measurement, fmt, yardstick), first)
+        settling = _FormatRuns(Reruns(measurement, fmt, yardstick), first)
         settling.settle_unknown()
         check = settling.check_predictions()
         if check is not None:
@@ -72,7 +72,7 @@ Waiting = list[tuple[float, int, Sequence[str], _Ran]]
 """A heap of groups: what each is expected to do, negated; a number, in which they came; its operations; and the run of the larger group that they are of."""
 
 
-class _Settling:
+class _FormatRuns:
     """Runs for one format. found: results of the runs."""
 
     def __init__(self, reruns: Reruns, first: FirstOrder) -> None:
@@ -147,12 +147,12 @@ class _Settling:
             self._compare(self._nearest(doubtful, said), said, RUNS)
             run, refuted = self._outcome(claims)
         self._copy_to_twins()
-        if not self._telling():
+        if not self._relevant_pairs():
             return None
         ratios = self._ratios() or [0.0]
         return Linearity(
             format=self.reruns.format,
-            compared=len(self._telling()),
+            compared=len(self._relevant_pairs()),
             least=min(ratios),
             median=statistics.median(ratios),
             most=max(ratios),
@@ -236,16 +236,16 @@ class _Settling:
                 self.found[name] = ran = self._run_alone(name)
                 self._compared[name] = said[name], ran.isolated
 
-    def _telling(self) -> list[tuple[float, float]]:
+    def _relevant_pairs(self) -> list[tuple[float, float]]:
         """(predicted, measured) pairs where either is relevant."""
         return [(one, run) for one, run in self._compared.values() if run or one > _TOLD * self._limit]
 
     def _ratios(self) -> list[float]:
-        return [one / run for one, run in self._telling() if one > 0 and 0 < run < math.inf]
+        return [one / run for one, run in self._relevant_pairs() if one > 0 and 0 < run < math.inf]
 
     def _holds(self) -> bool:
         """Whether nearly all predictions agree with the runs."""
-        return sum(_near(ratio, 1.0) for ratio in self._ratios()) >= 0.9 * len(self._telling())
+        return sum(_near(ratio, 1.0) for ratio in self._ratios()) >= 0.9 * len(self._relevant_pairs())
 
     def _outcome(self, claims: Iterable[str]) -> tuple[int, int]:
         """How many predictions above the budget were run, and how many of these were refuted."""

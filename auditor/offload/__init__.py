@@ -1,5 +1,5 @@
 """Disk offload: large tensors live in temporary files; resident memory is capped."""
 
-from .limit import Limit, came_to, fitting, now, onto, resident_limit, within
+from .limit import Limit, came_to, limit_for, now, onto, resident_limit, within
 
-__all__ = ["Limit", "came_to", "fitting", "now", "onto", "resident_limit", "within"]
+__all__ = ["Limit", "came_to", "limit_for", "now", "onto", "resident_limit", "within"]

@@ -31,7 +31,7 @@ _FIXED = "resize storage that is not resizable"
 """torch's message when an operation enlarges a tensor beyond its file."""
 
 
-class Offloading(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OffloadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """In its body every large result of an operation is stored in a file, with the same entries and strides.
 
     That includes tensors that autograd saves or computes.

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ..errors import AuditorError, disk_is_full
-from .files import Offloading, in_file, is_large, is_offloaded, laid_as, release
+from .files import OffloadMode, in_file, is_large, is_offloaded, laid_as, release
 
 NEARLY = 0.75
 """Share of the limit above which mapped files are dropped; memory may still grow until the next check."""
@@ -101,7 +101,7 @@ def resident_limit(size: int | None) -> Iterator[Limit | None]:
     try:
         os.environ[SINGLE] = "1"
         _mmap_from(4 << 20)
-        with Offloading():  # type: ignore[no-untyped-call]
+        with OffloadMode():  # type: ignore[no-untyped-call]
             yield limit
     except Exception as error:
         if (full := disk_is_full(error)) is not None and full is not error:
@@ -153,7 +153,7 @@ def came_to() -> str | None:
     return f"{limit.peak / 1e9:.2f} GB in memory at most, {of} the {words(limit.size)} allowed"
 
 
-def fitting(weights: int) -> int | None:
+def limit_for(weights: int) -> int | None:
     """The limit for a model whose FP32 weights take this many bytes; None where it fits without one, or where free
     memory is unknown."""
     left = free()

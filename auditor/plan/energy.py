@@ -59,7 +59,7 @@ class Energy:
                 result.add(owner)
         return frozenset(result)
 
-    def saving(self, owner: str) -> float:
+    def saving_of(self, owner: str) -> float:
         """Seconds that an owner's own operations take less where they are low."""
         low, high, _ = self.scopes[owner]
         return high - low
@@ -70,7 +70,7 @@ class Energy:
 
         def worth(group: frozenset[str]) -> float:
             square = sum(self.scopes[owner][2] for owner in group)
-            return sum(map(self.saving, group)) / square if square else math.inf
+            return sum(map(self.saving_of, group)) / square if square else math.inf
 
         below = nx.DiGraph((above, owner) for owner, above in self.tree.items())
         wholes = ({above, *nx.descendants(below, above)} for above in below)
@@ -150,7 +150,9 @@ def energy_of(problem: Problem) -> Energy:
             for owner in owners if resolution.low(name) else ():
                 charge(owner, low / len(owners), high / len(owners), 0.0)
     tree = {owner: above for owner in scopes if (above := nearest_above(owner, scopes)) is not None}
-    return Energy(scopes, pairs, tree, _tied(problem), problem.island, _shielded(problem) | set(functions))
+    return Energy(
+        scopes, pairs, tree, _tied_owners(problem), problem.island, _shielded_owners(problem) | set(functions)
+    )
 
 
 def _past_views(capture: Capture, users: dict[str, list[str]], name: str) -> list[str]:
@@ -163,7 +165,7 @@ def _past_views(capture: Capture, users: dict[str, list[str]], name: str) -> lis
     return [reader for reader in readers if not is_view(reader)]
 
 
-def _shielded(problem: Problem) -> frozenset[str]:
+def _shielded_owners(problem: Problem) -> frozenset[str]:
     """Owners all of whose operations lie in regions where the author switches autocast off before calling them."""
     if not problem.how.regional:
         return frozenset()
@@ -172,8 +174,8 @@ def _shielded(problem: Problem) -> frozenset[str]:
     return frozenset({node.owner for node in nodes} - free)
 
 
-def _tied(problem: Problem) -> set[tuple[str, str]]:
+def _tied_owners(problem: Problem) -> set[tuple[str, str]]:
     """Owners that read, or hold, a tensor which the strategy stores: it is stored in one precision."""
-    kinds, deciding = problem.how.stores - {"input"}, problem.layout.deciding
+    kinds, deciding = problem.how.stores - {"input"}, problem.layout.deciding_owners
     stored = (place.name for place in problem.capture.placeholders if place.kind in kinds)
     return {pair for name in stored for pair in pairwise(deciding.get(name, ()))}

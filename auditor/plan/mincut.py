@@ -169,10 +169,10 @@ class Network:
         self._left = [0] * len(self._heads)
         for place, capacity in zip(self._places, capacities, strict=True):
             self._left[place] += capacity
-        heights = self._drained()
+        heights = self._push_to_sink()
         return {node for node, number in self._numbers.items() if number == 1 or heights[number] < len(heights)}
 
-    def _drained(self) -> list[int]:
+    def _push_to_sink(self) -> list[int]:
         """Push all that reaches the sink there; then every node's distance to it, the number of nodes where it is cut off."""
         count = len(self._leaving)
         excess, active = [0] * count, deque[int]()

@@ -45,7 +45,7 @@ class Modules(Space):
 
     def replay(self, point: Candidate) -> float:
         """Error of the recorded graph under a choice."""
-        return self._replayed(self.problem.running(choice_keeping(point.high, self.problem.format)))
+        return self._replayed(self.problem.policy_for(choice_keeping(point.high, self.problem.format)))
 
     def holds(self, point: Candidate, limit: float) -> bool:
         """Whether a replay, where one can be afforded, stays within a limit."""
@@ -69,7 +69,7 @@ class Modules(Space):
         known = self.before(before)
         return point.feasible and known + (self.after(before, point) - known) / MOST_OFF <= limit
 
-    def holding(self) -> list[Candidate]:
+    def within_budget(self) -> list[Candidate]:
         """Everything low, where it is known to hold the budget and lowers nothing unsafe."""
         known = self.key(self.low) in self.log
         return [self.low] if self.low.feasible and known and self.error(self.low) <= self.budget else []
@@ -88,7 +88,7 @@ class Modules(Space):
         hardly longer, and is known or else predicted to hold."""
         low, point = self.low, cheapest(self.problem, allowed)
         known, predicted = self.key(low) in self.log, low.feasible and low.predicted_error <= allowed
-        holds = bool(self.holding()) if known else predicted
+        holds = bool(self.within_budget()) if known else predicted
         fast = low.seconds <= (1 + SHORTER) * point.seconds and low.cost <= (1 + SHORTER) * point.cost
         return low if holds and fast else point
 
@@ -135,7 +135,7 @@ def scopes_of(problem: Problem, chosen: Candidate) -> dict[str, ScopeChoice]:
             output="keep" if boundary.keeps else "cast",
             keep=tuple(sorted(boundary.keep)),
         )
-        for path, boundary in problem.running(choice_keeping(chosen.high, problem.format)).wrapped.items()
+        for path, boundary in problem.policy_for(choice_keeping(chosen.high, problem.format)).wrapped.items()
     }
 
 

@@ -49,10 +49,10 @@ class Planner:
         """Every plan, verified on inputs it was not made from where there are any."""
 
         def harmful(name: str, plan: Plan) -> bool:
-            return plan.verified and is_outdone(plan, baselines[name])
+            return plan.is_verified and is_outdone(plan, baselines[name])
 
         def holds(name: str, plan: Plan) -> bool:
-            return not runs(plan.format) or (plan.verified and not harmful(name, plan))
+            return not runs(plan.format) or (plan.is_verified and not harmful(name, plan))
 
         result = find_verified(self.spaces, self.bench.max_error, self._make, self._run, holds)
         result |= self._run({name: self.spaces[name].nothing for name, plan in result.items() if harmful(name, plan)})
@@ -82,7 +82,7 @@ class Planner:
             )
             low = self._ran.get((name, space.key(space.low)))
             if own == space.nothing and not better and low is not None and gains(low):
-                better = space.holding()  # what holds without a plan is handed out, however little it saves
+                better = space.within_budget()  # what holds without a plan is handed out, however little it saves
             self._chosen[name] = next((point for point in better if space.error(point) <= limit), own)
         return {name: self._chosen[name] for name in limits}
 

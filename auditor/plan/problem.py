@@ -117,7 +117,7 @@ def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
     casts = dict[str, set[str]]()  # to what Python sees, which FP32 arguments would change
     for name, node in problem.capture.nodes.items():
         known, path = problem.verdicts.get(name), node.function.path if node.function else ""
-        lowered = name not in problem.kept and problem.lowest.resolution.touches_low(name)
+        lowered = name not in problem.kept_formats and problem.lowest.resolution.touches_low(name)
         place = node.owner, known.verdict if known is not None and lowered else "safe"  # else nobody lowers it
         if problem.costs[name].flops and operation(node.op).product:
             products.setdefault(place, set()).add(path)
@@ -243,9 +243,9 @@ class Problem:
 
     def resolve(self, precision: Callable[[str], str]) -> Resolution:
         """Dtypes of all nodes when every owner has the given precision."""
-        return self._resolver(self.running(precision))
+        return self._resolver(self.policy_for(precision))
 
-    def running(self, precision: Callable[[str], str]) -> Policy:
+    def policy_for(self, precision: Callable[[str], str]) -> Policy:
         """The capture when every owner has the given precision."""
         return Policy(self.capture, self.strategy, precision, self.format, self.layout)
 
@@ -255,7 +255,7 @@ class Problem:
         return Layout(self.capture, self.how)
 
     @cached_property
-    def kept(self) -> Mapping[str, str]:
+    def kept_formats(self) -> Mapping[str, str]:
         """{node: the format that the author runs it in, whatever the plan}."""
         return kept_low(self.capture, (self.strategy,), self.format)
 
@@ -263,16 +263,16 @@ class Problem:
         """What was measured of a node or placeholder in a format; None where it was not."""
         return self.contributions.get(format, {}).get(name)
 
-    def forbidden(self, resolution: Resolution, name: str) -> bool:
+    def is_forbidden(self, resolution: Resolution, name: str) -> bool:
         """Whether the node is unsafe, or was never tested, and would see a low value that the plan puts there."""
         verdict = self.verdicts.get(name)
-        if name in self.kept or verdict is None or verdict.verdict not in ("unsafe", "untested"):
+        if name in self.kept_formats or verdict is None or verdict.verdict not in ("unsafe", "untested"):
             return name in resolution.conflicts
         return resolution.touches_low(name)
 
     def node_square(self, resolution: Resolution, name: str) -> float:
         """Squared contribution of what the node itself adds: its own arithmetic and the rounding of its result."""
-        if self.forbidden(resolution, name):
+        if self.is_forbidden(resolution, name):
             return FORBIDDEN
         contribution = self.contribution(name, self.computed_in(resolution, name))
         low = resolution.low(name) or (not self.capture.nodes[name].floating and resolution.touches_low(name))
@@ -280,7 +280,7 @@ class Problem:
 
     def computed_in(self, resolution: Resolution, name: str) -> str:
         """The low format that a node computes in, if measured: a recurrent layer runs in FP16 under BF16 autocast too."""
-        own = self.kept.get(name) or (resolution.dtypes[name] if resolution.low(name) else self.format)
+        own = self.kept_formats.get(name) or (resolution.dtypes[name] if resolution.low(name) else self.format)
         return own if own in self.contributions else self.format
 
     def cast_square(self, resolution: Resolution, name: str) -> float:

@@ -26,7 +26,7 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
     """The choice with what gains low as well, one module after the other, as long as replays stay within the limit."""
     problem = space.problem
-    for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving(owner), owner)):
+    for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         if owner == module_of(owner) and space.left > 0:
             point = _lower(problem, chosen, [owner])
             gains = point.feasible and point.price < (1 - WORTH) * chosen.price
@@ -134,7 +134,7 @@ def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, own
     now, then = (problem.resolve(choice_keeping(each.high, problem.format)) for each in (chosen, point))
     nodes, group = problem.capture.nodes, lowered_with(problem, owner)
     own = {node.name for node in _operations(problem, owner)}
-    broken = [name for name in nodes if problem.forbidden(then, name) and not problem.forbidden(now, name)]
+    broken = [name for name in nodes if problem.is_forbidden(then, name) and not problem.is_forbidden(now, name)]
     if not broken:
         return None
 
@@ -188,7 +188,7 @@ def explain_budget(before: float, after: float, budget: float, saves: float, obj
 def operation_reasons(problem: Problem, chosen: Candidate) -> tuple[Reason, ...]:
     """A reason for every operation that is not low though its module is, and for those without a precision."""
     precision, nodes = choice_keeping(chosen.high, problem.format), problem.capture.nodes
-    how, resolution = problem.running(precision), problem.resolve(precision)
+    how, resolution = problem.policy_for(precision), problem.resolve(precision)
     result, known = list[Reason](), dict[str, Reason]()
     for n in problem.capture.graph_module.graph.nodes:
         node, name = nodes.get(n.name), n.name

@@ -93,7 +93,7 @@ def recommend(
     if (chosen := best[use]) is not None:
         said = (
             f"{_title(chosen)}: measured error {chosen.measured_error or 0.0:.2g} "
-            f"within {_allowed(chosen, max_error)}, {chosen.low_precision_flops:.0%} of the FLOPs low, {staying(chosen)}"
+            f"within {_limit_clause(chosen, max_error)}, {chosen.low_precision_flops:.0%} of the FLOPs low, {kept_clause(chosen)}"
         )
     else:
         _require_runs(plans)
@@ -103,7 +103,7 @@ def recommend(
     return chosen.name if chosen else None, f"{said}."
 
 
-def _allowed(plan: Plan, max_error: float) -> str:
+def _limit_clause(plan: Plan, max_error: float) -> str:
     """What its error is held against."""
     ran = plan.verification
     if ran is not None and ran.criteria:
@@ -118,7 +118,7 @@ def _none(plans: Plans, max_error: float, use: str) -> str:
         labels = " or ".join(dict.fromkeys(label(plan.format) for plan in plans.values()))
         return f"Keep it in FP32: torch has no arithmetic in {labels}, so no plan can be run or verified"
     first = next(iter(plans.values()))
-    allowed = _allowed(first, max_error)
+    allowed = _limit_clause(first, max_error)
     match outcome(plans, use):
         case "not asked for":
             return f"No plan for {use} was asked for: those of strategy autocast train"
@@ -174,7 +174,7 @@ def kept_apart(plan: Plan) -> str:
     return " and ".join(f"{many:,} {what}{'s' * (many != 1)}" for what, many in kept.items() if many)
 
 
-def staying(plan: Plan) -> str:
+def kept_clause(plan: Plan) -> str:
     """The same as a clause."""
     kept = kept_apart(plan)
     one = kept.startswith("1 ") and " and " not in kept
@@ -190,7 +190,7 @@ def outcome(plans: Plans, use: str = "inference") -> str:
         return "plan"
     if plans and not any(_is_for(plan, use) for plan in plans.values()):
         return "not asked for"
-    if any(_is_for(plan, use) and plan.verified and not plan.holds and is_worth_it(plan) for plan in plans.values()):
+    if any(_is_for(plan, use) and plan.is_verified and not plan.holds and is_worth_it(plan) for plan in plans.values()):
         return "loses"
     if any(map(_runs_low, held)):
         return "saves nothing"

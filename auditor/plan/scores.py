@@ -10,7 +10,7 @@ from functools import partial
 from ..errors import MeasureError
 from ..isolation.answer import answer
 from ..records import Evaluation, Plan, Subject
-from ..score import NoScore, ScoreResult, Scoring, compare_scores, fp32_score
+from ..score import NoScore, ScoreFunction, ScoreResult, compare_scores, fp32_score
 from ..settings import Settings
 from ..verify import FP32, LATER, TIMEOUT, NotHandedOver, Question, Runs, Verifier, in_hand
 from .workbench import Workbench, emit_plans, plan_of_fp32
@@ -20,7 +20,7 @@ from .workbench import Workbench, emit_plans, plan_of_fp32
 class InFp32:
     """The user's function, and what it gave of the FP32 model: the one half of every pair."""
 
-    scoring: Scoring
+    scoring: ScoreFunction
     given: ScoreResult
     evaluation: Evaluation
 
@@ -28,7 +28,7 @@ class InFp32:
         self, plans: Mapping[str, Plan], bench: Workbench, files: Mapping[str, bytes] | None = None
     ) -> dict[str, Plan]:
         """The plans, those that are verified with their scores. files: see Workbench.ask."""
-        wanted = {name: plan for name, plan in plans.items() if plan.verified}
+        wanted = {name: plan for name, plan in plans.items() if plan.is_verified}
         question = _question(self.scoring, len(self.given.values), bench.options.timeout)
         fresh = self.scoring.place is not None
         result = bench.ask(wanted, question, files, fresh=fresh, later=LATER) if wanted else {}
@@ -36,7 +36,7 @@ class InFp32:
         return {name: replace(plan, score=scores.get(name)) for name, plan in plans.items()}
 
 
-def in_fp32(subject: Subject, options: Settings, scoring: Scoring) -> InFp32:
+def in_fp32(subject: Subject, options: Settings, scoring: ScoreFunction) -> InFp32:
     """What the user's function says of the FP32 model, in a process of its own where it can be made there.
 
     Raises: MeasureError(slug="no-score") where it says nothing.
@@ -62,7 +62,7 @@ def in_fp32(subject: Subject, options: Settings, scoring: Scoring) -> InFp32:
         raise MeasureError(f"{scoring.name} gives no score of the model in FP32: {error}", slug="no-score") from error
 
 
-def _question(scoring: Scoring, most: int | None, timeout: float | None) -> Question:
+def _question(scoring: ScoreFunction, most: int | None, timeout: float | None) -> Question:
     """The function called, which another process finds by its place. most: how many numbers there will be."""
     found = scoring if scoring.place is None else scoring.place.text
     return partial(Runs.score, scoring=found, most=most, limit=timeout or TIMEOUT)

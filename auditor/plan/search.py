@@ -68,7 +68,7 @@ class Space(ABC):
                 self.log[key] = math.inf
         return math.inf if key in self.rejected else self.log[key]
 
-    def holding(self) -> list[Candidate]:
+    def within_budget(self) -> list[Candidate]:
         """Choices that are known to hold the budget before any search, and were not rejected."""
         return []
 
@@ -81,7 +81,7 @@ def choose(space: Space, limit: float, runs: int = RUNS) -> Candidate:
     """
     if not runs:
         return space.propose(limit)
-    best = min((*space.holding(), space.nothing), key=lambda point: point.price)
+    best = min((*space.within_budget(), space.nothing), key=lambda point: point.price)
     correction, ceiling = 1.0, math.inf
     for run in range(runs):
         most = best.price if best == space.nothing else (1 - LITTLE) * best.price

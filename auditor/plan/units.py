@@ -56,7 +56,7 @@ def _of_the_cpu(metric: Distance) -> Distance:
     """
     name = name_of(metric)
 
-    def measured(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
+    def measure_on_cpu(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> float:
         try:
             result: Any = metric(on_cpu(reference), on_cpu(candidate))
         except Exception as error:
@@ -74,8 +74,8 @@ def _of_the_cpu(metric: Distance) -> Distance:
         words = "None" if result is None else f"a value of type {type(result).__name__}"
         raise CallbackError(f"metric={name} returned {words}: it returns one number, smaller is better", "bad-callback")
 
-    measured.__name__ = name
-    return measured
+    measure_on_cpu.__name__ = name
+    return measure_on_cpu
 
 
 def unit_of(metric: Distance, reference: Sequence[torch.Tensor], max_error: float) -> float:

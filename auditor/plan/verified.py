@@ -58,7 +58,7 @@ def verify(bench: Workbench, plans: Mapping[str, Plan], files: Mapping[str, byte
     result = {name: _unrunnable(bench, plan) for name, plan in plans.items() if name not in run}
     if run:
         tick("running the patched model" if files is None else "running the programs")
-        expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded)
+        expected = Answers([bench.reference(batch) for batch in bench.checks], bench.graded_outputs)
         given = bench.ask(run, Runs.answers, files)
         result |= {name: judge_answers(bench, plan, expected, given[name]) for name, plan in run.items()}
     return {name: result[name] for name in plans}

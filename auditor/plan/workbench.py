@@ -16,7 +16,7 @@ import torch
 from ..artefact.emit import emit
 from ..artefact.strategies import SHIPPED
 from ..capture.emulation import Emulation
-from ..capture.intercept import intercepted
+from ..capture.intercept import intercept
 from ..capture.paths import path_of, usable
 from ..execution.execute import Executor
 from ..execution.policy import Policy, choice_from_scopes, plain
@@ -77,7 +77,7 @@ class Workbench:
         for batch in self.checks:
             if id(batch) not in known:  # of other shapes than the first one, or on another path
                 counting = Emulation(lenient=True)
-                answer(self.subject.model, batch, seed=self.options.seed, around=partial(intercepted, counting))
+                answer(self.subject.model, batch, seed=self.options.seed, around=partial(intercept, counting))
                 operations.append(counting.seen)
         return 1_000 + 3 * max(operations)
 
@@ -94,7 +94,7 @@ class Workbench:
         return known[id(batch)]
 
     @property
-    def graded(self) -> list[torch.Tensor] | None:
+    def graded_outputs(self) -> list[torch.Tensor] | None:
         """FP32 outputs for the first check, run with gradients enabled, where plans are run so too."""
         return None if isinstance(self.noise.graded, str) else self.noise.graded
 
@@ -115,7 +115,7 @@ class Workbench:
             self.checks,
             seed=self.options.seed,
             device=self.options.where,
-            gradients=self.graded is not None,
+            gradients=self.graded_outputs is not None,
             most=self.most,
             timeout=self.options.timeout,
             expected=self.reference(self.checks[0]),
@@ -151,7 +151,7 @@ class Workbench:
             except NotHandedOver as problem:
                 if files is None:
                     self.not_fresh.append(str(problem))
-        gradients = self.graded is not None  # of the model before it is patched
+        gradients = self.graded_outputs is not None  # of the model before it is patched
         runs = Runs(load, self.checks, self.options.where, self.options.seed, gradients, self.most)
         return {name: question(runs, name) for name in names}
 

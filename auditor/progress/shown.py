@@ -190,7 +190,7 @@ def reporter(quiet: bool = False) -> Display:
 
 
 @contextmanager
-def ticking(shown: Display) -> Iterator[Display]:
+def refresh_display(shown: Display) -> Iterator[Display]:
     """In the body a thread refreshes the display; then it is closed."""
     over = threading.Event()
 

@@ -295,14 +295,14 @@ class Plan:
         return self.verification.measured_error if self.verification else None
 
     @property
-    def verified(self) -> bool:
+    def is_verified(self) -> bool:
         """Whether the artefact was run and met the error budget."""
         return self.verification is not None and self.verification.holds
 
     @property
     def holds(self) -> bool:
         """Whether it is verified, and the user's score, if any, is acceptable."""
-        return self.verified and (self.score is None or self.score.holds)
+        return self.is_verified and (self.score is None or self.score.holds)
 
     @property
     def kept_modules(self) -> tuple[str, ...]:

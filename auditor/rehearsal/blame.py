@@ -36,8 +36,8 @@ class Trail(Handler):
     def whole(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         return self._note(op, args, kwargs, self._handler.whole(op, args, kwargs, region))
 
-    def entering(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        return self._handler.entering(op, args, kwargs, region)
+    def enter(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        return self._handler.enter(op, args, kwargs, region)
 
     def part(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         return self._note(op, args, kwargs, self._handler.part(op, args, kwargs, region))

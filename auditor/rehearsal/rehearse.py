@@ -60,7 +60,7 @@ def rehearse(
         raise bad_step("rehearse(step, batches, steps) needs a function that runs one step, and a number of steps")
     if not hasattr(os, "fork"):
         raise bad_step("a rehearsal forks this process, which this system does not support: use Linux or macOS")
-    rehearsal = _Rehearsing(step, batches, steps, seed, guard_progress(progress or (lambda *_: None)))
+    rehearsal = _Setup(step, batches, steps, seed, guard_progress(progress or (lambda *_: None)))
     scene = rehearsal.look(known_objects())
     runs = {recipe.name: rehearsal.run(recipe, scene) for recipe in _recipes(scene, plan)}
     if (failure := runs["fp32"].failure) is not None or not runs["fp32"].finite_weights:
@@ -75,7 +75,7 @@ def rehearse(
 
 def _recipes(scene: Scene, plan: Audit | Plan | None) -> list[Recipe]:
     """The standard recipes, the model's own precision if it is stored low, and a plan's."""
-    recipes, dtypes = list(RECIPES), {p.dtype for p in scene.trained}
+    recipes, dtypes = list(RECIPES), {p.dtype for p in scene.group_numbers}
     if (low := next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in dtypes), None)) is not None:
         recipes.append(Recipe("as_written", f"unchanged, in {low.upper()}", low, stored=True))
     if isinstance(plan, Audit):
@@ -91,7 +91,7 @@ def _recipes(scene: Scene, plan: Audit | Plan | None) -> list[Recipe]:
 
 
 @dataclass(frozen=True)
-class _Rehearsing:
+class _Setup:
     """The step and its initial state."""
 
     step: Callable[..., Any]
@@ -129,7 +129,7 @@ class _Rehearsing:
         scene.optimizers = {one: known[one] for one in used if isinstance(known[one], torch.optim.Optimizer)}
         if not scene.optimizers:
             raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
-        if any(p.device.type in NATIVE for p in scene.trained):
+        if any(p.device.type in NATIVE for p in scene.group_numbers):
             raise bad_step("the model is on a GPU: move it and the batches to the CPU, which emulates a GPU")
         return scene
 

@@ -135,7 +135,7 @@ class Rehearsal:
     recommendation: str
 
     @cached_property
-    def holding(self) -> tuple[str, ...]:
+    def unbroken_recipes(self) -> tuple[str, ...]:
         """The recipes without a problem, in execution order."""
         broken = {problem.recipe for problem in self.problems}
         return tuple(name for name in self.runs if name not in broken)

@@ -27,7 +27,7 @@ class Scene:
     known: Mapping[int, nn.Module | Optimizer] = field(default_factory=dict)
 
     @property
-    def trained(self) -> dict[nn.Parameter, int]:
+    def group_numbers(self) -> dict[nn.Parameter, int]:
         """The optimizers' parameters, each with the number of its group."""
         groups = ((n, group) for one in self.optimizers.values() for n, group in enumerate(one.param_groups))
         return {p: n for n, group in groups for p in group["params"]}
@@ -35,7 +35,7 @@ class Scene:
     @cached_property
     def roots(self) -> dict[str, nn.Module]:
         """{prefix of its names: module} for the outermost modules around an optimizer's parameters."""
-        trained = {*map(id, self.trained)}
+        trained = {*map(id, self.group_numbers)}
         tops = [m for m in self.modules.values() if trained & {id(p) for p in m.parameters()}]
         found: list[nn.Module] = []
         for top in tops:

@@ -19,7 +19,7 @@ from torch.optim import optimizer as every_optimizer
 
 from ..artefact.applying import apply_plan
 from ..capture.emulation import Emulation, emulate, scaled_as_on_cuda
-from ..capture.intercept import Handler, intercepted
+from ..capture.intercept import Handler, intercept
 from ..capture.regions import written_as_meant
 from ..isolation.process import disable_compilers, ieee, process_state, swap_attribute
 from ..isolation.tensors import plain_torch
@@ -92,21 +92,21 @@ class Session:
         low = recipe.format != "fp32"
         emulated: AbstractContextManager[None] = emulate("cuda") if low else written_as_meant()
         with ExitStack() as stack:
-            for one in (ieee(), disable_compilers(), emulated if handler is None else intercepted(handler)):
+            for one in (ieee(), disable_compilers(), emulated if handler is None else intercept(handler)):
                 stack.enter_context(one)
             if handler is not None:
                 stack.enter_context(scaled_as_on_cuda())
             enter = vars(_Autocast)["__enter__"]
             regional = low and not recipe.stored
 
-            def entering(region: Any) -> Any:
+            def enter_region(region: Any) -> Any:
                 if not self._calls and not hasattr(region, "_ours") and getattr(region, "_meant", region._enabled):
                     self.scene.own_regions = True
                     region._enabled = region._meant = regional
                     region.fast_dtype = dtype_of(recipe.format) if regional else region.fast_dtype
                 return enter(region)
 
-            stack.enter_context(swap_attribute(_Autocast, "__enter__", entering))
+            stack.enter_context(swap_attribute(_Autocast, "__enter__", enter_region))
             if regional and not self.scene.own_regions and not recipe.loss_in_fp32:
                 stack.enter_context(_region(True, dtype_of(recipe.format)))
             yield
@@ -148,7 +148,7 @@ class Session:
     def prepare(self) -> None:
         """Convert the model and the optimizers as the recipe requires."""
         self._patch()
-        roots, trained = self.scene.roots, self.scene.trained
+        roots, trained = self.scene.roots, self.scene.group_numbers
         for prefix, root in roots.items():
             for path, module in root.named_modules():
                 self._names.setdefault(id(module), prefix + _strip_wrappers(path))

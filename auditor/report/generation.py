@@ -9,7 +9,7 @@ from ..records.audit import Audit
 from ..records.generation import Generation, StoredCache, TokenComparison
 from .blocks import Block, Chart, Grid, Prose
 from .charts import line_chart
-from .words import count, in_bytes, label, percent, plan_title, ratio, shown
+from .words import count, in_bytes, label, or_blank, percent, plan_title, ratio
 
 HEADS = (
     "Plan",
@@ -54,7 +54,7 @@ def generation_section(audit: Audit) -> list[Block]:
         "tokens after the prompt until then, for the median prompt and the worst 10 %."
     )
     parts = tuple(
-        (plan_title(plan), one.part, percent(one.share), f"{one.operations:,}", shown(one.flips))
+        (plan_title(plan), one.part, percent(one.share), f"{one.operations:,}", or_blank(one.flips))
         for plan, generated in decoded
         for one in generated.parts
     )
@@ -130,11 +130,11 @@ def _row(plan: Plan, generated: TokenComparison) -> tuple[str, ...]:
         return (plan_title(plan), f"did not decode: {generated.failure}", *[""] * (len(HEADS) - 2))
     return (
         plan_title(plan),
-        *(shown(x, ratio) for x in (generated.kl, generated.kl_99, generated.kl_most)),
-        shown(generated.same_top, percent),
-        shown(generated.rms_probability, ratio),
+        *(or_blank(x, ratio) for x in (generated.kl, generated.kl_99, generated.kl_most)),
+        or_blank(generated.same_top, percent),
+        or_blank(generated.rms_probability, ratio),
         *_flips(generated),
-        shown(generated.predicted_flips),
+        or_blank(generated.predicted_flips),
         *("none" if x is None else f"{x:,}" for x in (generated.first_flip, generated.first_flip_10)),
     )
 

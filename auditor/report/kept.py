@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..errors import AuditorError
 from ..execution.policy import choice_from_scopes
 from ..numerics.formats import FORMATS
-from ..paths import enclosing, pattern, within
+from ..paths import enclosing_paths, pattern, within
 from ..records import NodeReport, Plan, Reason
 from ..records.audit import Audit
 from .words import fold, label, list_paths, shorten
@@ -145,7 +145,7 @@ def explain_layer(audit: Audit, name: str) -> str:
     """
     owners = {report.node.name: report.node.owner for report in audit.nodes}
     paths = {path for plan in audit.plans.values() for path in (*plan.scopes, *_modules(plan))} | {*owners.values()}
-    modules = {above for path in paths for above in enclosing(path)}
+    modules = {above for path in paths for above in enclosing_paths(path)}
     if name not in modules and name not in owners:
         close = difflib.get_close_matches(name, [*modules, *owners], n=1, cutoff=0.5)
         lists = "plan.json lists module paths, measurements.json names of operations"

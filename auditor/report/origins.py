@@ -10,7 +10,7 @@ from ..records import NodeReport, NonFinite
 from ..records.audit import Audit
 from ..records.decisions import Decision, Decisions
 from .blocks import Block, Grid, Prose
-from .words import count, fold, label, op, percent, plan_title, ratio, scope, shown, where
+from .words import count, fold, label, op, or_blank, percent, plan_title, ratio, scope, where
 
 SHOWN = 8
 DECISIONS = ("Operation", "Format", "Decisions", "Flips in 1,000", "Own", "Predicted", "Error of these alone")
@@ -204,8 +204,8 @@ def _sentences(one: Decisions) -> list[str]:
 
 
 def _row(of: Decisions, one: Decision) -> tuple[str, ...]:
-    flips = (shown(share, _in_1000) for share in (one.seen, one.own, one.predicted))
-    return (_where(one), label(of.format), f"{one.count:,}", *flips, shown(one.error, ratio))
+    flips = (or_blank(share, _in_1000) for share in (one.seen, one.own, one.predicted))
+    return (_where(one), label(of.format), f"{one.count:,}", *flips, or_blank(one.error, ratio))
 
 
 def _where(one: Decision) -> str:

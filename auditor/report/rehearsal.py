@@ -9,7 +9,7 @@ from ..rehearsal.remedies import code_of
 from ..rehearsal.result import RecipeProblem, RecipeRun, Rehearsal
 from .blocks import Block, Chart, Code, Entries, Fold, Grid, Item, Prose, Title, environment
 from .charts import line_chart, round_steps
-from .words import count, percent, ratio, shown
+from .words import count, or_blank, percent, ratio
 
 POINTS, WORST = 120, 12
 """Points of a curve, and parameters in a table."""
@@ -57,7 +57,7 @@ def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
     figures = ["failed", *[""] * (len(SHARES) + 2)]
     if run.failure is None:
         error = ratio(run.late(run.errors)) if run.errors and name != "fp32" else ""
-        shares = (shown(run.share(what), percent) for what, _ in SHARES)
+        shares = (or_blank(run.share(what), percent) for what, _ in SHARES)
         figures = [f"{run.last_loss():.4g}", f"{len(run.skipped)}", error, *shares]
     return run.recipe.title, *figures, "recommended" if name == result.recommended else verdict
 
@@ -104,7 +104,9 @@ def _style(run: RecipeRun) -> str:
 
 
 def _remedies(result: Rehearsal) -> Iterator[Block]:
-    for name in dict.fromkeys(remedy for each in result.holding for remedy in result.runs[each].recipe.remedies):
+    for name in dict.fromkeys(
+        remedy for each in result.unbroken_recipes for remedy in result.runs[each].recipe.remedies
+    ):
         title = name.replace("_", " ").replace("fp32", "FP32").replace("kahan", "Kahan")
         yield Fold(f"The code of {title}", (Code("", code_of(name)),))
 
@@ -116,7 +118,7 @@ def _parameters(result: Rehearsal) -> Iterator[Fold]:
     for run in result.runs.values():
         for name, row in run.parameters.items() if run.recipe.name != "fp32" and not run.recipe.repairs else ():
             late = {kind: run.late(getattr(row, kind)) for kind in (*kinds, "zero_gradient")}
-            cells = (shown(one, percent) for one in late.values())
+            cells = (or_blank(one, percent) for one in late.values())
             noise = ratio(result.runs["fp32"].late(result.runs["fp32"].parameters[name].noise))
             rows.append((max(late[kind] or 0.0 for kind in kinds), (name, run.recipe.title, noise, *cells)))
     worst = tuple(cells for _, cells in sorted(rows, key=lambda row: -row[0])[:WORST])

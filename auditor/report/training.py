@@ -115,7 +115,7 @@ def training_plan(audit: Audit) -> str | None:
     """The plan to train under: the audit's verified autocast plan in the recommended training format, if any."""
     training = audit.training
     plan = audit.plans.get(f"autocast_{training.format}") if training else None
-    return plan.name if plan is not None and plan.verified else None
+    return plan.name if plan is not None and plan.is_verified else None
 
 
 def loop_code(audit: Audit) -> str | None:

@@ -109,7 +109,7 @@ def view(audit: Audit) -> ReportView:
 def _verdict(audit: Audit, chosen: PlanView | None) -> tuple[str, str]:
     """What to run, and how to train if that was requested; with the evidence."""
     training, trained = audit.training, training_headline(audit)
-    holding = any(plan.verified and has_low(plan) for plan in audit.plans.values())
+    holding = any(plan.is_verified and has_low(plan) for plan in audit.plans.values())
     if chosen is None and training is not None and training.format is None and holding:
         return (
             "Keep it in FP32 to train it; plans within the budget for inference are below.",

@@ -62,7 +62,7 @@ def ratio(value: float | None) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def shown(value: float | None, how: Callable[[float], str] = "{:.3g}".format) -> str:
+def or_blank(value: float | None, how: Callable[[float], str] = "{:.3g}".format) -> str:
     """A number in words; "" for None."""
     return "" if value is None else how(value)
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..errors import LoadError, first_line, let_through
-from ..isolation import isolated
+from ..isolation import isolate
 from ..isolation.members import named_modules, named_parameters
 from ..isolation.process import disable_compilers, disable_fused_path, swap_attribute
 from ..loading.importer import as_script
@@ -30,7 +30,7 @@ LOWER, OF_MEAN = "lower_is_better", "of_mean"
 
 
 @dataclass(frozen=True)
-class Scoring:
+class ScoreFunction:
     """The user's function, and how its scores are judged.
 
     function(model) returns a number, or an iterable with a number for each sample or batch: the score is their mean, or
@@ -48,7 +48,7 @@ class Scoring:
 
 def find_function(
     text: str, target: str = "", *, better: str | None = None, max_drop: float | None = None, seed: int = 0
-) -> Scoring:
+) -> ScoreFunction:
     """Import the function that `file.py:name`, `package.module:name` or, in the target's own file, `name` names.
 
     Literal arguments in brackets are passed after the model. Raises: LoadError(slug="missing-score"), and those of
@@ -67,26 +67,26 @@ def find_function(
     given = [*map(repr, parsed.args), *(f"{name}={value!r}" for name, value in parsed.kwargs.items())]
     called = f"{parsed.symbol}({', '.join(given)})" if given else parsed.symbol
     place = replace(parsed, text=f"{parsed.script}:{called}")
-    scoring = _scoring(result, f"{parsed.symbol} in {parsed.label}", text, better, max_drop, place)
+    scoring = _score_function(result, f"{parsed.symbol} in {parsed.label}", text, better, max_drop, place)
     if not given:
         return scoring
     return replace(scoring, function=lambda model: result(model, *parsed.args, **parsed.kwargs))
 
 
-def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> Scoring:
+def in_hand(function: Any, *, better: str | None = None, max_drop: float | None = None) -> ScoreFunction:
     """Scoring by a function object. Raises: LoadError(slug="missing-score")."""
     name = str(getattr(function, "__name__", type(function).__name__))
-    return _scoring(function, f"evaluate={name}", name, better, max_drop, None)
+    return _score_function(function, f"evaluate={name}", name, better, max_drop, None)
 
 
-def _scoring(
+def _score_function(
     function: Any, what: str, name: str, better: str | None, max_drop: float | None, place: Target | None
-) -> Scoring:
+) -> ScoreFunction:
     if isinstance(function, type | nn.Module) or not callable(function):
         wanted = "evaluate must be a function, func(model) -> a number, or one for each sample"
         raise LoadError(f"{what} is of type {type(function).__name__}: {wanted}", slug="missing-score")
     own = DIRECTIONS[bool(getattr(function, LOWER, False))]
-    return Scoring(function, name, better or own, max_drop, getattr(function, OF_MEAN, None), place)
+    return ScoreFunction(function, name, better or own, max_drop, getattr(function, OF_MEAN, None), place)
 
 
 ALLOWED = "a score must be a number, or an iterable of numbers, one for each sample or batch"
@@ -113,7 +113,7 @@ class ScoreResult:
 
 
 def call_scoring(
-    scoring: Scoring,
+    scoring: ScoreFunction,
     model: nn.Module,
     *,
     seed: int = 0,
@@ -144,7 +144,7 @@ def call_scoring(
     kept = tensors_in([cell.cell_contents for cell in getattr(scoring.function, "__closure__", None) or ()])
     try:
         with (
-            isolated(model, scoring.function, kept, seed=seed),
+            isolate(model, scoring.function, kept, seed=seed),
             disable_fused_path(),
             disable_compilers(),
             torch.no_grad(),
@@ -218,7 +218,7 @@ ROUNDING = 1e-9
 """Rounding tolerance of `max_drop`, as a share: 0.99 - 0.98 is more than 0.01 in binary."""
 
 
-def fp32_score(scoring: Scoring, given: ScoreResult) -> Evaluation:
+def fp32_score(scoring: ScoreFunction, given: ScoreResult) -> Evaluation:
     """The score of the FP32 model. Raises: NoScore."""
     value = _value(scoring, given.values)
     samples = None if given.single else len(given.values)
@@ -226,7 +226,7 @@ def fp32_score(scoring: Scoring, given: ScoreResult) -> Evaluation:
     return Evaluation(scoring.name, scoring.better, scoring.max_drop, value, samples, formula, given.calls)
 
 
-def compare_scores(scoring: Scoring, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
+def compare_scores(scoring: ScoreFunction, fp32: ScoreResult, plan: ScoreResult | str) -> Score:
     """A plan's score compared with the FP32 model's, or why there is none. plan: the function's numbers, or why not."""
     if isinstance(plan, str):
         return _without(scoring, plan)
@@ -271,7 +271,7 @@ def standard_error(
     return result if math.isfinite(result) else None
 
 
-def _value(scoring: Scoring, values: Sequence[float]) -> float:
+def _value(scoring: ScoreFunction, values: Sequence[float]) -> float:
     """The mean, after `of_mean` if given. Raises: NoScore."""
     mean = values[0] if len(values) == 1 else math.fsum(values) / len(values)
     if scoring.of_mean is None:
@@ -284,5 +284,5 @@ def _value(scoring: Scoring, values: Sequence[float]) -> float:
         raise NoScore(f"of_mean({mean:.6g}) raised {type(error).__name__}: {first_line(error)}") from error
 
 
-def _without(scoring: Scoring, why: str) -> Score:
+def _without(scoring: ScoreFunction, why: str) -> Score:
     return Score(None, passed=None if scoring.max_drop is None else False, failure=why)

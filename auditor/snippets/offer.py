@@ -42,7 +42,7 @@ def choose(audit: Audit, strategies: Sequence[str], name: str | None) -> tuple[P
     first = able.get(audit.recommended or "")
     if first is not None and first.strategy in strategies:
         return first, ""
-    fitting = [plan for plan in able.values() if plan.strategy in strategies and plan.verified]
+    fitting = [plan for plan in able.values() if plan.strategy in strategies and plan.is_verified]
     if not fitting:
         return None
     if first is None:
@@ -67,7 +67,7 @@ def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
         return comment(f"{cannot}.", why)
     error = "The plan failed in a run, or was not run: audit the model again before you use it."
     if plan.measured_error is not None:
-        verdict = "Verified" if plan.verified else "NOT within the budget"
+        verdict = "Verified" if plan.is_verified else "NOT within the budget"
         error = (
             f"{verdict}: measured error {plan.measured_error:.2g}, budget {audit.max_error:.2g}, for "
             "the patched model. The code for this tool was not run."

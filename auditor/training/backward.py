@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from ..errors import first_line, let_through
 from ..execution.execute import low_literals, with_literals
-from ..execution.step import LowStep, Step, gradient_error, one_low, spoilt
-from ..isolation import isolated
+from ..execution.step import LowStep, Step, broken_gradients, gradient_error, one_low
+from ..isolation import isolate
 from ..numerics.casting import round_tree
 from ..numerics.entries import dense, finite, is_plain
 from ..numerics.formats import FORMATS
@@ -66,7 +66,7 @@ class BackwardTest:
 def backward_nodes(first: Step, formats: tuple[str, ...]) -> tuple[tuple[BackwardNode, ...], str | None]:
     """Every operation's backward pass with its effect on the gradients, or why the effect is missing."""
     tested = backward_errors(first, formats)
-    lost = {fmt: spoilt(first, fmt) for fmt in formats}
+    lost = {fmt: broken_gradients(first, fmt) for fmt in formats}
     again = _worth_a_run(first, tested)
     nodes = []
     for name, result in tested.items():
@@ -195,7 +195,7 @@ def _vjp(step: Step, node: fx.Node, gradients: Leaves, fmt: str | None) -> tuple
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), leaf)
     try:
-        with isolated(seed=step.seed), torch.enable_grad():
+        with isolate(seed=step.seed), torch.enable_grad():
             if fmt is None:
                 results = tensors_of(target_of(node)(*args, **kwargs))
             else:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import LoadError, let_through
-from ..isolation import isolated
+from ..isolation import isolate
 from ..loading import load
 from ..loading.inputs import as_batches, forward_parameters, named_inputs
 from ..loading.state import in_eval, switch, upcast_model
@@ -71,7 +71,7 @@ def check_training(subject: Subject) -> Subject:
     assert objective is not None
     step = TrainingStep(subject.model, objective.loss_fn)
     for batch in step_batches(subject):
-        with upcast_model(subject), isolated(step, batch), in_training(subject.model), torch.enable_grad():
+        with upcast_model(subject), isolate(step, batch), in_training(subject.model), torch.enable_grad():
             try:
                 loss = step(*pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, batch[0]))
             except Exception as error:

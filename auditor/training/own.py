@@ -17,11 +17,11 @@ from ..artefact.applying import apply_plan
 from ..artefact.base import autocast_type, plan_table
 from ..capture.emulation import emulate
 from ..capture.functional import PinnedDraw
-from ..capture.intercept import Handler, intercepted
+from ..capture.intercept import Handler, intercept
 from ..errors import LoadError, let_through
 from ..execution.policy import PrecisionChoice, choice_from_scopes, plain
 from ..execution.step import LowStep, Step, failure_of_step, gradient_error, unscale
-from ..isolation import isolated
+from ..isolation import isolate
 from ..isolation.answer import copy_batch, from_the_start
 from ..isolation.process import disable_fused_path
 from ..numerics.casting import widen
@@ -34,7 +34,7 @@ FAITHFUL = 1e-3
 
 
 @dataclass(frozen=True)
-class Lowering:
+class StepPrecision:
     """How a step runs low: the model under a plan and the loss in FP32, or without a plan both under autocast.
 
     format "fp32": without any autocast region.
@@ -52,10 +52,10 @@ class Lowering:
         return PrecisionChoice(lambda path: "fp32" if path == LOSS else own(path), own.keep)
 
 
-FP32 = Lowering("fp32")
+FP32 = StepPrecision("fp32")
 
 
-def own_step(step: Step, low: Lowering, scale: float = 1.0) -> LowStep:
+def own_step(step: Step, low: StepPrecision, scale: float = 1.0) -> LowStep:
     """Loss and unscaled gradients of one step at a loss scale; the caller has set training mode.
 
     Model, loss, batch, gradients and generators are restored. An exception becomes the step's failure.
@@ -63,7 +63,7 @@ def own_step(step: Step, low: Lowering, scale: float = 1.0) -> LowStep:
     subject = step.subject
     assert subject.objective is not None
     try:
-        with isolated(subject.model):
+        with isolate(subject.model):
             if low.plan is not None:
                 apply_plan(subject.model, plan_table(low.plan))
             module = _Region(subject.model, subject.objective.loss_fn, low)
@@ -98,7 +98,7 @@ def settle(step: Step) -> Step:
 class _Region(TrainingStep):
     """A training step like the loop in the report: a plan has its own regions, and the loss is outside of them."""
 
-    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, low: Lowering) -> None:
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, low: StepPrecision) -> None:
         super().__init__(model, loss_fn)
         self.low = low
         self.kept: list[torch.Tensor] = []
@@ -131,7 +131,7 @@ def _kind(outputs: Any, own: bool) -> str:
     return "attribute" if getattr(outputs, "loss", None) is not None else "mapping"
 
 
-def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: float) -> LowStep:
+def _forward_and_backward(step: Step, module: _Region, low: StepPrecision, scale: float) -> LowStep:
     with torch.enable_grad(), disable_fused_path():
         args, kwargs = copy_batch(step.batch)
         with _around(step, low):
@@ -143,14 +143,14 @@ def _forward_and_backward(step: Step, module: _Region, low: Lowering, scale: flo
 
 
 @contextmanager
-def _around(step: Step, low: Lowering) -> Iterator[None]:
+def _around(step: Step, low: StepPrecision) -> Iterator[None]:
     """FP32: outside the user's own regions, as in the recording. Low: natively on a GPU, emulated elsewhere.
 
     A GPU's half kernels draw other random numbers than its FP32 kernels: a step with random operations runs under the
     emulation even there, which draws in FP32.
     """
     if low.format == "fp32":
-        with intercepted(Handler(), around=torch.float32):
+        with intercept(Handler(), around=torch.float32):
             yield
     elif step.on_gpu and not any(isinstance(n.target, PinnedDraw) for n in step.capture.graph_module.graph.nodes):
         yield

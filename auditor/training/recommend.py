@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from ..artefact.strategies import strategy_of
 from ..numerics.formats import label
-from ..plan.recommend import recommend, staying
+from ..plan.recommend import kept_clause, recommend
 from ..records import Plan
 from ..records.training import LossScale, Training
 from .window import scaler_code
@@ -121,5 +121,5 @@ def recommend_plan(
         return recommended, reason
     return wanted.name, (
         f"{label(wanted.format)} under autocast: measured error {wanted.measured_error:.2g} within the budget, "
-        f"{staying(wanted)}. It is the plan to train under: {training.recommendation}."
+        f"{kept_clause(wanted)}. It is the plan to train under: {training.recommendation}."
     )

@@ -31,7 +31,7 @@ from ..trees import over_tensors, tensors_in
 from .advice import advice_of
 from .backward import backward_nodes
 from .objective import in_training
-from .own import FP32, Lowering, own_step, settle
+from .own import FP32, StepPrecision, own_step, settle
 from .recommend import format_to_train_in
 from .step import LOSS, capture_step, step_batches
 from .window import HEADROOM, RATES, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
@@ -98,7 +98,7 @@ def prepare(subject: Subject, formats: tuple[str, ...], seed: int) -> MeasuredSt
 
 def conclude(prepared: MeasuredStep, plans: Mapping[str, Plan], recommended: str | None) -> Training:
     """The loss-scale window under the FP16 plan, the losses of BF16, trial steps, and recommendations."""
-    lowerings = {fmt: Lowering(fmt, _usable(plans.get(f"autocast_{fmt}"))) for fmt in prepared.formats}
+    lowerings = {fmt: StepPrecision(fmt, _usable(plans.get(f"autocast_{fmt}"))) for fmt in prepared.formats}
     fmt = "fp16" if "fp16" in prepared.formats else prepared.formats[0]
     low = low_names(prepared.capture, fmt, lowerings[fmt].precision)
     subject, by_module = prepared.first.subject, low_by_module(prepared.capture, prepared.gradients, low)
@@ -149,7 +149,7 @@ def _usable(plan: Plan | None) -> Plan | None:
     return plan if any(choice.precision != "fp32" for choice in plan.scopes.values()) else None
 
 
-def _gradient_error(prepared: MeasuredStep, low: Lowering, scale: float) -> float | None:
+def _gradient_error(prepared: MeasuredStep, low: StepPrecision, scale: float) -> float | None:
     """Gradient error of a low step on the worst batch; None where it raises. scale: of the loss."""
     worst = 0.0
     for step in _steps(prepared):
@@ -171,7 +171,7 @@ def _steps(prepared: MeasuredStep) -> Iterator[Step]:
 
 
 def _at_a_scale(
-    prepared: MeasuredStep, low: Lowering, window: LossScale | None
+    prepared: MeasuredStep, low: StepPrecision, window: LossScale | None
 ) -> tuple[float | None, LossScale | None]:
     """The error of an FP16 step at the initial scale, and the window. Where gradients overflow there, as inside an
     autograd.Function, the scale is quartered until they do not, which becomes the window's upper end."""
@@ -193,7 +193,7 @@ def _with_batch(
 ) -> tuple[BackwardNode, ...]:
     """The operations; unsafe, too, are those whose backward pass breaks on another batch with a non-finite low step."""
     scale = min(largest_scale(_inner(step), FORMATS["fp16"]) / HEADROOM, 2.0**24)
-    low = {fmt: own_step(step, Lowering(fmt), scale if FORMATS[fmt].loss_scaling else 1.0) for fmt in formats}
+    low = {fmt: own_step(step, StepPrecision(fmt), scale if FORMATS[fmt].loss_scaling else 1.0) for fmt in formats}
     if not (broken := tuple(fmt for fmt, one in low.items() if one.failure is None and not one.finite)):
         return nodes
     known = {node.name: node for node in nodes}

@@ -251,7 +251,7 @@ class Verifier:
             return f"the process that ran it did not respond within {timeout:g} seconds"
         if count_answers() == len(files):
             return ""
-        failure = _ending(process)
+        failure = _describe_end(process)
         self._give_up()
         return failure
 
@@ -270,7 +270,7 @@ def _read(file: Path) -> Any:
         return f"its outputs cannot be passed between processes: {first_line(error)[:200]}"
 
 
-def _ending(process: Process) -> str:
+def _describe_end(process: Process) -> str:
     """How a process ended, with its last line of output."""
     last = printable("".join(process.last_words()[-1:]).strip())
     silent = " without a result" if process.returncode >= 0 else ""

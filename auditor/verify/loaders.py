@@ -15,7 +15,7 @@ from torch.utils.dlpack import from_dlpack
 
 from ..artefact.applying import apply_plan
 from ..artefact.base import plan_table
-from ..isolation import isolated
+from ..isolation import isolate
 from ..records import Plan
 from .running import FP32, TODAY
 
@@ -36,7 +36,7 @@ def patch_model(
 ) -> Iterator[nn.Module]:
     """In the body, the model under one of the plans, or in FP32 including low weights; then it is restored."""
     name = FP32 if plan == TODAY else plan
-    with isolated(model):
+    with isolate(model):
         if name != FP32 or FP32 in plans:
             apply(model, name)
         yield model
@@ -51,10 +51,10 @@ def load_program(folder: Path, device: str, plan: str) -> AbstractContextManager
     """The program or ONNX model in the folder under a plan's name."""
     if (file := folder / f"{plan}{ONNX}").exists():
         return nullcontext(_OnnxModel(file))
-    return nullcontext(Standing(torch.export.load(folder / f"{plan}{PROGRAM}").module().to(device)))
+    return nullcontext(ProgramModule(torch.export.load(folder / f"{plan}{PROGRAM}").module().to(device)))
 
 
-class Standing(nn.Module):
+class ProgramModule(nn.Module):
     """Calls a program. Outputs of a user-defined class become an object with the same names as attributes and keys."""
 
     def __init__(self, program: nn.Module) -> None:
@@ -66,7 +66,7 @@ class Standing(nn.Module):
         output = self.program(*args, **kwargs)
         return _NamedOutputs(output) if type(output) is dict else output
 
-    def train(self, mode: bool = True) -> Standing:
+    def train(self, mode: bool = True) -> ProgramModule:
         """Does nothing: torch does not allow programs to change mode."""
         return self
 

@@ -20,13 +20,13 @@ from ..capture.emulation import as_on
 from ..capture.source import raised_at
 from ..devices import is_native, type_of
 from ..errors import AuditorError, first_line, let_through, out_of_memory
-from ..isolation import isolated
+from ..isolation import isolate
 from ..isolation.answer import answer, copy_batch
 from ..isolation.members import modules_of
 from ..isolation.process import Flags, ieee, reseed, under
 from ..isolation.tensors import memory
 from ..records import Batch, TimeAndMemory, Times
-from ..score import NoScore, ScoreResult, Scoring, call_scoring, find_function
+from ..score import NoScore, ScoreFunction, ScoreResult, call_scoring, find_function
 from ..trees import tensors_in
 
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class Runs:
         return self._run_or_reason(plan, ieee(), run)
 
     def score(
-        self, plan: str, scoring: Scoring | str, most: int | None = None, limit: float | None = None
+        self, plan: str, scoring: ScoreFunction | str, most: int | None = None, limit: float | None = None
     ) -> ScoreResult | str:
         """The score of the model by the user's function. most, limit: see `given_by`.
 
@@ -195,7 +195,7 @@ class Forward:
 
     def run(self, call: Call, measure: Callable[[str], AbstractContextManager[Number]]) -> float:
         """Run one forward with `call` in the model's place, no operations intercepted; returns the measurement."""
-        with isolated(self.model, self.batch, seed=self.seed):
+        with isolate(self.model, self.batch, seed=self.seed):
             args, kwargs = copy_batch(self.batch)
             with torch.no_grad(), _disable_current_modes(), measure(self.device) as result:
                 call(*args, **kwargs)
@@ -252,7 +252,7 @@ def time_forward(model: nn.Module, batch: Batch, device: str, *, seed: int = 0, 
         if device.startswith("cuda"):
             ways["cuda_graph"] = forward.time_cuda_graph
     result: dict[str, Any] = {}
-    with isolated(model, batch):
+    with isolate(model, batch):
         try:
             answer(model, batch, seed=seed)  # whose writes are seen, and undone
         except Exception as error:

@@ -20,7 +20,7 @@ import torch
 
 from . import LIBRARIES, library
 from .one import Row
-from .pool import isolated, warm
+from .pool import run_alone, warm
 from .table import write
 
 
@@ -43,7 +43,7 @@ def main() -> None:
             row = rows.get((where, name))
             if row is not None and (options.resume or (options.outcome and row["outcome"] not in options.outcome)):
                 continue
-            found = isolated(where, name)
+            found = run_alone(where, name)
             with options.rows.open("a") as file:
                 file.write(json.dumps(found) + "\n")
             print(where, name, found["outcome"], found.get("reason", ""), file=sys.stderr, flush=True)

@@ -61,7 +61,7 @@ def _forward(model: torch.nn.Module, args: Any, kwargs: Any) -> float:
 
 def _said(audit: Audit) -> Row:
     plans = audit.plans.values()
-    verified = [plan for plan in plans if plan.verified]
+    verified = [plan for plan in plans if plan.is_verified]
     plain = {name: base for name, base in audit.baselines.items() if name.startswith("autocast") and base.finite}
     errors = {name: base.measured_error for name, base in plain.items()}
     best = max(verified, key=lambda plan: plan.low_precision_flops, default=None)
@@ -72,7 +72,7 @@ def _said(audit: Audit) -> Row:
         "untested": _untested(audit),
         "plans": len(plans),
         "verified": len(verified),
-        "failed": sorted({f"{p.name}: {_failure(p)}" for p in plans if not p.verified}),
+        "failed": sorted({f"{p.name}: {_failure(p)}" for p in plans if not p.is_verified}),
         "low_flops": round(best.low_precision_flops, 4) if best else None,
         "recommended": audit.recommended,
         "autocast_holds": bool(held),

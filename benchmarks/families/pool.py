@@ -34,7 +34,7 @@ def warm() -> None:
     auditor.audit(nn.Linear(4, 4), (torch.randn(2, 4),), device="cpu")
 
 
-def isolated(library: str, name: str) -> Row:
+def run_alone(library: str, name: str) -> Row:
     """The row of a model, whatever becomes of its process."""
     reader, writer = os.pipe()
     child = os.fork()

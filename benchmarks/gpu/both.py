@@ -92,7 +92,7 @@ def _plans(emulated: Audit, native: Audit) -> Row:
     return {
         name: {
             "error": [ours.measured_error, theirs.measured_error],
-            "verified": [ours.verified, theirs.verified],
+            "verified": [ours.is_verified, theirs.is_verified],
             "failure": theirs.verification.failure if theirs.verification else None,
         }
         for name, ours in emulated.plans.items()

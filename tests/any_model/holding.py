@@ -45,7 +45,7 @@ def held(
         assert_same(tensors_of(model), tensors_of(untouched))
         assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in untouched.parameters()]
         assert_same(tensors_in((args, kwargs)), tensors_in(call))
-        verified = {name: plan for name, plan in audit.plans.items() if plan.verified}
+        verified = {name: plan for name, plan in audit.plans.items() if plan.is_verified}
         assert verified or not some_plan_verified, {name: plan.verification for name, plan in audit.plans.items()}
         for name, plan in verified.items():
             ran = plan.verification

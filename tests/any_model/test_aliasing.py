@@ -107,7 +107,7 @@ class FlatWeights(nn.Module):
 def test_state_on_one_memory(kind: type[nn.Module]) -> None:
     audit = held(lambda: (seeded(kind).eval(), ((X.detach().clone(),), {})), formats=("bf16",))
     # With the memory untied while plans are tried, none but those of FP32 weights would hold.
-    assert audit.plans["autocast_bf16"].verified and audit.plans["autocast_bf16"].low_precision_flops > 0
+    assert audit.plans["autocast_bf16"].is_verified and audit.plans["autocast_bf16"].low_precision_flops > 0
 
 
 class Tied(nn.Module):

@@ -50,7 +50,7 @@ class ByDevice(nn.Module):
 
 def test_biases_kept_for_each_device_follow_the_weights() -> None:
     audit = held(lambda: (seeded(ByDevice).eval(), ((X.clone(),), {})), objective="flops")
-    assert all(plan.verified and plan.low_precision_flops == 1 for plan in audit.plans.values())
+    assert all(plan.is_verified and plan.low_precision_flops == 1 for plan in audit.plans.values())
 
 
 class Attention(nn.Module):
@@ -149,7 +149,7 @@ def mapped(m: Any, x: Tensor) -> Iterator[Tensor]:
 def test_what_is_computed_while_it_is_read_is_computed_under_autocast(function: Any) -> None:
     audit = held(lambda: (Model(function, layer=linear(8, 8)), ((LATE_X,), {})))
     plan = audit.plans["autocast_bf16"]
-    assert plan.verified
+    assert plan.is_verified
     assert plan.low_precision_flops == 1
     assert plan.measured_error is not None
     assert plan.measured_error > 1e-4  # BF16 keeps 8 bits: nothing low would be 0

@@ -117,7 +117,7 @@ def test_what_refuses_half_stays_in_fp32_with_the_reason(name: str) -> None:
     said = RAISED[name]()
     words = "" if name == "speechless" else str(said)
     assert reasons == {f"refuses_{name}: {words.splitlines()[0] if words else type(said).__name__}"}
-    assert all(plan.verified and plan.low_precision_flops > 0.6 for plan in audit.plans.values())
+    assert all(plan.is_verified and plan.low_precision_flops > 0.6 for plan in audit.plans.values())
 
 
 @pytest.mark.parametrize(

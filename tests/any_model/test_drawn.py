@@ -287,7 +287,7 @@ def outcome(program: Program) -> str:
         assert "internal error" not in verdict.reason
     for plan in audit.plans.values():
         ran = plan.verification
-        assert plan.verified or plan.measured_error is not None or ran.failure or not ran.finite
+        assert plan.is_verified or plan.measured_error is not None or ran.failure or not ran.finite
     return "audited"
 
 

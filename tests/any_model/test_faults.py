@@ -142,7 +142,7 @@ def test_one_that_refuses_half_is_told_and_planned_around(kind: type[Exception])
     assert verdicts(audit)["tanh"] == "unsafe"
     assert "in a word" in reasons(audit)
     assert set(verdicts(audit).values()) - {"unsafe"}
-    assert all(plan.verified or plan.verification.failure for plan in audit.plans.values())
+    assert all(plan.is_verified or plan.verification.failure for plan in audit.plans.values())
 
 
 def test_one_that_refuses_gradients_is_measured_without() -> None:

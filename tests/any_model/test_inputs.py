@@ -120,7 +120,7 @@ def doubled(m: Any, x: Any, by: Any = 2.0) -> Tensor:
 def test_an_array_that_is_written_comes_back() -> None:
     given = normal(4, 8).numpy().copy()
     audit = auditor.audit(model_of(doubled), (given,), kwargs={"by": np.float32(3)}, device="cpu")
-    assert audit.plans["autocast_fp16"].verified
+    assert audit.plans["autocast_fp16"].is_verified
     assert np.array_equal(given, normal(4, 8).numpy())
 
 
@@ -143,7 +143,7 @@ def test_state(name: str) -> None:
 @pytest.mark.parametrize("function", [lambda m, x: m.first(x), lambda m, x: m.first(x) * m.held.shape[0]])
 def test_a_buffer_without_values(function: Callable[..., Any]) -> None:
     audit = auditor.audit(model_of(function, held=torch.empty(8, device="meta")), (normal(4, 8),), device="cpu")
-    assert audit.plans["autocast_fp16"].verified
+    assert audit.plans["autocast_fp16"].is_verified
 
 
 # What forwards return: containers torch cannot flatten, parts that are no tensors, views, integers, and zeros.
@@ -261,7 +261,7 @@ def test_the_audit_ends() -> None:
         found = auditor.audit(model, x, formats=("bf16",), strategies=("cast",), device="cpu")
     assert "a loop goes on for longer in this format, or for ever" in str(found.baselines["cast_bf16"].failure)
     plan = found.plans["cast_bf16"]
-    assert plan.scopes[""].precision != "bf16" or not plan.verified
+    assert plan.scopes[""].precision != "bf16" or not plan.is_verified
 
 
 class Suppressed(nn.Module):
@@ -289,7 +289,7 @@ def build(rows: int) -> tuple[nn.Module, tuple[tuple[Tensor], dict[str, Any]]]:
 
 def test_a_loop_that_leaves_nothing_in_the_recording_ends_when_it_ends() -> None:
     audit = held(lambda: build(180), formats=("fp16",), strategies=("autocast",))
-    assert audit.plans["autocast_fp16"].verified
+    assert audit.plans["autocast_fp16"].is_verified
     assert audit.plans["autocast_fp16"].low_precision_flops == 1.0
     assert len(audit.nodes) < 100
 
@@ -299,4 +299,4 @@ def test_as_many_operations_as_the_inputs_take_that_a_plan_is_verified_on() -> N
     many = build(180)[1][0]
     audit = auditor.audit(model, [few, many], formats=("fp16",), strategies=("autocast",), device="cpu")
     assert audit.baselines["autocast_fp16"].failure is None
-    assert audit.plans["autocast_fp16"].verified
+    assert audit.plans["autocast_fp16"].is_verified

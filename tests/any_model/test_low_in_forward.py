@@ -66,7 +66,7 @@ def test_what_the_author_computes_in_half_is_part_of_the_reference(kind: str) ->
     audit = held(seeded(CASES[kind]))
     assert {plan.raised for plan in audit.plans.values()} == {"none"}
     assert not audit.live.warnings
-    assert all(plan.verified for plan in audit.plans.values())
+    assert all(plan.is_verified for plan in audit.plans.values())
     assert audit.plans["autocast_fp16"].low_precision_flops > 0.5
 
 
@@ -84,7 +84,7 @@ def test_a_region_of_the_authors_own_is_judged_as_what_it_is(device: str) -> Non
     verdict = product.verdicts["fp16"]
     assert (verdict.verdict, verdict.reason) == ("safe", "the model's code runs it in BF16 under every plan")
     plan = audit.plans["autocast_fp16"]
-    assert plan.verified
+    assert plan.is_verified
     assert plan.predicted_error < 0.01
     assert plan.low_precision_flops == 1.0
 
@@ -225,7 +225,7 @@ FP8_CASES = {
 def test_fp8_values_stay_what_the_author_made_them(kind: str) -> None:
     build = seeded(FP8_CASES[kind])
     audit = held(build)
-    assert audit.plans["autocast_fp16"].verified
+    assert audit.plans["autocast_fp16"].is_verified
     assert audit.plans["autocast_fp16"].low_precision_flops >= 0.5
     for name in audit.plans:
         model: Any = auditor.apply(build()[0], audit, name)
@@ -264,7 +264,7 @@ def test_the_mask_is_that_of_the_run_in_which_it_is_low(back: bool) -> None:
     )  # in time, a model as small as this saves next to nothing
     assert not any(v.verdict == "unsafe" for report in audit.nodes for v in report.verdicts.values())
     for name, plan in audit.plans.items():
-        assert plan.verified
+        assert plan.is_verified
         kept = (
             0.0 if plan.strategy == "autocast" else 0.1 if back else 0.2
         )  # what the tables raise, each product a tenth
@@ -311,7 +311,7 @@ def test_low_layers_beside_a_root_in_fp32(keyword: bool) -> None:
     audit = held(build, formats=("bf16",), strategies=("cast",))
     plan = audit.plans["cast_bf16"]
     assert plan.scopes[""].precision == "fp32"
-    assert plan.verified
+    assert plan.is_verified
     assert plan.low_precision_flops == 0.5  # two layers of four: those of the embedding are handed the root's FP32
 
 

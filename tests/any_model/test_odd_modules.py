@@ -269,7 +269,7 @@ def test_it_is_audited_where_only_the_audit_would_run_it() -> None:
     with limited(600):
         with pytest.raises(RecursionError):
             model(*args)
-        assert auditor.audit(model, args, device="cpu", formats=("bf16",)).plans["autocast_bf16"].verified
+        assert auditor.audit(model, args, device="cpu", formats=("bf16",)).plans["autocast_bf16"].is_verified
 
 
 def test_endless_recursion_is_one_clear_line() -> None:

@@ -76,7 +76,7 @@ def test_what_holds_without_a_plan_is_handed_out_where_the_curve_has_nothing() -
     assert plain is not None
     audit = held(lambda: (linear(16, 16), ((X.clone(),), {})), max_error=1.1 * plain, formats=("bf16",))
     plan = audit.plans["autocast_bf16"]
-    assert (plan.verified, plan.low_precision_flops, plan.measured_error) == (True, 1.0, pytest.approx(plain))
+    assert (plan.is_verified, plan.low_precision_flops, plan.measured_error) == (True, 1.0, pytest.approx(plain))
     assert "no plan holds" not in audit.recommendation
 
 

@@ -87,10 +87,10 @@ def test_what_cannot_be_put_back_is_said() -> None:
     noise = max(plan.verification.noise for plan in audit.plans.values())
     assert f"differ by {noise:.2g}" in said
     assert noise > 0.1
-    assert not any(plan.verified for plan in audit.plans.values())
+    assert not any(plan.is_verified for plan in audit.plans.values())
     steady = auditor.audit(seeded(lambda: Generates(1.0)).eval(), (X,), formats=("bf16",), device="cpu")
     assert not any("is not reproducible" in warning for warning in steady.warnings)
-    assert steady.plans["autocast_bf16"].verified
+    assert steady.plans["autocast_bf16"].is_verified
 
 
 class Takes(Two):

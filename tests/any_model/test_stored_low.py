@@ -146,7 +146,7 @@ STORED: dict[str, Callable[[], tuple[nn.Module, Call]]] = {
 def test_models_stored_low_are_held_against_the_same_values_in_fp32(kind: str) -> None:
     build = seeded(STORED[kind])
     audit = held(build, reference=raised(build))
-    assert all(plan.verified and plan.raised == "weights" for plan in audit.plans.values())
+    assert all(plan.is_verified and plan.raised == "weights" for plan in audit.plans.values())
     assert "the model stores" in audit.live.warnings[0]
     low = audit.plans["autocast_fp16"]
     assert low.low_precision_flops > 0.9
@@ -175,7 +175,7 @@ def test_a_part_that_the_forward_casts_to_stays_as_it_is() -> None:
     audit = held(seeded(build))
     assert "the model itself casts to bfloat16" in audit.live.warnings[0]
     for name, plan in audit.plans.items():
-        assert plan.verified
+        assert plan.is_verified
         model = auditor.apply(seeded(build)()[0], audit, name)
         assert model.low.weight.dtype is BF16
         assert model.first.weight.dtype is not BF16 or plan.format == "bf16"
@@ -243,7 +243,7 @@ def test_the_written_file_patches_a_model_stored_low(tmp_path: Path) -> None:
 
     (tmp_path / "net.py").write_text(SOURCE.format(dtype="bfloat16"), encoding="utf-8")
     audit = run(load(f"{tmp_path / 'net.py'}:Net"), Settings(command="", device="cpu"))
-    assert all(plan.verified for plan in audit.plans.values())
+    assert all(plan.is_verified for plan in audit.plans.values())
     audit.save(tmp_path / "files")
     patched = import_source("patched_model", tmp_path / "files" / "patched_model.py")
     torch.manual_seed(0)

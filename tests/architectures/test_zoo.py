@@ -40,7 +40,7 @@ class Audited:
         return self.specimen.outputs(model)
 
 
-SLOW = {"deberta_v2", "t5", "mamba"}
+SLOW = {"deberta_v2", "t5", "mamba", "mixtral"}
 PARAMS = [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in ZOO if n not in ALIKE]
 
 
@@ -93,14 +93,14 @@ def test_four_plans_say_whether_they_hold(audited: Audited) -> None:
         assert plan.verification is not None, plan.name
         assert plan.verification.failure is None, plan.name
         assert plan.measured_error is not None, plan.name
-        assert plan.verified == (plan.measured_error <= audit.max_error), plan.name
+        assert plan.is_verified == (plan.measured_error <= audit.max_error), plan.name
 
 
 def test_recommended_plan_holds_the_budget_and_lowers_something(audited: Audited) -> None:
     audit = audited.audit
     assert audit.recommended in PLANS
     chosen = audit.plans[audit.recommended]
-    assert chosen.verified
+    assert chosen.is_verified
     assert chosen.measured_error <= audit.max_error
     assert chosen.low_precision_flops > 0.5
 

@@ -122,7 +122,7 @@ def test_every_plan_repairs_the_case(case: Case, audited: Callable[[Case], Audit
     for plan in found.audit.plans.values():
         error = case.distance(reference, outputs_under(plan.name, found.audit, found.model, found.inputs))
         print(f"{case.name} {plan.name}: {error:.3g}, allowed {case.tolerance:.3g}")
-        assert plan.verified, plan.verification
+        assert plan.is_verified, plan.verification
         if not error <= case.tolerance:
             failures.add((case.name, plan.name))
     assert len(found.audit.plans) == 2 * len(case.formats)

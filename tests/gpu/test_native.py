@@ -28,7 +28,7 @@ def test_an_audit_runs_natively_and_leaves_the_model_on_the_cpu() -> None:
     audit = auditor.audit(model, (normal(32, 16),), device="cuda")
     assert audit.environment.execution == "native"
     assert audit.environment.device == torch.cuda.get_device_name()
-    assert all(plan.verified for plan in audit.plans.values())
+    assert all(plan.is_verified for plan in audit.plans.values())
     assert all(plan.verification.execution == "native" for plan in audit.plans.values() if plan.verification)
     assert all(value.device.type == "cpu" for value in model.state_dict().values())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

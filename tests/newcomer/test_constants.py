@@ -86,4 +86,4 @@ def test_every_plan_that_is_predicted_runs(found: Audit) -> None:
     for plan in found.plans.values():
         assert plan.verification is not None
         assert plan.verification.failure is None
-        assert plan.verified
+        assert plan.is_verified

@@ -154,7 +154,7 @@ def test_what_the_second_branch_alone_runs_is_judged_and_kept_in_fp32(branching:
     assert {"usual", "other"} <= {report.node.owner for report in branching.nodes}
     assert any(finding.node == "pow_1" and "batch 2" in finding.message for finding in branching.findings)
     for plan in branching.plans.values():
-        assert plan.verified and any(choice.precision != "fp32" for choice in plan.scopes.values())
+        assert plan.is_verified and any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_two_lengths_match_one_to_one_and_the_longer_is_judged(lengths: Audit) -
     assert verdicts(alone)["sum_1"] == "safe" and verdicts(lengths)["sum_1"] == "unsafe"
     (sum_,) = (report for report in lengths.nodes if report.node.name == "sum_1")
     assert sum_.verdicts["fp16"].reason.endswith("(batch 2)")
-    assert any(plan.verified for plan in lengths.plans.values())
+    assert any(plan.is_verified for plan in lengths.plans.values())
 
 
 def test_a_batch_a_million_times_larger_on_the_same_path_is_judged() -> None:
@@ -211,4 +211,4 @@ def test_criteria_go_by_the_names_of_what_each_path_returns(first: bool) -> None
     assert verdicts(audit) == {"linear": "safe", "mul": "unsafe"}
     (mul,) = (report for report in audit.nodes if report.node.name == "mul")
     assert mul.verdicts["fp16"].batch == (1 if first else 2)
-    assert any(plan.verified for plan in audit.plans.values())
+    assert any(plan.is_verified for plan in audit.plans.values())

@@ -45,6 +45,7 @@ def test_wheel(wheel, checkout, tmp_path):
     assert "No file and no importable module" in run([python, "-m", "auditor", "explain", "missing-target"], tmp_path)
 
 
+@pytest.mark.slow
 def test_editable_install(checkout, tmp_path):
     python = make_venv(tmp_path / "venv")
     install(python, "--editable", checkout)

@@ -78,7 +78,7 @@ def _of_plans(emulated: Audit, native: Audit) -> Iterator[str]:
     for name, ours in emulated.plans.items():
         theirs = native.plans[name]
         yield from _unequal(f"scopes of {name}", _precisions(ours), _precisions(theirs))
-        yield from _unequal(f"verified {name}", ours.verified, theirs.verified)
+        yield from _unequal(f"verified {name}", ours.is_verified, theirs.is_verified)
         yield from _apart(f"error of {name}", ours.measured_error, theirs.measured_error)
 
 

@@ -31,6 +31,7 @@ def thin() -> nn.Module:
 IMAGES = normal(8, 3, 32, 32)
 
 
+@pytest.mark.slow
 @natively
 def test_a_device_that_was_asked_for_is_not_left() -> None:
     gc.collect()

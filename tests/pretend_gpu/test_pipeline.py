@@ -65,11 +65,12 @@ def test_examples_are_natively_what_they_are_emulated(name: str) -> None:
     asked: dict[str, Any] = {"rulebook": rules, "command": "", "formats": ("fp16",)}
     emulated = run(replace(subject, origin=None), Settings(device="cpu", **asked))
     native = run(subject, Settings(device="pretend", **asked))
-    assert native.plans and all(plan.verified for plan in native.plans.values())
+    assert native.plans and all(plan.is_verified for plan in native.plans.values())
     assert {p.verification.execution for p in native.plans.values() if p.verification} == {"native"}
     assert differences(emulated, native) == []
 
 
+@pytest.mark.slow
 @natively
 def test_without_the_device_in_the_other_process_the_audit_fails_there() -> None:
     """So the agreement of the examples is that of a run there."""
@@ -86,11 +87,11 @@ def test_without_the_device_in_the_other_process_the_audit_fails_there() -> None
     assert raised.value.slug == "not-rebuilt"
 
 
-QUICK = ("mobilenet",)
-MORE = "bert resnet convnext unet mamba mixtral deberta_v2".split()
+MORE = "mobilenet bert resnet convnext unet mamba mixtral deberta_v2".split()
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=SLOW) for name in MORE)])
+@SLOW
+@pytest.mark.parametrize("name", MORE)
 @natively
 def test_architectures_are_natively_what_they_are_emulated(name: str) -> None:
     chosen = architecture(name)

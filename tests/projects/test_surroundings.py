@@ -168,6 +168,7 @@ def test_a_factory_that_draws_without_a_seed_has_a_verdict(tmp_path: Path) -> No
     check_verdict(audit_project(tmp_path / "project", Case({"model.py": RANDOM})))
 
 
+@pytest.mark.slow
 def test_inputs_that_do_not_pickle(tmp_path: Path) -> None:
     """The artefact is imported and built in a fresh process, and what was not run there is said."""
     case = Case({"model.py": HEAD + OF_FUNCTION + BUILD + CLOSED}, call="x, gelu", program=HERE)
@@ -230,6 +231,7 @@ def test_a_project_that_has_moved(plain, tmp_path: Path) -> None:
     check_error(plain, moved / "audits" / "model-build", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_file_of_that_name_in_another_project(plain, tmp_path: Path) -> None:
     """It is refused, or taken with a warning; either names it."""
     other = tmp_path / "other"

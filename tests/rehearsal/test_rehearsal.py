@@ -33,6 +33,7 @@ def test_the_batch_that_breaks_is_named_with_its_operation_and_line() -> None:
     assert found.recommended == "bf16_autocast"
 
 
+@pytest.mark.slow
 def test_the_operation_to_blame_is_that_of_the_first_skipped_steps_where_later_ones_were_not_searched() -> None:
     found = rehearsed("cross_entropy_by_hand", 30, remedies=False)
     assert [each.module for each in found.runs["fp16_autocast"].skipped][:5] == ["(loss)"] * 4 + [None]
@@ -40,6 +41,7 @@ def test_the_operation_to_blame_is_that_of_the_first_skipped_steps_where_later_o
     assert skipped.module == "(loss)"
 
 
+@pytest.mark.slow
 def test_the_order_of_batches_changes_no_statement() -> None:
     step, batches = CASES["experts_with_a_rare_batch"].make()
     found = auditor.rehearse(step, batches[::-1], 12, remedies=False)
@@ -47,6 +49,7 @@ def test_the_order_of_batches_changes_no_statement() -> None:
     assert {each.batch for each in found.runs["fp16_autocast"].skipped} == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_decay_below_half_a_spacing_is_lost_and_three_remedies_bring_it_back() -> None:
     found = rehearsed("lost_decay", 4)  # lr * decay = 3e-4, and half a spacing of BF16 is 2^-9 = 2e-3 at most
     assert found.runs["bf16"].share("decay_lost") == pytest.approx(1, abs=0.01)
@@ -86,6 +89,7 @@ def test_what_becomes_of_decay_is_said_where_it_is_known_how_it_acts(kind: Any, 
     assert share is None if lost is None else share == pytest.approx(lost, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_master_copy_trains_as_fp32_does_and_plain_bf16_does_not() -> None:
     found = rehearsed("vanishing_updates", 10)
     last = {name: run.losses[-1] for name, run in found.runs.items()}
@@ -93,6 +97,7 @@ def test_a_master_copy_trains_as_fp32_does_and_plain_bf16_does_not() -> None:
     assert abs(last["bf16_fp32_master_weights"] - last["fp32"]) < 0.02
 
 
+@pytest.mark.slow
 def test_an_update_that_ruins_the_weights_is_the_optimizers() -> None:
     found = rehearsed("adam_in_fp16", 3)  # eps = 1e-8 and most second moments are zero in FP16: 0 / 0, or x / 0
     run = found.runs["as_written"]

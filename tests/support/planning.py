@@ -13,7 +13,7 @@ from auditor.execution.policy import choice_from_scopes
 from auditor.measure.calibrate import calibrate
 from auditor.measure.noise import FP32Runs
 from auditor.measure.rerun import Yardstick
-from auditor.paths import enclosing, within
+from auditor.paths import enclosing_paths, within
 from auditor.plan.mincut import Candidate
 from auditor.plan.modules import Modules, as_candidate, evaluate, scopes_of
 from auditor.plan.problem import Problem
@@ -70,7 +70,7 @@ def searched(problem: Problem, limit: float, steps: int, seed: int = 0) -> Candi
     owners = sorted(energy.scopes)
     groups = [(owner,) for owner in owners]
     groups += [
-        tuple(o for o in owners if within(o, path)) for path in sorted({p for o in owners for p in enclosing(o)})
+        tuple(o for o in owners if within(o, path)) for path in sorted({p for o in owners for p in enclosing_paths(o)})
     ]
     now = best = full = evaluate(problem, owners)
 

@@ -138,7 +138,7 @@ def tied_owners(capture: Capture) -> list[tuple[str, ...]]:
     stored = {placeholder.name for placeholder in capture.placeholders if placeholder.kind != "input"}
     return [
         owners
-        for name, owners in Layout(capture, strategy_of("cast")).deciding.items()
+        for name, owners in Layout(capture, strategy_of("cast")).deciding_owners.items()
         if name in stored and len(owners) > 1
     ]
 
@@ -158,4 +158,4 @@ def must_stay_fp32(problem: Problem) -> set[str]:
     """Owners of nodes that are unsafe in the format and that the strategy would lower."""
     resolution = problem.resolve(plain(problem.format))
     nodes = problem.capture.nodes
-    return {nodes[name].owner for name in nodes if problem.forbidden(resolution, name)}
+    return {nodes[name].owner for name in nodes if problem.is_forbidden(resolution, name)}

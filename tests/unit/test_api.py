@@ -118,7 +118,7 @@ def test_the_audit_answers(audited: dict[str, Any]) -> None:
     assert set(found.plans) == set(found.baselines) == {"autocast_fp16", "autocast_bf16", "cast_fp16", "cast_bf16"}
     assert found.recommended in found.plans
     plan = found.plans[found.recommended]
-    assert plan.verified
+    assert plan.is_verified
     assert plan.measured_error <= 0.05
     assert found.live.batches[0][1] == {"scale": 2.0}
     assert {report.node.owner for report in found.nodes} == {

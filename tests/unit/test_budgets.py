@@ -54,7 +54,7 @@ BUDGET = {
     "cli": (1400, "settings"),
     "criteria": (1170, "criteria"),
     "document": (900, "document"),
-    "execution": (1250, "execution"),
+    "execution": (1260, "execution"),
     "fleet": (440, "fleet"),
     "generation": (640, "generation"),
     "graphs": (1120, "graphs"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33190, 211, 24
+LINES, FILES, ROOMS = 33200, 211, 24
 """Of all of them."""
 
 

@@ -220,10 +220,10 @@ def test_a_plan_that_is_predicted_to_hold_and_misses_is_never_recommended(monkey
     found = auditor.audit(seeded(Wide), normal(32, 64), formats="bf16", max_error=budget)
     missed = [plan for plan in tried if plan.predicted_error < budget < (plan.measured_error or 0.0)]
     assert {plan.strategy for plan in missed} == {"autocast", "cast"}
-    assert not any(plan.verified for plan in missed)
+    assert not any(plan.is_verified for plan in missed)
     for plan in (*tried, *found.plans.values()):
-        assert plan.verified == (plan.measured_error is not None and plan.measured_error <= budget)
-    assert found.recommended is None or found.plans[found.recommended].verified
+        assert plan.is_verified == (plan.measured_error is not None and plan.measured_error <= budget)
+    assert found.recommended is None or found.plans[found.recommended].is_verified
 
 
 def audited_without_runs(monkeypatch: pytest.MonkeyPatch, why: str) -> Audit:
@@ -240,7 +240,7 @@ def test_without_the_run_of_its_artefact_no_plan_is_verified_and_none_recommende
 ) -> None:
     found = audited_without_runs(monkeypatch, "RuntimeError: as this test has it")
     assert found.plans.keys() == {"autocast_bf16", "cast_bf16", "graph_bf16"}
-    assert [plan.name for plan in found.plans.values() if plan.verified or plan.measured_error is not None] == []
+    assert [plan.name for plan in found.plans.values() if plan.is_verified or plan.measured_error is not None] == []
     assert found.recommended is None
 
 

@@ -20,7 +20,7 @@ from auditor.measure.measure import measure
 from auditor.measure.probes import inner_products
 from auditor.measure.probes import signs as drawn_signs
 from auditor.numerics.formats import FORMATS
-from auditor.offload.files import Offloading, is_offloaded
+from auditor.offload.files import OffloadMode, is_offloaded
 from auditor.training.backward import backward_errors
 from auditor.training.objective import in_training, training_subject
 from auditor.training.step import capture_step, step_batches
@@ -115,7 +115,7 @@ def moved(dtype: torch.dtype) -> None:
 
 def spilt(dtype: torch.dtype) -> None:
     for x in (normal(600, 4000).to(dtype), normal(4000, 600).to(dtype).t()):
-        with unchanged(x), Offloading():
+        with unchanged(x), OffloadMode():
             made = [x * 2, x.t().contiguous(), x.float(), x.contiguous(), x[1:, ::2] + 1]
         assert is_offloaded(made[0]) and is_offloaded(made[-1])
 

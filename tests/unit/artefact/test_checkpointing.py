@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from auditor.artefact.applying import apply_plan, is_wrapped
-from auditor.isolation import isolated
+from auditor.isolation import isolate
 from tests.support.patching import PLANS, Net, identity, plan, scope, shared, versions
 from tests.support.patching import Net as Plain
 from tests.support.subjects import normal, seeded
@@ -138,7 +138,7 @@ def test_another_plan_takes_the_mark_off() -> None:
 
 @contextmanager
 def patched(model: nn.Module, plan: dict[str, Any]) -> Iterator[nn.Module]:
-    with isolated(model):
+    with isolate(model):
         yield apply_plan(model, plan)
 
 

@@ -170,6 +170,7 @@ def test_every_kind_of_origin(symbol: str, kind: str, source: Path, tmp_path: Pa
     assert runpy.run_path(str(file))["build"]().first.weight.dtype is torch.bfloat16
 
 
+@pytest.mark.slow
 def test_the_fresh_process_computes_what_this_one_does_and_says_why_a_plan_fails(source: Path, tmp_path: Path) -> None:
     broken = plan("autocast", scopes={"": ScopeChoice("fp16"), "gone": ScopeChoice("fp32")})
     several = {**PLANS, "autocast_fp16": broken}

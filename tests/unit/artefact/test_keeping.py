@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from auditor.artefact.applying import apply_plan
-from auditor.artefact.runtime import Keeping, KeptFunctions
+from auditor.artefact.runtime import KeepFunctions, KeptFunctions
 from auditor.numerics.functions import function_name
 from tests.support.flat_models import LARGE, FlatBlock, Stack
 from tests.support.patching import plan
@@ -195,5 +195,5 @@ def test_they_pickle_by_name() -> None:
 
 
 def test_a_mode_of_the_users_own_goes_on_working() -> None:
-    with torch.device("meta"), Keeping(KeptFunctions(("exp",)), "cpu"):
+    with torch.device("meta"), KeepFunctions(KeptFunctions(("exp",)), "cpu"):
         assert torch.zeros(2).exp().device.type == "meta"

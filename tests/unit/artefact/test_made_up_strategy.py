@@ -63,7 +63,7 @@ class StoredRuntime(Runtime):
         return by_scope(list(model.named_parameters(remove_duplicate=False)), scopes)
 
     @staticmethod
-    def wrapping(
+    def wrapper_of(
         module: nn.Module, paths: list[str], scopes: dict[str, Any], stored: dict[int, str]
     ) -> dict[str, Any] | None:
         """Every module with a low weight of its own, whether the plan lists it or not."""
@@ -132,7 +132,7 @@ def test_it_has_a_plan_that_is_verified_without_registration(written: Path, fmt:
     audit = auditor.load(written)
     plan = audit.plans[f"stored_{fmt}"]
     assert {path: choice.precision for path, choice in plan.scopes.items()} == {"": fmt}
-    assert plan.verified
+    assert plan.is_verified
     assert plan.measured_error == pytest.approx(error_by_hand(fmt), rel=1e-5)
     assert plan.predicted_error == pytest.approx(plan.measured_error, rel=0.3)
     assert audit.baselines[plan.name].measured_error == pytest.approx(plan.measured_error, rel=1e-5)
@@ -150,7 +150,7 @@ def test_a_budget_that_rounding_all_weights_breaks_keeps_a_module_in_fp32() -> N
     found = auditor.audit(model, x, strategies=("stored",), formats=("bf16",), device="cpu", max_error=budget)
     plan = found.plans["stored_bf16"]
     assert {path: choice.precision for path, choice in plan.scopes.items()} == {"": "bf16", "last": "fp32"}
-    assert plan.verified
+    assert plan.is_verified
     assert plan.measured_error == pytest.approx(error_by_hand("bf16", but=("last",)), rel=1e-6)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import auditor
 from auditor.capture.builder import Binder, named_inputs
 from auditor.capture.intercept import Handler
-from auditor.capture.paths import aligned, same_operations
+from auditor.capture.paths import align, same_operations
 from auditor.capture.record import record
 from auditor.capture.regions import Region
 from tests.support.capturing import Function
@@ -52,7 +52,7 @@ def test_a_batch_norm_is_the_same_in_training_and_out_of_it() -> None:
 def test_what_one_run_does_beside_is_left_out() -> None:
     ours = [("a", "exp", 1), ("a", "add", 2), ("b", "exp", 3), ("c", "exp", 4)]
     theirs = [("b", "exp", 30), ("a", "exp", 10), ("a", "to", 11), ("a", "add", 20)]
-    assert dict(aligned(ours, theirs)) == {1: 10, 2: 20, 3: 30}
+    assert dict(align(ours, theirs)) == {1: 10, 2: 20, 3: 30}
 
 
 # What a recording is run on: state by name, inputs in order, constants, and what the forward calls each of them.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 from auditor.capture.builder import RecordedModule
-from auditor.capture.capture import assembled
+from auditor.capture.capture import assemble
 from auditor.capture.record import record
 from auditor.records import Batch, Capture
 from tests.support.replaying import Model, assert_same
@@ -170,7 +170,7 @@ def test_programs_replay(program: list[Step]) -> None:
         recording, answer = record(model, batch)
         model.buffer.copy_(before)
         assert_same(answer, expected)
-        flat = assembled(recording, model, batch).bind(model, batch)
+        flat = assemble(recording, model, batch).bind(model, batch)
         actual = fx.Interpreter(RecordedModule(model, recording.graph)).run(*flat)
     assert_same(list(actual), expected)
     assert all(torch.equal(x, y) for x, y in zip(batch[0], (normal(4, 6), normal(2, 3, 2, seed=1)), strict=True))

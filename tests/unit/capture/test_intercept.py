@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from auditor.capture.intercept import Handler, intercepted
+from auditor.capture.intercept import Handler, intercept
 from auditor.errors import CaptureError
-from auditor.isolation import isolated
+from auditor.isolation import isolate
 from tests.support.replaying import Model, linear, operations, replayed
 from tests.support.subjects import capture_of, normal
 
@@ -84,8 +84,8 @@ def written_with(self: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("gradients", [False, True])
 def test_what_is_written_comes_back_and_modes_of_the_models_own_go_on(gradients: bool) -> None:
     model = Model(written_with, **{name: nn.Parameter(torch.ones(2, 2)) for name in ("first", "second", "third")})
-    with isolated(model), torch.set_grad_enabled(gradients):
+    with isolate(model), torch.set_grad_enabled(gradients):
         expected = model(X)
-    with isolated(model), torch.set_grad_enabled(gradients), intercepted(Handler()):
+    with isolate(model), torch.set_grad_enabled(gradients), intercept(Handler()):
         assert torch.equal(model(X), expected)
     assert all(torch.equal(x, torch.ones(2, 2)) for x in model.parameters())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.capture.functional import Written, positional, promotes, twin_of, with_defaults, written_arguments
+from auditor.capture.functional import WritesOnCopies, positional, promotes, twin_of, with_defaults, written_arguments
 from auditor.numerics.nodes import mutates, operation_of
 
 aten = torch.ops.aten
@@ -111,7 +111,7 @@ def test_operations_without_a_twin_run_on_copies() -> None:
         torch.tensor([0], dtype=torch.int32),
     )
     args = (torch.linspace(-3, 3, 5), torch.tensor([1]), torch.tensor([1]), low, high, scale, zero, 0.5, 0, 255, 0)
-    written = Written(op, written_arguments(op))
+    written = WritesOnCopies(op, written_arguments(op))
     (result, _), copies = written(*args)
     assert low.item() == 0
     assert copies[0].item() == -1.5

@@ -44,6 +44,7 @@ def error(text: str) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_a_score_that_drops_fails_the_command_and_stdout_is_json(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

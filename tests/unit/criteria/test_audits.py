@@ -86,15 +86,15 @@ def test_every_value_is_what_the_patched_model_gives(name: str) -> None:
     named = {one.kind: one for one in plan.verification.criteria}
     assert {kind: one.value for kind, one in named.items()} == pytest.approx(found, rel=1e-6, abs=1e-12)
     within = found["max_abs"] <= 0.5 and found["iou"] >= 0.99 and found["kl"] <= 1e-6 and found["flips"] <= 0
-    assert plan.verified is within
+    assert plan.is_verified is within
     assert all(one.holds for one in named.values()) is within
     assert plan.measured_error == max(one.share for one in named.values())
-    assert plan.verified
+    assert plan.is_verified
 
 
 def test_a_criterion_makes_a_plan_that_the_joint_error_alone_does_not() -> None:
     without = auditor.audit(detector(), normal(4, 8, 6), device="cpu", formats="bf16", strategies="cast")
-    assert without.plans["cast_bf16"].verified
+    assert without.plans["cast_bf16"].is_verified
     assert not without.plans["cast_bf16"].kept_modules
     baseline, plan = audited().baselines["cast_bf16"], audited().plans["cast_bf16"]
     assert {one.kind: one.holds for one in baseline.criteria}["max_abs"] is False
@@ -115,7 +115,7 @@ def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFi
         ("logits", True),
         ("labels", True),
     ]
-    assert plan.verified
+    assert plan.is_verified
     capsys.readouterr()
     assert main([str(file), "--criterion", "boxes: max <= 0.5", *options]) == 2
     assert "'max' is not a criterion: did you mean rel_max? Available:" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_a_mask_may_not_flip_by_default() -> None:
     assert found.criteria == ("mask: flips <= 0", "the other outputs: rel_l2 <= 0.01")
     assert found.baselines["cast_bf16"].criteria[0].value > 0.01
     assert not found.baselines["cast_bf16"].criteria[0].holds
-    assert all(plan.verification.criteria[0].value == 0 for plan in found.plans.values() if plan.verified)
+    assert all(plan.verification.criteria[0].value == 0 for plan in found.plans.values() if plan.is_verified)
     held = next(one for one in found.proposals if one.holds)
     assert (held.output, held.criterion) == ("mask", "mask: flips <= 0")
     flat = " ".join(REPORTERS["text"](found).split())
@@ -59,7 +59,7 @@ def test_a_mask_may_not_flip_by_default() -> None:
 def test_some_flips_are_allowed_by_a_criterion_or_a_metric_of_ones_own() -> None:
     allowed = audited(near_ties, criteria="mask: flips <= 1")
     assert allowed.criteria == ("mask: flips <= 1", "the other outputs: rel_l2 <= 0.01")
-    assert allowed.plans["cast_bf16"].verified
+    assert allowed.plans["cast_bf16"].is_verified
     assert allowed.plans["cast_bf16"].kept_modules == ()
     assert not any(one.holds for one in allowed.proposals)
     own = audited(near_ties, metric=lambda r, c: float((r[0] - c[0].float()).norm() / r[0].norm()))
@@ -93,7 +93,7 @@ def test_positions_that_whole_numbers_are_added_into_may_be_in_pixels() -> None:
     assert found.plans["cast_bf16"].kept_modules == ()  # an error of 0.3 % is within the budget, and pixels off
     set_ = audited(decoded, *inputs, criteria=found.proposals[0].criterion)
     assert set_.baselines["cast_bf16"].criteria[0].value > 0.5
-    assert set_.plans["cast_bf16"].verified
+    assert set_.plans["cast_bf16"].is_verified
     assert set_.plans["cast_bf16"].verification.criteria[0].value <= 0.5
     scaled = audited(lambda self, x, m: self.body(x) * m[:, None], normal(32, 6), torch.ones(32, dtype=torch.long))
     assert proposals(scaled) == {}
@@ -106,7 +106,7 @@ def test_an_output_far_worse_than_the_rest_is_named() -> None:
 
     found = audited(forward)
     plan = found.plans["cast_bf16"]
-    assert plan.verified
+    assert plan.is_verified
     error = plan.verification.apart["small"]
     assert set(plan.verification.apart) == {"small"}
     assert error > 10 * plan.measured_error

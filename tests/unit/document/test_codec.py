@@ -102,7 +102,7 @@ def test_a_real_audit_comes_back_whole(real: Audit, tmp_path: Path) -> None:
     assert any(a.local_error == math.inf == b.local_error for a, b in errors)
     assert [r.verdicts for r in found.nodes] == [r.verdicts for r in real.nodes]
     for name, plan in found.plans.items():
-        assert (plan.scopes.keys(), plan.verified) == (real.plans[name].scopes.keys(), real.plans[name].verified)
+        assert (plan.scopes.keys(), plan.is_verified) == (real.plans[name].scopes.keys(), real.plans[name].is_verified)
 
 
 def test_a_plan_alone_or_beside_other_measurements_says_what_is_not_there(real: Audit, tmp_path: Path) -> None:

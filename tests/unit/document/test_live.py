@@ -83,7 +83,7 @@ def test_plans_that_run_are_written_without_what_was_measured(tmp_path: Path) ->
     (tmp_path / "plan.json").write_text(json.dumps(documents.document(given, "cast_bf16", parameters=parameters)))
     audit, plans, name = read_plans(tmp_path / "plan.json", None)
     assert (audit.recommended, name, set(plans)) == ("cast_bf16", "cast_bf16", {"cast_bf16", "autocast_bf16"})
-    assert (plans[name].measured_error, plans[name].verified) == (None, False)
+    assert (plans[name].measured_error, plans[name].is_verified) == (None, False)
     model = subject(tmp_path)
     text = patched_source(model, audit, plans, name, tmp_path)
     compile(text, "patched_model.py", "exec")

@@ -13,11 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from auditor.execution.step import (
     LowStep,
     bind_step,
+    broken_gradients,
     failure_of_step,
     gradient_error,
     one_low,
     run_step,
-    spoilt,
     unscale,
 )
 from auditor.training.objective import in_training, training_subject
@@ -167,10 +167,10 @@ def test_one_that_cannot_run_is_a_failure() -> None:
 def test_the_operation_that_breaks_a_finite_gradient_is_named() -> None:
     # 1e-8 is zero in FP16, whose root is 0 and finite; the root's derivative there is not
     step = stepped(Scaled(1.0, Tensor.sqrt), torch.tensor([1e-8]), torch.tensor([1.0]))
-    assert spoilt(step, "fp16") == {"sqrt": "w"}
-    assert spoilt(step, "bf16") == {}
+    assert broken_gradients(step, "fp16") == {"sqrt": "w"}
+    assert broken_gradients(step, "bf16") == {}
 
 
 def test_where_the_loss_itself_is_not_finite_none_is_named() -> None:
     step = stepped(Scaled(12.0, Tensor.exp), torch.tensor([1.0]), torch.tensor([1.0]))
-    assert spoilt(step, "fp16") == {}
+    assert broken_gradients(step, "fp16") == {}

@@ -16,7 +16,7 @@ from auditor.document.read import audit_of
 from auditor.errors import AuditorError
 from auditor.fleet import running
 from auditor.fleet.index import headline, render, rows_of, worse
-from auditor.fleet.running import KEPT, Outcome, Task, asked_of, keep, run, run_all, standing
+from auditor.fleet.running import KEPT, Outcome, Task, asked_of, earlier_outcomes, keep, run, run_all
 from auditor.fleet.targets import FleetTarget, read
 from tests.support.refusing import refused
 from tests.unit.report.factory import make_audit
@@ -156,9 +156,9 @@ def test_outcomes_that_stand_are_kept_and_a_damaged_file_counts_as_none(tmp_path
     (tmp_path / "a" / "plan.json").touch()
     other = Outcome(asked=asked_of(targets[2]), code=0)  # whose files are gone
     keep(tmp_path, {"a": good, "b": Outcome(asked=asked_of(targets[1]), code=-9, said="killed", tries=2), "c": other})
-    assert standing(tmp_path, targets) == {"a": good}
+    assert earlier_outcomes(tmp_path, targets) == {"a": good}
     (tmp_path / KEPT).write_text('{"a": 1}', encoding="utf-8")
-    assert standing(tmp_path, targets) == {}
+    assert earlier_outcomes(tmp_path, targets) == {}
 
 
 def test_a_changed_file_or_option_is_asked_for_anew(tmp_path):

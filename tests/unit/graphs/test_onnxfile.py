@@ -82,6 +82,7 @@ class Apart(nn.Module):
         return 1e-9 / (x + 1e-9)
 
 
+@pytest.mark.slow
 def test_saving_writes_the_model_and_an_epsilon_stays_in_the_file(tmp_path: Path) -> None:
     x = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
     found = auditor.audit(Apart(), x, strategies="graph", formats="fp16", device="cpu")

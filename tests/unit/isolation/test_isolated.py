@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from auditor.errors import AuditorError
-from auditor.isolation import isolated, tensors
+from auditor.isolation import isolate, tensors
 from tests.support.capturing import Seen
 from tests.support.patching import identity
 from tests.support.portrait import portrait
@@ -46,7 +46,7 @@ def run_and_raise(model: Any, error: BaseException) -> None:
 def test_a_run_leaves_no_trace(name: str) -> None:
     model = writer(name)
     before = portrait(model)
-    with isolated(model):
+    with isolate(model):
         run(model)
         assert portrait(model) != before
     assert portrait(model) == before
@@ -56,7 +56,7 @@ def test_a_run_leaves_no_trace(name: str) -> None:
 def test_it_comes_back_after_an_error(error: type[BaseException]) -> None:
     model = writer("buffers")
     before = portrait(model)
-    with pytest.raises(error, match="inside"), isolated(model):
+    with pytest.raises(error, match="inside"), isolate(model):
         run_and_raise(model, error("inside"))
     assert portrait(model) == before
 
@@ -71,7 +71,7 @@ def test_inputs_come_back() -> None:
     whole = torch.arange(6.0)
     batch = ((whole[:3], [torch.ones(2)]), {"mask": Frozen(whole[2:], {"more": torch.zeros(2)})})
     before = portrait(batch)
-    with isolated(batch):
+    with isolate(batch):
         batch[0][0].add_(1)
         batch[0][1].append(batch[0][1][0].mul_(2))
         batch[1]["mask"].rest["more"] = batch[1]["mask"].tensor.zero_()
@@ -82,10 +82,10 @@ def test_inputs_come_back() -> None:
 def test_bodies_nest() -> None:
     model = writer("batch norm")
     start = portrait(model)
-    with isolated(model):
+    with isolate(model):
         run(model)
         middle = portrait(model)
-        with isolated(model):
+        with isolate(model):
             run(model)
             model.linear.weight.data.zero_()
             assert portrait(model) != middle
@@ -96,7 +96,7 @@ def test_bodies_nest() -> None:
 def test_views_stay_views() -> None:
     """After a first run that made the view a result, writes into it must still reach the gradient of its base."""
     model = writer("hidden state")
-    with isolated(model):
+    with isolate(model):
         run(model)
     model.view.mul_(model.linear(X)[0, :2])
     assert model.base.requires_grad
@@ -112,7 +112,7 @@ def test_the_standard_library_s_objects_are_left_alone() -> None:
         m.log.setLevel(7)
 
     model = Writer(build_services, use)
-    with isolated(model):
+    with isolate(model):
         run(model)
     assert model.lock.locked()
     assert model.log.level == 7
@@ -121,7 +121,7 @@ def test_the_standard_library_s_objects_are_left_alone() -> None:
 def test_what_cannot_come_back_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "AT_ONCE", 0)  # nothing is copied that no operation writes
     model = Writer(nothing, lambda m, x: m.linear.bias.untyped_storage().resize_(0))
-    with refused(AuditorError, "state-not-restored", match="12 bytes"), isolated(model):
+    with refused(AuditorError, "state-not-restored", match="12 bytes"), isolate(model):
         run(model)
 
 
@@ -132,7 +132,7 @@ def test_one_that_cannot_come_back_does_not_keep_the_others() -> None:
         m.late = 1
 
     model = Writer(lambda m: setattr(m, "numbers", np.arange(3.0)), close)
-    with pytest.raises(AuditorError, match="read-only"), isolated(model):
+    with pytest.raises(AuditorError, match="read-only"), isolate(model):
         run(model)
     assert not hasattr(model, "late")
     assert model.seen.tolist() == [0, 0, 0]
@@ -172,7 +172,7 @@ def test_containers(name: str) -> None:
     def held(x: Any) -> list[Any]:
         return [*x.items()] if isinstance(x, dict) else [*x]
 
-    with isolated(owner):
+    with isolate(owner):
         change(owner)
         assert held(owner) != held(expected)
     assert held(owner) == held(expected)
@@ -199,7 +199,7 @@ def test_what_is_done_to_a_model_as_a_whole(body: Callable[[nn.Module], None]) -
     model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GRU(4, 4)))
     model[0](normal(2, 4)).sum().backward()
     before = identity(model)
-    with isolated(model):
+    with isolate(model):
         body(model)
         assert identity(model) != before
     assert identity(model) == before
@@ -219,7 +219,7 @@ class Scripted(nn.Module):
 def test_parameters_and_buffers_of_scripts_come_back() -> None:
     model = torch.jit.script(Scripted())
     weight = model.linear.weight.detach().clone()
-    with isolated(model):
+    with isolate(model):
         model(torch.ones(2))
         model.linear.weight.data.zero_()
         model.half()
@@ -275,7 +275,7 @@ def test_modes(name: str, mode: str, where: str) -> None:
     model = writer(name)
     before = portrait(model)
     inside, around = (MODES[mode], nullcontext) if where == "inside" else (nullcontext, MODES[mode])
-    with around(), isolated(model), inside():
+    with around(), isolate(model), inside():
         model(X)
     assert portrait(model) == before
 
@@ -287,10 +287,10 @@ def test_inference_mode(name: str, where: str) -> None:
     model = writer(name)
     before = portrait(model)
     if where == "inside":
-        with isolated(model), torch.inference_mode():
+        with isolate(model), torch.inference_mode():
             model(X)
     else:
-        with torch.inference_mode(), isolated(model):
+        with torch.inference_mode(), isolate(model):
             model(X)
     assert portrait(model) == before
 
@@ -299,7 +299,7 @@ def test_other_modes_see_the_model_s_operations_alone() -> None:
     model = nn.BatchNorm1d(3)
     with Seen() as seen_alone, Called() as called_alone:
         model(X)
-    with Seen() as seen, Called() as called, isolated(model, X):
+    with Seen() as seen, Called() as called, isolate(model, X):
         model(X)
     assert seen.names == seen_alone.names
     assert called.names == called_alone.names
@@ -314,7 +314,7 @@ def test_transforms_inside() -> None:
         return model(x).sum()
 
     before = portrait(model)
-    with isolated(model, X):
+    with isolate(model, X):
         vmap(grad(loss))(X)
         vmap(lambda x: x.mul_(2))(X)
     assert portrait(model) == before
@@ -323,6 +323,6 @@ def test_transforms_inside() -> None:
 
 def test_higher_order_operations_inside() -> None:
     model = nn.Linear(3, 3)
-    with isolated(model):
+    with isolate(model):
         out = torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (X,))
     assert torch.equal(out, X + 1)

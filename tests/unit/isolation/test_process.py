@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from auditor.isolation import isolated
+from auditor.isolation import isolate
 from auditor.isolation.process import OVERRIDES, disable_fused_path, flags, ieee, loose, process_state, under
 
 SET: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
@@ -40,7 +40,7 @@ def test_what_a_forward_sets_for_the_whole_process_comes_back(name: str) -> None
     before = read()
     back = process_state()
     try:
-        with isolated():
+        with isolate():
             put()
             assert read() != before
         assert read() == before

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from auditor.isolation import isolated, tensors
+from auditor.isolation import isolate, tensors
 from auditor.isolation.tensors import TensorState, written_by
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ def test_hooks_added_go_and_hooks_removed_come_back() -> None:
     x, other = weight(), weight()
     calls: list[str] = []
     handle = x.register_hook(lambda gradient: calls.append("old"))
-    with isolated(x, other):
+    with isolate(x, other):
         handle.remove()
         x.register_hook(lambda gradient: calls.append("new"))
         other.register_hook(lambda gradient: calls.append("new"))
@@ -89,7 +89,7 @@ def test_a_parameter_that_is_only_read_is_never_copied(cloned: list[int], monkey
     monkeypatch.setattr(tensors, "AT_ONCE", MB)
     model = nn.Sequential(nn.Linear(1024, 1024), nn.BatchNorm1d(1024))
     model[0].weight.grad = torch.zeros(1024, 1024)
-    with isolated(model, torch.ones(MB)):
+    with isolate(model, torch.ones(MB)):
         model(torch.ones(2, 1024)).sum()
     assert sorted(cloned) == [8, 4096, 4096]  # running statistics and the count of batches
 
@@ -97,7 +97,7 @@ def test_a_parameter_that_is_only_read_is_never_copied(cloned: list[int], monkey
 def test_a_parameter_that_is_written_is_copied_once(cloned: list[int]) -> None:
     model = nn.Linear(1024, 1024, bias=False)
     before = model.weight.detach().clone()
-    with isolated(model):
+    with isolate(model):
         for _ in range(3):
             model.weight.data.add_(1)
             model.weight.data[0].mul_(2)
@@ -113,7 +113,7 @@ def test_memory_that_nobody_wrote_is_not_written_back(tmp_path: Path) -> None:
         model = nn.Module()
         mapped = torch.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), dtype=torch.uint8)
         model.register_buffer("mapped", mapped)
-        with isolated(model):
+        with isolate(model):
             assert int(model.mapped.sum()) == 2016
 
 
@@ -169,7 +169,7 @@ def test_kinds_of_tensors(kind: str) -> None:
     model = nn.Module()
     model.tensor = tensor = make()
     before = entries(tensor)
-    with isolated(model):
+    with isolate(model):
         write(tensor)
         assert entries(tensor) != before
     assert model.tensor is tensor

@@ -150,7 +150,7 @@ def test_what_is_within_the_noise_is_no_error_and_said_to_be() -> None:
     assert not [finding for finding in audit.findings if finding.severity != "info"]
     for plan in audit.plans.values():
         ran = plan.verification
-        assert plan.verified == (plan.measured_error <= 3 * noise.error)
+        assert plan.is_verified == (plan.measured_error <= 3 * noise.error)
         assert (ran.noise, ran.floor) == (noise.error, noise.floor)
     assert audit.recommended is not None
     assert f"within the {noise.floor:.2g} that FP32 varies by" in audit.recommendation

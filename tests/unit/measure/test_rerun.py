@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.measure.attribute import first_order
-from auditor.measure.causes import breaks, cause_of, deciding, guarding, refine_causes
+from auditor.measure.causes import breaks, cause_of, deciding_nodes, guarding_nodes, refine_causes
 from auditor.measure.rerun import MAX_REGIONS, PLAIN, Reruns, Yardstick, chooses_otherwise, of_verdicts, regions_of
 from auditor.numerics.formats import FORMATS
 from auditor.numerics.histogram import Deviation, Profile
@@ -168,7 +168,7 @@ def test_a_break_is_a_refusal_or_something_that_turns_non_finite() -> None:
 
 
 def decide(function: object, *inputs: Tensor) -> set[str]:
-    return deciding(capture_of(Function(function), *inputs))
+    return deciding_nodes(capture_of(Function(function), *inputs))
 
 
 X = torch.linspace(-1, 2, 6).reshape(2, 3)
@@ -221,7 +221,7 @@ Y = torch.linspace(1, 2, 4).reshape(2, 2)
 )
 def test_what_stands_where_a_zero_changes_everything(divided: Callable[..., Tensor]) -> None:
     captured = capture_of(Function(lambda x: divided(x, x.sinh())), Y)
-    assert guarding(captured) & captured.nodes.keys() == {"sinh"}
+    assert guarding_nodes(captured) & captured.nodes.keys() == {"sinh"}
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_what_stands_where_a_zero_changes_everything(divided: Callable[..., Tens
 )
 def test_numerators_and_powers_are_no_guards(harmless: Callable[..., Tensor]) -> None:
     captured = capture_of(Function(lambda x: harmless(x, x.sinh())), Y)
-    assert "sinh" not in guarding(captured)
+    assert "sinh" not in guarding_nodes(captured)
 
 
 def test_a_row_that_vanishes_as_a_whole_is_run() -> None:

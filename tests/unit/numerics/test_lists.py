@@ -178,7 +178,7 @@ def mistakes(t: Make) -> tuple[int, list[str]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dtype", [WIDE, FP16])
+@pytest.mark.parametrize("dtype", thinned([WIDE, FP16]))
 def test_composites_behave_as_their_parts(dtype: torch.dtype) -> None:
     with autocast(FP16):
         tried, wrong = mistakes(maker(dtype))

@@ -94,7 +94,7 @@ def test_verdicts_and_plans_are_those_of_its_range(audit: Audit) -> None:
 def test_its_plan_is_predicted_and_simulated_and_not_run(audit: Audit) -> None:
     plan, baseline = audit.plans["cast_e6m9"], audit.baselines["cast_e6m9"]
     assert 0 < plan.predicted_error < 0.002
-    assert (plan.measured_error, plan.verified) == (None, False)
+    assert (plan.measured_error, plan.is_verified) == (None, False)
     said, _, error = plan.verification.failure.rpartition(" ")
     assert said == (
         "torch has no arithmetic in E6M9, so the plan cannot be run; replaying the recorded graph with every value "

@@ -14,7 +14,7 @@ from auditor.cli import main
 from auditor.document.codec import steady
 from auditor.errors import AuditorError, DiskError
 from auditor.loading import load
-from auditor.offload import Limit, files, fitting, limit, now, resident_limit
+from auditor.offload import Limit, files, limit, limit_for, now, resident_limit
 from auditor.offload.files import LARGE, is_offloaded
 from auditor.offload.limit import EACH, HELD, ROOM, free, resident, words
 from auditor.records import Audit
@@ -93,7 +93,7 @@ def made_of(name: str) -> tuple[nn.Module, Tensor]:
     return make().eval(), given()
 
 
-@pytest.mark.parametrize("name", ["tied weights", "flat"])
+@pytest.mark.parametrize("name", [pytest.param("tied weights", marks=pytest.mark.slow), "flat"])
 def test_under_a_limit_the_audit_is_the_same_to_the_byte(name: str, written: list[int]) -> None:
     model, x = made_of(name)
     without = texts(auditor.audit(model, x, device="cpu"))
@@ -227,6 +227,7 @@ def test_a_size_in_words_is_enough_when_given_again(size: int) -> None:
     assert size <= Settings(memory=words(size)).memory <= max(1.1 * size, 10**7)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_bf16_is_raised_into_files(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -254,12 +255,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_model_that_fits_has_no_limit_and_a_larger_one_has(machine: Path) -> None:
     assert free() == 8_192_000_000
-    assert fitting(int(8_192_000_000 / HELD)) is None
-    assert fitting(int(8_192_000_000 / HELD) + 1) == int(EACH * 8_192_000_000)
+    assert limit_for(int(8_192_000_000 / HELD)) is None
+    assert limit_for(int(8_192_000_000 / HELD) + 1) == int(EACH * 8_192_000_000)
     (machine / "memory.max").write_text("2000000000\n", encoding="utf-8")
     (machine / "memory.current").write_text("500000000\n", encoding="utf-8")
     assert free() == 1_500_000_000
     (machine / "memory.max").write_text("max\n", encoding="utf-8")
     assert free() == 8_192_000_000
     (machine / "meminfo").unlink()
-    assert free() is None and fitting(10**15) is None
+    assert free() is None and limit_for(10**15) is None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from auditor.errors import AuditorError
 from auditor.offload import files, onto, resident_limit
-from auditor.offload.files import Offloading, in_file, is_offloaded, release
+from auditor.offload.files import OffloadMode, in_file, is_offloaded, release
 from auditor.offload.limit import resident
 
 NUMBERS = 8_000_000
@@ -46,7 +46,7 @@ MAKING: dict[str, Callable[[Tensor], Tensor]] = {
 def test_a_large_result_is_the_same_entries_at_the_same_strides(make: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     plain = make(x)
-    with Offloading():
+    with OffloadMode():
         found = make(x)
     assert is_offloaded(found) and torch.equal(plain, found) and plain.dtype is found.dtype
     laid = [(y.shape, y.stride(), y.storage_offset()) for y in (plain, found)]
@@ -66,7 +66,7 @@ LEAVING: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("make", LEAVING.values(), ids=LEAVING)
 def test_what_was_there_before_stays_where_it_is(make: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(64, 64)
-    with Offloading():
+    with OffloadMode():
         made = make(x)
     assert not is_offloaded(made)
     assert made.layout is not torch.strided or made.numel() < 4096 or made.data_ptr() == x.data_ptr()
@@ -82,7 +82,7 @@ def test_gradients_are_the_same_and_what_autograd_keeps_lies_there_too() -> None
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     plain, kept = gradients(), list[Tensor]()
-    with Offloading(), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    with OffloadMode(), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         found = gradients()
     assert len(plain) == 4 and all(map(torch.equal, plain, found))
     given = {p.data_ptr() for p in [x, *model.parameters()]}
@@ -114,14 +114,14 @@ def test_weights_are_the_same_objects_with_the_same_entries_over_as_many_storage
     torch.manual_seed(0)
     plain = nn.Linear(64, 64)
     torch.manual_seed(0)
-    with Offloading():
+    with OffloadMode():
         made = nn.Linear(64, 64)
     assert is_offloaded(made.weight) and type(made.weight) is nn.Parameter
     assert torch.equal(made.weight, plain.weight) and torch.equal(made.bias, plain.bias)
 
 
 def test_a_tensor_that_is_made_larger_leaves_the_file() -> None:
-    with Offloading():
+    with OffloadMode():
         x = torch.arange(5000.0)
         assert is_offloaded(x)
         x.resize_(9000)
@@ -192,6 +192,7 @@ assert torch.equal(found, flex_attention(x, x, x)) and files.is_offloaded(found)
 """
 
 
+@pytest.mark.slow
 def test_a_model_may_import_what_compiles_as_it_runs() -> None:
     """Attention by a function compiles itself, and may not be split: in a process of its own, where nothing has compiled yet."""
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
@@ -216,7 +217,7 @@ def test_autograd_looks_into_an_operation_of_whose_derivative_nothing_is_registe
             return found
 
         without = gradient()
-        with Offloading():
+        with OffloadMode():
             within = gradient()
             with torch.no_grad():
                 assert not torch.ops.offloaded_here.gated(x, weight).requires_grad

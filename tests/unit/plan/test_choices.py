@@ -99,7 +99,7 @@ def test_what_running_a_node_low_adds(verdict: str, own: float, low: float, wide
 def test_a_node_without_a_verdict_is_not_forbidden() -> None:
     found = replace(problem(), verdicts={})
     (name, *_) = found.capture.nodes
-    assert not found.forbidden(found.resolve(plain("fp16")), name)
+    assert not found.is_forbidden(found.resolve(plain("fp16")), name)
 
 
 def test_values_that_are_rounded() -> None:

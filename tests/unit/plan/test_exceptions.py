@@ -84,7 +84,7 @@ def test_products_that_are_dear_run_low_beside_functions_that_are_unsafe() -> No
     assert "sensitive" in {verdicts[node.name] for node in products}
     assert "safe" not in {verdicts[node.name] for node in products}
     plan = audit.plans["autocast_bf16"]
-    assert plan.verified
+    assert plan.is_verified
     assert plan.low_precision_flops >= 0.5
     assert plan.exceptions == (("", "matmul"),)  # what follows is handed FP32 by it
     assert error_by_hand(Distances, inputs, audit, "autocast_bf16") == pytest.approx(plan.measured_error, rel=1e-6)
@@ -116,7 +116,7 @@ def audited() -> Audit:
 
 def test_a_flat_block_runs_low_but_for_what_is_unsafe(audited: Audit) -> None:
     plan = audited.plans["cast_fp16"]
-    assert plan.verified
+    assert plan.is_verified
     assert plan.low_precision_flops == 1
     assert plan.exceptions
     assert set(plan.scopes) == {""}
@@ -254,7 +254,7 @@ def test_what_a_plan_says_of_such_a_function_is_so() -> None:
     model, x = seeded(lambda: nn.Sequential(Turned(), Turned())), normal(2, 6, 16)
     audit = auditor.audit(model, (x,), formats=("bf16",), strategies=("cast",))
     plan = audit.plans["cast_bf16"]
-    assert plan.verified
+    assert plan.is_verified
     assert plan.low_precision_flops == 1.0
     kept = {path: choice for path, choice in plan.scopes.items() if choice.keep}
     assert list(kept) == ["0", "1"]

@@ -54,7 +54,7 @@ def test_where_everything_low_holds_it_is_the_plan_and_no_search_is_begun(replay
     audit = auditor.audit(mlp(), normal(4, 16))
     assert replays == []
     for name, plan in audit.plans.items():
-        assert plan.verified
+        assert plan.is_verified
         assert [choice.precision for choice in plan.scopes.values()] == [plan.format]
         assert plan.verification.with_gradients is None  # FP32 answers the same with them
         assert audit.baselines[name].measured_error == plan.measured_error
@@ -68,7 +68,7 @@ def test_a_budget_that_everything_low_breaks_is_searched_for(replays: list[Polic
     assert replays
     assert audit.baselines["cast_bf16"].measured_error == plain
     plan = audit.plans["cast_bf16"]
-    assert not plan.verified or plan.measured_error <= plain * 0.9
+    assert not plan.is_verified or plan.measured_error <= plain * 0.9
 
 
 def test_what_is_unsafe_is_no_plan_and_a_baseline_all_the_same() -> None:
@@ -106,7 +106,7 @@ def test_the_smallest_error_within_reach_is_that_of_a_run_with_anything_low() ->
 def test_quick_is_one_format_one_strategy_and_no_search(replays: list[Policy]) -> None:
     audit = auditor.audit(mlp(), normal(4, 16), quick=True)
     assert (audit.formats, set(audit.plans)) == (("fp16",), {"autocast_fp16"})
-    assert audit.plans["autocast_fp16"].verified
+    assert audit.plans["autocast_fp16"].is_verified
     audit = auditor.audit(mlp(), normal(4, 16), quick=True, formats=("bf16", "fp16"), strategies=("cast", "autocast"))
     assert set(audit.plans) == {"cast_bf16"}
     assert replays == []
@@ -117,7 +117,7 @@ def test_a_plan_that_holds_and_is_further_off_than_the_model_without_one_gives_w
     (plan,) = planned(bench, cast_bf16=Verification(1e-9, True)).values()  # of another model
     assert {choice.precision for choice in plan.scopes.values()} == {"fp32"}
     (plan,) = planned(bench).values()
-    assert plan.verified
+    assert plan.is_verified
     assert {choice.precision for choice in plan.scopes.values()} == {"bf16", "fp32"}
 
 
@@ -150,7 +150,7 @@ def test_bf16_autocast_may_lower_a_recurrent_layer_that_bf16_itself_would_spoil(
     model = seeded(lambda: nn.Sequential(nn.GRU(8, 16, batch_first=True)))
     audit = auditor.audit(model, normal(4, 12, 8), strategies=["autocast", "cast"], max_error=0.001)
     assert audit.plans["cast_bf16"].low_precision_flops == 0.0
-    assert audit.plans["autocast_bf16"].verified
+    assert audit.plans["autocast_bf16"].is_verified
     assert audit.plans["autocast_bf16"].low_precision_flops == 1.0
 
 

@@ -61,7 +61,7 @@ def test_scores_are_what_a_run_by_hand_gives(told_apart: Audit) -> None:
     assert (told_apart.evaluation.score, told_apart.evaluation.samples, told_apart.evaluation.calls) == (1.0, 64, 4)
     for name, plan in told_apart.plans.items():
         values = by_hand(told_apart, name, near(1e-3))
-        assert plan.verified
+        assert plan.is_verified
         assert plan.score.value == statistics.fmean(values)
         assert plan.score.difference == statistics.fmean(values) - 1.0
         assert plan.score.standard_error == pytest.approx(statistics.stdev(x - 1.0 for x in values) / math.sqrt(64))

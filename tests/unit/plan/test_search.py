@@ -37,7 +37,7 @@ class Line(Space):
         self.asked.append(point)
         return point.predicted_error * self.off[self.points.index(point)]
 
-    def holding(self) -> list[Candidate]:
+    def within_budget(self) -> list[Candidate]:
         return [point for point in self.known if self.key(point) not in self.rejected]
 
 

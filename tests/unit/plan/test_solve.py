@@ -85,7 +85,7 @@ def test_an_unsafe_function_is_kept_where_its_module_is_low(strategy: str, rnd: 
     problem = drawn("flat", strategy, rnd, unsafe=0.3, exceptions=True)
     for point in solved(problem):
         resolution = problem.resolve(choice_keeping(point.high, "fp16"))
-        assert not any(problem.forbidden(resolution, name) for name in problem.capture.nodes)
+        assert not any(problem.is_forbidden(resolution, name) for name in problem.capture.nodes)
         shielded = {path for path in problem.energy.shielded if path not in point.high}
         assert all(problem.energy.tree[path] not in point.high for path in shielded)
 
@@ -101,7 +101,7 @@ def test_what_is_cheapest_keeps_the_limit_and_what_is_unsafe(kind: str, strategy
     assert points[0].predicted_error == 0.0
     for point in points:  # an operation that follows its inputs is safe behind FP32 even where its module may run low
         resolution = problem.resolve(choice_keeping(point.high, "fp16"))
-        assert not any(problem.forbidden(resolution, name) for name in problem.capture.nodes)
+        assert not any(problem.is_forbidden(resolution, name) for name in problem.capture.nodes)
     prices = [point.price for point in points]
     assert all(after <= before * 1.02 for before, after in itertools.pairwise(prices))
     if kind == "tied" and strategy == "cast":
@@ -114,7 +114,7 @@ def test_autocast_casts_on_the_fly_so_tied_scopes_may_differ() -> None:
     point = cheapest(with_errors(problem, {first: Contribution(1.0, 1.0, 0.0)}), 0.0)
     assert point.high & {"first", "last"} == {"first"}
     assert ("first", "last") in {
-        owners for owners in Layout(problem.capture, problem.how).deciding.values() if len(owners) > 1
+        owners for owners in Layout(problem.capture, problem.how).deciding_owners.values() if len(owners) > 1
     }
 
 

@@ -52,7 +52,7 @@ def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bo
     bench = bench_of(lambda reference, candidate: next(remaining))
     outputs = Answers([[torch.ones(1)] for _ in errors])
     plan = judge_answers(bench, replace(BASE, verification=None), outputs, outputs)
-    assert plan.verified is verified
+    assert plan.is_verified is verified
     if verified:
         assert plan.measured_error == max(errors)
     assert plan.verification.finite is all(map(math.isfinite, errors))
@@ -60,7 +60,7 @@ def test_the_worst_batch_decides_and_nan_fails(errors: list[float], verified: bo
 
 def test_a_run_that_raised_is_a_failure_with_its_reason() -> None:
     plan = judge_answers(bench_of(lambda r, c: 0.0), BASE, Answers([[torch.ones(1)]]), "RuntimeError: no such kernel")
-    assert (plan.verified, plan.measured_error) == (False, None)
+    assert (plan.is_verified, plan.measured_error) == (False, None)
     assert plan.verification.failure == "RuntimeError: no such kernel"
 
 
@@ -73,27 +73,27 @@ def judged_with_gradients(without: float, enabled: float) -> Plan:
 
 def test_the_run_with_gradients_has_an_error_of_its_own_and_must_hold_too() -> None:
     plan = judged_with_gradients(0.004, 0.006)
-    assert plan.verified and plan.verification is not None
+    assert plan.is_verified and plan.verification is not None
     assert plan.measured_error == pytest.approx(0.004, rel=1e-3)
     assert plan.verification.with_gradients == pytest.approx(0.006, rel=1e-3)
     assert plan.verification.noise == 2.0**-30
     over = judged_with_gradients(0.009, 0.011)
-    assert not over.verified
+    assert not over.is_verified
     assert over.measured_error == pytest.approx(0.009, rel=1e-3)
 
 
 def test_a_plan_that_answers_otherwise_with_gradients_has_failed() -> None:
     # FP16 has a unit of 2**-10 = 0.00098: rounding explains up to 2 * 0.001 + 0.00098
     plan = judged_with_gradients(0.001, 0.0031)
-    assert (plan.verified, plan.measured_error) == (False, None)
+    assert (plan.is_verified, plan.measured_error) == (False, None)
     assert "with gradients enabled" in str(plan.verification.failure)
-    assert judged_with_gradients(0.001, 0.0029).verified
+    assert judged_with_gradients(0.001, 0.0029).is_verified
     assert judged_with_gradients(math.nan, 0.5).measured_error is None
 
 
 def test_outputs_of_another_shape_are_a_failure_of_the_plan() -> None:
     plan = judge_answers(bench_of(output_error), BASE, Answers([[torch.ones(5)]]), Answers([[torch.ones(3)]]))
-    assert not plan.verified
+    assert not plan.is_verified
     assert "shape" in str(plan.verification.failure)
 
 

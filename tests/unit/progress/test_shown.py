@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import auditor
-from auditor.progress.shown import Bar, Display, Lines, reporter, ticking
+from auditor.progress.shown import Bar, Display, Lines, refresh_display, reporter
 
 
 class Terminal(io.StringIO):
@@ -29,7 +29,7 @@ def plain_environment(monkeypatch):
 
 def run(stream: io.StringIO, monkeypatch, quiet: bool = False) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
-    with ticking(reporter(quiet)) as progress:
+    with refresh_display(reporter(quiet)) as progress:
         progress("measure", "first", 0, 2)
         progress("measure", "second", 1, 2)
         progress("solve", "[bold]", 0, 0)
@@ -75,7 +75,7 @@ def test_the_place_of_a_stage_among_all_and_those_that_not_every_audit_has():
 def test_it_is_shown_again_though_nothing_is_told(kind, stream, line, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream())
     monkeypatch.setattr(kind, "every", 0.05)
-    with ticking(kind()) as progress:
+    with refresh_display(kind()) as progress:
         progress("capture", "Net", 0, 0)
         progress("measure", "4 nodes", 0, 4)
         progress("measure", "4 nodes", 4, 4)
@@ -118,7 +118,7 @@ def test_what_was_raised_is_no_end_of_an_audit_and_the_thread_ends_with_it(noteb
         return {thread.name for thread in threading.enumerate()}
 
     def broken() -> None:
-        with ticking(reporter()) as line:
+        with refresh_display(reporter()) as line:
             line("plan", "<b>", 0, 0)
             assert "auditor-progress" in threads()
             raise KeyboardInterrupt

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditorError
-from auditor.score import NoScore, ScoreResult, Scoring, call_scoring, compare_scores, find_function, fp32_score
+from auditor.score import NoScore, ScoreFunction, ScoreResult, call_scoring, compare_scores, find_function, fp32_score
 from tests.support.refusing import refused
 
 INPUTS = torch.linspace(-1, 1, 12).reshape(6, 2)
@@ -25,7 +25,7 @@ def net() -> nn.Linear:
 
 
 def scored(function: Any, model: nn.Module | None = None, **how: Any) -> ScoreResult:
-    return call_scoring(Scoring(function, "score"), model or net(), **how)
+    return call_scoring(ScoreFunction(function, "score"), model or net(), **how)
 
 
 def test_an_iterable_is_a_number_for_each_sample_or_batch() -> None:
@@ -245,8 +245,8 @@ def given(*values: float, single: bool = False) -> ScoreResult:
     return ScoreResult(values, single, len(values))
 
 
-def scoring(**how: object) -> Scoring:
-    return Scoring(lambda model: 0.0, "score", **how)
+def scoring(**how: object) -> ScoreFunction:
+    return ScoreFunction(lambda model: 0.0, "score", **how)
 
 
 def test_the_score_is_the_mean_of_what_the_function_gave() -> None:

@@ -17,7 +17,7 @@ from auditor.execution.step import Step, bind_step, gradient_error, run_step
 from auditor.records import Plan, ScopeChoice
 from auditor.records.audit import Audit
 from auditor.training.objective import in_training, training_subject
-from auditor.training.own import FP32, Lowering, own_step, settle
+from auditor.training.own import FP32, StepPrecision, own_step, settle
 from auditor.training.stage import low_names
 from auditor.training.step import capture_step, step_batches
 from tests.support.replaying import Model
@@ -60,7 +60,7 @@ def under_autocast() -> Audit:
 
 def test_the_plans_islands_hold_in_the_low_step(under_autocast: Audit) -> None:
     plan = under_autocast.plans["autocast_fp16"]
-    assert plan.verified
+    assert plan.is_verified
     assert plan.scopes["energy"].precision == "fp32"
     training = under_autocast.training
     assert training.plan == "autocast_fp16"
@@ -79,7 +79,7 @@ def test_gradients_of_an_island_are_not_counted_as_low(root: str) -> None:
     scopes = {**SCOPES, "": ScopeChoice(root), "first": ScopeChoice("fp16")}
     with in_training(model):
         captured = capture_step(training_subject(model, batch(), {}, loss_fn), ("fp16",))
-    low = low_names(captured, "fp16", Lowering("fp16", replace(PLAN, scopes=scopes)).precision)
+    low = low_names(captured, "fp16", StepPrecision("fp16", replace(PLAN, scopes=scopes)).precision)
     found = {
         (captured.nodes[name].owner, captured.nodes[name].op.split(".")[1]) for name in low & captured.nodes.keys()
     }
@@ -95,7 +95,7 @@ def test_gradients_of_an_island_are_not_counted_as_low(root: str) -> None:
 def test_without_a_plan_to_train_under_the_step_is_plain_autocast() -> None:
     """A cast plan stores weights low and does not train; under plain autocast the squares overflow."""
     found = audited(strategies=("cast",))
-    assert found.plans["cast_fp16"].verified
+    assert found.plans["cast_fp16"].is_verified
     training = found.training
     assert training.plan is None
     assert training.errors["fp16"] == pytest.approx(1.0, abs=0.01)  # everything is divided by infinity
@@ -110,7 +110,7 @@ def step_of(model: nn.Module, data: Any, loss: Callable[..., Any] | None) -> Ste
     return settle(run_step(bind_step(captured, subject, step_batches(subject)[0], seed=5)))
 
 
-def error_of(step: Step, low: Lowering, scale: float = 1024.0) -> float:
+def error_of(step: Step, low: StepPrecision, scale: float = 1024.0) -> float:
     found = own_step(step, low, scale)
     assert found.failure is None
     return gradient_error(step.by_parameter, found.gradients)
@@ -119,7 +119,7 @@ def error_of(step: Step, low: Lowering, scale: float = 1024.0) -> float:
 def test_the_gradients_are_those_of_the_models_own_backward() -> None:
     model, (x, y) = seeded(island), batch()
     with in_training(model):
-        found = own_step(step_of(model, (x, y), loss_fn), Lowering("fp16", PLAN), 1024.0)
+        found = own_step(step_of(model, (x, y), loss_fn), StepPrecision("fp16", PLAN), 1024.0)
     patched = auditor.apply(copy.deepcopy(model).train(), PLAN)
     with emulate("cuda"):
         loss = loss_fn(patched(x).float(), y)
@@ -154,8 +154,8 @@ def test_the_low_step_draws_what_the_fp32_step_drew() -> None:
     with in_training(model):
         step = step_of(model, normal(64, 16), None)
         assert step.faithful
-        assert 1e-5 < error_of(step, Lowering("fp16")) < 5e-3
-        assert 1e-4 < error_of(step, Lowering("bf16"), 1.0) < 5e-2
+        assert 1e-5 < error_of(step, StepPrecision("fp16")) < 5e-3
+        assert 1e-4 < error_of(step, StepPrecision("bf16"), 1.0) < 5e-2
         assert error_of(step, FP32, 1.0) == 0.0
         assert model.training
     assert torch.equal(torch.get_rng_state(), state)
@@ -174,7 +174,7 @@ def test_what_the_step_raises_is_its_failure() -> None:
     model = Refusing(4, 4)
     with in_training(model):
         step = step_of(model, normal(3, 4), None)
-        found = own_step(step, Lowering("fp16"))
+        found = own_step(step, StepPrecision("fp16"))
     assert found.failure is not None and "no half here" in found.failure
     assert math.isnan(found.loss)
     assert found.gradients == {}

@@ -44,7 +44,7 @@ def test_gradients_that_are_finite_and_wrong_are_not_recommended(cancelling: tup
         "and no other format is more accurate"
     )
     assert training.errors["bf16"] == pytest.approx(1.0)
-    assert all(plan.verified for plan in found.plans.values())  # the outputs are fine
+    assert all(plan.is_verified for plan in found.plans.values())  # the outputs are fine
     assert found.recommended is None  # the plan that is recommended is about the step too
     assert "Train in FP32: the gradients of FP16 have" in found.recommendation
     assert loop_code(found) is None
@@ -56,15 +56,16 @@ def test_a_recommendation_for_inference_names_no_plan_to_train_under() -> None:
     assert training.format is None
     assert found.recommended is not None
     assert "for training: " not in found.recommendation
-    assert found.plans["autocast_fp16"].verified
+    assert found.plans["autocast_fp16"].is_verified
     assert view(found).headline.endswith("Train it in FP32.")
 
 
+@pytest.mark.slow
 def test_a_step_that_trains_is_under_autocast_where_no_plan_for_it_was_asked_for() -> None:
     found, training = audited(
         nn.Linear(4, 2), (torch.randn(3, 4),), lambda y: y.square().mean(), strategies="graph", formats="fp16"
     )
-    assert found.plans["graph_fp16"].verified
+    assert found.plans["graph_fp16"].is_verified
     assert found.recommended is None
     assert training.format is not None
     assert view(found).headline.startswith("No plan for training was asked for: ")

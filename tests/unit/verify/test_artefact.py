@@ -17,6 +17,7 @@ from auditor.isolation.process import reseed
 from auditor.records import Origin, Plan, ScopeChoice
 from auditor.verify import Answers, NotHandedOver, Verifier, artefact
 from tests.support.refusing import refused
+from tests.support.thinned import thinned
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -100,6 +101,7 @@ def test_one_process_builds_one_model_for_all_files_and_ends_by_itself(tmp_path:
             assert torch.equal(answers.graded[0], found[name].graded[0])
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_the_plan_it_was_at(tmp_path: Path, processes: list[str]) -> None:
     deaths = """
 def act(*seen):
@@ -213,7 +215,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", thinned([signal.SIGTERM, signal.SIGKILL]))
 def test_neither_process_nor_file_is_left_behind(number: int, root: Path, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         HEAD + f"def act(*y):\n    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n    time.sleep(300)\n"

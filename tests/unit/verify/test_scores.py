@@ -18,7 +18,7 @@ from auditor.records import Origin, Plan, ScopeChoice
 from auditor.score import ScoreResult
 from auditor.stages import Stages
 from auditor.verify import FP32, Answers, Runs, Verifier, in_hand, load_program
-from auditor.verify.loaders import Standing
+from auditor.verify.loaders import ProgramModule
 
 SOURCE = """
 import os, sys, time
@@ -163,7 +163,7 @@ class Made(nn.Module):
 
 
 def test_outputs_are_found_as_those_of_most_classes() -> None:
-    standing = Standing(Made({"logits": 1, "loss": 2}))
+    standing = ProgramModule(Made({"logits": 1, "loss": 2}))
     found = standing.eval()()
     assert (found.logits, found["loss"], found[0], found[:2]) == (1, 2, 1, [1, 2])
     assert dict(found) == {"logits": 1, "loss": 2}
@@ -172,4 +172,4 @@ def test_outputs_are_found_as_those_of_most_classes() -> None:
     with pytest.raises(KeyError):
         found["hidden"]
     assert len(list(standing.parameters())) == 1
-    assert Standing(Made((1, 2)))() == (1, 2)
+    assert ProgramModule(Made((1, 2)))() == (1, 2)
