@@ -17,7 +17,7 @@ EACH = "each"
 class Fact:
     """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for powers of two.
 
-    by_format: whether each format has its own, with the address `name.format`.
+    by_format: whether each format has its own value, with the address `name.format`.
     """
 
     type: str
@@ -32,7 +32,7 @@ def _fact(unit: str, meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts about one node; None where a fact does not apply or is unknown."""
+    """Facts about one node; None if a fact does not apply or is unknown."""
 
     op: str = _fact("", "ATen overload name")
     operation: str = _fact("", "the op's name in messages, without namespace and overload")

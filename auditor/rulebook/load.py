@@ -1,4 +1,4 @@
-"""Loads rule files; an invalid one raises an error with file, line and key."""
+"""Loads rule files; an invalid file raises an error with file, line and key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AS_GIVEN = Condition("fact", "upcast", {"equals": False})
 
 
 def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
-    """Every rule under the directories (`<family>/<CODE>-<name>.toml`), by code; the built-in ones by default.
+    """Every rule under the directories (`<family>/<CODE>-<name>.toml`), by code; by default the built-in rules.
 
     Chain nodes shared by several rules of a directory are in its `nodes.toml`. Raises: AuditorError(slug="rule-..."),
     also for a directory without rules, a duplicate code, a family whose codes have different prefixes, and an invalid
@@ -50,7 +50,8 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
 
 
 def spread(rules: Sequence[Rule], formats: Sequence[str]) -> tuple[Rule, ...]:
-    """The rules; those for each format are copied to every audited format that no other rule of their family covers."""
+    """The rules; a rule for the format EACH is copied to every audited format that no other rule of its family
+    covers."""
     named = {(rule.family, fmt) for rule in rules if EACH not in rule.formats for fmt in rule.formats}
     result: list[Rule] = []
     for rule in rules:
