@@ -1,4 +1,4 @@
-"""Replays the graph under a plan together with the FP32 run: errors and dtypes of operations, and the first Inf or
+"""Replays the graph under a plan together with the FP32 run: errors, dtypes, and the first operation with Inf or
 NaN."""
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class UnderPlan:
 
 
 def under_plan(capture: Capture, model: nn.Module, batch: Batch, plan: Plan | None) -> UnderPlan:
-    """Error and dtypes of each node under the plan, on one batch; if there are several paths, on the first batch of
-    each.
+    """Error and dtypes of each node under the plan, on one batch, or on the first batch of each path.
 
     A node whose shape changes has no error. Empty without a plan, for exported programs, and if an operation raises,
     for example because it does not support the format.
@@ -88,8 +87,7 @@ def _word(dtype: torch.dtype) -> str:
 
 
 Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Marks entries that are finite, but invalid for a root, logarithm or division. Arguments: the values in FP32, and
-low."""
+"""Marks entries that are finite, but invalid for a root, logarithm or division. Arguments: FP32 values, low values."""
 
 WRONG: Mapping[str, Wrong] = {
     "vanished": lambda expected, low: (low == 0) & (expected != 0),
@@ -187,8 +185,8 @@ class _NonFiniteTrace:
         return "underflow" if kind == "vanished" and largest < self._row.smallest_normal else "rounding"
 
     def _upstream(self, n: fx.Node, expected: torch.Tensor, turned: torch.Tensor) -> _Beginning:
-        """The operation where the cause lies, and the cause: upstream if the node's inputs were wrong, else the node
-        itself."""
+        """The operation where the cause lies, and the cause: upstream if the node's inputs were wrong, else the
+        node."""
         if float(expected[turned].abs().max()) > self._row.largest:
             return n.name, "overflow"
         place = row_of(n).singular

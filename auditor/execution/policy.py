@@ -1,5 +1,4 @@
-"""Decides where casts occur when a recorded graph runs under a choice of precisions; every other module asks this
-one."""
+"""Decides where casts occur when a recorded graph runs under a choice of precisions; all other modules use this one."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ class Layout:
 
     @cached_property
     def owners(self) -> tuple[str, ...]:
-        """Modules to which a plan gives a precision: the root, modules with operations, and modules with a stored tied
-        weight.
+        """Modules to which a plan gives a precision: the root, and modules with operations or stored tied weights.
 
         The latter may never be called: their precision still decides how the tied weight is stored.
         """
@@ -171,8 +169,7 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """The setting of a node in an autocast region that the author wrote: the region's, unless the scope lies inside
-        it."""
+        """The setting in an autocast region that the author wrote: the region's, unless the scope lies inside."""
         if region is None or self.wins:
             return self
         named = format_of(getattr(torch, region.dtype))
@@ -346,8 +343,7 @@ class Policy(Semantics):
         return value if precision is None else round_tree(value, FORMATS[precision])
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> Any:
-        """Compute the node in the dtype that its scope and autocast give it. Raises: UnsupportedInFormat, with the
-        module's name."""
+        """Compute the node in the dtype that its scope and autocast give it. Raises: UnsupportedInFormat."""
         if n.op == "output":
             return self.converted_arguments(n, n.args, value_of)[0]
         node = self.capture.nodes[n.name]

@@ -1,5 +1,4 @@
-"""Predicts the dtype of every node under a policy without running kernels: interprets the graph on formats instead of
-tensors."""
+"""Predicts the dtype of every node under a policy without running kernels, by interpreting the graph on formats."""
 
 from __future__ import annotations
 

@@ -83,8 +83,7 @@ class Ran:
 
 
 class Alone:
-    """Runs nodes by themselves in a format. values: FP32 results by node name. kept: stored results of recurrent
-    nodes."""
+    """Runs nodes by themselves in a format. values: FP32 results by name. kept: stored results of recurrent nodes."""
 
     def __init__(self, capture: Capture, format: str, values: Mapping[str, Any]) -> None:
         self.name, self.row, self.round = format, FORMATS[format], rounder(capture, format)
@@ -101,8 +100,7 @@ class Alone:
         return self.round(value) if source.op == "call_function" else round_tree(value, self.row)
 
     def run(self, n: fx.Node, inputs: tuple[Any, Any], beside: bool = True) -> Ran:
-        """Run the node on inputs that are rounded to the format. beside: also compute the exact result on these
-        inputs."""
+        """Run the node on inputs rounded to the format. beside: also compute the exact result on these inputs."""
         args, kwargs = inputs
         target = target_of(n)
         try:
@@ -120,8 +118,7 @@ class Alone:
             return Ran(unsupported=f"{operation_of(target).name}: {first_line(error)[:160]}")
 
     def errors(self, n: fx.Node, trace: Trace, index: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the kind of error, "isolated" or "own", and the error of the result's tensor `index`, if it needs a
-        run."""
+        """Yields "isolated" or "own", and that error of the result's tensor `index`, if it needs a run."""
         if "run" not in (trace.own, trace.isolated):
             return
         ran = self.kept.get(n.name)
@@ -214,8 +211,7 @@ class InFormat:
         self._spoilt: set[fx.Node] = set()
 
     def measure(self, n: fx.Node) -> tuple[NodeError, Trace]:
-        """Measure the node by itself and in the low run. If results cannot be compared, the NodeError states the
-        reason."""
+        """Measure the node by itself and in the low run. If that is impossible, the NodeError states the reason."""
         given = tensors_of([self._values.get(source.name) for source in n.all_input_nodes])
         results, error = tensors_of(self._values[n.name]), NodeError()
         if any(leaf.is_quantized for leaf in (*given, *results)):

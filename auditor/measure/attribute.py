@@ -101,8 +101,7 @@ class Target:
 
 
 def estimate(measurement: Measurement, seed: int, target: Target | None = None, *, keep: bool = False) -> Estimates:
-    """Run one backward pass per probe of the outputs, with a hook on every value; each sample of a batch is an
-    estimate.
+    """Run one backward pass per probe of the outputs, with a hook on every value. Each sample is an estimate.
 
     target: probe only these outputs; results then follow their quadratic forms and are not divided by the outputs'
     norm. keep: keep the autograd graph for another estimate.
@@ -204,8 +203,7 @@ def lone_views(measurement: Measurement) -> dict[str, str]:
 
 
 class _Hook:
-    """Turns the gradients of one value into squared inner products with the value's errors. source: the value's
-    node."""
+    """Turns the gradients of a value into squared inner products with its errors. source: the value's node."""
 
     def __init__(
         self, estimates: Estimates, name: str, source: str, leaf: torch.Tensor, index: int, batch: int | None

@@ -76,15 +76,13 @@ def refine_causes(
 
 
 def breaks(error: NodeError, contribution: Contribution | None) -> bool:
-    """Whether an operation does not support a format, or makes its result or an output Inf or NaN where FP32 is
-    finite."""
+    """Whether an operation does not support a format, or makes finite values (its own or outputs) Inf or NaN."""
     broken = error.unsupported is not None or error.overflow + error.nan > 0
     return broken or (contribution is not None and not math.isfinite(contribution.isolated))
 
 
 def deciding_nodes(capture: Capture) -> set[str]:
-    """Floating-point nodes at most three operations before a discrete result; all of them if no output is
-    floating-point."""
+    """Floating-point nodes at most three operations before a discrete result; all if no output is floating-point."""
     nodes = capture.nodes
     if not any(name not in nodes or nodes[name].floating for name in capture.outputs):
         return {name for name, node in nodes.items() if node.floating}

@@ -73,8 +73,7 @@ def _take_apart(runs: _LowRuns) -> Decisions | None:
 
 
 def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
-    """Operations that reach the outputs and compute something discrete, or a step function, from floating-point
-    values."""
+    """Operations upstream of the outputs that compute discrete values, or a step function, from floating-point ones."""
     nodes, values = list(measurement.capture.graph_module.graph.nodes), measurement.values
     reaching = set(reach((n for n in nodes if n.op == "output"), lambda n: n.all_input_nodes))
 
@@ -89,8 +88,7 @@ def _find_deciding(measurement: Measurement) -> dict[str, fx.Node]:
 
 
 class _LowRuns:
-    """Runs of a measured model, all low in one format, with some decisions fixed to FP32's. nodes: the operations that
-    decide."""
+    """Runs of a model, all low in one format, with some decisions fixed to FP32's. nodes: operations that decide."""
 
     def __init__(
         self, measurement: Measurement, format: str, yardstick: Yardstick, nodes: Mapping[str, fx.Node]
@@ -144,8 +142,7 @@ class _LowRuns:
         return Decision(*about, count, seen, flips if math.isfinite(change) else None, seen)
 
     def find_scorer(self, name: str) -> tuple[str, set[str]]:
-        """The module whose product computes a decision's scores, and the module's operations with those between it and
-        the decision."""
+        """The module whose product computes a decision's scores; and its operations, with those up to the decision."""
         nodes, level, result = self.measurement.capture.nodes, [self.nodes[name]], {name}
         for _ in range(LEVELS):
             level = [source for n in level for source in n.all_input_nodes if source.name in nodes]

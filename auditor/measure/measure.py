@@ -82,8 +82,7 @@ def measure(
     *,
     back: Back = "trusted",
 ) -> Measurement:
-    """Run the FP32 reference with autograd; along with it, each node by itself in each format, and the model low in
-    each format.
+    """Run the FP32 reference with autograd, and in each format every node by itself and the whole model low.
 
     The model's tensors are read, never written: the graph runs on detached leaves. back: see Reference; for models with
     an operation whose backward raises.

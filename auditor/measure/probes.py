@@ -33,8 +33,7 @@ _DOUBT = 3.3
 
 @dataclass(frozen=True)
 class Probe:
-    """One backward pass. signs: one random tensor per probed tensor. total: <signs, tensors>, a scalar to
-    differentiate."""
+    """One backward pass. signs: a random tensor per probed tensor. total: <signs, tensors>, to be differentiated."""
 
     signs: list[torch.Tensor]
     total: torch.Tensor
@@ -163,8 +162,7 @@ def by_level(several: Sequence[torch.Tensor]) -> list[tuple[list[list[float]], l
 
 
 def chance(count: int) -> tuple[float, float]:
-    """Bounds on the mean of `count` squared standard normals, each exceeded once in 2000 (Wilson and Hilferty,
-    1931)."""
+    """Bounds on the mean of `count` squared standard normals, exceeded once in 2000 (Wilson and Hilferty, 1931)."""
     spread = 2 / (9 * count)
     low, high = (1 - spread + side * _DOUBT * math.sqrt(spread) for side in (-1, 1))
     return max(low, 0.0) ** 3, high**3

@@ -136,8 +136,7 @@ class _ByStatistics(torch.autograd.Function):
 
 
 def as_leaf(x: torch.Tensor) -> torch.Tensor:
-    """The tensor as a leaf that stores no gradient: accumulation would write into gradients that hooks received
-    before."""
+    """The tensor as a leaf that stores no gradient: accumulation would overwrite gradients passed to hooks before."""
     x.requires_grad_().register_post_accumulate_grad_hook(lambda leaf: setattr(leaf, "grad", None))  # type: ignore[no-untyped-call]
     return x
 

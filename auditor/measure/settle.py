@@ -33,8 +33,7 @@ SAMPLE = 6
 """Number of predictions that are run first, spread over their sizes, to test whether first order holds."""
 
 OFF = 1.6
-"""Factor by which a prediction may be too large or too small; a few probes of few samples already cause a factor of
-1.3."""
+"""Factor by which a prediction may be too large or too small; few probes of few samples already cause 1.3."""
 
 REFUTED = 0.1
 """Share of the predictions above the budget that runs may refute while predictions are trusted."""
@@ -46,8 +45,7 @@ _TOLD = 1e-3
 def settle(
     measurement: Measurement, first: FirstOrder, yardstick: Yardstick = PLAIN
 ) -> tuple[Contributions, dict[str, Linearity]]:
-    """Contributions, measured by runs if first order is insufficient; and the accuracy of first-order predictions by
-    format."""
+    """Contributions, measured by runs if first order is insufficient; and first order's accuracy by format."""
     result = {name: dict(by_format) for name, by_format in first.contributions.items()}
     checks: dict[str, Linearity] = {}
     for fmt in measurement.formats:
@@ -126,7 +124,7 @@ class _FormatRuns:
 
     def check_predictions(self) -> Linearity | None:
         """Run operations whose predictions decide a verdict, nearest to the budget first; more if predictions are
-        inaccurate."""
+        off."""
         if not self._answers or not 0 < self._limit < math.inf:
             return None
         known = {**self._first, **self.found}
@@ -259,8 +257,7 @@ class _FormatRuns:
         return len(run), sum(one <= self._limit for one in run)
 
     def _whole(self) -> tuple[float, float] | None:
-        """(predicted, measured) output error with everything low; None if something ran in FP32 or outputs cannot be
-        compared."""
+        """(predicted, measured) output error with everything low; None if FP32 remained or outputs are incomparable."""
         if self.reruns.format not in self._measurement.pure:
             return None
         capture, known = self._measurement.capture, {**self._first, **self.found}

@@ -86,8 +86,8 @@ TIE = 1e-3
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one node. flops: a multiply-add counts as two. elements: floating-point elements read and written. free:
-    the result is a view."""
+    """Cost of a node. flops: a multiply-add counts as two. elements: floating-point elements read and written. free: a
+    view."""
 
     flops: int
     elements: int

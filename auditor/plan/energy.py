@@ -1,5 +1,5 @@
-"""The choice of precisions as a minimum cut: a cost per scope, and a cost per pair of scopes with different
-precisions."""
+"""Formulates the choice of precisions as a minimum cut. Owner: a module, or a function in one, with its own
+precision."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Energy:
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
-        """Owners to lower together: each owner, and each with all below it; tied owners included. The largest saving
-        per squared error is first."""
+        """Owners to lower together: one, or one with all below it, and those tied to them. Best saving per error
+        first."""
 
         def worth(group: frozenset[str]) -> float:
             square = sum(self.scopes[owner][2] for owner in group)
@@ -98,8 +98,7 @@ class Energy:
 
 
 def timed_in(resolution: Resolution, name: str) -> str:
-    """Format for predicting a node's time; FP32 if the node computes in no float format, as its bytes are the same in
-    any plan."""
+    """Format for predicting a node's time; FP32 if it computes in no float format: its bytes never change."""
     return resolution.computed_format(name) or "fp32"
 
 
@@ -170,8 +169,7 @@ def _past_views(capture: Capture, users: dict[str, list[str]], name: str) -> lis
 
 
 def _shielded_owners(problem: Problem) -> frozenset[str]:
-    """Owners whose operations all lie in regions where the author had switched autocast off before calling the
-    owner."""
+    """Owners that always run in regions where the author had switched autocast off before calling them."""
     if not problem.how.regional:
         return frozenset()
     nodes = problem.capture.nodes.values()

@@ -81,11 +81,11 @@ class Cuts:
         return sum(arc.price for arc in paid), sum(arc.square for arc in paid)
 
     def towards(self, holds: Callable[[Choice], bool]) -> list[Choice]:
-        """Cuts between all low and all FP32. The last two are neighbors: one exceeds the limit, the other holds it.
+        """Cuts between all low and all FP32. The last two are neighbors: one exceeds the limit, the other is within it.
 
         holds: whether a choice is within the limit, as all FP32 always is. For the next multiplier the current two
-        choices have equal value, so that each new cut lies between them. If the cut for multiplier 0 holds, it is
-        returned twice.
+        choices have equal value, so that each new cut lies between them. If the cut for multiplier 0 holds: that cut,
+        twice.
         """
         passed, over, within = list[Choice](), self.best(0.0), self._nothing
         while not holds(over):
@@ -178,8 +178,7 @@ class Network:
         return {node for node, number in self._numbers.items() if number == 1 or heights[number] < len(heights)}
 
     def _push_to_sink(self) -> list[int]:
-        """Push as much flow as possible to the sink. Returns each node's distance to the sink, or the number of nodes
-        if cut off."""
+        """Push as much flow as possible to the sink; returns each node's distance to it (the node count if cut off)."""
         count = len(self._leaving)
         excess, active = [0] * count, deque[int]()
         for arc in self._leaving[0]:
@@ -198,8 +197,7 @@ class Network:
         return heights
 
     def _discharge(self, node: int, heights: list[int], excess: list[int], active: deque[int]) -> int:
-        """Push a node's excess to lower neighbors, and relabel it until no excess is left or it is cut off; returns the
-        relabel count."""
+        """Push a node's excess to lower neighbors, relabeling the node as needed; returns the number of relabels."""
         heads, left, arcs = self._heads, self._left, self._leaving[node]
         count, lifted, mine = len(heights), 0, excess[node]
         while True:
@@ -228,8 +226,7 @@ class Network:
                 return lifted
 
     def _distances(self) -> list[int]:
-        """Residual arcs from each node to the sink; the number of nodes for the source and for nodes that are cut
-        off."""
+        """Residual arcs from each node to the sink; the number of nodes for the source and for unreachable nodes."""
         heads, left, count = self._heads, self._left, len(self._leaving)
         result, waiting = [count] * count, deque([1])
         result[1] = 0

@@ -1,4 +1,4 @@
-"""The search space of plans over modules: proposes choices by minimum cuts and a local search, replays them, and makes
+"""The search space of plans over modules: proposes choices by minimum cuts, replays them, and converts them to
 plans."""
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ VISITS = 20_000
 
 
 SHORTER = 0.05
-"""Share by which an all-low plan may be predicted slower than the fastest plan: it is simpler to use, and no prediction
-is that exact."""
+"""Share by which an all-low plan may be predicted slower than the fastest: a plan without FP32 parts is simpler."""
 
 REPLAYS = 4
 """Maximum number of replays for improving and explaining one choice."""
@@ -96,8 +95,8 @@ class Modules(Space):
 
 
 def as_candidate(problem: Problem, chosen: Callable[[str], str]) -> Candidate:
-    """The Candidate of a plan, or of another strategy's choice; modules that share a weight with an FP32 module become
-    FP32 too."""
+    """The Candidate of a plan or of another strategy's choice, with all modules that share a weight with an FP32 one in
+    FP32."""
     high = (owner for owner in problem.energy.scopes if chosen(owner) == "fp32")
     return evaluate(problem, {each for owner in high for each in problem.energy.together(owner)})
 
@@ -153,8 +152,7 @@ def cheapest(problem: Problem, allowed: float) -> Candidate:
 def evaluate(problem: Problem, high: Collection[str]) -> Candidate:
     """Predicted error, time and share of low-precision FLOPs of a choice, cached. high: the owners in FP32.
 
-    The error is that of the outputs; if batches take several paths through the model, that of the path with the largest
-    error.
+    The error is that of the outputs; the largest one if batches take several paths through the model.
     """
     high, known = problem.energy.settle(high), problem.evaluated
     if high in known:

@@ -33,8 +33,8 @@ class Planner:
         self._chosen: dict[str, Candidate] = {}
 
     def baselines(self) -> dict[str, Verification]:
-        """Verification of the model with everything low, as under plain autocast or a plain cast. The search uses these
-        errors too."""
+        """Results of the model with everything low, as under plain autocast or a plain cast; the search knows them
+        too."""
         result = dict[str, Verification]()
         for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
             ran, space = plan.verification, self.spaces[name]

@@ -21,8 +21,7 @@ from .energy import energy_of, timed_in
 from .mincut import FORBIDDEN, Candidate
 
 ISLAND_SHARE = 0.003
-"""Share of the FP32 price that one more scope must save: of plans with similar cost, the one with fewer scopes is
-preferred."""
+"""Share of the FP32 price that one more scope must save: of plans with similar cost, fewer scopes are better."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,7 @@ def _chain(problem: Problem, resolution: Resolution, name: str) -> set[str]:
 
 
 def find_exceptions(problem: Problem) -> Mapping[str, frozenset[str]]:
-    """{module: functions that it may keep in FP32}, for modules with products directly in their forward that are worth
-    running low.
+    """{module: functions that it may keep in FP32}, if products directly in its forward are worth running low.
 
     A module needs a product that is safe. A sensitive product is enough if another function is unsafe or untested.
     """
@@ -205,8 +203,7 @@ class Problem:
     exceptions = cached_property(find_exceptions)
 
     def variable(self, name: str) -> str:
-        """The owner that decides a node's precision: the node's module, or a function in that module (see
-        paths.function_in)."""
+        """Name of what decides a node's precision: its module, or a function in it (see paths.function_in)."""
         node = self.capture.nodes[name]
         if node.function is None or node.function.path not in self.exceptions.get(node.owner, ()):
             return node.owner
@@ -280,8 +277,7 @@ class Problem:
         return resolution.touches_low(name)
 
     def node_square(self, resolution: Resolution, name: str) -> float:
-        """Squared error that a node itself adds, by low-precision arithmetic and the rounding of its result; 0 in
-        FP32."""
+        """Squared error that a node itself adds, by its arithmetic and the rounding of its result; 0 in FP32."""
         if self.is_forbidden(resolution, name):
             return FORBIDDEN
         contribution = self.contribution(name, self.computed_in(resolution, name))

@@ -1,5 +1,4 @@
-"""Explains why modules and operations stay FP32 under a plan: a prohibition, or the error and saving of lowering
-them."""
+"""Explains why modules and operations stay FP32 under a plan: a prohibition, or too much error or too little saving."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
-    """The choice with more modules low: each one that saves enough, one after the other, while replays stay within
-    `limit`."""
+    """The choice with more modules low: one after the other, if it saves enough and replays stay within `limit`."""
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         if owner == module_of(owner) and space.left > 0:
@@ -38,8 +36,7 @@ def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
 
 
 def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Plan:
-    """The plan with a reason for every module and operation in FP32, and with `least`, the modules that must stay
-    FP32."""
+    """The plan with a reason for every module and operation in FP32, and with `least`: modules that must be FP32."""
     problem, chosen = space.problem, as_candidate(space.problem, choice_from_scopes(plan.scopes))
     alone = {owner: _lower(problem, chosen, [owner]) for owner in _fp32_owners(problem, chosen)}
     forbidden = {owner: _find_prohibition(problem, point, chosen, owner) for owner, point in alone.items()}
@@ -180,8 +177,7 @@ def explain_gain(saves: float, objective: str) -> str:
 
 
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
-    """Words for why a module that would save something is not lowered: the error, and the share MARGIN of the
-    budget."""
+    """Words for why a module that would save something is not lowered: its error exceeds its share of the budget."""
     if not math.isfinite(after):
         return "low, it makes the model fail or its outputs non-finite"
     first, second, allowed = tell_apart(before, after, budget)

@@ -87,8 +87,7 @@ def recommend(
 ) -> tuple[str | None, str]:
     """The name of the plan to use, or None for FP32; and the reason in words. stepped: see `best_for`.
 
-    Raises: PlanError(slug="no-verdict") if there is no such plan and one could not be run for a reason other than
-    precision.
+    Raises: PlanError(slug="no-verdict") if there is no such plan and one could not be run, but not for its precision.
     """
     best = {each: best_for(plans, each, stepped) for each in USES}
     if (chosen := best[use]) is not None:
@@ -233,8 +232,7 @@ def _need(plan: Plan) -> tuple[float, float]:
 
 
 def _time(plan: Plan) -> tuple[float, float]:
-    """Best and worst case of a plan's time relative to FP32, by the spread of repeats or the uncertainty of
-    predictions."""
+    """Best and worst case of a plan's time, relative to FP32, from the spread of repeats or NOISE."""
     times, elapsed = measured_times(plan), 1 / speedup(plan)
     if times is None:
         return elapsed, elapsed * (1 + NOISE)

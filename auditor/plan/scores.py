@@ -63,7 +63,6 @@ def in_fp32(subject: Subject, options: Settings, scoring: ScoreFunction) -> InFp
 
 
 def _question(scoring: ScoreFunction, most: int | None, timeout: float | None) -> Question:
-    """The call of the scoring function as a Question; another process imports the function. most: the number of scores
-    expected."""
+    """The call of the scoring function as a Question; another process imports it. most: number of scores expected."""
     found = scoring if scoring.place is None else scoring.place.text
     return partial(Runs.score, scoring=found, most=most, limit=timeout or TIMEOUT)

@@ -1,5 +1,4 @@
-"""Converts contributions to the unit of the user's metric, so that predictions can be compared with the user's
-budget."""
+"""Converts contributions to the unit of the user's metric, so that they can be compared with the user's budget."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def yardstick_of(subject: Subject, options: Settings, capture: Capture) -> Yards
 def _of_the_cpu(metric: Distance) -> Distance:
     """The user's metric, called with all outputs on the CPU.
 
-    It raises CallbackError(slug="bad-callback") if the metric raises on finite outputs or does not return a single
-    number.
+    It raises CallbackError(slug="bad-callback") if the metric raises on finite outputs or returns no single number.
     """
     name = name_of(metric)
 

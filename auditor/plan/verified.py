@@ -1,5 +1,4 @@
-"""Runs plans as the artefact that a user gets, compares the outputs with FP32, and locates the operation that breaks
-them."""
+"""Runs plans as the artefact that a user gets, compares them with FP32, and locates the operation that breaks them."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
 def _record_run(
     bench: Workbench, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any
 ) -> Plan:
-    """The plan with the results of a run, and the criteria: worst values without gradients; they must hold with
-    gradients too."""
+    """The plan with the results of a run. Criteria: worst values without gradients; they must hold with them too."""
     distance, inputs = bench.yardstick.distance, "held-out" if bench.subject.held_out else "audited"
     criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
     execution = "native" if bench.options.native else "emulated"
@@ -181,8 +179,7 @@ def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Jud
 
 
 def is_outdone(plan: Plan, baseline: Verification) -> bool:
-    """Whether everything low is closer to FP32 than the plan, by more than FP32's noise. False for a plan without
-    FP32."""
+    """Whether everything low is closer to FP32 than the plan, by more than noise. False for a plan without FP32."""
     ran = plan.verification
     if ran is None or ran.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
         return False

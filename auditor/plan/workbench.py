@@ -83,8 +83,7 @@ class Workbench:
 
     @property
     def checks(self) -> tuple[Batch, ...]:
-        """Batches on which patched models are run: held-out inputs if there are any, otherwise the calibration
-        inputs."""
+        """Batches on which patched models are run: held-out inputs if there are any, else calibration inputs."""
         return self.subject.held_out or self.subject.batches
 
     def reference(self, batch: Batch) -> list[torch.Tensor]:
