@@ -65,9 +65,9 @@ class SeparateResults(Semantics):
 class SomeLow(Semantics):
     """Computes some operations in a format and the others in FP32, for one run.
 
-    inside: names of the operations that run low. `round` rounds their inputs; `left` has their results in FP32 for
-    other operations. held: {operation that decides something: its result in another run}, whose decisions are used
-    instead.
+    inside: names of the operations that run in low precision. `round` rounds their inputs; `left` has their results in
+    FP32 for other operations. held: {operation that decides something: its result in another run}, whose decisions are
+    used instead.
     `compute` raises UnsupportedInFormat, and whatever an operation raises.
     """
 
@@ -214,8 +214,8 @@ def separate_tensors(result: Any, inputs: Sequence[Any]) -> Any:
 def low_literals(node: Node, format: str) -> Literals | None:
     """Constants at an operation that Python derives from a dtype, if it runs in the format, under any strategy.
 
-    Even in a model stored low, an operation may compute in FP32, because it reads FP32 tables. No constant is recorded
-    for it then, and the one recorded under autocast is used.
+    Even in a model stored in low precision, an operation may compute in FP32, because it reads FP32 tables. No constant
+    is recorded for it then, and the one recorded under autocast is used.
     """
     stored, regional = node.literals.get(format), node.autocast_literals.get(format)
     numbers = {key: x for key, x in regional.arguments.items() if isinstance(x, (int, float))} if regional else {}

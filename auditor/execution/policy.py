@@ -328,8 +328,8 @@ class Policy(Semantics):
         return Casts(operation(node.op).autocast if on else "none", setting.precision, self._literals(node))
 
     def _literals(self, node: Node) -> Literals:
-        """The node's constants that depend on a dtype, if the code that reads the dtype runs low: the caller's code for
-        a dtype that was passed as an argument."""
+        """The node's constants that depend on a dtype, if the code that reads the dtype runs in low precision: the
+        caller's code for a dtype that was passed as an argument."""
         result = self.how.literals(node).get(self.format)
         if result is None:
             return Literals()

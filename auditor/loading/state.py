@@ -80,8 +80,8 @@ def settle_precision(subject: Subject, check: Callable[[Subject], Subject]) -> S
     """Decide which low-precision tensors of the subject become FP32 for the audit; `check` tests whether it runs.
 
     First parameters and buffers, with the inputs; if that fails, plain tensor attributes of modules too. If that fails
-    as well, the forward itself casts to a low dtype: everything then stays low, also in the reference. Raises:
-    LoadError(slug="low-precision-model"), and what `check` raises.
+    as well, the forward itself casts to a low dtype: everything then stays in low precision, also in the reference.
+    Raises: LoadError(slug="low-precision-model"), and what `check` raises.
     """
     refused: LoadError | None = None
     for candidate in _candidates(subject):

@@ -30,9 +30,9 @@ T = TypeVar("T")
 class Calibration:
     """Measurements of every node. contributions: also of every placeholder; batches: number of measured batches.
 
-    linearity: predictions compared with runs, by format. regions: effects of operations run low together, on the first
-    batch of each path. decisions: on the same batches, for each format those with the largest error. first: results of
-    the first batch, if there are several.
+    linearity: predictions compared with runs, by format. regions: effects of operations run in low precision together,
+    on the first batch of each path. decisions: on the same batches, for each format those with the largest error.
+    first: results of the first batch, if there are several.
     """
 
     errors: Mapping[str, Mapping[str, NodeError]]

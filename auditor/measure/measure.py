@@ -34,7 +34,7 @@ class Measurement:
     reads: the copy that only this product reads, or None if no other node reads the value}}. values: detached FP32
     result of every node and placeholder. live: the same results inside the autograd graph. errors, traces: of every
     operation by format. ranges: of every value. blind: nodes with a path to the outputs through a non-differentiable
-    operation. pure: formats in which the whole model ran low.
+    operation. pure: formats in which the whole model ran in low precision.
     """
 
     capture: Capture
@@ -82,7 +82,7 @@ def measure(
     *,
     back: Back = "trusted",
 ) -> Measurement:
-    """Run the FP32 reference with autograd, and in each format every node by itself and the whole model low.
+    """Run the FP32 reference with autograd, and in each format every node by itself and the whole model.
 
     The model's tensors are read, never written: the graph runs on detached leaves. back: see Reference; for models with
     an operation whose backward raises.

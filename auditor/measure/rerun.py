@@ -1,4 +1,4 @@
-"""Runs the model again with some operations low, if first-order estimates are insufficient."""
+"""Runs the model again with some operations in low precision, if first-order estimates are insufficient."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ PLAIN = Yardstick()
 
 
 class Reruns:
-    """Runs of a measured model with some operations low in one format; only nodes that the change reaches are computed.
+    """Runs of a measured model with some operations in one low format; only nodes that the change reaches are computed.
 
     criterion: the one with the largest share in the last run, if any.
     """
@@ -95,12 +95,12 @@ class Reruns:
         return self._error(RECORDED, Run({**self._reference.values, name: value}, stale=readers))[0]
 
     def together(self, names: Collection[str]) -> tuple[float, bool]:
-        """Output error with all these operations low, and whether any discrete result changed."""
+        """Output error with all these operations in low precision, and whether any discrete result changed."""
         return self._error(self._low(names), self._reference)
 
     def region(self, names: Collection[str]) -> tuple[float | None, float | None, str | None]:
-        """With all these operations low: the worst error of values that leave them, and that of the outputs; or why the
-        run failed."""
+        """Worst error of values that leave these operations when all are low, and error of the outputs; or why the run
+        failed."""
         low, values = self._low(names), self._reference.values
         try:
             outputs, _ = self._run(low, self._reference)

@@ -1,5 +1,5 @@
-"""Runs operations low if their first-order estimates are missing or too close to the budget: as groups, halves, single
-operations.
+"""Runs operations in low precision if their first-order estimates are missing or too close to the budget: as groups,
+halves, single operations.
 
 A group that changes the outputs little bounds the effect of each member; otherwise it is halved, down to single
 operations, whose effect is measured. Operations beyond the run limit are untested.
@@ -203,8 +203,8 @@ class _FormatRuns:
             self.found[name] = Contribution(ran.error, own, cast, "group", len(ran.names), ran.criterion)
 
     def _run_alone(self, name: str) -> Contribution:
-        """Run the model with only this operation low; split its effect into its own error and the rounding of its
-        result, by first order or by another run."""
+        """Run the model with only this operation in low precision; split its effect into its own error and the rounding
+        of its result, by first order or by another run."""
         tick(name)
         fmt, first = self.reruns.format, self._first[name]
         isolated, _ = self.reruns.together([name])

@@ -32,9 +32,9 @@ class Energy:
     scopes: {owner: (price if low, price if FP32, squared error if low)}, prices in seconds. pairs: {(producer,
     consumer): (squared error, seconds) of the cast between them if their precisions differ}. tree: {owner: the owner
     above it}; a different precision costs `island` seconds. tied: pairs of owners that share a stored weight, and so
-    must have the same precision.
-    shielded: owners that can be low only if the owner above them is. These are owners that the author runs outside
-    autocast, which a scope of their own would switch on again, and functions that the owner above may keep in FP32.
+    must have the same precision. shielded: owners that can be low only if the owner above them is: those that the
+    author runs outside autocast, which a scope of their own would enable again, and functions that the owner above may
+    keep in FP32.
     """
 
     scopes: dict[str, tuple[float, float, float]]
@@ -83,7 +83,7 @@ class Energy:
 
     @cached_property
     def cuts(self) -> Cuts:
-        """The network of the cut: an arc's price is paid if its tail is low and its head is FP32."""
+        """The network of the cut: an arc's price is paid if its tail is in low precision and its head is FP32."""
         result: list[Arc] = []
         for owner, (low, high, error) in self.scopes.items():
             result += [Arc(owner, HIGH, low, error), Arc(LOW, owner, high)]

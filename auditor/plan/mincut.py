@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Arc(NamedTuple):
-    """Price and squared error that are paid if the arc's tail is low and its head is FP32."""
+    """Price and squared error that are paid if the arc's tail is in low precision and its head is FP32."""
 
     tail: Hashable
     head: Hashable
@@ -48,8 +48,8 @@ class Candidate:
 
     @property
     def feasible(self) -> bool:
-        """Whether no unsafe or untested operation runs low and none gets two dtypes. A single run within the budget
-        does not make such an operation safe."""
+        """Whether no unsafe or untested operation runs in low precision and none gets two dtypes. A single run within
+        the budget does not make such an operation safe."""
         return self.predicted_error < math.sqrt(FORBIDDEN)
 
 

@@ -71,7 +71,7 @@ class Modules(Space):
         return point.feasible and known + (self.after(before, point) - known) / MOST_OFF <= limit
 
     def within_budget(self) -> list[Candidate]:
-        """Everything low, if a run showed that it meets the budget and if it lowers nothing unsafe."""
+        """Everything in low precision, if a run showed that it meets the budget and if it lowers nothing unsafe."""
         known = self.key(self.low) in self.log
         return [self.low] if self.low.feasible and known and self.error(self.low) <= self.budget else []
 
@@ -85,8 +85,8 @@ class Modules(Space):
         return min((error for error in self.log.values() if 0 < error < math.inf), default=None)
 
     def propose(self, allowed: float) -> Candidate:
-        """The cheapest choice with a predicted error of at most `allowed`; or everything low, if that is safe, hardly
-        slower, and holds in a run or, without a run, by prediction."""
+        """The cheapest choice with a predicted error of at most `allowed`; or everything in low precision, if that is
+        safe, hardly slower, and holds in a run or, without a run, by prediction."""
         low, point = self.low, cheapest(self.problem, allowed)
         known, predicted = self.key(low) in self.log, low.feasible and low.predicted_error <= allowed
         holds = bool(self.within_budget()) if known else predicted

@@ -22,7 +22,7 @@ from .workbench import Workbench
 
 
 class Planner:
-    """Runs the baselines (everything low, without a plan) and makes all requested plans. Every artefact is run once."""
+    """Runs the baselines (all low, without a plan) and makes all requested plans. Every artefact is run once."""
 
     def __init__(self, bench: Workbench) -> None:
         self.bench, asked = bench, bench.options
@@ -33,8 +33,8 @@ class Planner:
         self._chosen: dict[str, Candidate] = {}
 
     def baselines(self) -> dict[str, Verification]:
-        """Results of the model with everything low, as under plain autocast or a plain cast; the search knows them
-        too."""
+        """Results of the model with everything in low precision, as under plain autocast or a plain cast; the search
+        knows them too."""
         result = dict[str, Verification]()
         for name, plan in self._run({name: space.low for name, space in self.spaces.items()}).items():
             ran, space = plan.verification, self.spaces[name]

@@ -150,8 +150,8 @@ class Problem:
     """The recorded graph with its costs and errors, under one strategy and format.
 
     contributions: {format: {node or placeholder: Contribution}} of all measured formats. verdicts: per node, in the
-    format that the node computes in if everything is low. device: a row of devices.toml. raised, stored_low: see
-    Subject.
+    format that the node computes in if everything is in low precision. device: a row of devices.toml. raised,
+    stored_low: see Subject.
     objective: what the plan minimizes: `time`, `memory`, or `flops` in FP32. All prices are in seconds: bytes and FLOPs
     count as the time that they take at the device's peak rates.
     """
@@ -298,6 +298,6 @@ class Problem:
         return min(max((contribution.cast**2 for contribution in result), default=0.0), FORBIDDEN)
 
     def rounded_values(self, resolution: Resolution) -> list[str]:
-        """Names of FP32 values that are rounded once: cast at a reader, or stored low (weights, inputs)."""
+        """Names of FP32 values that are rounded once: cast at a reader, or weights and inputs that are stored low."""
         stored = [p.name for p in self.capture.placeholders if resolution.low(p.name)]
         return [name for name in (*resolution.lowered, *stored) if self.contribution(name, self.format)]

@@ -24,7 +24,7 @@ GAINS = {"time": "time", "memory": "memory", "flops": "FP32 FLOPs"}
 
 
 def improve(space: Modules, chosen: Candidate, limit: float) -> Candidate:
-    """The choice with more modules low: one after the other, if it saves enough and replays stay within `limit`."""
+    """The choice with more modules in low precision, one after the other, while replays stay within `limit`."""
     problem = space.problem
     for owner in sorted(_fp32_owners(problem, chosen), key=lambda owner: (-problem.energy.saving_of(owner), owner)):
         if owner == module_of(owner) and space.left > 0:
@@ -69,8 +69,8 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
 
 
 def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, most: float, harmless: bool) -> Reason:
-    """The reason why a module that could be low is not, from replays if there are any. most: the largest saving of the
-    modules that save too little; harmless: whether the budget holds with all of these low."""
+    """The reason why a module that could be in low precision is not, from replays if there are any. most: the largest
+    saving of the modules that save too little; harmless: whether the budget holds with all of these low."""
     before, budget, objective = space.before(chosen), space.budget, space.problem.objective
     gains = low.price < chosen.price
     held = harmless and not gains  # in a replay where more than this module was low
@@ -111,8 +111,8 @@ def _operations(problem: Problem, owner: str) -> list[Node]:
 
 
 def lowered_with(problem: Problem, owner: str) -> tuple[str, ...]:
-    """Owners that become low with a module: itself, those that share a weight with it, and their functions that could
-    stay FP32."""
+    """Owners that change to low precision with a module: itself, those with a shared weight, functions that could stay
+    FP32."""
     group = {*problem.energy.together(owner)}
     functions = {function_in(path, name) for path in group for name in problem.exceptions.get(path, ())}
     return tuple(sorted(group | (functions - problem.lowest.raised)))
@@ -126,7 +126,7 @@ def _lower(problem: Problem, chosen: Candidate, owners: Iterable[str]) -> Candid
 
 
 def _find_prohibition(problem: Problem, point: Candidate, chosen: Candidate, owner: str) -> Reason | None:
-    """The reason why a module cannot be low; None if it can. point: the choice with the module low."""
+    """The reason why a module cannot be in low precision; None if it can. point: the choice with the module low."""
     if (reason := _without_operations(problem, owner)) is not None:
         return reason
     if owner in point.high:

@@ -55,7 +55,7 @@ def has_fp32(plan: Plan) -> bool:
 
 
 def has_low(plan: Plan) -> bool:
-    """Whether any scope of a plan is low."""
+    """Whether any scope of a plan is in low precision."""
     return any(choice.precision != "fp32" for choice in plan.scopes.values())
 
 

@@ -179,7 +179,7 @@ def mark_unsafe(judged: Judgement, baselines: Mapping[str, Verification]) -> Jud
 
 
 def is_outdone(plan: Plan, baseline: Verification) -> bool:
-    """Whether everything low is closer to FP32 than the plan, by more than noise. False for a plan without FP32."""
+    """Whether all in low precision is closer to FP32 than the plan, beyond noise. False for a plan without FP32."""
     ran = plan.verification
     if ran is None or ran.measured_error is None or baseline.measured_error is None or not has_fp32(plan):
         return False
@@ -204,10 +204,10 @@ def today_of(bench: Workbench) -> Today | None:
 
 
 def run_held_choices(bench: Workbench) -> Iterator[Decisions]:
-    """Error of the model with everything low, and of its replay with FP32's choices; by format, for the last strategy.
+    """Error of the model with everything in low precision, and of its replay with FP32's choices; by format.
 
     For choices that set shapes, such as which rows an expert gets: the recorded graph fixes them, so that only the
-    model's own runs show the error of changed choices.
+    model's own runs show the error of changed choices. Only for the last strategy.
     """
     subject, options, batch = bench.subject, bench.options, bench.subject.batches[0]
     path, reference = bench.capture.first, bench.reference(batch)

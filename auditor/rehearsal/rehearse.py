@@ -76,7 +76,7 @@ def rehearse(
 
 
 def _recipes(scene: Scene, plan: Audit | Plan | None) -> list[Recipe]:
-    """The standard recipes, the model's own precision if it is stored low, and the recipe of a plan."""
+    """The standard recipes, the model's own precision if it is stored in low precision, and the recipe of a plan."""
     recipes, dtypes = list(RECIPES), {p.dtype for p in scene.group_numbers}
     if (low := next((fmt for fmt in ("fp16", "bf16") if dtype_of(fmt) in dtypes), None)) is not None:
         recipes.append(Recipe("as_written", f"unchanged, in {low.upper()}", low, stored=True))

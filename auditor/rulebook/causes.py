@@ -210,8 +210,8 @@ def _maker(graph: FlowGraph, amplifier: str, fmt: str, among: Container[str]) ->
 
 @dataclass(frozen=True)
 class _Uses:
-    """Where low values are used in a run. computing: nodes that compute low; reading: nodes with a low input, even if
-    it is cast to FP32 for them."""
+    """Where low values are used in a run. computing: nodes that compute in low precision; reading: nodes with a low
+    input, even if it is cast to FP32 for them."""
 
     computing: frozenset[str]
     reading: frozenset[str]
@@ -225,7 +225,7 @@ class _Uses:
 
     @classmethod
     def by_operation(cls, capture: Capture, kept: Collection[str]) -> _Uses:
-        """For an exported program: every floating-point operation is low, except those in `kept`."""
+        """For an exported program: every floating-point operation is in low precision, except those in `kept`."""
         floating = {name for name, node in capture.nodes.items() if node.floating}
         floating |= {place.name for place in capture.placeholders}
         nodes = capture.nodes.items()
@@ -234,7 +234,7 @@ class _Uses:
 
 
 def _computes_low(resolution: Resolution, name: str) -> bool:
-    """Whether the kernel's result is low; for discrete results, whether an input is."""
+    """Whether the kernel's result is in low precision; for discrete results, whether an input is."""
     gives = resolution.computed_format(name)
     return resolution.low(name) or is_low(gives) or (not gives and name in resolution.reads_low)
 
@@ -276,7 +276,7 @@ def about(
 
 
 def _with_strategies(findings: Sequence[Finding], capture: Capture, graph: FlowGraph) -> tuple[Finding, ...]:
-    """Add to each finding the strategies under which its operation runs low if the whole model is low."""
+    """Add to each finding the strategies under which its operation runs low if everything does."""
     formats = {fmt for verdicts in graph.verdicts.values() for fmt in verdicts}
     spoken = dict.fromkeys(fmt for finding in findings for fmt in finding.formats if fmt in formats)
     low = {fmt: {name: _Uses.of(capture, name, plain(fmt), fmt).computing for name in names()} for fmt in spoken}

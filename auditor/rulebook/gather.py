@@ -1,4 +1,5 @@
-"""Collects the facts of every node of a capture: its position, where it computes low, and its magnitudes."""
+"""Collects the facts of every node of a capture: its position, its precision if everything is low, and its
+magnitudes."""
 
 from __future__ import annotations
 
@@ -149,8 +150,8 @@ WORDS = {
 
 
 class Uses:
-    """The dtypes of a capture with everything low, under autocast and with cast weights. upcasts: operations that the
-    user's code runs in FP32.
+    """The dtypes of a capture with everything in low precision, under autocast and with cast weights. upcasts:
+    operations that the user's code runs in FP32.
 
     An operation that autocast lowers, such as a product, does not pass FP32 on, unless autocast is off around it.
     """
@@ -166,7 +167,7 @@ class Uses:
         )
 
     def where(self, node: fx.Node) -> str | None:
-        """The strategies under which the node computes low, in words; None if there is none."""
+        """The strategies under which the node computes in low precision, in words; None if there is none."""
         floating = values.is_floating(node)
         return WORDS[floating and self._under.low(node.name), floating and self._cast.low(node.name)]
 
@@ -206,7 +207,7 @@ class Uses:
 
 
 def plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
-    """The dtypes of a model with everything low."""
+    """The dtypes of a model with everything in low precision."""
     return resolve(Policy(capture, strategy, plain(fmt), fmt))
 
 

@@ -174,7 +174,7 @@ class Rule(_Table):
 
     upcast: whether the rule also applies to values that the user's code converts to FP32; loading adds that to `when`.
     supersedes: codes of more general rules, which are dropped if this rule fires; it inherits their highest severity
-    and confidence. measurable: whether running one operation low can confirm the rule.
+    and confidence. measurable: whether running one operation in low precision can confirm the rule.
     """
 
     match: Match

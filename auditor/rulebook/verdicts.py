@@ -43,8 +43,8 @@ def verdict_of(
 ) -> Verdict:
     """Verdict of one node in one format. unsafe: by itself it exceeds the budget, makes outputs non-finite, or raises.
 
-    A node that no strategy runs low is safe, and the reason says so. NaN fails every threshold. Differences within the
-    noise of FP32 are ignored.
+    A node that no strategy runs in low precision is safe, and the reason says so. NaN fails every threshold.
+    Differences within the noise of FP32 are ignored.
     """
     if error is None or contribution is None:
         return Verdict("untested", "the measurement did not reach it")
@@ -116,7 +116,7 @@ def _part(share: float) -> str:
 
 
 def _company(contribution: Contribution) -> str:
-    """Clause that says whether the operation ran low by itself."""
+    """Clause that says whether the operation ran in low precision by itself."""
     if contribution.decided_by != "group":
         return "run alone,"
     return f"run low with {'1 other' if contribution.together == 2 else f'{contribution.together - 1:,} others'},"
