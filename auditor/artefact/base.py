@@ -56,7 +56,7 @@ class Strategy:
         return {}
 
     def gains(self, plan: Plan) -> bool:
-        """Whether a plan improves on FP32: matrix products run in low precision, or less memory is read and written."""
+        """Whether a plan improves on FP32: some FLOPs are in low precision, or the predicted speedup exceeds 1."""
         return plan.low_precision_flops > 0 or plan.predicted_speedup > 1
 
 

@@ -72,7 +72,9 @@ class KeptFunctions:
         known = functions_by_name()
         unknown = next((name for name in names if name not in known), None)
         if unknown is not None:
-            raise ValueError(f"the plan keeps {unknown!r} in FP32, which this version of torch does not have")
+            raise ValueError(
+                f"the plan keeps the function {unknown!r} in FP32, which this version of torch does not have"
+            )
         self.names, self.functions = names, {function for name in names for function in known[name]}
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
             if not hasattr(made, part):
                 where = source["path"] or source["module"]
                 raise ValueError(
-                    f"{where} no longer defines {source['symbol']!r}: audit it again, or edit SOURCE in {file}"
+                    f"{where} no longer defines {source['symbol']!r}: audit the model again, or edit SOURCE in {file}"
                 )
             made = getattr(made, part)
         if source["kind"] != "instance":

@@ -32,7 +32,7 @@ _KEY_BELOW = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
 """An autocast key that has no kernels and no tensors: functorch passes operations to our kernels there, as to
 CUDA's."""
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")
-"""Included in `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap is older than functorch."""
+"""Active in `torch.autograd.grad(..., is_grads_batched=True)`, whose vmap is older than functorch."""
 
 _RUNNING = threading.Lock()
 

@@ -79,7 +79,7 @@ def compare_literals(
 
 
 def _of(name: str, found: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    """The changes in each format, for one node or placeholder."""
+    """{format: changes in that format}, for one node or placeholder."""
     return {fmt: by_name[name] for fmt, by_name in found.items() if name in by_name}
 
 

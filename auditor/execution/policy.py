@@ -63,7 +63,7 @@ def choice_from_scopes(scopes: Mapping[str, ScopeChoice]) -> PrecisionChoice:
 
 
 def plain(format: str) -> Callable[[str], str]:
-    """Everything in one format, without a plan."""
+    """The same precision for every module, as without a plan."""
     return lambda owner: format
 
 

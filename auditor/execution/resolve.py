@@ -61,7 +61,7 @@ class Resolution:
 
     @classmethod
     def of(cls, nodes: Mapping[str, NodeType]) -> Resolution:
-        """Collect the dtypes of all nodes."""
+        """Collect the predicted dtypes of all nodes."""
         lowered: dict[str, list[str]] = {}
         for name, typed in nodes.items():
             for source in typed.rounded:
@@ -132,7 +132,7 @@ class _Algebra(Semantics):
         return NodeType(dtype, dtype)
 
     def compute(self, n: fx.Node, value_of: ValueOf) -> NodeType:
-        """The format of an operation's result, or of the output."""
+        """Predicted dtypes of an operation, or of the graph's output."""
         given = {source.name: value_of(source).dtype for source in n.all_input_nodes}
         arrived, cast, rounded = dict(given), list[str](), list[str]()
 

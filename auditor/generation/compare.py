@@ -23,7 +23,7 @@ RUNS = 32
 """Maximum number of equal intervals of steps in the divergence by position."""
 
 NORMAL_95 = 0.98
-"""Half of the 95 % quantile of a standard normal: the root of a Poisson count has standard deviation 1/2."""
+"""Half of a standard normal's two-sided 95 % quantile, 1.96: the root of a Poisson count has standard deviation 1/2."""
 
 
 @dataclass(frozen=True)

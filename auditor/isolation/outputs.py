@@ -33,7 +33,7 @@ class NamedTensors(list[torch.Tensor]):
         self.names = tuple(names)
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> NamedTensors:
-        """Apply a function to every tensor; names stay."""
+        """Apply a function to every tensor; returns the results under the same names."""
         return NamedTensors(map(change, self), self.names)
 
 

@@ -154,7 +154,8 @@ def disable_compilers() -> Iterator[None]:
 
 @contextmanager
 def swap_attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """In the body `holder.name` is `value`. holder: the module or class that defines the attribute."""
+    """In the body, the attribute `name` of `holder` is `value`. holder: the module or class that defines the
+    attribute."""
     kept = vars(holder)[name]
     setattr(holder, name, value)
     try:
@@ -200,7 +201,7 @@ def _set_flag(name: str, value: Any) -> None:
 
 
 def _set_environment(wanted: dict[str, str]) -> None:
-    """Restore only what differs: torch's compiler sets its cache directory there on import."""
+    """Restore only the environment variables that differ: torch's compiler sets its cache directory on import."""
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
@@ -211,7 +212,7 @@ def _set_path(wanted: list[str]) -> None:
 
 
 def _set_filters(wanted: list[Any]) -> None:
-    """Restore only if different: any change makes Python repeat warnings that it showed once."""
+    """Restore the warning filters only if different: any change makes Python repeat warnings that it showed once."""
     warnings.filters[:] = wanted  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]
 

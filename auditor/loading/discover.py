@@ -235,7 +235,7 @@ def _hugging_face(target: Target) -> BuiltModel:
 
 
 def _folder(target: Target) -> Path:
-    """The given directory, or the repository's snapshot in the local cache."""
+    """The folder of a Hugging Face model: the given directory, or the repository's snapshot in the local cache."""
     name = str(target.args[0])
     path = Path(name)
     if os.path.isdir(name):  # noqa: PTH112 (a name too long for a path is none)
@@ -263,7 +263,7 @@ def _config(transformers: Any, folder: Path) -> Any:
         if "custom code" not in str(error):
             raise
         raise LoadError(
-            f"{folder} contains its own model code, which hf: never runs: read it, then audit a "
+            f"{folder} contains its own model code, which hf: never runs: read that code, then audit a "
             "model.py whose get_model() calls from_pretrained(..., trust_remote_code=True)",
             slug="remote-code",
         ) from error
@@ -300,7 +300,7 @@ def _differences(model: nn.Module, info: Mapping[str, Any], where: str) -> Itera
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise LoadError(
             f"the checkpoint in {where} does not fit its config.json: {name} has the shape {list(given)} there and "
-            f"{list(own)} in {kind}{more}: give the config that was saved with it",
+            f"{list(own)} in {kind}{more}: give the config that was saved with the checkpoint",
             slug="weights-mismatch",
         )
     missing, left = sorted(info.get("missing_keys", ())), sorted(info.get("unexpected_keys", ()))

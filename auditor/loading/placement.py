@@ -48,7 +48,7 @@ def place_subject(subject: Subject, device: str, seed: int = 0) -> Subject:
     assert refused is not None
     raise AuditorError(
         f"{subject.name} runs on {', '.join(sorted(here)) or CPU} and not on {device} "
-        f"({type(refused).__name__}: {first_line(refused)[:160]}): audit it with "
+        f"({type(refused).__name__}: {first_line(refused)[:160]}): audit the model with "
         f"{'device=auto, where it is' if any(map(is_native, here)) else 'device=cpu'}",
         slug="no-copy",
     ) from refused
@@ -103,7 +103,7 @@ def copy_to_device(value: T, device: str, memo: dict[int, Any] | None = None) ->
         let_through(error)
         raise AuditorError(
             f"cannot copy {type(value).__name__} to the GPU ({type(error).__name__}: {error}): audit "
-            "it with device='cpu'",
+            "the model with device='cpu'",
             slug="no-copy",
         ) from error
 

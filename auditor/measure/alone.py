@@ -229,7 +229,7 @@ class InFormat:
         return error, Trace()
 
     def forget(self, nodes: Iterable[fx.Node]) -> None:
-        """Free results without further readers."""
+        """Free results that no later node reads."""
         for node in nodes:
             self.env.pop(node, None)
             self._rounded.pop(node, None)

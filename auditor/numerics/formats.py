@@ -63,7 +63,9 @@ class Format:
         """
         for what, bits, most in (("exponent", exponent_bits, 11), ("fraction", mantissa, 52)):
             if type(bits) is not int or not 1 <= bits <= most:
-                raise AuditorError(f"the format {name!r} has 1 to {most} {what} bits, not {bits!r}", slug="bad-format")
+                raise AuditorError(
+                    f"the format {name!r} must have 1 to {most} {what} bits, not {bits!r}", slug="bad-format"
+                )
         bias = 2 ** (exponent_bits - 1) - 1
         largest = math.ldexp(2 - math.ldexp(1.0, -mantissa), bias)
         return cls(name, mantissa, 1 - bias, largest, -(-(1 + exponent_bits + mantissa) // 8))
@@ -82,7 +84,7 @@ class Format:
 
     @property
     def smallest_normal(self) -> float:
-        """2 ** min_exponent."""
+        """The smallest normal number, 2 ** min_exponent."""
         return math.ldexp(1.0, self.min_exponent)
 
     @property
@@ -142,7 +144,8 @@ def dtype_of(name: str) -> torch.dtype:
     row = FORMATS[name]
     if not row.native or row.dtype is None:
         raise AuditorError(
-            f"torch cannot compute in {row.label}: it can be measured by rounding, but not run", slug="no-arithmetic"
+            f"torch cannot compute in {row.label}: the format can be measured by rounding, but no model can run in it",
+            slug="no-arithmetic",
         )
     return row.dtype
 

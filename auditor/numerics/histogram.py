@@ -1,4 +1,4 @@
-"""Histograms of magnitudes by powers of two: one gives, for every loss scale, the shares that underflow or overflow."""
+"""Histograms of magnitudes by powers of two; they show, for every loss scale, which shares underflow or overflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error metrics between a reference and a candidate: float32 (or wider) differences, summed in float64."""
+"""Error metrics between a reference and a candidate: differences in float32 or wider, chunks summed in float64."""
 
 from __future__ import annotations
 

@@ -82,10 +82,9 @@ def _makers(problem: Problem, resolution: Resolution, name: str) -> set[str]:
 
 
 def _function(problem: Problem, resolution: Resolution, name: str) -> set[str]:
-    """A function that returns FP32 anyway, in the innermost module call around the node that has one.
+    """A torch function that makes the FP32 input of a conflict, in the innermost module call around the node with one.
 
-    A scope that keeps a function in FP32 casts the inputs of its products to low precision; without a kept function it
-    does not.
+    A scope that keeps a function in FP32 casts the inputs of its products to low precision; others do not.
     """
     nodes, chain = problem.capture.nodes, _chain(problem, resolution, name)
     giving = [each for each in nodes if each in chain and _entry(problem, each) and not problem.how.regional]

@@ -157,8 +157,8 @@ def _require_runs(plans: Plans) -> None:
         failure = failure or (plan.score.failure if plan.score else None)
         if says_nothing(failure):
             raise PlanError(
-                f"`{plan.name}` could not be run ({failure}), and no other plan is worth more than FP32: there is no "
-                "verdict without that run; fix its cause and audit again",
+                f"`{plan.name}` could not be run ({failure}), and no other plan improves on FP32, so there is no "
+                "verdict without that run: fix the cause of the failure and audit again",
                 slug="no-verdict",
             )
 

@@ -65,7 +65,7 @@ def _of_the_cpu(metric: Distance) -> Distance:
             if not math.isfinite(output_error(reference, candidate)):
                 return math.nan  # a metric may raise on non-finite outputs, which fail every budget
             raise CallbackError(
-                f"metric={name} raised {blame(error)}: it is called as metric(reference, candidate), two lists of tensors",
+                f"metric={name} raised {blame(error)}: it is called as metric(reference, candidate) with two lists of tensors",
                 slug="bad-callback",
             ) from error
         with suppress(AttributeError, TypeError, ValueError, RuntimeError):
@@ -73,7 +73,7 @@ def _of_the_cpu(metric: Distance) -> Distance:
         if isinstance(result, Real):
             return float(result)
         words = "None" if result is None else f"a value of type {type(result).__name__}"
-        raise CallbackError(f"metric={name} returned {words}: it returns one number, smaller is better", "bad-callback")
+        raise CallbackError(f"metric={name} returned {words}: return one number; smaller is better", "bad-callback")
 
     measure_on_cpu.__name__ = name
     return measure_on_cpu

@@ -122,7 +122,8 @@ def judge_answers(bench: Workbench, plan: Plan, expected: Answers, answer: Answe
 def _record_run(
     bench: Workbench, plan: Plan, pairs: Sequence[Pair] = (), graded: Sequence[Pair] = (), **said: Any
 ) -> Plan:
-    """The plan with the results of a run. Criteria: worst values without gradients; they must hold with them too."""
+    """The plan with the results of a run. Criteria get the worst values without gradients, and must also hold with
+    gradients."""
     distance, inputs = bench.yardstick.distance, "held-out" if bench.subject.held_out else "audited"
     criteria = distance.values(pairs, graded, plan.predicted_error) if isinstance(distance, Criteria) else ()
     execution = "native" if bench.options.native else "emulated"
@@ -262,7 +263,7 @@ def timed_plans(bench: Workbench, plans: Mapping[str, Plan]) -> tuple[dict[str, 
 
 
 def compare_times(found: TimeAndMemory, whole: TimeAndMemory) -> TimeAndMemory:
-    """`found` with its speedup over FP32, per way of running, and its share of FP32's memory."""
+    """The times in `found`, with speedups over FP32 by way of running, and the share of FP32's memory."""
     changed: dict[str, Any] = {}
     for way in WAYS:
         times, fp32 = getattr(found, way), getattr(whole, way)

@@ -132,11 +132,11 @@ class _Setup:
         if not scene.optimizers:
             raise bad_step("the step calls no optimizer's step(): give a function that runs one whole training step")
         if any(p.device.type in NATIVE for p in scene.group_numbers):
-            raise bad_step("the model is on a GPU: move it and the batches to the CPU, which emulates a GPU")
+            raise bad_step("the model is on a GPU: move the model and the batches to the CPU, which emulates a GPU")
         return scene
 
     def run(self, recipe: Recipe, scene: Scene) -> RecipeRun:
-        """Run one recipe."""
+        """Run one recipe in a forked process."""
 
         def work(send: Callable[[Any], None]) -> None:
             session = Session(recipe, replace(scene), self.step)

@@ -257,7 +257,8 @@ def about(
     """Set the severity of each finding with respect to `reference_plan`.
 
     If there is such a plan, operations that it keeps in FP32, or that fail only under other plans, give warnings at
-    most. Other findings become one level less severe, except those about its low operations that no run can test.
+    most. Other findings become one level less severe, except those that no run can test on operations that the plan
+    runs low.
     """
     findings = _with_strategies(findings, capture, graph)
     plan = reference_plan(plans, recommended)

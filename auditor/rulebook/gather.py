@@ -212,7 +212,7 @@ def plainly(capture: Capture, strategy: str, fmt: str) -> Resolution:
 
 
 def _is_made(node: fx.Node) -> bool:
-    """Whether the value is created without inputs, or from integers only."""
+    """Whether the node creates its value without inputs, or only from integers."""
     read = [dtype(item) for item in node.all_input_nodes]
     return node.op == "call_function" and not any(held and (held.is_floating_point or held.is_complex) for held in read)
 

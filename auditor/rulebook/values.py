@@ -261,7 +261,7 @@ def cancelled_bits(node: fx.Node, into: float | None, out: float | None) -> floa
 
 
 def reduce_op(node: fx.Node) -> str | None:
-    """The reduction of a functional collective."""
+    """The reduction of a collective operation, such as "sum"; None for other operations."""
     asked = arguments(node).get("reduce_op") if is_collective(op_of(node)) else None
     return asked if isinstance(asked, str) else None
 

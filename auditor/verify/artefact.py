@@ -89,7 +89,7 @@ def standby() -> Iterator[None]:
 
 
 def hand(process: Process, job: Any) -> None:
-    """Send a job to a process; ignored if it has ended."""
+    """Send a job to a process; does nothing if the process has ended."""
     assert process.stdin is not None
     with suppress(OSError):
         pickle.dump(job, process.stdin)
@@ -225,7 +225,7 @@ class Verifier:
         except MeasureError:
             difference = float("inf")
         if not difference <= self._limit:
-            raise NotHandedOver("the factory returns a different model each time: seed it, or give --weights")
+            raise NotHandedOver("the factory returns a different model each time: seed the factory, or give --weights")
 
     def _run(self, job: Mapping[str, Any], files: Sequence[Path], timeout: float) -> str:
         """Run a job; returns how the process ended if it left a plan without a result.

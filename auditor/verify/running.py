@@ -147,7 +147,7 @@ class Runs:
         return self._run_or_reason(plan, nullcontext(), run)
 
     def generate(self, plan: str, compare: Callable[..., Any]) -> dict[str, list[torch.Tensor]] | str:
-        """The results of decoding prompts with the model, from `compare(model, around=...)`."""
+        """Results of `compare(model, around=...)`, which decodes prompts with the model."""
         around = partial(as_on, self.device)
         return self._run_or_reason(plan, ieee(), lambda model: compare(model, around=around))
 
@@ -296,7 +296,7 @@ def _of_a_gpu(device: str) -> Iterator[Number]:
 
 @contextmanager
 def _of_the_cpu() -> Iterator[Number]:
-    """From torch's profiler, which sees every allocation; its two lines on stderr are suppressed."""
+    """Peak memory from torch's profiler, which sees every allocation; its two lines on stderr are suppressed."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:

@@ -168,7 +168,7 @@ def test_a_symbol_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "renamed_net.py").write_text("class Other: pass\n")
     source = {"path": "renamed_net.py", "digest": None, "module": "renamed_net", "working_directory": None}
     source |= {"symbol": "Net", "kind": "class", "weights": None}
-    with pytest.raises(ValueError, match=r"renamed_net\.py no longer defines 'Net': audit it again"):
+    with pytest.raises(ValueError, match=r"renamed_net\.py no longer defines 'Net': audit the model again"):
         make_original(source, str(tmp_path / "patched_model.py"), (), {})
 
 
