@@ -69,7 +69,7 @@ def test_names_that_are_refused(name: str) -> None:
 @pytest.mark.parametrize("lacking", ["name", "title", "runtime"])
 def test_what_a_strategy_lacks_is_said_before_an_audit_needs_it(lacking: str) -> None:
     other = type("Other", (Mine,), {"name": "other", lacking: None})()
-    with refused(AuditorError, "bad-strategy", match=f"it lacks the (text|class) `?{lacking}"):
+    with refused(AuditorError, "bad-strategy", match=f"its attribute `{lacking}` must be a (string|class)"):
         register(other)
     assert "other" not in names()
 

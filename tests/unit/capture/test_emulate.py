@@ -175,7 +175,7 @@ def test_a_run_that_goes_on_and_on_is_ended_and_casts_are_not_counted() -> None:
         emulation.part(aten._to_copy.default, (X,), {"dtype": torch.float16}, OFF)
     for _ in range(2):
         emulation.part(aten.relu.default, (X.half(),), {}, OFF)
-    with pytest.raises(Endless, match="ended after 2 operations"):
+    with pytest.raises(Endless, match="stopped after 2 operations"):
         emulation.part(aten.relu.default, (X.half(),), {}, OFF)
 
 
