@@ -41,7 +41,7 @@ def make_original(source: dict[str, Any], file: str, args: tuple[Any, ...], kwar
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """A copy of a model that its source module also references, so that it can be built again; itself if it cannot be
+    """A copy of a model that its source module also references, for building it again; the model if it cannot be
     copied."""
     try:
         return copy.deepcopy(model)

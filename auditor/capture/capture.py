@@ -32,11 +32,11 @@ AGREEMENT = 1e-6
 addresses."""
 
 REPEATS = 1e-4
-"""The same for a model and its graph, whose addresses always differ: the model may magnify differences in rounding."""
+"""Relative L2 difference up to which a replay equals the run: addresses differ, and a model may magnify other
+rounding."""
 
 NOISE = 8.0
-"""How many times further from the recorded run than from its own replay a graph with non-deterministic operations may
-be."""
+"""How many times further from the recorded run than from its own repetition a non-deterministic replay may be."""
 
 _PATH = "The model's Python, or the shape of a result, depends on values; the audit covers the path these inputs take."
 _THREADS = (

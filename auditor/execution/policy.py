@@ -169,7 +169,7 @@ class Setting:
     kept: bool = False
 
     def in_region(self, region: AutocastRegion | None) -> Setting:
-        """The setting in an autocast region that the author wrote: the region's, unless the scope lies inside."""
+        """Setting in an autocast region that the author wrote: the region's, unless the scope lies inside it."""
         if region is None or self.wins:
             return self
         named = format_of(getattr(torch, region.dtype))

@@ -40,8 +40,8 @@ FLAGS = (
     "cudnn.deterministic",
     _DETERMINISTIC,
 )
-"""Names in `torch.backends`, except the first and the last. They are set in this order, since finer flags override
-earlier ones."""
+"""Names of flags in `torch.backends`, except the first and the last, in the order in which they are set: finer flags
+override earlier ones."""
 
 _IEEE = {
     _MATMUL: "highest",
@@ -51,7 +51,7 @@ _IEEE = {
 }
 
 OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")
-"""Environment variables that override these flags."""
+"""Environment variables that override torch's precision flags."""
 
 Flags = Mapping[str, Any]
 

@@ -334,7 +334,7 @@ class InFormat:
 
 
 def _turns_non_finite(error: NodeError) -> bool:
-    """Whether finite entries became Inf or NaN."""
+    """Whether an operation turned finite entries into Inf or NaN."""
     return bool(error.overflow or error.nan)
 
 

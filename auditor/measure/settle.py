@@ -27,7 +27,7 @@ RUNS = 96
 """Run limit per format, in forward passes of the model, counted by operations."""
 
 TRUSTED = 8
-"""How many of these runs are spent on checking predictions while runs confirm them."""
+"""Number of runs per format, within RUNS, that check predictions while runs confirm them."""
 
 SAMPLE = 6
 """Number of predictions that are run first, spread over their sizes, to test whether first order holds."""

@@ -177,7 +177,7 @@ def explain_gain(saves: float, objective: str) -> str:
 
 
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
-    """Words for why a module that would save something is not lowered: its error exceeds its share of the budget."""
+    """Words for why a module that would save something is not lowered: the error would exceed MARGIN of the budget."""
     if not math.isfinite(after):
         return "low, it makes the model fail or its outputs non-finite"
     first, second, allowed = tell_apart(before, after, budget)

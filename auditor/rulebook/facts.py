@@ -10,7 +10,7 @@ from ..numerics.formats import narrower
 
 _TYPES = {"str": "text", "bool": "flag", "int": "number", "float": "number"}
 EACH = "each"
-"""Stands for every audited format that no other rule of the family covers; see `spread`."""
+"""In a rule's formats: every audited format that no other rule of the family covers; see `spread`."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from .patterns import Matcher
 from .rule import CONFIDENCES, SEVERITIES, Rule, facts_shown, fill_message, without
 
 TRAINING = "training"
-"""The family of rules about gradients."""
+"""Name of the family of rules about gradients."""
 
 
 def classify(

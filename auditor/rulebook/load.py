@@ -142,7 +142,7 @@ def _check_superseded(rules: dict[str, Rule]) -> None:
 
 
 def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "rule-bad-value") -> NoReturn:
-    """Raises: AuditorError, with file, line and key."""
+    """Raise AuditorError with the problem, and the file, line and key where it is."""
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     shown = key if key.isprintable() else ascii(key)
     raise AuditorError(

@@ -32,14 +32,14 @@ TIMEOUT = 1800.0
 """Seconds after which a plan without a result counts as failed."""
 
 GRACE = 1.0
-"""Seconds that the process may take to end once all jobs are done."""
+"""Seconds that the verification process may take to end once all jobs are done."""
 
 STARTED = "started.pt"
-"""The file written at the start of a job. `failed`: the exception of the user's code; `unread`: why inputs are missing;
-`answer`: FP32 outputs for the first batch, if the model was built for this job."""
+"""The file that the verification process writes at the start of a job. `failed`: the exception of the user's code;
+`unread`: why inputs are missing; `answer`: FP32 outputs for the first batch, if the model was built for this job."""
 
 COUNTED = "counted"
-"""The file to which the process writes the progress of a plan."""
+"""The file to which the verification process writes the progress of a plan."""
 
 ALIKE = 1e-3
 """Largest relative L2 difference between FP32 outputs of equal models: rounding gives 1e-6, other weights give 1."""
@@ -56,7 +56,7 @@ sys.path[:] = json.loads(sys.argv.pop())
 from auditor.verify.worker import main
 main()
 """
-"""Start code of the process: `python -m` would put the working directory first and run the package as `__main__`."""
+"""Start code: `python -m` would put the working directory first in sys.path and run the package as `__main__`."""
 
 _standby: Process | None = None
 
