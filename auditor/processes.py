@@ -156,8 +156,8 @@ def _without_a_word(code: int | None, where: str, timeout: float | None) -> Audi
             f"no progress within {timeout:g} seconds{where}: raise --timeout, or fix the code that hangs", "timed-out"
         )
     if code == NO_THREAD:
-        why = "the C library does this when memory for a thread runs out"
-        return AuditorError(f"the process {how_ended(code)}{where}, and nothing was written: {why}", "out-of-memory")
+        why = "the C library ended it, since no memory for a thread was left"
+        return AuditorError(f"the process ran out of memory{where}, and nothing was written: {why}", "out-of-memory")
     if code >= 0:
         return AuditorError(
             f"the model's code ended the process with exit code {code}{where}, and nothing was "

@@ -1,4 +1,4 @@
-"""Rounds a key-value cache after each step of decoding, as if it was stored in fewer bits."""
+"""Rounds a key-value cache after each decoding step, as if it were stored in fewer bits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from ..numerics.formats import FORMATS
 
 INT8 = 127.0
 STORED: dict[str, int] = {"bf16": 2, "fp8_e4m3": 1, "int8": 1}
-"""{how a cache is stored: bytes of an entry}. Formats of one byte have a scale for each tensor, as vLLM and TensorRT-LLM store them."""
+"""{format of a stored cache: bytes per entry}. One-byte formats have a scale per tensor, as in vLLM and
+TensorRT-LLM."""
 
 
 def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors that one step passes to the next: keys and values of each layer, or the state of a step function."""
+    """The floating-point tensors that one step passes to the next: keys and values of each layer, or a step function's
+    state."""
     if isinstance(state, torch.Tensor):
         shared = any(step == 0 and size > 1 for step, size in zip(state.stride(), state.shape, strict=True))
         yield from [state] * (state.is_floating_point() and not shared)  # entries that share memory cannot be written
@@ -34,7 +36,8 @@ def cached_tensors(state: Any) -> Iterator[torch.Tensor]:
 class CacheRounding:
     """Rounds all tensors of a cache after each step, in place.
 
-    The prompt sets the scales, each by the largest entry of its tensor. Later entries beyond the scale saturate. sizes: entries of one text after each step. saturated_share: the share of all entries.
+    The prompt sets each tensor's scale, by the tensor's largest entry. Later entries beyond the scale saturate. sizes:
+    entries per text after each step.
     """
 
     def __init__(self, stored: str, texts: int) -> None:
@@ -61,11 +64,11 @@ class CacheRounding:
 
     @property
     def saturated_share(self) -> float:
-        """Share of the entries that were beyond what the scale holds, over all steps."""
+        """Share of the entries that exceeded the scale, over all steps."""
         return self._beyond / max(self._entries, 1)
 
     def bytes_of(self, first: int) -> tuple[float, float]:
-        """Bytes of a text that do not depend on its length, and bytes per token. first: tokens of the prompt."""
+        """Cache bytes of a text that do not depend on its length, and bytes per token. first: tokens of the prompt."""
         steps = len(self.sizes) - 1
         each = (self.sizes[-1] - self.sizes[0]) / steps if steps else self.sizes[0] / max(first, 1)
         width = STORED[self.stored]

@@ -1,4 +1,5 @@
-"""Parts of a model by kind of operation, and how much each part's error changes the margins of tokens under a plan."""
+"""Parts of a model by kind of operation, and how much the error of each part under a plan changes the margins of
+tokens."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def _of_product(node: fx.Node) -> list[fx.Node]:
 
 
 def shares(problem: Problem, plan: Plan, flips: Callable[[float], float | None]) -> tuple[float, tuple[PartShare, ...]]:
-    """A plan's first-order error, and each part's share of its square. flips: maps an error to flips."""
+    """A plan's first-order error, and each part's share of its square. flips: converts an error to expected flips."""
     resolution = problem.resolve(choice_from_scopes(plan.scopes))
     of, squares, counts = parts_of(problem.capture), defaultdict[str, float](float), defaultdict[str, int](int)
     each = [(name, problem.node_square(resolution, name)) for name in problem.capture.nodes]

@@ -10,14 +10,14 @@ from ..numerics.formats import narrower
 
 _TYPES = {"str": "text", "bool": "flag", "int": "number", "float": "number"}
 EACH = "each"
-"""Stands for every audited format that no other rule of the family covers; see `spread`."""
+"""In a rule's formats: every audited format that no other rule of the family covers; see `spread`."""
 
 
 @dataclass(frozen=True)
 class Fact:
     """type: text | flag | number | texts | numbers; unit: "1" for ratios and counts, "bits" for powers of two.
 
-    by_format: whether each format has its own, with the address `name.format`.
+    by_format: whether each format has its own value, with the address `name.format`.
     """
 
     type: str
@@ -32,7 +32,7 @@ def _fact(unit: str, meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts about one node; None where a fact does not apply or is unknown."""
+    """Facts about one node; None if a fact does not apply or is unknown."""
 
     op: str = _fact("", "ATen overload name")
     operation: str = _fact("", "the op's name in messages, without namespace and overload")

@@ -1,4 +1,4 @@
-"""Loads rule files; an invalid one raises an error with file, line and key."""
+"""Loads rule files; an invalid file raises an error with file, line and key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AS_GIVEN = Condition("fact", "upcast", {"equals": False})
 
 
 def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
-    """Every rule under the directories (`<family>/<CODE>-<name>.toml`), by code; the built-in ones by default.
+    """Every rule under the directories (`<family>/<CODE>-<name>.toml`), by code; by default the built-in rules.
 
     Chain nodes shared by several rules of a directory are in its `nodes.toml`. Raises: AuditorError(slug="rule-..."),
     also for a directory without rules, a duplicate code, a family whose codes have different prefixes, and an invalid
@@ -50,7 +50,8 @@ def load_rules(directories: Sequence[Path] | None = None) -> tuple[Rule, ...]:
 
 
 def spread(rules: Sequence[Rule], formats: Sequence[str]) -> tuple[Rule, ...]:
-    """The rules; those for each format are copied to every audited format that no other rule of their family covers."""
+    """The rules; a rule for the format EACH is copied to every audited format that no other rule of its family
+    covers."""
     named = {(rule.family, fmt) for rule in rules if EACH not in rule.formats for fmt in rule.formats}
     result: list[Rule] = []
     for rule in rules:
@@ -141,7 +142,7 @@ def _check_superseded(rules: dict[str, Rule]) -> None:
 
 
 def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "rule-bad-value") -> NoReturn:
-    """Raises: AuditorError, with file, line and key."""
+    """Raise AuditorError with the problem, and the file, line and key where it is."""
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     shown = key if key.isprintable() else ascii(key)
     raise AuditorError(
@@ -150,7 +151,7 @@ def _refuse(path: Path, place: Sequence[str | int], problem: str, slug: str = "r
 
 
 def _line(text: str, place: Sequence[str | int]) -> int:
-    """Line of the key, or of its table's header or name, else 1.
+    """Line number of a key in a rule file; of its table's header or name if the key is missing; else 1.
 
     TOML readers keep no positions, so the text is searched, table by table along the key's path; in a list of tables
     the first one with the key counts.

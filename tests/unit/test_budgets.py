@@ -54,30 +54,30 @@ BUDGET = {
     "cli": (1400, "settings"),
     "criteria": (1170, "criteria"),
     "document": (900, "document"),
-    "execution": (1260, "execution"),
+    "execution": (1270, "execution"),
     "fleet": (440, "fleet"),
-    "generation": (640, "generation"),
+    "generation": (650, "generation"),
     "graphs": (1120, "graphs"),
     "isolation": (1200, "isolation"),
-    "loading": (1920, "loading"),
+    "loading": (1930, "loading"),
     "loose files": (990, "flow"),
-    "measure": (2330, "measure"),
+    "measure": (2350, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
-    "plan": (2410, "plan"),
+    "plan": (2450, "plan"),
     "progress": (310, "telling"),
     "records": (1500, "records"),
-    "rehearsal": (1240, "rehearsal"),
+    "rehearsal": (1250, "rehearsal"),
     "report": (3260, "report"),
     "rulebook": (2400, "rules"),
     "score": (290, "criteria"),
     "snippets": (450, "snippets"),
     "training": (1700, "training"),
-    "verify": (900, "verify"),
+    "verify": (910, "verify"),
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33200, 211, 24
+LINES, FILES, ROOMS = 33380, 211, 24
 """Of all of them."""
 
 
