@@ -17,7 +17,7 @@ Batch = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one call of the model."""
 
 Progress = Callable[[str, str, int, int], None]
-"""Called as progress(stage, detail, done, total); total is 0 where it is not known."""
+"""Called as progress(stage, detail, done, total); total is 0 if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ CalledFrom = Annotated[
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of the graph in the user's terms.
+    """One operation of the captured graph, with the module and source line that it comes from.
 
     calls: enclosing module calls, the root's first. returned: keys of calls that return its result (others may store it
     in an attribute). region: the user's autocast region around it. in_place: autocast leaves it alone, and its result
@@ -132,17 +132,17 @@ class Node:
     what differs when the model is stored in it}; autocast_literals: under autocast.
     """
 
-    name: Annotated[str, FileField("in the captured graph")]
+    name: Annotated[str, FileField("name of the operation in the captured graph")]
     op: Annotated[str, FileField("ATen overload, for example `aten.softmax.int`")]
-    owner: Annotated[str, FileField("module that contains it")]
+    owner: Annotated[str, FileField("module that contains the operation")]
     owner_type: Annotated[str, FileField("class of that module")]
-    source: Annotated[str | None, FileField("source line outside of torch; `null`: none")]
+    source: Annotated[str | None, FileField("source line outside of torch, as `file:line`; `null`: unknown")]
     source_path: Annotated[str | None, FileField("the file of `source`, relative to its repository or `site-packages`")]
-    code: Annotated[str | None, FileField("text of that line")]
-    inputs: Annotated[tuple[str, ...], FileField("names of the nodes that are its inputs")]
-    shape: Annotated[tuple[int, ...], FileField("shape of its first result")]
-    dtype: Annotated[str, FileField("dtype of the same, in FP32")]
-    floating: Annotated[bool, FileField("whether that is floating-point")]
+    code: Annotated[str | None, FileField("text of the source line")]
+    inputs: Annotated[tuple[str, ...], FileField("names of the operations and inputs that it reads")]
+    shape: Annotated[tuple[int, ...], FileField("shape of the operation's first result")]
+    dtype: Annotated[str, FileField("dtype of the operation's first result in the FP32 model")]
+    floating: Annotated[bool, FileField("whether the operation's first result is floating-point")]
     calls: Unwritten[tuple[Call, ...]] = ()
     returned: Unwritten[tuple[str, ...]] = ()
     region: Unwritten[AutocastRegion | None] = None
@@ -152,9 +152,9 @@ class Node:
     autocast_literals: Unwritten[Mapping[str, Literals]] = field(default_factory=dict)
     called_from: CalledFrom = None
     caller_path: Annotated[str | None, FileField("the file of `called_from`")] = None
-    column: Annotated[int | None, FileField("column in the line of `source`; `null`: unknown", least=1)] = None
-    caller_column: Annotated[int | None, FileField("column in that of `called_from`; `null`: unknown", least=1)] = None
-    batch: Annotated[int, FileField("number of the batch in whose run it was recorded", least=1)] = 1
+    column: Annotated[int | None, FileField("column in the source line; `null`: unknown", least=1)] = None
+    caller_column: Annotated[int | None, FileField("column in `called_from`'s line; `null`: unknown", least=1)] = None
+    batch: Annotated[int, FileField("number of the batch whose run recorded this operation", least=1)] = 1
 
 
 @dataclass(frozen=True)
