@@ -19,7 +19,7 @@ Distance = Callable[["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"], float]
 
 @dataclass(frozen=True)
 class NodeError:
-    """Errors of one operation's results in one format, or of its gradients for a backward pass, on the calibration inputs."""
+    """Errors of one operation in one format, on the calibration inputs; for a backward pass, of its gradients."""
 
     local_error: Annotated[float | None, FileField("relative L2 error of it alone, on rounded FP32 inputs")] = None
     propagated_error: Annotated[float | None, FileField("relative L2 error with the whole model low")] = None
