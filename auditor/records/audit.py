@@ -91,7 +91,7 @@ class NodeReport:
     node: Annotated[Node, FileField("the operation")]
     findings: Annotated[tuple[str, ...], FileField("codes of the rules that report this operation")]
     verdicts: Annotated[Mapping[str, Verdict], FileField("by format: verdict and reason")]
-    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that would run it low")]
+    exposed: Annotated[Mapping[str, tuple[str, ...]], FileField("by format: strategies that run it in low precision")]
     errors: Annotated[Mapping[str, NodeError], FileField("by format: error of this operation")]
     contributions: Annotated[Mapping[str, Contribution], FileField("by format: change of the outputs due to its error")]
     flops: Annotated[int, FileField("floating-point operations; 0 if no matrix product or convolution", least=0)]
@@ -110,40 +110,46 @@ class Audit:
 
     subject: Annotated[Provenance, FileField("the model and its inputs")]
     live: Unwritten[Subject | None] = None
-    parameters: Annotated[int, FileField("number of parameters, shared ones once; `apply` rejects others", least=0)]
-    structure: Annotated[str, FileField("digest of modules and parameters; `apply` rejects other models")] = ""
+    parameters: Annotated[int, FileField("number of parameters, shared ones counted once; `apply` checks it", least=0)]
+    structure: Annotated[str, FileField("digest of modules and parameters; `apply` checks it")] = ""
     inputs: Annotated[tuple[str, ...], FileField("dtype and shape of each tensor of the first batch")]
     tied_parameters: Annotated[Groups, FileField("groups of names in the state dict that are one parameter")] = ()
     shared_modules: Annotated[Groups, FileField("groups of paths that are one module")] = ()
     formats: Annotated[tuple[str, ...], FileField("number formats that were audited")]
     max_error: Annotated[float, FileField("error budget: the largest error that a plan may have", least=0, exact=True)]
     metric: Annotated[str, FileField("the error measure")]
-    criteria: Annotated[tuple[str, ...], FileField("criteria that the user set; errors are shares of limits")] = ()
+    criteria: Annotated[tuple[str, ...], FileField("the user's criteria; errors are shares of their limits")] = ()
     proposals: Annotated[tuple[Proposal, ...], FileField("criteria not set by the user: defaults and suggestions")] = ()
     capture_method: Annotated[
-        str, FileField("`path`: valid for inputs on the same path; `run`: of the same shapes", choices=("run", "path"))
+        str,
+        FileField(
+            "`run`: valid for inputs of these shapes; `path`: if they take the same path through the code",
+            choices=("run", "path"),
+        ),
     ]
     environment: Annotated[Environment, FileField("device, versions and settings of the audit")]
     recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
     use: Annotated[str, FileField("purpose that `recommended` is for", choices=("inference", "training"))] = "inference"
     recommendation: Annotated[str, FileField("the reason for `recommended`, in one sentence")]
     plans: Annotated[Mapping[str, Plan], FileField("one per strategy and format, with a name such as `autocast_bf16`")]
-    baselines: Annotated[Mapping[str, Verification], FileField("all-low runs without a plan, under the same names")]
+    baselines: Annotated[
+        Mapping[str, Verification], FileField("low-precision runs without a plan, under the same names")
+    ]
     fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: they are IEEE")] = None
     timing: Annotated[Timing | None, FileField("conditions of the time and memory measurements; `null`: none")] = None
     nodes: Annotated[tuple[NodeReport, ...], MeasurementField("every operation of the graph, in execution order")] = ()
     classes: Annotated[Mapping[str, str], MeasurementField("by path: class of a module without operations")] = empty()
-    graph_inputs: Annotated[tuple[str, ...], MeasurementField("names of the model's inputs in the captured graph")] = ()
-    graph_outputs: Annotated[tuple[str, ...], MeasurementField("names of its outputs in the captured graph")] = ()
+    graph_inputs: Annotated[tuple[str, ...], MeasurementField("names of the inputs in the captured graph")] = ()
+    graph_outputs: Annotated[tuple[str, ...], MeasurementField("names of the outputs in the captured graph")] = ()
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
     regions: Annotated[
-        tuple[FlaggedRegion, ...], MeasurementField("connected risky operations, measured in low precision together")
+        tuple[FlaggedRegion, ...], MeasurementField("connected sensitive or unsafe operations, measured together")
     ] = ()
     linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predicted effects and measured ones")] = ()
-    decisions: Annotated[tuple[Decisions, ...], FileField("by format: discrete decisions in the model that flip")] = ()
+    decisions: Annotated[tuple[Decisions, ...], FileField("by format: decisions in the model that flip")] = ()
     noise: Annotated[Noise | None, MeasurementField("difference between repeated FP32 runs")] = None
     findings: Annotated[tuple[Finding, ...], FileField("every match of a rule, one for each place in the code")]
-    contributions: Annotated[Contributions, FileField("largest by format, module, operation")] = field(
+    contributions: Annotated[Contributions, FileField("largest contribution by format, module, operation")] = field(
         default_factory=dict
     )
     warnings: Annotated[tuple[str, ...], FileField("limitations of this audit, in words")]

@@ -15,17 +15,20 @@ class Decision:
 
     node: Annotated[str, FileField("the operation, by name in the captured graph")]
     op: Annotated[str, FileField("ATen overload, for example `aten.topk.default`")]
-    owner: Annotated[str, FileField("module it belongs to")]
+    owner: Annotated[str, FileField("module that contains the operation")]
     source: Annotated[str | None, FileField("source line, as for operations")]
     count: Annotated[int, FileField("number of decisions on the first batch", least=0)]
-    seen: Annotated[float | None, FileField("share that flips in an all-low run; `null`: not counted", least=0, most=1)]
+    seen: Annotated[
+        float | None,
+        FileField("share that flips with the whole model in low precision; `null`: not counted", least=0, most=1),
+    ]
     predicted: Annotated[float | None, FileField("first-order prediction of `own`; `null`: unknown", least=0, most=1)]
     own: Annotated[
         float | None,
-        FileField("share that flips with all others fixed to FP32's; `null`: not counted", least=0, most=1),
+        FileField("share that flips if all other decisions are FP32's; `null`: not counted", least=0, most=1),
     ]
     error: Annotated[
-        float | None, FileField("error of the outputs with only these decisions free to flip; `null`: not run")
+        float | None, FileField("error of the outputs if only these decisions may flip; `null`: not run")
     ] = None
 
 
@@ -34,14 +37,14 @@ class Decisions:
     """The outputs' error with the whole model in one format, and its part without flipped decisions."""
 
     format: Annotated[str, FileField("the number format")]
-    error: Annotated[float, FileField("error of the outputs with the whole model in low precision, as budgeted")]
-    frozen: Annotated[float, FileField("the same with all decisions fixed to FP32's: the part not due to flips")]
-    operations: Annotated[tuple[Decision, ...], FileField("operations that decide; the flips of the first cost most")]
-    lifted: Annotated[str | None, FileField("module that computes the first's scores; `null`: flips cost nothing")] = (
-        None
-    )
+    error: Annotated[float, FileField("error of the outputs with the whole model in low precision")]
+    frozen: Annotated[float, FileField("`error` if all decisions are FP32's: the part that is not due to flips")]
+    operations: Annotated[tuple[Decision, ...], FileField("operations that decide, in decreasing order of `error`")]
+    lifted: Annotated[
+        str | None, FileField("module that computes the scores of the first operation; `null`: flips cost nothing")
+    ] = None
     lifted_seen: Annotated[
-        float, FileField("share of the first's decisions that flip with `lifted` in FP32", least=0, most=1)
+        float, FileField("share of that operation's decisions that flip with `lifted` in FP32", least=0, most=1)
     ] = 0.0
     lifted_error: Annotated[float, FileField("`error` with `lifted` in FP32")] = 0.0
 

@@ -37,10 +37,11 @@ class TokenComparison:
     flips_high: Annotated[float | None, FileField("upper end of the 95 % interval of `flips`", least=0)] = None
     predicted_flips: Annotated[float | None, FileField("first-order prediction of `flips`; `null`: unavailable")] = None
     first_flip: Annotated[
-        int | None, FileField("tokens before the first flip, median prompt; `null`: half have none")
+        int | None,
+        FileField("tokens before the first flip, median over prompts; `null`: half of the prompts have no flip"),
     ] = None
-    first_flip_10: Annotated[int | None, FileField("the same for the worst 10 % of prompts; `null`: none")] = None
-    kl_by_position: Annotated[tuple[float, ...], FileField("mean by position after the prompt, up to 32 values")] = ()
+    first_flip_10: Annotated[int | None, FileField("`first_flip` of the worst 10 % of prompts; `null`: no flip")] = None
+    kl_by_position: Annotated[tuple[float, ...], FileField("`kl` by position after the prompt, up to 32 values")] = ()
     one_pass_kl: Annotated[float | None, FileField("`kl` if one pass reads all tokens, without a cache")] = None
     one_pass_flips: Annotated[float | None, FileField("`flips` if one pass reads all tokens, without a cache")] = None
     parts: Annotated[tuple[PartShare, ...], FileField("parts of the model, in decreasing order of `share`")] = ()

@@ -21,8 +21,8 @@ Distance = Callable[["Sequence[torch.Tensor]", "Sequence[torch.Tensor]"], float]
 class NodeError:
     """Errors of one operation in one format, on the calibration inputs; for a backward pass, of its gradients."""
 
-    local_error: Annotated[float | None, FileField("relative L2 error of it alone, on rounded FP32 inputs")] = None
-    propagated_error: Annotated[float | None, FileField("relative L2 error with the whole model low")] = None
+    local_error: Annotated[float | None, FileField("relative L2 error of this operation on rounded inputs")] = None
+    propagated_error: Annotated[float | None, FileField("relative L2 error with the whole model in the format")] = None
     disagreement: Annotated[float | None, FileField("share of discrete results that change", least=0, most=1)] = None
     overflow: Annotated[int, FileField("elements that are finite in FP32 and infinite in the format", least=0)] = 0
     nan: Annotated[int, FileField("elements that are finite in FP32 and NaN in the format", least=0)] = 0
@@ -38,22 +38,23 @@ class NodeError:
             choices=("overflow", "underflow", "cancellation", "rounding", "discrete", "unsupported", "nan", "nested"),
         ),
     ] = None
-    born: Annotated[bool, FileField("whether Inf, NaN or an exception originates here in an all-low run")] = False
+    born: Annotated[bool, FileField("whether Inf, NaN or an exception originates at this operation")] = False
 
 
 @dataclass(frozen=True)
 class Contribution:
     """Relative change of the model's outputs (L2, unit 1) due to one operation in one format."""
 
-    isolated: Annotated[float, FileField("change of the outputs with only it in low precision; decides the verdict")]
+    isolated: Annotated[
+        float, FileField("change of the outputs if only this operation runs in the format; decides the verdict")
+    ]
     own: Annotated[float, FileField("part of `isolated` due to the operation and its result, with FP32 inputs")]
-    cast: Annotated[float, FileField("change of the outputs if its FP32 result is rounded for a low operation")]
+    cast: Annotated[float, FileField("change of the outputs if only its FP32 result is rounded, for its readers")]
     decided_by: Annotated[
         str,
         FileField(
-            "origin of `isolated`: `first-order`: predicted; `re-run`: the model was run with this "
-            "operation in low precision; `group`: with this and other operations, so `isolated` is "
-            "an upper bound; `not-run`: unknown without a run",
+            "origin of `isolated`: `first-order`: predicted; `re-run`: measured; `group`: measured "
+            "together with other operations, so an upper bound; `not-run`: unknown without a run",
             choices=("first-order", "re-run", "group", "not-run"),
         ),
     ] = "first-order"
@@ -99,9 +100,9 @@ class Verdict:
     verdict: Annotated[
         str,
         FileField(
-            "`safe`; `sensitive`: by itself, it uses more than a quarter of the error budget; "
-            "`unsafe`: by itself, it exceeds the error budget, turns outputs Inf or NaN, or flips "
-            "discrete results, or it is not supported in the format; `untested`",
+            "`safe`; `sensitive`: uses more than a quarter of the error budget by itself; `unsafe`: "
+            "exceeds the error budget, turns outputs Inf or NaN, or flips discrete results by "
+            "itself, or is not supported in the format; `untested`",
             choices=("safe", "sensitive", "unsafe", "untested"),
         ),
     ]
@@ -197,7 +198,9 @@ class Finding:
     declared: Annotated[str, MeasurementField("the rule's default severity")] = ""
     measurable: Annotated[bool, MeasurementField("whether a run in low precision can confirm the rule")] = True
     called_from: Annotated[str | None, MeasurementField("the call that led to the source line, as for nodes")] = None
-    met: Annotated[Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that run it low")] = empty()
+    met: Annotated[
+        Mapping[str, tuple[str, ...]], MeasurementField("by format: strategies that run it in low precision")
+    ] = empty()
 
 
 @dataclass(frozen=True)

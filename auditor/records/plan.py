@@ -72,7 +72,7 @@ class Times:
     low: Annotated[float, FileField("first quartile of the repeats, in seconds", least=0)]
     high: Annotated[float, FileField("third quartile of the repeats, in seconds", least=0)]
     repeats: Annotated[int, FileField("number of timed repeats, after warm-up", least=1)]
-    speedup: Annotated[float | None, FileField("median of IEEE FP32 divided by this median")] = None
+    speedup: Annotated[float | None, FileField("median of IEEE FP32 divided by `median`")] = None
     speedup_low: Annotated[float | None, FileField("lower bound of `speedup`, from the quartiles")] = None
     speedup_high: Annotated[float | None, FileField("upper bound of `speedup`, from the quartiles")] = None
 
@@ -87,7 +87,7 @@ class TimeAndMemory:
     memory: Annotated[int | None, FileField("peak bytes, including weights; `null`: see `missing`", least=0)] = None
     memory_share: Annotated[float | None, FileField("`memory` divided by FP32's; `null` for FP32", least=0)] = None
     decides: Annotated[bool, FileField("whether `eager` and `memory` decide the recommendation; only on a GPU")] = False
-    missing: Annotated[Mapping[str, str], FileField("by name of a missing measurement: the reason")] = empty()
+    missing: Annotated[Mapping[str, str], FileField("why a measurement is missing, by its name")] = empty()
 
 
 @dataclass(frozen=True)
@@ -154,13 +154,12 @@ class Reason:
     kind: Annotated[
         str,
         FileField(
-            "`unsafe`: it contains an operation that must not run in low precision; `untested`: its "
-            "behavior in low precision is unknown; `conflict`: in low precision, it would get "
-            "inputs of two dtypes; `budget`: in low precision, it exceeds the error budget by "
-            "itself; `margin`: in low precision, it would use the safety margin of the error "
-            "budget; `no-gain`: low precision saves nothing there; `tied`: it shares a weight; "
-            "`inherited`: its inputs or results must be FP32; `author`: the model's code requires "
-            "FP32; `strategy`: the strategy always runs it in FP32; `not-floating`: it has no "
+            "`unsafe`: contains an operation that must not run in low precision; `untested`: "
+            "behavior in low precision is unknown; `conflict`: would get inputs of two dtypes in "
+            "low precision; `budget`: would exceed the error budget by itself; `margin`: would use "
+            "the safety margin of the error budget; `no-gain`: low precision saves nothing; `tied`: "
+            "shares a weight; `inherited`: inputs or results must be FP32; `author`: the model's "
+            "code requires FP32; `strategy`: the strategy always uses FP32; `not-floating`: has no "
             "floating-point operation",
             choices=tuple(
                 "unsafe untested conflict budget margin no-gain tied inherited author strategy not-floating".split()
@@ -198,9 +197,9 @@ class Verification:
     ] = "audited"
     execution: Execution = "emulated"
     failure: Annotated[str | None, FileField("why the run failed, in one line; `null`: it did not")] = None
-    joint: Annotated[float | None, FileField("relative L2 of all outputs, unless `measured_error` is that")] = None
+    joint: Annotated[float | None, FileField("relative L2 of all outputs; `null`: see `measured_error`")] = None
     criteria: Annotated[tuple[CriterionValue, ...], FileField("the user's criteria, each with its measured value")] = ()
-    apart: Annotated[Mapping[str, float], FileField("by output: its error, if over ten times the joint one")] = empty()
+    apart: Annotated[Mapping[str, float], FileField("by output: error over ten times that of all outputs")] = empty()
     with_gradients: Annotated[float | None, FileField("`measured_error` with gradients on; `null`: not run")] = None
     ungraded: Annotated[str | None, FileField("exception of the FP32 model with gradients on; `null`: none")] = None
     noise: Annotated[float | None, FileField("difference between FP32 runs, a bound on errors' accuracy")] = None
@@ -230,9 +229,9 @@ class KeptOperation:
     kind: Annotated[
         str,
         FileField(
-            "`unsafe`: it must not run in low precision; `untested`: its behavior in low precision "
-            "is unknown; `refused`: it cannot run in low precision; `budget`: its error outweighs "
-            "the time that low precision saves; `no-gain`: low precision saves nothing there",
+            "`unsafe`: must not run in low precision; `untested`: behavior in low precision is "
+            "unknown; `refused`: cannot run in low precision; `budget`: its error outweighs the "
+            "time that low precision saves; `no-gain`: low precision saves nothing",
             choices=("unsafe", "untested", "refused", "budget", "no-gain"),
         ),
     ]
@@ -277,7 +276,7 @@ class Plan:
 
     name: Annotated[str, FileField("key of this plan in `plans`")]
     strategy: Annotated[str, FileField("`autocast`: torch.autocast; `cast`: low-precision weights; `graph`: a program")]
-    format: Annotated[str, FileField("name of the low format, such as `fp16`")]
+    format: Annotated[str, FileField("name of the low-precision format, such as `fp16`")]
     scopes: Annotated[Mapping[str, ScopeChoice], FileField("precision by module; others have their nearest parent's")]
     predicted_error: Annotated[float, FileField("predicted: root of the sum of squares of rounding errors")] = math.nan
     low_precision_flops: Annotated[float, FileField("share of the FLOPs in low precision", least=0, most=1)] = math.nan
@@ -285,9 +284,7 @@ class Plan:
     verification: Annotated[Verification | None, FileField("results of running the patched model; `null`: none")] = None
     note: Annotated[str, MeasurementField("notes, in words")] = ""
     reasons: Annotated[tuple[Reason, ...], FileField("why modules and operations stay FP32")] = ()
-    least: Annotated[tuple[str, ...] | None, FileField("FP32 modules that cannot run low; `null`: not determined")] = (
-        None
-    )
+    least: Annotated[tuple[str, ...] | None, FileField("modules that cannot leave FP32; `null`: not determined")] = None
     objective: Annotated[str, FileField("what the plan minimizes", choices=("time", "memory", "flops"))] = "time"
     raised: Annotated[
         str,
@@ -299,7 +296,9 @@ class Plan:
             choices=("none", "inputs", "weights", "attributes", "kept"),
         ),
     ] = "none"
-    stored_low: Annotated[Mapping[str, int], FileField("by dtype: number of weights; `apply` rejects more")] = empty()
+    stored_low: Annotated[
+        Mapping[str, int], FileField("by dtype: number of weights stored in it; `apply` rejects a model with more")
+    ] = empty()
     reach: Annotated[float | None, FileField("if all is FP32: smallest error of a low-precision run")] = None
     target: Annotated[str | None, FileField("the GPU that `predicted_speedup` is for")] = None
     memory: Annotated[MemoryUse | None, FileField("memory of one forward under the plan")] = None

@@ -42,8 +42,8 @@ class ParameterGradients:
 class GradientChange:
     """Relative change of the parameter gradients (L2, unit 1) with only one operation in a format."""
 
-    both: Annotated[float, FileField("change of the gradients with both its passes in low precision")]
-    backward: Annotated[float, FileField("change of the gradients with only its backward pass in low precision")]
+    both: Annotated[float, FileField("change of the gradients with both passes of the operation in low precision")]
+    backward: Annotated[float, FileField("change of the gradients with only the backward pass in low precision")]
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,12 @@ class BackwardNode:
     op: Annotated[str, FileField("ATen overload")]
     owner: Annotated[str, FileField("module that contains the operation")]
     source: Annotated[str | None, FileField("source line, as for operations")]
-    errors: Annotated[Mapping[str, NodeError], FileField("by format: errors of the gradients that it returns")]
+    errors: Annotated[
+        Mapping[str, NodeError], FileField("by format: errors of the gradients that the backward pass returns")
+    ]
     contributions: Annotated[Mapping[str, GradientChange], FileField("by format: change of the gradients, if run")]
     reaches: Annotated[Mapping[str, str], FileField("by format: a parameter whose gradient it turns Inf or NaN")]
-    reasons: Annotated[Mapping[str, str], FileField("by format: why it must not run in it in training; `null`: it can")]
+    reasons: Annotated[Mapping[str, str], FileField("by format: why training must keep it in FP32; `null`: no reason")]
     called_from: CalledFrom = None
 
 
