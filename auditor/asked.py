@@ -68,7 +68,7 @@ class Command(Settings):
         if self.onnx and not {*GRAPHS} & {*self.strategies}:
             if self.quick:
                 raise bad(
-                    f"--onnx needs strategy {GRAPHS[0]}, and --quick audits {self.strategies[0]} alone: leave "
+                    f"--onnx needs strategy {GRAPHS[0]}, and --quick audits only {self.strategies[0]}: leave "
                     f"--quick out, or add --strategies {GRAPHS[0]}"
                 )
             self.__dict__.update(strategies=(*self.strategies, *GRAPHS))

@@ -127,8 +127,8 @@ class Node:
     """One operation of the captured graph, with the module and source line that it comes from.
 
     calls: enclosing module calls, the root's first. returned: keys of calls that return its result (others may store it
-    in an attribute). region: the user's autocast region around it. in_place: autocast leaves it alone, and its result
-    keeps its dtype. function: the torch function call it belongs to, which a scope may keep in FP32. literals: {format:
+    in an attribute). region: the user's autocast region around it. in_place: the operation writes in place, so
+    autocast does not cast its inputs, and its result keeps its dtype. function: the torch function call it belongs to, which a scope may keep in FP32. literals: {format:
     what differs when the model is stored in it}; autocast_literals: under autocast.
     """
 
