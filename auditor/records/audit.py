@@ -203,9 +203,9 @@ class Audit:
         paths.
 
         onnx: write an ONNX model of each program too, checked and run by onnxruntime; "low": with inputs and outputs in
-        the plan's format. The files replace those of an older audit together; other files in the directory stay, and so
-        does patched_model.py where the audit was loaded from files. Raises: AuditorError(slug="bad-output") where
-        writing fails, "missing-onnx" or "no-program" where ONNX is impossible, and what `texts` raises.
+        the plan's format. All files of an older audit are replaced at once; other files in the directory stay, and so
+        does patched_model.py if the audit was loaded from files. Raises: AuditorError(slug="bad-output") if writing
+        fails, "missing-onnx" or "no-program" if ONNX is impossible, and the errors of `texts`.
         """
         if onnx:
             from ..graphs.onnxfile import with_onnx
