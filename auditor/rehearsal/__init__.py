@@ -1,1 +1,1 @@
-"""Rehearsal: runs the user's training step a few hundred times in FP32 and in every recipe, emulating a GPU on a CPU."""
+"""Rehearsal: runs the user's training step some hundred times on a CPU, in FP32 and every recipe."""
