@@ -11,11 +11,11 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _FULL_DEVICE = re.compile(r"CU(DA|BLAS|DNN)[^\n]*(out of memory|ALLOC_FAILED)", re.IGNORECASE)
-"""Messages of CUDA libraries that allocate memory outside torch, when it is exhausted."""
+"""Messages of CUDA libraries that fail to allocate device memory outside torch's allocator."""
 
 
 class AuditorError(Exception):
-    """An error that the user can act on; `slug` names it in errors.md, the message says what to do next."""
+    """An error that the user can act on: the message says what to do next, and `slug` is its name in errors.md."""
 
     def __init__(self, message: str, slug: str) -> None:
         super().__init__(message, slug)
@@ -26,11 +26,11 @@ class AuditorError(Exception):
 
 
 class LoadError(AuditorError):
-    """The target, its inputs or its weights could not be turned into a Subject."""
+    """The target, its inputs or its weights cannot be loaded."""
 
 
 class CaptureError(AuditorError):
-    """A run of the model could not be recorded."""
+    """A run of the model cannot be recorded."""
 
 
 class MeasureError(AuditorError):
@@ -46,7 +46,7 @@ class CallbackError(AuditorError):
 
 
 class DiskError(AuditorError):
-    """The disk for offloaded tensors is full, which says nothing about the operation that ran."""
+    """The disk for offloaded tensors is full; the operation that was running is not the cause."""
 
 
 def first_line(error: BaseException) -> str:
@@ -64,7 +64,7 @@ def printable(text: str) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the error reports exhausted memory, in the words of Python, the linker, CUDA or torch's allocators."""
+    """Whether the error says that memory is exhausted: an error of Python, the linker, CUDA or torch's allocators."""
     worded = isinstance(error, RuntimeError | OSError | ImportError) and bool(_NO_MEMORY.search(str(error)))
     return worded or _is_called(error, "OutOfMemoryError") or isinstance(error, MemoryError)
 
@@ -78,17 +78,17 @@ def device_is_full(error: BaseException) -> bool:
 
 
 def device_failed(error: BaseException) -> bool:
-    """Whether a GPU failed, as after an assertion in a kernel: this process cannot use it any more."""
+    """Whether a GPU failed, for example at an assertion in a kernel, so that this process cannot use the GPU again."""
     return any(_is_called(one, "AcceleratorError") for one in _raised_from(error)) and not device_is_full(error)
 
 
 def disk_is_full(error: BaseException) -> DiskError | None:
-    """The error that reports a full disk, if that is the root cause."""
+    """The error about a full disk in the chain of causes; None if there is none."""
     return next((one for one in _raised_from(error) if isinstance(one, DiskError)), None)
 
 
 def time_is_up(error: BaseException) -> bool:
-    """Whether the caller's own time limit is the root cause."""
+    """Whether the chain of causes contains a TimeoutError, as raised by a time limit of the caller."""
     return any(isinstance(one, TimeoutError) for one in _raised_from(error))
 
 
@@ -99,7 +99,7 @@ def origin_of(error: BaseException) -> BaseException:
 
 
 def let_through(error: BaseException, *, memory: bool = True) -> None:
-    """Raise the error again if it is unrelated to the operation: a time limit, the caller's own function, or, with
+    """Raise the error again if the operation is not its cause: a time limit, an error in the caller's function or, with
     `memory`, exhausted memory or disk space, or a failed GPU."""
     if isinstance(error, CallbackError) or time_is_up(error):
         raise error
@@ -108,7 +108,7 @@ def let_through(error: BaseException, *, memory: bool = True) -> None:
 
 
 def from_outside(error: BaseException) -> bool:
-    """Whether code outside this package raised it: torch, a library, the user's model."""
+    """Whether code outside this package raised the error: torch, a library or the user's model."""
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next

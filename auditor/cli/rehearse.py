@@ -16,8 +16,7 @@ BATCHES = ("batches", "get_batches", "train_loader", "loader")
 
 
 class Rehearse(Verb):
-    """Run a training step a few hundred times in each recipe (FP32, autocast, BF16), and recommend a recipe for
-    training."""
+    """Run a training step a few hundred times in each recipe (FP32, autocast, BF16), and recommend a recipe."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     target: Annotated[
