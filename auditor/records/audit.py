@@ -120,21 +120,13 @@ class Audit:
     metric: Annotated[str, FileField("the error measure")]
     criteria: Annotated[tuple[str, ...], FileField("the user's criteria; errors are shares of their limits")] = ()
     proposals: Annotated[tuple[Proposal, ...], FileField("criteria not set by the user: defaults and suggestions")] = ()
-    capture_method: Annotated[
-        str,
-        FileField(
-            "`run`: valid for inputs of these shapes; `path`: if they take the same path through the code",
-            choices=("run", "path"),
-        ),
-    ]
+    capture_method: Annotated[str, FileField("`path`: the graph depends on input values", choices=("run", "path"))]
     environment: Annotated[Environment, FileField("device, versions and settings of the audit")]
     recommended: Annotated[str | None, FileField("name of the plan to use; `null`: FP32")]
     use: Annotated[str, FileField("purpose that `recommended` is for", choices=("inference", "training"))] = "inference"
     recommendation: Annotated[str, FileField("the reason for `recommended`, in one sentence")]
     plans: Annotated[Mapping[str, Plan], FileField("one per strategy and format, with a name such as `autocast_bf16`")]
-    baselines: Annotated[
-        Mapping[str, Verification], FileField("low-precision runs without a plan, under the same names")
-    ]
+    baselines: Annotated[Mapping[str, Verification], FileField("runs in low precision without a plan, by name")]
     fp32_today: Annotated[Today | None, FileField("FP32 under the caller's own flags; `null`: they are IEEE")] = None
     timing: Annotated[Timing | None, FileField("conditions of the time and memory measurements; `null`: none")] = None
     nodes: Annotated[tuple[NodeReport, ...], MeasurementField("every operation of the graph, in execution order")] = ()
@@ -142,9 +134,7 @@ class Audit:
     graph_inputs: Annotated[tuple[str, ...], MeasurementField("names of the inputs in the captured graph")] = ()
     graph_outputs: Annotated[tuple[str, ...], MeasurementField("names of the outputs in the captured graph")] = ()
     weights: Annotated[tuple[Weight, ...], MeasurementField("magnitudes of every parameter and buffer")] = ()
-    regions: Annotated[
-        tuple[FlaggedRegion, ...], MeasurementField("connected sensitive or unsafe operations, measured together")
-    ] = ()
+    regions: Annotated[tuple[FlaggedRegion, ...], MeasurementField("connected sensitive or unsafe operations")] = ()
     linearity: Annotated[tuple[Linearity, ...], MeasurementField("by format: predicted effects and measured ones")] = ()
     decisions: Annotated[tuple[Decisions, ...], FileField("by format: decisions in the model that flip")] = ()
     noise: Annotated[Noise | None, MeasurementField("difference between repeated FP32 runs")] = None

@@ -45,9 +45,7 @@ class NodeError:
 class Contribution:
     """Relative change of the model's outputs (L2, unit 1) due to one operation in one format."""
 
-    isolated: Annotated[
-        float, FileField("change of the outputs if only this operation runs in the format; decides the verdict")
-    ]
+    isolated: Annotated[float, FileField("output change with only this operation in the format; decides the verdict")]
     own: Annotated[float, FileField("part of `isolated` due to the operation and its result, with FP32 inputs")]
     cast: Annotated[float, FileField("change of the outputs if only its FP32 result is rounded, for its readers")]
     decided_by: Annotated[
@@ -171,9 +169,7 @@ class Finding:
     op: Annotated[str, FileField("ATen overload of the operation")]
     source: Annotated[str | None, FileField("source line, as for operations")]
     severity: Annotated[str, FileField("severity under the recommended plan", choices=("error", "warning", "info"))]
-    confidence: Annotated[
-        str, FileField("the rule's confidence; `high` if measured unsafe", choices=("high", "medium", "low"))
-    ]
+    confidence: Annotated[str, FileField("the rule's; `high` if measured unsafe", choices=("high", "medium", "low"))]
     formats: Annotated[tuple[str, ...], FileField("formats in which the problem occurs")]
     message: Annotated[str, MeasurementField("the problem, with this model's numbers")] = ""
     why: Annotated[str, MeasurementField("why it is a problem, from the rule")] = ""
@@ -181,9 +177,7 @@ class Finding:
     evidence: Annotated[Mapping[str, Any], MeasurementField("facts that the rule compared or shows, by name")] = empty()
     agrees: Annotated[bool | None, FileField("whether the measurement confirms it; `null`: not measured")] = None
     cause: Annotated[str, MeasurementField("source line and operation of the cause, equal for all its findings")] = ""
-    plan: Annotated[
-        str | None, MeasurementField("the plan that `severity` refers to; `null`: none is within the budget")
-    ] = None
+    plan: Annotated[str | None, MeasurementField("plan that `severity` refers to; `null`: none is in budget")] = None
     bearing: Annotated[
         str | None,
         MeasurementField(

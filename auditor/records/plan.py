@@ -98,9 +98,7 @@ class Timing:
     batch: Annotated[int | None, FileField("batch size: first dimension of the first input")]
     threads: Annotated[int, FileField("number of CPU threads of torch", least=1)]
     fp32: Annotated[TimeAndMemory, FileField("the model in FP32, in IEEE arithmetic")]
-    fp32_today: Annotated[
-        TimeAndMemory | None, FileField("the model in FP32 under the caller's own flags; `null`: they are IEEE")
-    ] = None
+    fp32_today: Annotated[TimeAndMemory | None, FileField("FP32 under the caller's own flags; `null`: the same")] = None
 
 
 DIRECTIONS = ("higher", "lower")
@@ -141,9 +139,7 @@ class ScopeChoice:
     """Precision of one scope, which is a module and its submodules without scopes of their own."""
 
     precision: Annotated[str, FileField("`fp32`, or the plan's `format`")]
-    output: Annotated[
-        str, FileField("`cast`: its result is cast for its readers; `keep`: it is not", choices=("cast", "keep"))
-    ] = "cast"
+    output: Annotated[str, FileField("`keep`: its result is not cast for readers", choices=("cast", "keep"))] = "cast"
     keep: Annotated[tuple[str, ...], FileField("torch functions that stay FP32 in it; `pow` includes x ** 2")] = ()
 
 
@@ -171,9 +167,7 @@ class Reason:
     operations: Annotated[
         tuple[str, ...], FileField("operations that stay FP32 in low-precision modules, or have no module's precision")
     ] = ()
-    functions: Annotated[
-        tuple[str, ...], FileField("functions that stay FP32 in low-precision modules: `module..function`")
-    ] = ()
+    functions: Annotated[tuple[str, ...], FileField("FP32 functions in low-precision modules: `module..function`")] = ()
     rules: Annotated[tuple[str, ...], FileField("codes of the rules that report these modules or operations")] = ()
     by: Annotated[str | None, FileField("the other module or operation that causes this; `null`: none")] = None
     adds: Annotated[float | None, FileField("error that low precision would add; `null`: not possible")] = None
@@ -189,11 +183,7 @@ class Verification:
     measured_error: Annotated[float | None, FileField("worst run without gradients; `null`: failed, Inf or NaN")] = None
     holds: Annotated[bool, FileField("whether all errors and criteria are within their limits")] = False
     inputs: Annotated[
-        str,
-        FileField(
-            "`held-out`: inputs that no plan was derived from; `audited`: calibration inputs",
-            choices=("held-out", "audited"),
-        ),
+        str, FileField("`audited`: the calibration inputs; `held-out`: others", choices=("held-out", "audited"))
     ] = "audited"
     execution: Execution = "emulated"
     failure: Annotated[str | None, FileField("why the run failed, in one line; `null`: it did not")] = None
@@ -244,9 +234,7 @@ class Onnx:
     """An exported program as an ONNX model, and its error when a runtime runs it."""
 
     file: Annotated[str, FileField("name of the file next to plan.json")]
-    ends: Annotated[
-        str, FileField("dtype of inputs and outputs: `fp32`, or `low`: the plan's format", choices=("fp32", "low"))
-    ]
+    ends: Annotated[str, FileField("dtype of inputs and outputs; `low`: the plan's format", choices=("fp32", "low"))]
     nodes: Annotated[int, FileField("number of floating-point operations, without casts and constants", least=0)]
     high: Annotated[int, FileField("number of these operations in FP32", least=0)]
     casts: Annotated[int, FileField("number of casts in the graph", least=0)]

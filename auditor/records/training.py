@@ -54,9 +54,7 @@ class BackwardNode:
     op: Annotated[str, FileField("ATen overload")]
     owner: Annotated[str, FileField("module that contains the operation")]
     source: Annotated[str | None, FileField("source line, as for operations")]
-    errors: Annotated[
-        Mapping[str, NodeError], FileField("by format: errors of the gradients that the backward pass returns")
-    ]
+    errors: Annotated[Mapping[str, NodeError], FileField("by format: errors of the gradients that it returns")]
     contributions: Annotated[Mapping[str, GradientChange], FileField("by format: change of the gradients, if run")]
     reaches: Annotated[Mapping[str, str], FileField("by format: a parameter whose gradient it turns Inf or NaN")]
     reasons: Annotated[Mapping[str, str], FileField("by format: why training must keep it in FP32; `null`: no reason")]
@@ -77,10 +75,8 @@ class LossScale:
     closed_by: Annotated[str | None, FileField("if no scale is usable: the module whose gradients overflow first")]
     largest: Annotated[str, FileField("module whose gradients determine `maximum`")]
     starved: Annotated[str | None, FileField("module with the most underflow at `maximum`; `null`: none underflows")]
-    flushed: Annotated[Mapping[int, float], FileField("by log2 of the scale: share rounded to zero", least=0, most=1)]
-    subnormal: Annotated[
-        Mapping[int, float], FileField("by log2 of the scale: share subnormal in FP16", least=0, most=1)
-    ]
+    flushed: Annotated[Mapping[int, float], FileField("by log2 of scale: share zero in FP16", least=0, most=1)]
+    subnormal: Annotated[Mapping[int, float], FileField("by log2 of scale: share subnormal in FP16", least=0, most=1)]
 
 
 @dataclass(frozen=True)
@@ -88,12 +84,8 @@ class Bf16Outlook:
     """Share of updates that BF16 weights lose. Adam's first steps change every weight by the learning rate."""
 
     flushed: Annotated[float, FileField("share of low-precision gradients that BF16 rounds to zero", least=0, most=1)]
-    lost_adam: Annotated[
-        Mapping[float, float], FileField("by Adam's learning rate: share of updates lost", least=0, most=1)
-    ]
-    lost_sgd: Annotated[
-        Mapping[float, float], FileField("by SGD's learning rate: share of updates lost", least=0, most=1)
-    ]
+    lost_adam: Annotated[Mapping[float, float], FileField("lost share, by Adam's learning rate", least=0, most=1)]
+    lost_sgd: Annotated[Mapping[float, float], FileField("lost share, by SGD's learning rate", least=0, most=1)]
 
 
 @dataclass(frozen=True)
