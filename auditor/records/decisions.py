@@ -24,7 +24,8 @@ class Decision:
     ]
     predicted: Annotated[float | None, FileField("first-order prediction of `own`; `null`: unknown", least=0, most=1)]
     own: Annotated[
-        float | None, FileField("share that flips if all others are fixed; `null`: unknown", least=0, most=1)
+        float | None,
+        FileField("share that flips if all other decisions are fixed to FP32's; `null`: not counted", least=0, most=1),
     ]
     error: Annotated[float | None, FileField("output error if only these decisions may flip; `null`: not run")] = None
 

@@ -98,7 +98,7 @@ class Timing:
     batch: Annotated[int | None, FileField("batch size: first dimension of the first input")]
     threads: Annotated[int, FileField("number of CPU threads of torch", least=1)]
     fp32: Annotated[TimeAndMemory, FileField("the model in FP32, in IEEE arithmetic")]
-    fp32_today: Annotated[TimeAndMemory | None, FileField("FP32 under the caller's own flags; `null`: the same")] = None
+    fp32_today: Annotated[TimeAndMemory | None, FileField("FP32 under the caller's own flags; `null`: IEEE")] = None
 
 
 DIRECTIONS = ("higher", "lower")
