@@ -21,25 +21,25 @@ INDEX = "index.html"
 
 
 class Fleet(Verb):
-    """Audit many models, each in its own process; DIR/index.html sums up all of them."""
+    """Audit many models, each in its own process; DIR/index.html summarizes all audits."""
 
     takes = ("targets", "out", "jobs", "timeout", "retries", "force", "baseline", "address", "quiet")
     targets: Annotated[Location, Option(shown="TARGETS")]
-    """a TOML file with a [[target]] table for each model: name, target and audit options"""
+    """a TOML file with one [[target]] table per model, which has its name, target and audit options"""
     out: Annotated[Location, Option(flag="--out")]
-    """output directory: a folder for each audit, and the summary page"""
+    """output directory DIR, with a folder for each audit and the summary page"""
     jobs: Annotated[Count | None, Option("a whole number", "N")] = None
     """number of audits to run in parallel; by default half the number of processors"""
     timeout: Seconds = None
     """time limit of one audit in seconds (default: none)"""
     retries: Annotated[Count, Option("a whole number", "N")] = 1
-    """number of retries after a signal, such as a crash or lack of memory, ended an audit"""
+    """number of retries if an audit's process crashes or is killed, for example for lack of memory"""
     force: Flag = False
-    """repeat all audits, even those that have not changed since the last run"""
+    """repeat all audits, even those whose target and options have not changed since the last run"""
     baseline: Directory = None
-    """directory of an earlier fleet: list regressions since then, and exit with 1 if there are any"""
+    """directory of an earlier fleet run: list regressions since that run, and exit with code 1 if there are any"""
     address: Annotated[str | None, Option(shown="ADDRESS")] = None
-    """address of a Ray cluster that runs the audits; `auto` for the cluster of this machine"""
+    """address of a Ray cluster on which to run the audits; `auto`: the cluster of this machine"""
 
     def run(self) -> int:
         from ..fleet import cluster, index, running, targets

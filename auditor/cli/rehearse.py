@@ -1,4 +1,4 @@
-"""The verb `rehearse`: runs the user's training step in every recipe and compares each with FP32."""
+"""The verb `rehearse`: runs the user's training step in every recipe and compares each recipe with FP32."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Rehearse(Verb):
     steps: Annotated[int, Field(ge=1, lt=1_000_000), Option("a whole number", "N")] = 200
     """number of training steps in each recipe"""
     batches: Annotated[str | None, Option(shown="NAME", path="place")] = None
-    """arguments of the step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
+    """arguments of the training step: `f.py:name`, or a name in the target's file; by default the file's `batches`,
     `get_batches()`, `train_loader` or `loader`"""
     plan_file: Annotated[Path | None, Option("the path of a plan.json", "PLAN", flag="--plan", path="path")] = None
-    """a plan.json, or the directory of an audit: its plan is rehearsed too"""
+    """the plan.json or directory of an audit; its plan is rehearsed too"""
     remedies: Flag = True
-    """also run repaired variants of recipes that have a problem"""
+    """if a recipe has a problem, also run repaired variants of the recipe"""
 
     def run(self) -> int:
         return watch(self, self._rehearse, reporter(self.quiet))

@@ -1,4 +1,4 @@
-"""The verbs beside `audit`, `fleet` and `rehearse`: they print or convert rules, errors, plans and past audits."""
+"""All verbs except `audit`, `fleet` and `rehearse`: they print or convert rules, errors, plans and past audits."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 PATCHED = "patched_model.py"
 
 PlanFile = Annotated[Location, Option(shown="PLAN"), Field(description="a plan.json, or the directory of an audit")]
-Target = Annotated[str, Option(shown="TARGET"), Field(description="the file or module that holds the model")]
+Target = Annotated[str, Option(shown="TARGET"), Field(description="the model's file or module, such as model.py:Net")]
 PlanName = Annotated[str | None, Option(shown="NAME")]
 Level = Annotated[str, Option(choices=lambda: LEVELS)]
 
 
 class Explain(Verb):
-    """Explain a rule (what it looks for, why that matters, what to do) or an error."""
+    """Explain a rule (the code it reports, the risk and the remedy) or an error."""
 
     takes = ("code", "rules")
     code: Annotated[str, Option(shown="CODE")]
-    """a rule's code, such as SFT001, or the name of an error, such as bad-plan"""
+    """the code of a rule, such as SFT001, or the name of an error, such as bad-plan"""
 
     def run(self) -> int:
         """Print the explanation of one rule or error. Raises: AuditorError(slug="no-rule")."""
@@ -84,7 +84,7 @@ class Apply(Verb):
     plan_file: PlanFile
     target: Target
     plan: PlanName = None
-    """name of the plan; by default the recommended one"""
+    """name of the plan; by default the recommended plan"""
 
     def run(self) -> int:
         return watch(self, self._write, Display())
@@ -116,9 +116,9 @@ class Snippet(Verb):
     takes = ("plan_file", "tool", "plan")
     plan_file: PlanFile
     tool: Annotated[str | None, Option(flag="--for", choices=lambda: TOOLS)] = None
-    """the tool; by default all of them"""
+    """the tool; by default the snippets for all tools"""
     plan: PlanName = None
-    """name of the plan; by default the recommended one, or the closest that this tool can use"""
+    """name of the plan; by default the recommended plan, or the most similar plan that the tool can use"""
 
     def run(self) -> int:
         from ..snippets import snippet, snippets
@@ -129,12 +129,12 @@ class Snippet(Verb):
 
 
 class ExplainLayer(Verb):
-    """Show the precision of a module or operation under each plan, and why it is not lower."""
+    """Show the precision of a module or operation under each plan, with the reason if it stays FP32."""
 
     takes = ("plan_file", "name")
     plan_file: PlanFile
     name: Annotated[str, Option(shown="NAME")]
-    """a module path such as blocks.0.norm, or an operation's name"""
+    """path of a module, such as blocks.0.norm, or name of an operation"""
 
     def run(self) -> int:
         """Print the precision of one layer and the reason. Raises: PlanError; AuditorError(slug="no-such-layer")."""
@@ -146,18 +146,18 @@ class ExplainLayer(Verb):
 
 
 class Diff(Verb):
-    """Compare two audits: findings, verdicts, plans."""
+    """Compare the findings, verdicts and plans of two audits."""
 
     takes = ("before", "after", "html", "format", "fail_on")
     before: Annotated[PlanFile, Option(shown="A")]
     after: Annotated[Location, Option(shown="B")]
-    """the later audit, to be compared with the first"""
+    """the later audit: its plan.json or directory"""
     html: Annotated[Path | None, Option("the path of a file", "FILE", path="path")] = None
-    """also write the comparison as one HTML file"""
+    """also write the comparison to this HTML file"""
     format: Annotated[str, Option(choices=lambda: ("text", "json"))] = "text"
     """format of the output"""
     fail_on: Level = "never"
-    """exit with 1 if there is a new finding of this severity or a higher one"""
+    """exit with code 1 if a new finding has this severity or a higher one"""
 
     def run(self) -> int:
         """Print the differences. Raises: PlanError for an unreadable file, AuditorError(slug="bad-output")."""
@@ -216,7 +216,7 @@ def default_directory(subject: Subject) -> Path:
 
 
 def _audited_file(plan: Path) -> str | None:
-    """The source file of the model in a plan.json, where it is recorded."""
+    """The source file of the model in a plan.json, if it is recorded."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         return str(json.loads(plan.read_text(encoding="utf-8"))["subject"]["file"] or "") or None
     return None

@@ -61,14 +61,14 @@ BUDGET = {
     "isolation": (1200, "isolation"),
     "loading": (1930, "loading"),
     "loose files": (990, "flow"),
-    "measure": (2350, "measure"),
+    "measure": (2360, "measure"),
     "numerics": (2000, "numerics"),
     "offload": (350, "offload"),
     "plan": (2450, "plan"),
     "progress": (310, "telling"),
     "records": (1500, "records"),
     "rehearsal": (1250, "rehearsal"),
-    "report": (3260, "report"),
+    "report": (3270, "report"),
     "rulebook": (2400, "rules"),
     "score": (290, "criteria"),
     "snippets": (450, "snippets"),
@@ -77,7 +77,7 @@ BUDGET = {
 }
 """{room: (lines that it has at most, the goal that it counts to)}."""
 
-LINES, FILES, ROOMS = 33380, 211, 24
+LINES, FILES, ROOMS = 33410, 211, 24
 """Of all of them."""
 
 
