@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _NO_MEMORY = re.compile(
@@ -56,6 +57,19 @@ def first_line(error: BaseException) -> str:
     except Exception:
         lines = []
     return lines[0] if lines else type(error).__name__
+
+
+def describe(error: BaseException, most: int | None = 200) -> str:
+    """An error's type and the first line of its message: `ValueError: unknown mode`. most: characters of that line."""
+    name, line = type(error).__name__, first_line(error).strip()
+    return name if line == name else f"{name}: {line[:most]}"
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str = "", most: int = 1, cutoff: float = 0.6) -> str:
+    """`did you mean X?` for the known names that are closest to a wrong one, in any case; else another hint."""
+    names = {each.lower(): each for each in known}
+    close = [names[each] for each in difflib.get_close_matches(name.lower(), names, most, cutoff)]
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
 def printable(text: str) -> str:

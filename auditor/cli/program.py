@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any, ClassVar, TextIO
 
 from ..asked import Command
-from ..errors import AuditorError, first_line, out_of_memory, printable, time_is_up
+from ..errors import AuditorError, describe, first_line, out_of_memory, printable, time_is_up
 from ..processes import supervise, unwind_on_signals
 from ..progress.shown import Display, refresh_display
 
@@ -79,7 +79,7 @@ def exit_code_of(command: Callable[[], int], debug: bool) -> int:
 
 def _explain(error: Exception) -> tuple[str, str]:
     """The message of an error, and the next step."""
-    said = f"{type(error).__name__}: {first_line(error)}"
+    said = describe(error, None)
     if out_of_memory(error):
         message = f"out of memory ({first_line(error)[:200]}): use a machine with more memory, or smaller inputs"
         error = error if isinstance(error, AuditorError) else AuditorError(message, slug="out-of-memory")

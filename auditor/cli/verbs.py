@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,7 +13,7 @@ from pydantic import Field
 from .. import folder
 from ..asked import LEVELS, rules_of
 from ..document.places import portable_path
-from ..errors import AuditorError
+from ..errors import AuditorError, suggest
 from ..progress.shown import Display
 from ..settings import Location, Option
 from ..snippets import TOOLS
@@ -49,9 +48,7 @@ class Explain(Verb):
             return 0
         rules = {rule.code: rule for rule in rules_of(self.rules)}
         if self.code.upper() not in rules:
-            close = difflib.get_close_matches(slug, [*map(str.lower, rules), *errors()], n=1)
-            meant = next((code for code in rules if [code.lower()] == close), *close) if close else ""
-            hint = f"did you mean {meant}?" if meant else f"`{PROGRAM} rules` lists the rules"
+            hint = suggest(slug, [*rules, *errors()], f"`{PROGRAM} rules` lists the rules")
             raise AuditorError(f"no rule or error is called {self.code}: {hint}", slug="no-rule")
         say(explain(rules[self.code.upper()]))
         return 0

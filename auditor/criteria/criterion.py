@@ -137,7 +137,7 @@ Function = Callable[[Any, Any], Any]
 """(reference, candidate) -> a number that is 0 where nothing differs."""
 
 
-def name_of(function: Function) -> str:
+def name_of(function: object) -> str:
     """A function's name for messages."""
     return str(getattr(function, "__name__", type(function).__name__))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..errors import AuditorError, LoadError
+from ..errors import AuditorError, LoadError, suggest
 from .criterion import KINDS, Criterion, Function, Kind, Options, name_of
 
 GRAMMAR = "write 'OUTPUT: KIND <= X', such as 'logits: kl <= 0.01'"
@@ -93,8 +92,7 @@ def make_criterion(
 ) -> Criterion:
     """A criterion, once its measure, direction, limit and arguments have been checked together."""
     if function is None and kind not in KINDS:
-        close = difflib.get_close_matches(kind.lower(), KINDS, n=1)
-        hint = f": did you mean {close[0]}?" if close else "."
+        hint = f": {close}" if (close := suggest(kind, KINDS)) else "."
         raise AuditorError(f"{kind!r} is not a criterion{hint} Available: {', '.join(KINDS)}", slug=SLUG)
     criterion = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
     criterion, how = (

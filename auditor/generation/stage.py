@@ -13,10 +13,9 @@ import torch
 
 from ..criteria import criteria_of
 from ..criteria.margins import margins_of
-from ..criteria.measure import Criteria
+from ..criteria.measure import Criteria, names_of
 from ..folder import OWN
 from ..isolation.answer import answer
-from ..isolation.outputs import NamedTensors
 from ..plan.workbench import Workbench
 from ..records import Batch, Plan, Subject
 from ..records.generation import Generation, StoredCache
@@ -99,7 +98,7 @@ def generate_reference(
         forced, others = (tuple(one.prompts.forced_inputs(model, one.tokens) for one in x) for x in (batches, held_out))
         subject = replace(subject, batches=forced, held_out=others)
         outputs = answer(model, subject.batches[0], seed=options.seed)
-    names = outputs.names if isinstance(outputs, NamedTensors) else ()
+    names = names_of(outputs)
     if not names or outputs[0].dim() != 3:
         raise cannot_generate(f"the first output of {subject.name} must be logits [prompts, tokens, vocabulary]")
     if not options.limits and options.metric is None:

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 
 from .. import offload
-from ..errors import LoadError, first_line, let_through
+from ..errors import LoadError, describe, let_through
 from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
 from ..isolation.process import reseed, swap_attribute
 from ..numerics.entries import entries
@@ -214,7 +214,7 @@ def present(model: nn.Module) -> Iterator[None]:
                         let_through(error)
                         raise LoadError(
                             f"a weight of {type(module).__name__} is offloaded and cannot be loaded by its hook "
-                            f"({type(error).__name__}: {first_line(error)[:160]}): load the weights first",
+                            f"({describe(error)}): load the weights first",
                             slug="meta-weights",
                         ) from error
                     offload.onto(module)

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from .. import offload
-from ..errors import LoadError, first_line, let_through
+from ..errors import LoadError, describe, let_through
 from ..isolation.answer import answer
 from ..isolation.members import is_wrapped, named_tensors, unwrap_model, wrapper_of
 from ..isolation.outputs import NamedTensors
@@ -132,7 +132,7 @@ def check(subject: Subject) -> Subject:
                 let_through(error)
                 raise LoadError(
                     f"{subject.name} takes or returns a {type(leaf).__name__}, a tensor class that rejects operations "
-                    f"needed for comparison ({type(error).__name__}: {first_line(error)[:160]}): use plain tensors",
+                    f"needed for comparison ({describe(error)}): use plain tensors",
                     slug="tensor-class",
                 ) from error
         if any(is_number(leaf) and bool(entries(leaf).isnan().any()) for leaf in leaves):

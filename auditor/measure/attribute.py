@@ -312,7 +312,7 @@ def _parts(measurement: Measurement, criteria: Criteria) -> dict[str, Target]:
     """{criterion: its outputs, and how their probes are formed}; empty if one has no quadratic form."""
     live = dict(enumerate(measurement.outputs))
     result = {}
-    for criterion in criteria.all:
+    for criterion in criteria.all():
         outputs = tuple(live[i] for i in criteria.output_indices(criterion, criteria.names))
         forms = _forms(criterion, criteria, outputs)
         if forms is None:

@@ -9,7 +9,7 @@ import torch
 
 from ..criteria.criterion import floor_of
 from ..criteria.measure import Criteria
-from ..errors import first_line, let_through
+from ..errors import describe, let_through
 from ..execution.execute import RECORDED, Executor, beside
 from ..isolation import isolate
 from ..isolation.answer import answer
@@ -49,7 +49,7 @@ def noise_of(capture: Capture, subject: Subject, yardstick: Yardstick, seed: int
         graded = answer(subject.model, batch, seed=seed, gradients=True)
     except Exception as error:
         let_through(error)
-        graded = f"{type(error).__name__}: {first_line(error)}"
+        graded = describe(error, None)
     if not native and not isinstance(graded, str) and RECORDED.same([*first], [*graded]):
         return FP32Runs(Noise(runs=2), {id(batch): first})
     apart, joint = 0.0, 0.0
