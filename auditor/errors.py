@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -123,11 +124,9 @@ def let_through(error: BaseException, *, memory: bool = True) -> None:
 
 def from_outside(error: BaseException) -> bool:
     """Whether code outside this package raised it: torch, a library, the user's model."""
-    innermost = error.__traceback__
-    while innermost is not None and innermost.tb_next is not None:
-        innermost = innermost.tb_next
+    frames = traceback.extract_tb(error.__traceback__)
     ours = Path(__file__).resolve().parent
-    return innermost is not None and ours not in Path(innermost.tb_frame.f_code.co_filename).resolve().parents
+    return bool(frames) and ours not in Path(frames[-1].filename).resolve().parents
 
 
 def _raised_from(error: BaseException | None) -> Iterator[BaseException]:

@@ -22,7 +22,7 @@ import auditor
 from auditor.criteria.criterion import Criterion
 from auditor.criteria.values import value
 from auditor.execution.execute import Executor, Run, SomeLow
-from auditor.generation.parts import WEIGHTS, parts_of
+from auditor.generation.stage import WEIGHTS, parts_of
 from auditor.measure.alone import rounder
 from auditor.measure.measure import Measurement
 from auditor.numerics.casting import widen

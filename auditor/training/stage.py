@@ -16,7 +16,7 @@ from ..execution.resolve import resolve
 from ..execution.step import Step, bind_step, gradient_error, run_step
 from ..numerics.formats import FORMATS
 from ..numerics.histogram import largest_scale, magnitudes_of, merge_magnitudes, significant, underflow_share
-from ..records import Batch, Capture, Magnitudes, Objective, Plan, Subject
+from ..records import Capture, Magnitudes, Objective, Plan, Subject
 from ..records.training import (
     BackwardNode,
     Bf16Outlook,
@@ -211,8 +211,9 @@ def _noise(step: Step) -> float | None:
 
     The mean of two halves is off by half their distance. None where the batch cannot be halved.
     """
-    subject, total = step.subject, _samples(step.subject.batches[0])
-    if not total or total < 2:
+    subject = step.subject
+    total, *others = {x.shape[0] for x in tensors_in(subject.batches[0]) if x.dim()} or {0}
+    if total < 2 or others:
         return None
     parts = (_part(subject, total, rows) for rows in (slice(0, total // 2), slice(total // 2, 2 * (total // 2))))
     halves = [own_step(replace(step, subject=part, batch=step_batches(part)[0]), FP32) for part in parts]
@@ -265,11 +266,6 @@ def _inner(step: Step) -> Magnitudes:
         for g in gradients
         if g is not None and (name not in step.capture.nodes or step.capture.nodes[name].owner != LOSS)
     )
-
-
-def _samples(batch: Batch) -> int | None:
-    sizes = {x.shape[0] for x in tensors_in(batch) if x.dim()}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _part(subject: Subject, total: int, rows: slice) -> Subject:
