@@ -31,9 +31,8 @@ from ..trees import over_tensors, tensors_in
 from .advice import advice_of
 from .backward import backward_nodes
 from .objective import in_training
-from .own import FP32, StepPrecision, own_step, settle
 from .recommend import format_to_train_in
-from .step import LOSS, capture_step, step_batches
+from .step import FP32, LOSS, StepPrecision, capture_step, own_step, settle, step_batches
 from .window import HEADROOM, RATES, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 
 QUARTERS = 12

@@ -35,13 +35,13 @@ _NEVER = 200
 """Ratio for zero weights: near zero BF16 represents any update."""
 
 
-def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossScale | None:
+def loss_scale(low: Mapping[str, Magnitudes]) -> LossScale | None:
     """The window for low gradients, by module; None if there are none, or all are zero."""
     pool = merge_magnitudes(low.values())
     if not pool.nonzero:
         return None
     top = min(math.floor(math.log2(largest_scale(pool, FP16))), _HIGHEST)
-    needed = next(k for k in range(min(0, top), _HIGHEST + 400) if underflow_share(pool.exponents, FP16, k) <= allowed)
+    needed = next(k for k in range(min(0, top), _HIGHEST + 400) if underflow_share(pool.exponents, FP16, k) <= ALLOWED)
     largest = max(low, key=lambda module: low[module].max_abs)
     hungry = max(low, key=lambda module: count_underflows(low[module], top))
     open_ = needed <= top
@@ -51,7 +51,7 @@ def loss_scale(low: Mapping[str, Magnitudes], allowed: float = ALLOWED) -> LossS
         maximum=math.ldexp(1.0, top),
         init=max(math.ldexp(1.0, needed), math.ldexp(1.0, top) / HEADROOM) if open_ else None,
         flushed_unscaled=underflow_share(pool.exponents, FP16),
-        allowed=allowed,
+        allowed=ALLOWED,
         closed_by=None if open_ else largest,
         largest=largest,
         starved=hungry if count_underflows(low[hungry], top) else None,
