@@ -2,7 +2,7 @@
 /* The graph of one module: what is directly inside it, what comes in and goes out, who reads whom, and where each is drawn. */
 const ModuleGraph = (() => {
   const MOST = 200;
-  const SIZE = { width: 196, height: 42, across: 18, down: 30, edge: 12 };
+  const SIZE = { width: 196, height: 42, across: 18, down: 30, edge: 22 };
 
   function opsOf(node) {
     return [...node.ops, ...node.children.flatMap(opsOf)];

@@ -266,7 +266,7 @@ class Fleet(Verb):
 
 
 class Rehearse(Verb):
-    """Run a training step some hundred times in FP32, under autocast and in BF16, and recommend one to train in."""
+    """Run a training step a few hundred times in each recipe (FP32, autocast, BF16), and recommend a recipe."""
 
     takes = ("target", "steps", "batches", "plan_file", "remedies", "out", "timeout", "seed", "quiet")
     target: Annotated[

@@ -268,6 +268,8 @@ class InFormat:
         broken = _turns_non_finite(error) or overflows or bool(error.disagreement) or vanishes
         told = error.unsupported is None
         trace = trace_of(n, self._values[n.name], ran, n.name in self._by_inputs) if told else Trace()
+        if begins and trace == Trace("rounding", "none"):  # so far the low run is FP32, rounded
+            self._rounded[n] = self.env[n]
         if row_of(n).recurrent:  # step after step: dear to run, and small beside what its steps hold
             self.alone.kept[n.name] = ran
         return error, replace(trace, broken=broken, near=n.name in self._deciding)

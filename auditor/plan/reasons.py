@@ -55,8 +55,9 @@ def with_reasons(space: Modules, plan: Plan, findings: Sequence[Finding]) -> Pla
 
     def reason(owner: str) -> Reason:
         own = [node.name for node in _operations(problem, owner)]
-        fired = {code for n in own if problem.verdicts[n].verdict != "safe" for code in codes.get(n, ())}
         why = forbidden[owner] or _explain(space, chosen, alone[owner], saves[owner], most, harmless)
+        judged = [n for n in own if problem.verdicts[n].verdict != "safe"] if why.kind != "no-gain" else []
+        fired = {code for name in judged for code in codes.get(name, ())}
         why = replace(why, saves=saves[owner], rules=tuple(sorted(fired)))
         if owner == module_of(owner):
             return replace(why, modules=(owner,))
@@ -82,7 +83,7 @@ def _explain(space: Modules, chosen: Candidate, low: Candidate, saves: float, mo
     else:
         short = ", below the threshold for one more change of precision" if saves else ""
         kind = "no-gain"
-        words = f"lowering it{'' if held else ' alone'} {explain_gain(most if saves else 0.0, objective)}{short}"
+        words = f"running {'it' if held else 'only this'} in low precision {explain_gain(most if saves else 0.0, objective)}{short}"
     return Reason(
         kind, words, adds=after - before if math.isfinite(after) else None, left=max(budget - before, 0.0), ran=ran
     )
@@ -177,10 +178,10 @@ def explain_gain(saves: float, objective: str) -> str:
 def explain_budget(before: float, after: float, budget: float, saves: float, objective: str, ran: bool) -> str:
     """Why what would gain something is not lowered: the budget, of which a plan uses the share MARGIN."""
     if not math.isfinite(after):
-        return "low, it makes the model fail or its outputs non-finite"
+        return "in low precision it makes the model fail, or its outputs non-finite"
     first, second, allowed = tell_apart(before, after, budget)
     return (
-        f"lowering it {'takes' if ran else 'is predicted to take'} the error from {first} to {second}, where plans use "
+        f"running it in low precision {'takes' if ran else 'is predicted to take'} the error from {first} to {second}, where plans use "
         f"{MARGIN:.0%} of the budget of {allowed}, and {explain_gain(saves, objective)}"
     )
 

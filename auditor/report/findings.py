@@ -83,8 +83,10 @@ class Cause:
         if not total or "" in owners:
             return ""
         share = sum(r.flops for r in nodes if any(within(r.node.owner, owner) for owner in owners)) / total
-        what = f"takes {percent(share)} of the FLOPs out of low precision" if share else "only adds dtype conversions"
-        return f"Keeping {'this module' if len(owners) == 1 else f'these {len(owners):,} modules'} in FP32 {what}."
+        kept = f"{'this module' if len(owners) == 1 else f'these {len(owners):,} modules'} in FP32"
+        if not share:
+            return f"Keeping {kept} only adds dtype conversions."
+        return f"With {kept}, {percent(share)} of the FLOPs no longer run in low precision."
 
 
 @dataclass(frozen=True)

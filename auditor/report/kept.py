@@ -54,7 +54,7 @@ class Island:
 
 def own(path: str) -> str:
     """A module's path; for the root, its own operations, since its submodules are listed separately."""
-    return path or "(the model's own operations)"
+    return path or "(directly in the model's forward)"
 
 
 def islands(plan: Plan) -> tuple[Island, ...]:

@@ -63,13 +63,17 @@ def _row(result: Rehearsal, name: str, run: RecipeRun) -> tuple[str, ...]:
 
 
 def _entry(result: Rehearsal, problem: RecipeProblem) -> Item:
+    """A problem and what each remedy does about it; a remedy of all the recipe's problems stands at the first of them."""
     run = result.runs[problem.recipe]
-    notes = []
+    same, notes = [p for p in result.problems if p.recipe == problem.recipe], list[str]()
     for name, other in result.runs.items():
-        if other.recipe.repairs == problem.recipe:
-            left = [p for p in result.problems if p.recipe == name and p.kind == problem.kind]
-            effect = f"still: {left[0].text}" if left else f"repairs it; its loss ends at {other.last_loss():.4g}"
-            notes.append(f"{other.recipe.title}: {effect}.")
+        left = [p for p in result.problems if p.recipe == name]
+        if other.recipe.repairs != problem.recipe or (not left and problem != same[0]):
+            continue
+        effect = f"repairs {'it' if left or not same[1:] else f'these {len(same)} problems'}"
+        still = [p for p in left if p.kind == problem.kind]
+        said = f"still: {still[0].text}" if still else f"{effect}; its loss ends at {other.last_loss():.4g}"
+        notes.append(f"{other.recipe.title}: {said}.")
     return Item(f"{run.recipe.title}: {problem.kind}: {problem.text}", tuple(notes), "warning")
 
 

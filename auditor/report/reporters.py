@@ -67,8 +67,8 @@ def screen(audit: Audit, most: int = LINES) -> list[Block]:
         while spare and _lines([*shown, spare[0]]) <= most - 2:
             shown.append(spare.pop(0))
         if spare:
-            left = ", ".join(block.label for block in spare)
-            shown.append(Prose("More", (f"{left}: in report.html, and with --format md",), "muted"))
+            left = f"{'sections' if spare[1:] else 'section'} {' and '.join(block.label for block in spare)}"
+            shown.append(Prose("Left out", (f"the {left}: see report.html, or use --format md",), "muted"))
         if _lines(shown) <= most:
             break
     for block in sorted((block for block in shown if isinstance(block, Prose)), key=lambda block: -len(block.texts)):

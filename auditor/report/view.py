@@ -129,7 +129,7 @@ def _recommendation(audit: Audit, chosen: PlanView) -> tuple[str, str]:
     inputs = f" on {inputs_of(ran)}" if ran else ""
     itself = f"; FP32 runs differ by {ratio(ran.noise)}" if ran and ran.floor else ""
     who = "The patched model" if plan.program is None else f"The saved program, {plan.program.file},"
-    error, times = f"error {ratio(plan.measured_error)}, budget {budget}", ""
+    error, times = f"error {ratio(plan.measured_error)} against FP32, budget {budget}", ""
     if audit.criteria:
         error, times = f"all limits hold; the tightest uses {percent(plan.measured_error)}", " times the limit"
     proof = f"{who} was run{inputs}: {error}{itself}."

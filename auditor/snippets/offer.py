@@ -70,7 +70,7 @@ def code_for(audit: Audit, tool: Tool, name: str | None) -> str:
         verdict = "Verified" if plan.is_verified else "NOT within the budget"
         error = (
             f"{verdict}: measured error {plan.measured_error:.2g}, budget {audit.max_error:.2g}, for "
-            "the patched model. The code for this tool was not run."
+            f"the patched model. The code below, for {tool.title}, was not run."
         )
     return comment(f"{tool.title}: the plan {plan.name!r}. {error}", remark) + tool.render(audit, plan)
 

@@ -61,7 +61,7 @@ def test_all_low_is_what_its_own_run_says(holds: bool) -> None:
     idle = [reason for reason in found.reasons if reason.kind == "no-gain"]
     assert idle
     assert (found.least == ()) == holds
-    assert all(reason.words.startswith("lowering it alone") != holds for reason in idle)
+    assert all(reason.words.startswith("running only this in low precision") != holds for reason in idle)
 
 
 def test_what_saves_less_than_one_more_change_of_precision_must_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,10 @@ def test_what_saves_less_than_one_more_change_of_precision_must_says_so(monkeypa
     space = Foretold(problem, 1.0)
     (reason,) = [reason for reason in with_reasons(space, as_plan(problem, space.nothing), ()).reasons if reason.saves]
     share = f"{reason.saves:.1%} of the time"  # alike, so that what saves most is each of them
-    assert reason.words == f"lowering it saves at most {share}, below the threshold for one more change of precision"
+    assert (
+        reason.words
+        == f"running it in low precision saves at most {share}, below the threshold for one more change of precision"
+    )
 
 
 def test_a_plan_is_what_it_was_made_from() -> None:

@@ -161,8 +161,11 @@ def test_the_numbers_stand_in_the_clause() -> None:
     said = (
         "the error from 0.0079 to 0.013, where plans use 80% of the budget of 0.01, and saves at most 1.3% of the time"
     )
-    assert explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", True) == f"lowering it takes {said}"
-    assert explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", False) == f"lowering it is predicted to take {said}"
+    assert explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", True) == f"running it in low precision takes {said}"
+    assert (
+        explain_budget(0.0079, 0.0131, 0.01, 0.013, "time", False)
+        == f"running it in low precision is predicted to take {said}"
+    )
     assert "inf" not in explain_budget(0.001, math.inf, 0.01, 0.07, "time", ran=True).split()
     assert explain_gain(-0.2, "time") == "saves no time"
     assert explain_gain(0.0004, "flops") == "saves at most 0.1% of the FP32 FLOPs"

@@ -134,10 +134,13 @@ def test_what_must_stay_at_least_runs_and_holds(planned: Planned) -> None:
 
 
 def test_those_alike_stand_together() -> None:
-    one = Reason("no-gain", "lowering it saves no time", ("a",))
-    two = Reason("no-gain", "lowering it saves no time", ("b",))
-    other = Reason("no-gain", "lowering it alone saves no time", ("c",))
-    assert merge_alike([one, two, other]) == (Reason("no-gain", "lowering it saves no time", ("a", "b")), other)
+    one = Reason("no-gain", "running it in low precision saves no time", ("a",))
+    two = Reason("no-gain", "running it in low precision saves no time", ("b",))
+    other = Reason("no-gain", "running only this in low precision saves no time", ("c",))
+    assert merge_alike([one, two, other]) == (
+        Reason("no-gain", "running it in low precision saves no time", ("a", "b")),
+        other,
+    )
 
 
 KINDS = {

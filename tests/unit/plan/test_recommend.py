@@ -15,7 +15,7 @@ MIXED = replace(BASE, scopes={**ROOT, "norm": ScopeChoice("fp32")})
 SLOW = replace(MIXED, predicted_speedup=0.97, reasons=(Reason("unsafe", "x is unsafe", ("norm",)),))
 FP32 = MemoryUse(100, 100)
 UNSAFE = Reason("unsafe", "x is unsafe: it overflows", ("",))
-IDLE = Reason("no-gain", "lowering it alone saves no time", ("a", "b"), adds=0.004, ran=True)
+IDLE = Reason("no-gain", "running only this in low precision saves no time", ("a", "b"), adds=0.004, ran=True)
 
 
 def plans(*several: Plan) -> dict[str, Plan]:

@@ -29,13 +29,17 @@ def keeping(*paths, rules=("BND002",)):
     audit = make_audit(60)
     plan = audit.plans["autocast_fp16"]
     scopes = {"": ScopeChoice("fp16"), **{path: ScopeChoice("fp32") for path in paths}}
-    kept = replace(plan, scopes=scopes, reasons=(Reason("no-gain", "lowering it saves no time", paths, rules=rules),))
+    kept = replace(
+        plan,
+        scopes=scopes,
+        reasons=(Reason("no-gain", "running it in low precision saves no time", paths, rules=rules),),
+    )
     return replace(audit, plans={**audit.plans, "autocast_fp16": kept})
 
 
 def test_the_clause_comes_before_the_rules():
     (found,) = islands(keeping("head").plans["autocast_fp16"])
-    assert found.why == "lowering it saves no time (BND002)"
+    assert found.why == "running it in low precision saves no time (BND002)"
     assert Island(("a",), "", ("NRM001", "SFT001")).why == "NRM001, SFT001"
     assert Island(("a",), "").why == ""
 
