@@ -31,9 +31,8 @@ from ..trees import over_tensors, tensors_in
 from .advice import advice_of
 from .backward import backward_nodes
 from .objective import in_training
-from .recommend import format_to_train_in
+from .recommend import HEADROOM, RATES, format_to_train_in, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 from .step import FP32, LOSS, StepPrecision, capture_step, own_step, settle, step_batches
-from .window import HEADROOM, RATES, loss_scale, lost_by_adam, lost_by_sgd, ratios_of
 
 QUARTERS = 12
 """Maximum number of times the loss scale is quartered until gradients are finite on every batch."""
