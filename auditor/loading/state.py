@@ -22,6 +22,7 @@ from .. import offload
 from ..errors import LoadError, describe, let_through
 from ..isolation.members import modules_of, named_modules, named_tensors, raise_in_place, size_of, stored_low
 from ..isolation.process import reseed, swap_attribute
+from ..numerics.casting import widen
 from ..numerics.entries import entries
 from ..numerics.formats import is_low
 from ..records import Batch, Subject
@@ -170,8 +171,7 @@ def _candidates(subject: Subject) -> Iterator[Subject]:
 
 
 def _widen(subject: Subject, which: str, note: str) -> Subject:
-    given = subject.batches, subject.held_out
-    batches, held_out = pytree.tree_map_only(Tensor, lambda x: x.float() if is_low(x.dtype) else x, given)
+    batches, held_out = widen((subject.batches, subject.held_out))
     return replace(subject, raised=which, batches=batches, held_out=held_out, warnings=(*subject.warnings, note))
 
 
