@@ -7,6 +7,9 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 _NO_MEMORY = re.compile(
     r"can('t|not) allocate memory|out of memory|not enough memory|failed to map segment|STATUS_ALLOC_FAILED",
@@ -97,14 +100,9 @@ def device_failed(error: BaseException) -> bool:
     return any(_is_called(one, "AcceleratorError") for one in _raised_from(error)) and not device_is_full(error)
 
 
-def disk_is_full(error: BaseException) -> DiskError | None:
-    """The error that reports a full disk, if that is the root cause."""
-    return next((one for one in _raised_from(error) if isinstance(one, DiskError)), None)
-
-
-def time_is_up(error: BaseException) -> bool:
-    """Whether the caller's own time limit is the root cause."""
-    return any(isinstance(one, TimeoutError) for one in _raised_from(error))
+def caused_by(error: BaseException, kind: type[E]) -> E | None:
+    """The first error of a kind in a chain of causes: a TimeoutError is the caller's own time limit."""
+    return next((one for one in _raised_from(error) if isinstance(one, kind)), None)
 
 
 def origin_of(error: BaseException) -> BaseException:
@@ -116,9 +114,9 @@ def origin_of(error: BaseException) -> BaseException:
 def let_through(error: BaseException, *, memory: bool = True) -> None:
     """Raise the error again if it is unrelated to the operation: a time limit, the caller's own function, or, with
     `memory`, exhausted memory or disk space, or a failed GPU."""
-    if isinstance(error, CallbackError) or time_is_up(error):
+    if isinstance(error, CallbackError) or caused_by(error, TimeoutError):
         raise error
-    if memory and (out_of_memory(error) or device_failed(error) or disk_is_full(error) is not None):
+    if memory and (out_of_memory(error) or device_failed(error) or caused_by(error, DiskError)):
         raise error
 
 

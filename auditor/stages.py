@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from .errors import AuditorError, describe, device_failed, from_outside, out_of_memory, time_is_up
+from .errors import AuditorError, caused_by, describe, device_failed, from_outside, out_of_memory
 
 QUIET = 1.0
 """Minimum seconds between two heartbeats."""
@@ -54,7 +54,7 @@ class Stages:
 
 def explain(stage: str, error: Exception) -> None:
     """Replace an error of torch or the model by an explanation; an AuditorError gets a note of the stage."""
-    if isinstance(error, AuditorError) or time_is_up(error):
+    if isinstance(error, AuditorError) or caused_by(error, TimeoutError):
         return
     said = describe(error)
     if out_of_memory(error):
