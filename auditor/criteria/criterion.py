@@ -282,10 +282,8 @@ def make_criterion(
         hint = f": {close}" if (close := suggest(kind, KINDS)) else "."
         raise AuditorError(f"{kind!r} is not a criterion{hint} Available: {', '.join(KINDS)}", slug=SLUG)
     criterion = Criterion(output, kind, math.nan, () if function else _options(KINDS[kind], said), function)
-    criterion, how = (
-        replace(criterion, limit=_number(limit, f"the limit of '{output}: {criterion.measure_text}'")),
-        criterion.how,
-    )
+    limit = _number(limit, f"the limit of '{output}: {criterion.measure_text}'")
+    criterion, how = replace(criterion, limit=limit), criterion.how
     if sign is not None and sign != how.sign:
         more = "higher" if how.sign == ">=" else "lower"
         raise AuditorError(

@@ -183,12 +183,9 @@ def _check_runs_low(node: fx.Node, dtype: torch.dtype, literals: Literals | None
 
 def low_arguments(node: fx.Node, dtype: torch.dtype, literals: Literals | None) -> tuple[Any, Any]:
     """The arguments of a node in low precision: literals as Python would write them, and no FP32 dtype."""
-
-    def lower_argument(value: Any) -> Any:
-        return dtype if value is torch.float32 else value
-
-    args, kwargs = with_literals(node.args, dict(node.kwargs), literals)
-    return tuple(map(lower_argument, args)), {key: lower_argument(value) for key, value in kwargs.items()}
+    given: Any = with_literals(node.args, dict(node.kwargs), literals)
+    result: Any = fx.node.map_aggregate(given, lambda value: dtype if value is torch.float32 else value)
+    return result
 
 
 def align_nodes(graph: fx.Graph, capture: Capture) -> dict[str, str]:

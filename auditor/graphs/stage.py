@@ -241,7 +241,6 @@ class Operations(Space):
         super().__init__()
         self.table, self._trial, self._cuts = table, trial, cuts_of(table)
         self.nothing = self._choice(table.free)
-
         each = {name: table.operations[name] for name in sorted(table.free)}
         order = sorted(each, key=lambda name: (each[name].low - each[name].high) / max(each[name].error, 1e-30))
         self._groups: list[frozenset[Hashable]] = [frozenset((name,)) for name in order]

@@ -78,9 +78,8 @@ def discover(module: ModuleType, target: Target, seed: int) -> BuiltModel:
             if not isinstance(given, list | tuple):
                 raise LoadError(f"{what} must return a list of arguments", slug="bad-spec")
             both = len(given) == 2 and isinstance(given[0], list | tuple) and isinstance(given[1], Mapping)
-            args, kwargs = (
-                (tuple(given[0]), dict(given[1])) if both else (tuple(given), {})
-            )  # [[args], {kwargs}] | [args]
+            # [[args], {kwargs}] | [args]
+            args, kwargs = (tuple(given[0]), dict(given[1])) if both else (tuple(given), {})
         made = _build(made, target, symbol, seed, *args, **kwargs)
         if symbol.rpartition(".")[2] == "audit_spec":
             what = f"audit_spec() in {target.label}"

@@ -160,8 +160,6 @@ def _facts(audit: Audit, p: PlanView) -> Iterator[tuple[str, str]]:
         yield ("Your score", p.score)
     if plan.memory and plan.fp32_memory:
         yield ("Predicted memory", f"{memory(plan.memory)}, FP32 {memory(plan.fp32_memory)}")
-    if p.program:
-        yield ("Program", p.program)
 
 
 def program_line(plan: Plan) -> str:
