@@ -155,12 +155,12 @@ def _without_a_word(code: int | None, where: str, timeout: float | None) -> Audi
         return AuditorError(
             f"no progress within {timeout:g} seconds{where}: raise --timeout, or fix the code that hangs", "timed-out"
         )
-    why = "native code (outside Python) crashed"
+    ended = f"the process {how_ended(code)}{where}, and nothing was written"
     if code == NO_THREAD:
-        why = "the C library does this when memory for a thread runs out"
-    elif code >= 0:
+        return AuditorError(f"{ended}: the C library does this when memory for a thread runs out", "out-of-memory")
+    why = "native code (outside Python) crashed"
+    if code >= 0:
         why = "the model's code did this: let it raise an exception instead"
     elif -code == signal.SIGKILL:
         why = "the system does this when memory runs out"
-    said = f"the process {how_ended(code)}{where}, and nothing was written: {why}"
-    return AuditorError(said, "out-of-memory" if code == NO_THREAD else "process-ended")
+    return AuditorError(f"{ended}: {why}", "process-ended")
